@@ -140,7 +140,7 @@ class LearnerGroup:
         return [part for parts in await together(*calls) for part in parts]
 
     async def publish(self) -> list[Any]:
-        """Object refs of the buckets of the current weights and, last, of their manifest."""
+        """Object refs of the buckets of the current weights, of their changes where the manifest has a delta, and of that, last."""
         return await self._published("publish")
 
     async def pack(self) -> list[Any]:

@@ -124,8 +124,10 @@ METRICS: dict[str, str] = {
     "`critic_gradient_norm` and `skipped`, as they are named below.",
     "weights/learner_wait_s": "Seconds of the step in which the learner waited for weights: until all workers had those before, to publish "
     "its own, and where the next step may not begin without them, until all workers had these.",
-    "weights/size_bytes": "Bytes of one broadcast to each worker.",
-    "weights/bytes_per_s": "Those bytes, times the workers, per second of broadcast.",
+    "weights/size_bytes": "Bytes of what is published: the whole weights, or the adapter.",
+    "weights/sent_bytes": "Bytes sent to all workers together: the whole weights to each, or what changed (`weights.deltas`).",
+    "weights/changed_share": "Share of the weights that differ from the version before; absent where all were sent (`weights.deltas`).",
+    "weights/bytes_per_s": "Bytes sent per second of broadcast.",
     "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",
     "weights/num_refused": "Proofs that failed since the run started: each time the worker was replaced.",
     "weights/canary_error": "Mean difference between engine and learner on the probe, in nats, the worst of the workers.",

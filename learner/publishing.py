@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from cluster.contracts.config import RunConfig
+from cluster.weights.delta import PublishedCopy
 from cluster.weights.manifest import Canary, WeightManifest, packing
 from cluster.weights.model_files import fingerprint
 from learner.distributed import Ranks, reshard
@@ -35,10 +36,12 @@ class Publisher:
         self._probe = tuple(probe_token_ids or spread)
         self._starting_logprobs = probe_logprobs(networks, self._probe, device=ranks.device)
         self._starting_files = fingerprint(config.model)
+        self._copy = PublishedCopy() if config.weights.deltas and ranks.rank == 0 else None
 
     def publish(self, policy_version: int) -> Iterator[Any]:
         """See `Learner.publish`."""
-        for part in self.parts(policy_version):
+        parts = self.parts(policy_version)
+        for part in self._copy.compared(parts) if self._copy else parts:
             yield part.model_dump() if isinstance(part, WeightManifest) else part
 
     def parts(self, policy_version: int) -> Iterator[np.ndarray | WeightManifest]:

@@ -29,6 +29,7 @@ from cluster.contracts.protocols import Engine
 from cluster.contracts.schema import to_batch
 from cluster.contracts.types import Attestation, Completion, Printed, Progress, RankGroup, Refusal, Ticket
 from cluster.weights.attestation import Attestor
+from cluster.weights.delta import LoadedCopy
 from cluster.weights.manifest import WeightManifest, unpack, verify, verify_table
 from cluster.weights.process_group import Incoming
 
@@ -62,9 +63,11 @@ class RolloutWorker:
         timeout_s: float = 600.0,
         episodes: Episodes | None = None,
         environment_of: Callable[[Mapping[str, Any]], str] = lambda columns: SINGLE_TURN.name,
+        keeps_weights: bool = False,
     ) -> None:
         """Returns once the engine is up, on its starting files. `timeout_s` bounds an engine without progress. Without `episodes` every
-        prompt is a single turn. `environment_of` names the environment of a prompt with these columns."""
+        prompt is a single turn. `environment_of` names the environment of a prompt with these columns. `keeps_weights` has it hold a copy
+        of the weights in its memory, for `load_changes`."""
         self._name = name
         self._run_id = run_id
         self._formatter = formatter
@@ -73,6 +76,7 @@ class RolloutWorker:
         self._episodes = episodes
         self._environment_of = environment_of
         self._may_change_version = on_update != "finish"
+        self._copy = LoadedCopy() if keeps_weights else None
         self._inboxes: set[Inbox] = set()
         self._groups: dict[str, tuple[AnyGroup, Inbox]] = {}
         self._num_groups = 0
@@ -96,6 +100,7 @@ class RolloutWorker:
             timeout_s=config.rollout.timeout_s,
             episodes=Episodes(config, formatter) if config.has_episodes else None,
             environment_of=config.environment_of,
+            keeps_weights=config.weights.deltas,
         )
 
     async def warm_up(self) -> None:
@@ -156,7 +161,23 @@ class RolloutWorker:
         `manifest` is a WeightManifest as a dict, each bucket a uint8 array. What running requests do meanwhile is `on_update`'s.
         """
         parsed = WeightManifest.model_validate(dict(manifest))
-        return await self._take(parsed, lambda: unpack(parsed, buckets), check=partial(verify, parsed, buckets))
+        if self._copy is None:
+            return await self._take(parsed, lambda: unpack(parsed, buckets), check=partial(verify, parsed, buckets))
+        copy = self._copy
+        return await self._take(
+            parsed, lambda: unpack(parsed, copy.buckets), check=partial(copy.take_whole, parsed, buckets)
+        )
+
+    async def load_changes(self, manifest: Mapping[str, Any], *changes: Any) -> Attestation:
+        """As `load`, of what changed since the version that this worker serves: an array for each bucket.
+
+        The engine loads the whole: vLLM fuses and packs what it loads, so that no single value of it has a place there.
+        """
+        parsed, copy = WeightManifest.model_validate(dict(manifest)), self._copy
+        assert copy is not None, "changes come to workers that keep the weights"
+        return await self._take(
+            parsed, lambda: unpack(parsed, copy.buckets), check=partial(copy.take_changes, parsed, changes)
+        )
 
     async def receive(self, manifest: Mapping[str, Any], group: RankGroup, first_rank: int) -> Attestation:
         """As `load`, from the sender of `group`, in which the engine's processes have the ranks from `first_rank` on.

@@ -147,7 +147,8 @@ class PublishingLearner(Protocol):
     """The learner, as a broadcast sees it."""
 
     async def publish(self) -> list[Any]:
-        """Object refs of the buckets of the current weights and, last, of their manifest."""
+        """Object refs of the buckets of the current weights and, last, of their manifest. Before it, where it has a delta, of each
+        bucket's changes."""
         ...
 
     async def pack(self) -> list[Any]:

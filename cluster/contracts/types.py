@@ -323,7 +323,7 @@ class BroadcastStats:
     policy_version: int
     digest: str
     size_bytes: int
-    """Sent to each worker."""
+    """Of the whole weights."""
     seconds: float
     """From asking the learner to the last worker's proof; of `publish` or `deliver` alone, that part."""
     attestations: tuple[Attestation, ...]
@@ -331,6 +331,10 @@ class BroadcastStats:
     """Of these, until the learner had published everything."""
     failures: tuple[tuple[str, TreadwheelError], ...] = ()
     """Names of the workers that did not prove the version, and why. They serve nothing."""
+    sent_bytes: int | None = None
+    """To all workers that proved the version together; None where each got the whole weights."""
+    changed_share: float | None = None
+    """Of the elements of the weights, since the version before; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,13 +110,17 @@ class Weights:
         last = self._last
         if last is None:
             return {}
+        sent_bytes = last.size_bytes * len(last.attestations) if last.sent_bytes is None else last.sent_bytes
         stats = {
             "time/publish_s": last.publish_seconds,
             "time/broadcast_s": last.seconds,
             "weights/size_bytes": float(last.size_bytes),
-            "weights/bytes_per_s": last.size_bytes * len(last.attestations) / max(last.seconds, 1e-9),
+            "weights/sent_bytes": float(sent_bytes),
+            "weights/bytes_per_s": sent_bytes / max(last.seconds, 1e-9),
             "weights/num_refused": float(self._num_refused),
         }
+        if last.changed_share is not None:
+            stats["weights/changed_share"] = last.changed_share
         if proofs := last.attestations:
             stats |= {
                 "weights/canary_error": max(proof.canary_mean_error for proof in proofs),

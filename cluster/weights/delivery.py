@@ -14,7 +14,7 @@ Result = Attestation | TreadwheelError
 
 
 Published = Mapping[str, Any]
-"""A version's `policy_version`, `digest` and `total_bytes`, as its manifest says; empty before the first."""
+"""A version's `policy_version`, `digest`, `total_bytes` and, if there is one, `delta`, as its manifest says; empty before the first."""
 
 
 async def fetched(object_ref: Any, *, within_s: float, before: Published) -> Any:
@@ -49,13 +49,21 @@ def stats_of(
     results: Sequence[Result],
     *,
     started: float,
+    sizes: Sequence[int] | None = None,
 ) -> BroadcastStats:
-    """Of a delivery that `started` (monotonic clock) with these workers and ends now; `results` are in their order."""
+    """Of a delivery that `started` (monotonic clock) with these workers and ends now; `results` are in their order.
+
+    So are `sizes`, the bytes that went to each; None is the whole weights to each.
+    """
     each = list(zip(workers, results, strict=True))
+    sent = zip(sizes or [published["total_bytes"] for _ in each], results, strict=True)
+    delta = published.get("delta")
     return BroadcastStats(
         policy_version=published["policy_version"],
         digest=published["digest"],
         size_bytes=published["total_bytes"],
+        sent_bytes=sum(size for size, result in sent if isinstance(result, Attestation)),
+        changed_share=delta["changed_share"] if delta else None,
         seconds=time.monotonic() - started,
         attestations=tuple(result for _, result in each if isinstance(result, Attestation)),
         failures=tuple((worker.name, result) for worker, result in each if not isinstance(result, Attestation)),

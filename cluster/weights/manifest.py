@@ -64,6 +64,20 @@ class Adapter(_Section):
     target_modules: tuple[str, ...]
 
 
+class Delta(_Section):
+    """What changed since the version that was published before."""
+
+    base_version: int
+    base_digest: str
+    """Of the version that the changes are added to: of its whole weights."""
+    num_changed: tuple[int, ...]
+    """Elements of each tensor, in the order of the manifest's table."""
+    changed_share: float
+    """Of all elements."""
+    size_bytes: int
+    """Of the changes of all buckets."""
+
+
 class WeightManifest(_Section):
     """What one version's buckets hold. Travels beside them as `model_dump()`."""
 
@@ -78,6 +92,8 @@ class WeightManifest(_Section):
     canary: Canary
     adapter: Adapter | None = None
     """None means the whole model."""
+    delta: Delta | None = None
+    """None: the version was published whole and in no other way. The digest is that of the whole weights either way."""
 
 
 def packing(

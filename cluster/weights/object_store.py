@@ -1,7 +1,8 @@
 """Weights through the cluster's object store: the learner puts buckets in once, each worker's node fetches them once.
 
 Both ends: `Learner.publish` supplies, `RolloutWorker.load` takes, and the driver between them holds object refs and the manifest,
-never a bucket.
+never a bucket. With `weights.deltas` the learner supplies what changed as well. The workers that proved the version before take that, by
+`RolloutWorker.load_changes`, and all others the whole weights.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from typing import Any
 
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.protocols import ActorHandle, PublishingLearner
-from cluster.contracts.types import BroadcastStats
+from cluster.contracts.types import Attestation, BroadcastStats
 from cluster.weights.delivery import fetched, proof_of, stats_of
 
 
@@ -21,30 +22,51 @@ class ObjectStoreTransport:
     def __init__(self, *, timeout_s: float) -> None:
         """`timeout_s` bounds each load."""
         self._timeout_s = timeout_s
-        self._object_refs: list[Any] = []
-        """Of the manifest, then of its buckets."""
+        self._whole: list[Any] = []
+        """Object refs of the last version's buckets."""
+        self._changes: list[Any] = []
+        """Of each bucket's changes, if there are any."""
+        self._manifest_ref: Any = None
         self._manifest: dict[str, Any] = {}
+        self._proved: dict[str, tuple[ActorHandle, tuple[int, str]]] = {}
+        """By worker: the version that it proved last, and its digest."""
 
     async def publish(self, learner: PublishingLearner) -> BroadcastStats:
         """Raises what the learner raises, and DeadlineError when its manifest cannot be fetched."""
         started = time.monotonic()
-        *buckets, manifest = await learner.publish()
+        self._changes = []  # room for the next ones
+        *parts, manifest = await learner.publish()
         self._manifest = await fetched(manifest, within_s=self._timeout_s, before=self._manifest)
-        self._object_refs = [manifest, *buckets]
+        num_buckets = len(self._manifest["bucket_digests"])
+        self._whole, self._changes = parts[:num_buckets], parts[num_buckets:]
+        self._manifest_ref = manifest
         return stats_of(self._manifest, (), (), started=started)
 
     async def deliver(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
         """Raises WeightsError when nothing was published yet."""
-        if not self._object_refs:
+        if not self._whole:
             raise WeightsError("nothing was published yet: publish once before workers load")
-        started, manifest, object_refs = time.monotonic(), self._manifest, self._object_refs
+        started, manifest = time.monotonic(), self._manifest
+        takes_changes = [self._serves_base(worker) for worker in workers]
+        calls = [("load_changes", self._changes) if takes else ("load", self._whole) for takes in takes_changes]
         loads = (
-            proof_of(worker, "load", *object_refs, published=manifest, deadline_s=self._timeout_s) for worker in workers
+            proof_of(worker, method, self._manifest_ref, *parts, published=manifest, deadline_s=self._timeout_s)
+            for worker, (method, parts) in zip(workers, calls, strict=True)
         )
         results = await asyncio.gather(*loads)
-        return stats_of(manifest, workers, results, started=started)
+        for worker, result in zip(workers, results, strict=True):
+            if isinstance(result, Attestation):
+                self._proved[worker.name] = worker, (result.policy_version, result.digest)
+        sizes = [manifest["delta"]["size_bytes"] if takes else manifest["total_bytes"] for takes in takes_changes]
+        return stats_of(manifest, workers, results, started=started, sizes=sizes)
 
     catch_up = deliver
+
+    def _serves_base(self, worker: ActorHandle) -> bool:
+        """Whether there are changes, and this very process proved the version that they are added to."""
+        process, proved = self._proved.get(worker.name, (None, None))
+        delta = self._manifest["delta"]
+        return bool(self._changes) and process is worker and proved == (delta["base_version"], delta["base_digest"])
 
 
 object_store = ObjectStoreTransport

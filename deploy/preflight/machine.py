@@ -111,13 +111,18 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
 
 def arriving_bytes(config: RunConfig, weights: int) -> int:
     """That a worker takes beyond its engine's own while it loads a version: an engine of several processes gets the whole as one list, of
-    which each of them has a copy (`actors.rollout.vllm_engine.VllmEngine.load`). From a group each takes buckets."""
+    which each of them has a copy (`actors.rollout.vllm_engine.VllmEngine.load`). From a group each takes buckets. With `weights.deltas` a
+    worker keeps one more."""
     parallel = config.rollout.tensor_parallel_size
-    return stored_bytes(config, weights) * (1 + parallel) if parallel > 1 else 0
+    num_copies = int(config.weights.deltas) + (1 + parallel if parallel > 1 else 0)
+    return stored_bytes(config, weights) * num_copies
 
 
 def kept_bytes(config: RunConfig, weights: int) -> int:
-    """That the learner's first rank keeps in its node's memory of the last version, for `weights.transport=collective`."""
+    """That the learner's first rank keeps in its node's memory: the last version, for `weights.transport=collective`; with `weights.deltas`
+    that too, and what changed, which is half of it at most and lies there once more in the object store."""
+    if config.weights.deltas:
+        return 2 * _published_bytes(config, weights)
     return _published_bytes(config, weights) if _goes_through_groups(config) else 0
 
 

@@ -39,6 +39,8 @@ def check_tensor_parallel(config: RunConfig) -> None:
 def check_weights(config: RunConfig) -> None:
     transport = config.weights.transport
     resolve(transport, home=TRANSPORTS, field="weights.transport")
+    if config.weights.deltas:
+        _check_deltas(config)
     if transport.name != "collective":
         return
     learner, rollout = config.learner, config.rollout
@@ -51,6 +53,20 @@ def check_weights(config: RunConfig) -> None:
         raise ConfigError(
             "weights.transport=collective carries whole models, and learner.lora.publish=adapter publishes adapters, which are small; "
             "use weights.transport=object_store, or learner.lora.publish=merged"
+        )
+
+
+def _check_deltas(config: RunConfig) -> None:
+    """Raises ConfigError where there is nothing that changes could be added to, or sent through."""
+    if config.weights.transport.name != "object_store":
+        raise ConfigError(
+            f"weights.deltas=true with weights.transport={config.weights.transport.name}: changes go through the object store, where a "
+            "worker without the version before finds the whole weights; use weights.transport=object_store, or weights.deltas=false"
+        )
+    if config.learner.lora is not None and config.learner.lora.publish == "adapter":
+        raise ConfigError(
+            "weights.deltas=true is for whole models, and learner.lora.publish=adapter publishes adapters, which are small; "
+            "use weights.deltas=false, or learner.lora.publish=merged"
         )
 
 

@@ -3,11 +3,15 @@
 The learner stands still from the call of a broadcast until the next step may begin; a worker while its engine takes the weights and
 proves them. The baseline is the bare load: an engine in this process takes the same tensors, which lie in its memory, by vLLM's own
 weight update, unhashed and unproven. Two threads on each side; rounds alternate, and each side's best counts.
+
+A delta (`weights.deltas`) of 1 % of the elements is compared with the whole: its bytes, the learner's packing, and what a worker does
+before it stands still. The network between them is not measured.
 """
 
 import asyncio
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,8 @@ from actors.rollout.vllm_engine import VllmEngine
 from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
+from cluster.weights.delta import LoadedCopy, PublishedCopy
+from cluster.weights.manifest import Canary, packing, verify
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import cluster as started
 from deploy.config.loading import validated
@@ -40,6 +46,7 @@ def rows() -> list[dict[str, Any]]:
             "learner": {"max_tokens_per_micro_batch": 1024, **place},
         }
         measured = asyncio.run(measure(Path(folder) / "run", model, settings))
+        delta = delta_rows(load_file(model / "model.safetensors"))
     name, loads = f"broadcast of {measured.size_bytes / 1e6:.0f} MB", measured.loads
     return [
         *(
@@ -55,7 +62,55 @@ def rows() -> list[dict[str, Any]]:
             for kind, seconds in (("learner", measured.learner), ("worker", measured.workers))
         ),
         {"name": f"{name}: publishing", "value": min(measured.publishing), "unit": "s"},
+        *delta,
     ]
+
+
+def delta_rows(tensors: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """Of these weights in bfloat16, against the whole of them; nothing travels."""
+    torch.set_num_threads(NUM_THREADS)
+    published, loaded = PublishedCopy(), LoadedCopy()
+    *buckets, manifest = published.compared(_packing(tensors, version=0))
+    loaded.take_whole(manifest, buckets)
+    packing_s, worker_s = [], []
+    for version in range(1, ROUNDS + 1):
+        for tensor in tensors.values():
+            tensor.view(torch.int16).bitwise_xor_((torch.rand(tensor.shape) < 0.01).short())
+        whole_s, (*buckets, manifest) = _timed(list, _packing(tensors, version=version))
+        verified_s, _ = _timed(verify, manifest, buckets)
+        delta_s, (*parts, manifest) = _timed(list, published.compared(_packing(tensors, version=version)))
+        added_s, _ = _timed(loaded.take_changes, manifest, parts[len(buckets) :])
+        packing_s.append((delta_s, whole_s))
+        worker_s.append((added_s, verified_s))
+    size_bytes = [(manifest.delta.size_bytes, manifest.total_bytes)]
+    name = f"delta of {manifest.delta.changed_share:.0%} of {manifest.total_bytes / 1e6:.0f} MB"
+    return [
+        {
+            "name": f"{name}: {what}",
+            "value": (value := min(delta for delta, _ in found)),
+            "unit": unit,
+            "baseline": "the whole",
+            "baseline_value": (baseline := min(whole for _, whole in found)),
+            "ratio": value / baseline,
+        }
+        for what, unit, found in (
+            ("size", "bytes", size_bytes),
+            ("packing", "s", packing_s),
+            ("worker, before it stands still", "s", worker_s),
+        )
+    ]
+
+
+def _packing(tensors: dict[str, torch.Tensor], *, version: int) -> Any:
+    canary = Canary(token_ids=(1, 2), logprobs=(-1.0,), starting_logprobs=(-1.0,))
+    return packing(tensors.items(), policy_version=version, bucket_bytes=256 * 1024**2, canary=canary)
+
+
+def _timed(work: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+    """(seconds, what it returns)."""
+    began = time.perf_counter()
+    result = work(*args)
+    return time.perf_counter() - began, result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

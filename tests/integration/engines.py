@@ -48,12 +48,15 @@ def start_engine(
     return VllmEngine(config, formatter=ChatFormatter.load(config.model), num_threads=1)
 
 
-def start_worker(path: Path, *, dtype: str = "float32", enforce_eager: bool = True) -> RolloutWorker:
+def start_worker(
+    path: Path, *, dtype: str = "float32", enforce_eager: bool = True, deltas: bool = False
+) -> RolloutWorker:
     config = RunConfig(
         prompts=PromptsConfig(name="file"),
         model=ModelConfig(path=str(path), dtype=dtype),
         rollout=RolloutConfig(max_concurrent_sequences=16, enforce_eager=enforce_eager, **place()),
         sampling=SamplingConfig(),
+        weights=WeightsConfig(deltas=deltas),
     )
     return RolloutWorker.with_vllm(config, name="w0", run_id="run", num_threads=1)
 

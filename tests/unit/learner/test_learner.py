@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -18,6 +19,7 @@ from cluster.contracts.errors import CheckpointError, ConfigError, DataError, Lo
 from cluster.contracts.schema import with_columns
 from cluster.contracts.types import RankGroup
 from cluster.record.storage import Storage
+from cluster.weights.delta import LoadedCopy
 from cluster.weights.manifest import Canary, WeightManifest, unpack
 from cluster.weights.process_group import Incoming, Receiver
 from learner import memory
@@ -153,6 +155,32 @@ def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: st
     logprobs = served(ids).logits[0].float().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
     error = (logprobs - torch.tensor(manifest.canary.logprobs)).abs().mean()
     assert error < (1e-4 if dtype == "float32" else 0.1)
+
+
+def test_a_small_step_of_a_bfloat16_model_is_published_with_what_changed_and_a_restarted_learner_publishes_the_whole(
+    tmp_path: Path,
+):
+    model = make_tiny_model(tmp_path, dtype="bfloat16")
+    settings = {"dtype": "bfloat16", "optimizer": {"learning_rate": 1e-6}}
+    plain, learner = (
+        Learner(make_config(model, **settings)),
+        Learner(make_config(model, **settings, weights={"deltas": True})),
+    )
+    *buckets, first = learner.publish()
+    assert first["delta"] is None
+    worker = LoadedCopy()
+    worker.take_whole(WeightManifest.model_validate(first), buckets)
+    for each in (plain, learner):
+        each.update(*_groups(each))
+    *whole, expected = plain.publish()
+    *parts, last = learner.publish()
+    manifest = WeightManifest.model_validate(last)
+    assert last["digest"] == expected["digest"] != first["digest"] and manifest.delta is not None
+    assert 0.0 < manifest.delta.changed_share < 0.1 and len(parts) == 2 * len(whole)
+    worker.take_changes(manifest, parts[len(whole) :])
+    assert all(map(np.array_equal, worker.buckets, whole))
+    *_, anew = Learner(make_config(model, **settings, weights={"deltas": True})).publish()
+    assert anew["delta"] is None
 
 
 async def test_packed_weights_are_the_published_ones_and_reach_a_group_while_the_rank_learns(model_path: Path):

@@ -17,7 +17,8 @@ from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import info_of
 from cluster.contracts.types import Prompt, RankGroup, Refusal, Ticket, sample_seed
 from cluster.weights.attestation import Attestor
-from cluster.weights.manifest import Canary
+from cluster.weights.delta import PublishedCopy
+from cluster.weights.manifest import Canary, WeightManifest
 from cluster.weights.process_group import Incoming
 from tests.models import make_tokenizer
 from tests.packed import pack
@@ -28,7 +29,7 @@ def weights(version: int, *, value: float | None = None):
     """Manifest and buckets of a one-number model whose log-probs are all minus that number (its version, unless given)."""
     number = float(version if value is None else value)
     manifest, buckets = pack(
-        [("w", torch.full((4,), number))],
+        [("still", torch.zeros(12)), ("w", torch.full((4,), number))],
         policy_version=version,
         bucket_bytes=1024,
         canary=Canary(token_ids=(1, 2, 3), logprobs=(-number, -number), starting_logprobs=(0.0, 0.0)),
@@ -138,6 +139,30 @@ async def test_an_attestation_says_what_was_loaded(make_worker):
     attestation = await make_worker(ScriptedEngine()).load(manifest, *buckets)
     assert (attestation.worker, attestation.policy_version, attestation.digest) == ("w0", 3, manifest["digest"])
     assert (attestation.canary_max_error, attestation.noise_floor, attestation.distinguishable) == (0.0, 0.0, True)
+
+
+async def test_changes_are_loaded_as_the_whole_version_that_they_make_and_proved(make_worker):
+    engine = ScriptedEngine()
+    worker, published = make_worker(engine, keeps_weights=True), PublishedCopy()
+
+    def publish(version: int):
+        manifest, bucket = weights(version)
+        *parts, whole = published.compared([bucket, WeightManifest.model_validate(manifest)])
+        return whole, parts
+
+    first, buckets = publish(1)
+    await worker.load(first.model_dump(), *buckets)
+    for version in (2, 3):
+        manifest, (_, changes) = publish(version)
+        attestation = await worker.load_changes(manifest.model_dump(), changes)
+        assert (attestation.policy_version, attestation.digest) == (version, weights(version)[0]["digest"])
+        assert engine.weight == version
+    with pytest.raises(WeightsError, match=r"since version 2 .*this worker has version 3"):
+        await worker.load_changes(manifest.model_dump(), changes)
+    with pytest.raises(WeightsError, match="the last load failed: policy version 3 came as"):
+        await collect(worker.generate([ticket(0)]))
+    await worker.load(*weights(4))
+    assert engine.weight == 4.0
 
 
 async def test_an_engine_that_keeps_old_weights_is_caught_and_serves_nothing(make_worker):

@@ -29,6 +29,8 @@ class ScriptedTransport:
         self.errors = errors or {}
         self.found: dict[str, Any] = {}
         """Facts of every attestation."""
+        self.sent: dict[str, Any] = {}
+        """Facts of every broadcast."""
 
     async def publish(self, learner: Any) -> BroadcastStats:
         self.version += 1
@@ -60,6 +62,7 @@ class ScriptedTransport:
             seconds=1.0,
             attestations=tuple(proofs),
             failures=tuple(failures),
+            **self.sent,
         )
 
 
@@ -209,6 +212,21 @@ async def test_a_broadcast_takes_as_long_as_its_two_halves():
     sent = await weights.broadcast(Fleet("a"))
     assert (sent.seconds, sent.publish_seconds) == (2.0, 1.0)
     assert (weights.stats()["time/broadcast_s"], weights.stats()["time/publish_s"]) == (2.0, 1.0)
+
+
+async def test_the_bytes_sent_are_the_whole_for_each_worker_unless_the_transport_says_how_many():
+    """In 2 s to two workers: 1 byte each, or 3 bytes of changes together, which are a share of 0.25."""
+    transport = ScriptedTransport()
+    weights, fleet = weights_over(transport), Fleet("a", "b")
+    await weights.broadcast(fleet)
+    whole = weights.stats()
+    assert (whole["weights/sent_bytes"], whole["weights/bytes_per_s"]) == (2.0, 1.0)
+    assert "weights/changed_share" not in whole
+    transport.sent = {"sent_bytes": 3, "changed_share": 0.25}
+    await weights.broadcast(fleet)
+    changes = weights.stats()
+    assert (changes["weights/sent_bytes"], changes["weights/bytes_per_s"]) == (3.0, 1.5)
+    assert (changes["weights/size_bytes"], changes["weights/changed_share"]) == (1.0, 0.25)
 
 
 async def test_a_fleet_whose_weights_went_with_the_learner_gets_those_that_it_publishes_next():

@@ -118,6 +118,18 @@ def test_what_groups_cannot_carry_is_refused(tmp_path, model, settings, said):
     assert message.count(said) == 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("weights.transport=collective", "weights.deltas=true with weights.transport=collective"),
+        ("learner.lora.publish=adapter", "weights.deltas=true is for whole models, and learner.lora.publish=adapter"),
+    ],
+)
+def test_deltas_that_nothing_carries_are_refused(tmp_path, model, setting, said):
+    message = refusal(run(tmp_path, model, "weights.deltas=true", setting))
+    assert message.count(said) == 1
+
+
 def test_a_checkpoints_model_in_an_object_store_is_looked_at_as_one_on_a_disk(tmp_path, model, monkeypatch):
     monkeypatch.setenv(CACHE_ENV, str(tmp_path / "cache"))
     entries = {f"model/{path.name}": writing.seal(path) for path in model.iterdir()}

@@ -51,3 +51,16 @@ def test_the_version_that_the_first_rank_keeps_for_groups_counts_once_whatever_t
     for sections in ({}, {"learner": {"num_ranks": 2}}):
         assert total("collective", **sections) - total("object_store", **sections) == 2 * 494_032_768
     assert total("collective", recorded="runs/a") == total("object_store", recorded="runs/a")
+
+
+def test_deltas_take_a_copy_in_every_worker_and_a_copy_with_its_changes_on_the_first_rank(tmp_path):
+    """The changes are half of the weights at most, in its memory and in the object store."""
+    path = write("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
+
+    def estimate(**weights) -> machine.Memory:
+        settings = {"model": {"path": str(path)}, "prompts": "file", "rollout": {"num_workers": 3}, "weights": weights}
+        return machine.estimate(validated(settings), frozenset(), is_local=False)
+
+    off, on = estimate(), estimate(deltas=True)
+    assert on.worker - off.worker == 2 * 494_032_768
+    assert on.total - off.total == (3 + 2) * 2 * 494_032_768

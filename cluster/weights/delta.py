@@ -1,0 +1,230 @@
+"""What changed between two versions of the weights, and both ends of it: `PublishedCopy` compares, `LoadedCopy` puts together again.
+
+Elements are compared as integers, so that -0.0, NaN and every other pattern of bits are exact. A tensor's changes travel as indices and
+values, or whole where that is smaller. The result is proved as any version is: by the digests of its whole buckets.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from cluster.contracts.errors import WeightsError
+from cluster.weights.manifest import Delta, TensorEntry, WeightManifest, verify, verify_bucket, verify_table
+
+_LARGEST_SHARE = 0.5
+"""Of the whole weights' bytes, that a delta may take: a larger one saves too little for the memory that it takes beside them."""
+_INDEX = np.dtype("<u4")
+_MOST_ELEMENTS = 2**32
+"""Of a tensor, that an index can tell apart; a larger one travels whole."""
+_ALIGNMENT_BYTES = 8
+_MOST_AT_A_TIME = 4
+"""Buckets that are compared, or put together and hashed, each in a thread of its own."""
+
+
+class PublishedCopy:
+    """The version that was published last, in the publisher's memory: what the next one is compared with."""
+
+    def __init__(self) -> None:
+        self._manifest: WeightManifest | None = None
+        self._buckets: list[np.ndarray] = []
+
+    def compared(self, parts: Iterable[np.ndarray | WeightManifest]) -> Iterator[np.ndarray | WeightManifest]:
+        """The buckets and the manifest that `packing` yields, which become the copy, and between them the buckets' changes, one array each.
+
+        There are none, and the manifest has no `delta`, where there is nothing to compare with or too much has changed. Buckets are
+        compared while the next ones fill, and the old ones go as they are compared.
+        """
+        comparison = _Comparison(self._manifest, self._buckets) if self._manifest else None
+        self._manifest, self._buckets = None, []
+        buckets: list[np.ndarray] = []
+        with _threads() as threads:
+            for part in parts:
+                if isinstance(part, WeightManifest):
+                    delta, changes = comparison.end(part) if comparison else (None, [])
+                    yield from changes
+                    self._manifest, self._buckets = part, buckets
+                    yield part.model_copy(update={"delta": delta})
+                    return
+                if comparison:
+                    comparison.add(part, threads)
+                buckets.append(part)
+                yield part
+
+
+class _Comparison:
+    """Of a version with the one before it, bucket by bucket."""
+
+    def __init__(self, base: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
+        self._base = base
+        self._old = dict(enumerate(buckets))
+        self._comparing: list[Future[tuple[list[int], np.ndarray]]] = []
+        self._is_worth_it = True
+
+    def add(self, bucket: np.ndarray, threads: ThreadPoolExecutor) -> None:
+        """The next bucket. It does nothing any more once too much has changed."""
+        number = len(self._comparing)
+        self._judge(number - _MOST_AT_A_TIME)
+        old = self._old.pop(number, None)
+        if old is None or old.nbytes != bucket.nbytes:
+            self._give_up()
+        else:
+            self._comparing.append(threads.submit(_changes, _entries_of(self._base, number), old, bucket))
+
+    def end(self, manifest: WeightManifest) -> tuple[Delta | None, list[np.ndarray]]:
+        """What changed on the way to `manifest`, in all and by bucket; none where it is too much, or of weights of another form."""
+        self._judge(len(self._comparing) - 1)
+        if not self._is_worth_it or manifest.tensors != self._base.tensors:
+            return None, []
+        found = [each.result() for each in self._comparing]
+        counts = tuple(count for of_bucket, _ in found for count in of_bucket)
+        changes = [content for _, content in found]
+        delta = Delta(
+            base_version=self._base.policy_version,
+            base_digest=self._base.digest,
+            num_changed=counts,
+            changed_share=sum(counts) / max(1, sum(map(_num_elements, manifest.tensors))),
+            size_bytes=sum(content.nbytes for content in changes),
+        )
+        return delta, changes
+
+    def _judge(self, last: int) -> None:
+        """Waits for the buckets up to the number `last`."""
+        size = sum(each.result()[1].nbytes for each in self._comparing[: max(0, last + 1)])
+        if size > _LARGEST_SHARE * self._base.total_bytes:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._is_worth_it = False
+        self._comparing.clear()
+        self._old.clear()
+
+
+class LoadedCopy:
+    """The version that a worker got last, in its own memory: what a delta is added to."""
+
+    def __init__(self) -> None:
+        self._manifest: WeightManifest | None = None
+        self._buckets: tuple[np.ndarray, ...] = ()
+
+    @property
+    def buckets(self) -> tuple[np.ndarray, ...]:
+        """Those of the whole version, verified. They are never written to: the next version has others."""
+        return self._buckets
+
+    def take_whole(self, manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
+        """Raises WeightsError, and has nothing then, when they are not the manifest's."""
+        self._manifest, self._buckets = None, ()
+        verify(manifest, buckets)
+        self._manifest, self._buckets = manifest, tuple(np.array(bucket) for bucket in buckets)
+
+    def take_changes(self, manifest: WeightManifest, changes: Sequence[np.ndarray]) -> None:
+        """Raises WeightsError, and has nothing then, when this copy is not what they are added to, or the sum is not the manifest's."""
+        base, old = self._manifest, dict(enumerate(self._buckets))
+        self._manifest, self._buckets = None, ()
+        delta = manifest.delta
+        assert delta is not None, "changes come with a delta"
+        served = (base.policy_version, base.digest) if base else None
+        if served != (delta.base_version, delta.base_digest):
+            raise WeightsError(
+                f"policy version {manifest.policy_version} came as what changed since version {delta.base_version} (digest "
+                f"{delta.base_digest[:16]}…), and this worker has "
+                f"{f'version {served[0]} (digest {served[1][:16]}…)' if served else 'none'}; it needs the whole weights"
+            )
+        verify_table(manifest)
+        counted = list(zip(manifest.tensors, delta.num_changed, strict=True))
+
+        def changed(index: int, of_bucket: np.ndarray) -> np.ndarray:
+            bucket = old.pop(index).copy()
+            counts = [(entry, count) for entry, count in counted if entry.bucket == index]
+            _apply(counts, of_bucket, bucket, policy_version=manifest.policy_version)
+            verify_bucket(manifest, index, bucket)
+            return bucket
+
+        with _threads() as threads:
+            buckets = tuple(threads.map(changed, range(len(manifest.bucket_digests)), changes))
+        self._manifest, self._buckets = manifest, buckets
+
+
+def _changes(entries: Sequence[TensorEntry], old: np.ndarray, new: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """(number of changed elements of each tensor, the tensors' changes one after the other) of a bucket."""
+    counts: list[int] = []
+    pieces: list[np.ndarray] = []
+    for entry in entries:
+        elements = _elements(entry, new)
+        differs = _elements(entry, old) != elements
+        counts.append(int(np.count_nonzero(differs)))
+        if _is_sparse(entry, counts[-1]):
+            indices = np.flatnonzero(differs)  # 8 bytes each: not for a tensor that changed whole
+            pieces += [indices.astype(_INDEX), elements[indices]]
+        else:
+            pieces.append(elements)
+    content = np.zeros(sum(_padded(piece.nbytes) for piece in pieces), np.uint8)
+    offset = 0
+    for piece in pieces:
+        content[offset : offset + piece.nbytes] = piece.view(np.uint8)
+        offset += _padded(piece.nbytes)
+    return counts, content
+
+
+def _apply(
+    counted: Sequence[tuple[TensorEntry, int]], changes: np.ndarray, bucket: np.ndarray, *, policy_version: int
+) -> None:
+    """Writes a bucket's changes into it. Raises WeightsError for changes that do not fit."""
+    offset = 0
+
+    def next_piece(dtype: np.dtype, length: int) -> np.ndarray:
+        nonlocal offset
+        piece = changes[offset : offset + length * dtype.itemsize].view(dtype)
+        offset += _padded(length * dtype.itemsize)
+        if len(piece) != length:
+            raise ValueError("too few bytes")
+        return piece
+
+    try:
+        for entry, count in counted:
+            elements = _elements(entry, bucket)
+            if _is_sparse(entry, count):
+                indices = next_piece(_INDEX, count)
+                elements[indices] = next_piece(elements.dtype, count)
+            else:
+                elements[:] = next_piece(elements.dtype, len(elements))
+    except (ValueError, IndexError) as error:
+        raise WeightsError(
+            f"policy version {policy_version}: the changes of a bucket do not fit ({error}): they were altered on the way; publish "
+            "the version again"
+        ) from error
+
+
+def _is_sparse(entry: TensorEntry, num_changed: int) -> bool:
+    """Whether so many changes travel as indices and values: both ends ask, and nothing says it on the way."""
+    size = num_changed * (_INDEX.itemsize + _item_bytes(entry))
+    return size < entry.size_bytes and _num_elements(entry) <= _MOST_ELEMENTS
+
+
+def _elements(entry: TensorEntry, bucket: np.ndarray) -> np.ndarray:
+    """A tensor's place in its bucket, flat, as integers."""
+    place = bucket[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+    return place.view(np.dtype(f"<u{_item_bytes(entry)}"))
+
+
+def _item_bytes(entry: TensorEntry) -> int:
+    return getattr(torch, entry.dtype).itemsize
+
+
+def _num_elements(entry: TensorEntry) -> int:
+    return entry.size_bytes // _item_bytes(entry)
+
+
+def _entries_of(manifest: WeightManifest, bucket: int) -> list[TensorEntry]:
+    return [entry for entry in manifest.tensors if entry.bucket == bucket]
+
+
+def _padded(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_AT_A_TIME), thread_name_prefix="delta")
