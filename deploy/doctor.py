@@ -122,13 +122,14 @@ def _tested() -> dict[str, str]:
 
 def _processors() -> Iterator[Finding]:
     cores = int(this_machine().nodes[0].cpus)
-    flags = _cpu_flags()
+    flags, vendor = _cpu_facts()
     fast = [
         name
         for name, flag in (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX512", "avx512f"))
         if flag in flags
     ]
-    is_fast = "amx_bf16" in flags or "avx512_bf16" in flags
+    # As `learner.model.compute_type` has it, which needs torch.
+    is_fast = "amx_bf16" in flags or ("avx512_bf16" in flags and vendor == "AuthenticAMD")
     types = "bfloat16 is multiplied fast" if is_fast else "float32 is the faster type here (model.dtype)"
     yield Finding(
         name="processors",
@@ -137,12 +138,14 @@ def _processors() -> Iterator[Finding]:
     )
 
 
-def _cpu_flags() -> set[str]:
+def _cpu_facts() -> tuple[set[str], str]:
+    """Flags and vendor, as far as the system tells them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return set()
-    return {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
+        return set(), ""
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return set(found.get("flags", "").split()), found.get("vendor_id", "")
 
 
 def _memory() -> Iterator[Finding]:

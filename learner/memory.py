@@ -18,6 +18,7 @@ from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import MAX_UNREDUCED_BYTES
 from learner.model.attention import MAX_MASK_CELLS
+from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import critic_config
 from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
 from learner.model.packing import tokens_per_pass
@@ -42,6 +43,8 @@ class MemoryEstimate:
     mask_bytes: int
     """Of attention where completions share their prompt, at most: all sequences as long as the run allows, or as those with masks are.
     0 with flash_attention_2."""
+    factors_bytes: int
+    """Of the largest linear layer, where bfloat16 is multiplied in float32."""
     gathered_bytes: int
     """Of several ranks: what of the model is whole at one time, parameters and gradients."""
     loading_bytes: int
@@ -64,7 +67,7 @@ class MemoryEstimate:
     @property
     def passing_bytes(self) -> int:
         """While a micro-batch is in its pass, beyond what lasts."""
-        return self.activations_bytes + self.head_bytes + self.mask_bytes + self.gathered_bytes
+        return self.activations_bytes + self.head_bytes + self.mask_bytes + self.factors_bytes + self.gathered_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -119,6 +122,7 @@ def of_run(config: RunConfig) -> MemoryEstimate:
     has_masks = model.attention != "flash_attention_2" and config.buffer.trajectories_per_group > 1
     activations = tokens * item * values_per_token
     num_unreduced = num_trained if 4 * num_trained <= MAX_UNREDUCED_BYTES else 0
+    in_float32 = item < 4 and device.type == "cpu" and multiplies_in_float32()
     gathered = _gathered_bytes(*parts, num_unreduced=num_unreduced, item=item, trains=is_full) if is_sharded else 0
     return MemoryEstimate(
         num_parameters=num_parameters,
@@ -128,6 +132,7 @@ def of_run(config: RunConfig) -> MemoryEstimate:
         activations_bytes=activations,
         head_bytes=_head_bytes(text, tokens=tokens, chunk_tokens=learner.head_chunk_tokens),
         mask_bytes=_mask_bytes(tokens * slices, longest=masked, item=item, num_kept=num_kept) if has_masks else 0,
+        factors_bytes=_factors_bytes(text, tokens=tokens) if in_float32 else 0,
         gathered_bytes=gathered,
         loading_bytes=0 if is_sharded else 4 * num_trained,
         saved_bytes=saved,
@@ -221,6 +226,13 @@ def _mask_bytes(tokens: int, *, longest: int, item: int, num_kept: int) -> int:
     that it is made from are int64, of one bucket at a time (`learner.model.attention`)."""
     cells = tokens * longest
     return cells * (1 + item) * num_kept + 8 * min(cells, max(MAX_MASK_CELLS, longest**2))
+
+
+def _factors_bytes(text: PretrainedConfig, *, tokens: int) -> int:
+    """Weight, input and output of a projection of the MLP."""
+    hidden = text.hidden_size
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    return 4 * (hidden * inner + tokens * (hidden + inner))
 
 
 def _gathered_bytes(num_root: int, num_layer: int, *, num_unreduced: int, item: int, trains: bool) -> int:

@@ -15,8 +15,8 @@ class ModelConfig(Section, mark=Mark.MATHEMATICS):
     """Hub revision; None is the default branch. Pin it for runs that must repeat."""
     dtype: Literal["auto", "float32", "bfloat16"] = "bfloat16"
     """Compute type of learner, reference and engine; master weights are float32 either way. auto is bfloat16 where the machine multiplies
-    it fast (GPUs of compute capability 8 or more, processors with AMX or AVX512-BF16) and float32 elsewhere. It is chosen before anything
-    starts, on a machine that the run has to itself, and the run keeps it (docs/performance.md)."""
+    it fast (GPUs of compute capability 8 or more, processors with AMX, AMD's with AVX512-BF16) and float32 elsewhere. It is chosen before
+    anything starts, on a machine that the run has to itself, and the run keeps it (docs/performance.md)."""
     max_context: PositiveInt | None = None
     """Prompt and completion together, in tokens; None takes the model's own limit."""
     chat_template: str | None = None

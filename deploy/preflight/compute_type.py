@@ -28,8 +28,8 @@ def with_compute_type(config: RunConfig, *, address: str | None) -> tuple[RunCon
     if not is_own_cluster(address):
         raise ConfigError(
             "model.dtype='auto' on a cluster that runs already: its nodes cannot be asked before the run is placed; write "
-            "model.dtype=bfloat16 where learner and engines have GPUs of compute capability 8 or more, or processors with AMX or "
-            "AVX512-BF16, else float32"
+            "model.dtype=bfloat16 where learner and engines have GPUs of compute capability 8 or more, or processors with AMX (from "
+            "AMD: AVX512-BF16), else float32"
         )
     slow = [each for each in (_slow_processor(config), _slow_gpus(config)) if each is not None]
     dtype, why = ("float32", " and ".join(slow)) if slow else ("bfloat16", "which this machine multiplies fast")
@@ -55,7 +55,11 @@ def _slow_processor(config: RunConfig) -> str | None:
     from learner.model.compute_type import is_bfloat16_fast_on_cpu
 
     on_cpu = config.learner.gpus_per_rank == 0 or (config.recorded is None and config.rollout.gpus_per_worker == 0)
-    return "since the processor has neither AMX nor AVX512-BF16" if on_cpu and not is_bfloat16_fast_on_cpu() else None
+    return (
+        "since the processor, without AMX, multiplies float32 faster"
+        if on_cpu and not is_bfloat16_fast_on_cpu()
+        else None
+    )
 
 
 def _slow_gpus(config: RunConfig) -> str | None:

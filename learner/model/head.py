@@ -3,7 +3,7 @@
 Logits of a batch never exist. They are made tile by tile (`chunk_tokens` positions x at most `MAX_TILE_VOCABULARY` tokens), reduced
 with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`) they are kept instead, which
 is faster. Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type; bfloat16 inputs are multiplied as
-such, by matrix units where the machine has some.
+such where the machine is fast at it, else in float32.
 
 Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds for each position the floor
 below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithms.running_sums import running_sum
+from learner.model.compute_type import multiplies_in_float32
 
 MAX_TILE_VOCABULARY = 16_384
 """Columns of one tile: with 1,024 positions 64 MiB of logits, whatever the vocabulary."""
@@ -228,7 +229,8 @@ class _WeightGradient:
     def add(self, gradient: Tensor, tile: slice, chunk: slice) -> None:
         """Of the logits, [chunk, tile]. Chunks of a tile come in their order."""
         num_positions, is_last = self._hidden_CH.shape[0], chunk.stop >= self._hidden_CH.shape[0]
-        if not self._hidden_CH.is_cuda and self._into_VH.dtype == self._hidden_CH.dtype == torch.bfloat16:
+        is_half = self._into_VH.dtype == self._hidden_CH.dtype == torch.bfloat16
+        if is_half and not self._hidden_CH.is_cuda and not multiplies_in_float32():
             # On CPUs a product of bfloat16 is bfloat16, summed inside in float32: all positions at once are rounded once.
             if chunk.start == 0:
                 shape = num_positions, tile.stop - tile.start
@@ -335,10 +337,10 @@ def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
 @contextlib.contextmanager
 def _multiplying_as(dtype: torch.dtype) -> Iterator[None]:
     """On CPUs, float32 factors that hold bfloat16 values, exactly or rounded here, are multiplied as bfloat16 and summed in float32, where
-    the processor can (AMX, AVX512-BF16). A no-op for other types: there is no such product of float16."""
+    the processor is fast at it. A no-op for other types: there is no such product of float16."""
     backend: Any = torch.backends.mkldnn
     before = backend.matmul.fp32_precision
-    backend.matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 else before
+    backend.matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 and not multiplies_in_float32() else before
     try:
         yield
     finally:

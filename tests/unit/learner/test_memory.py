@@ -154,6 +154,19 @@ def test_a_cpu_passes_fewer_tokens_at_a_time_than_the_budget_may_allow(model_pat
     assert on_gpu.activations_bytes == 4 * whole.activations_bytes
 
 
+def test_a_layers_factors_count_where_bfloat16_is_multiplied_in_float32(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(memory, "multiplies_in_float32", lambda: True)
+    found = _estimate(model_path, max_tokens_per_micro_batch=2000)
+    # 64 x 128 weights, and 2,000 tokens of 64 inputs and 128 outputs, in float32.
+    assert found.factors_bytes == 4 * (64 * 128 + 2000 * (64 + 128))
+    assert found.passing_bytes == found.activations_bytes + found.head_bytes + found.mask_bytes + found.factors_bytes
+    others = [_estimate(model_path, dtype="float32"), _estimate(model_path, gpus_per_rank=1)]
+    monkeypatch.setattr(memory, "multiplies_in_float32", lambda: False)
+    assert [each.factors_bytes for each in (*others, _estimate(model_path))] == [0, 0, 0]
+
+
 def test_what_does_not_fit_is_refused_with_every_part():
     gib = 1024**3
     estimated = MemoryEstimate(
@@ -164,6 +177,7 @@ def test_what_does_not_fit_is_refused_with_every_part():
         activations_bytes=4 * gib,
         head_bytes=3 * gib,
         mask_bytes=gib,
+        factors_bytes=0,
         gathered_bytes=gib,
         loading_bytes=14 * gib,
         saved_bytes=6 * gib,

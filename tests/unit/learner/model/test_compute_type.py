@@ -3,25 +3,46 @@
 import pytest
 import torch
 
-from learner.model.compute_type import is_bfloat16_fast_on_cpu, is_bfloat16_fast_on_gpus
+from learner.model import compute_type
+from learner.model.compute_type import is_bfloat16_fast_on_cpu, is_bfloat16_fast_on_gpus, multiplies_in_float32
+
+X86 = {"architecture": "x86_64"}
+
+
+@pytest.fixture(autouse=True)
+def _asks_anew():
+    yield
+    compute_type._vendor.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_fast"),
+    ("vendor", "flags", "is_fast", "in_float32"),
     [
-        ({"amx_bf16": True, "avx512_bf16": True}, True),
-        ({"amx_bf16": False, "avx512_bf16": True}, True),
-        ({"amx_bf16": False, "avx512_bf16": False, "avx512_f": True}, False),
-        ({"architecture": "aarch64", "neon": True}, False),
+        ("GenuineIntel", X86 | {"amx_bf16": True, "avx512_bf16": True}, True, False),
+        ("GenuineIntel", X86 | {"amx_bf16": False, "avx512_bf16": True}, False, True),
+        ("AuthenticAMD", X86 | {"amx_bf16": False, "avx512_bf16": True}, True, False),
+        ("AuthenticAMD", X86 | {"amx_bf16": False, "avx512_bf16": False, "avx512_f": True}, False, True),
+        ("", {"architecture": "aarch64", "neon": True}, False, False),
     ],
 )
-def test_a_processor_is_fast_with_products_of_bfloat16_of_its_own(monkeypatch, flags, is_fast):
+def test_a_processor_is_fast_with_amx_or_as_amds_and_other_x86_multiply_in_float32(
+    monkeypatch, tmp_path, vendor, flags, is_fast, in_float32
+):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n" if vendor else "processor\t: 0\n")
+    monkeypatch.setattr(compute_type, "_FACTS", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
-    assert is_bfloat16_fast_on_cpu() is is_fast
+    compute_type._vendor.cache_clear()
+    assert (is_bfloat16_fast_on_cpu(), multiplies_in_float32()) == (is_fast, in_float32)
+
+
+def test_a_system_that_tells_no_vendor_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(compute_type, "_FACTS", tmp_path / "none")
+    compute_type._vendor.cache_clear()
+    assert compute_type._vendor() == ""
 
 
 def test_torch_tells_of_this_processor():
-    assert {"amx_bf16", "avx512_bf16"} <= torch.cpu.get_capabilities().keys()
+    assert {"amx_bf16", "avx512_bf16", "architecture"} <= torch.cpu.get_capabilities().keys()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,13 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return request.param
 
 
+@pytest.fixture(params=["bfloat16", "float32"])
+def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What bfloat16 factors are multiplied in on CPUs, whichever is faster on this one."""
+    monkeypatch.setattr(head_module, "multiplies_in_float32", lambda: request.param == "float32")
+    return request.param
+
+
 HEADS = [
     Head(chunk_tokens=3),
     Head(chunk_tokens=3, temperature=0.7),
@@ -121,7 +128,7 @@ def test_gradients_are_right(layout: str, head: Head, entropies: bool):
     _assert_same_gradients(found, _dense(hidden_CH, weight_VH, targets_C, bias_V, head)[: len(found)], inputs)
 
 
-def test_bfloat16_is_summed_in_float32(layout: str):
+def test_bfloat16_is_summed_in_float32(layout: str, product: str):
     hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=torch.float32, bias=False)
     half = selected_logprobs(hidden_CH.bfloat16(), weight_VH.bfloat16(), targets_C, head=Head(chunk_tokens=2))[0]
     exact, _ = _dense(hidden_CH.bfloat16().float(), weight_VH.bfloat16().float(), targets_C, None, Head())
@@ -129,7 +136,7 @@ def test_bfloat16_is_summed_in_float32(layout: str):
     assert_close(half, exact)
 
 
-def test_gradients_of_bfloat16_are_summed_in_float32_and_rounded_once(layout: str):
+def test_gradients_of_bfloat16_are_summed_in_float32_and_rounded_once(layout: str, product: str):
     torch.manual_seed(0)
     # As large as products of matrix units are; on CPUs that have none, float32 multiplies, which is nearer still.
     exact = [torch.randn(96, 64).bfloat16().double(), torch.randn(80, 64).bfloat16().double()]

@@ -1,0 +1,49 @@
+"""Linear layers whose bfloat16 factors are multiplied in float32, on CPUs that are faster so (`learner.model.compute_type`).
+
+A product of bfloat16 is summed in float32 and rounded once. The same comes from the factors in float32, which holds them exactly, with the
+result rounded: up to the order of the sum. What is kept for backward stays bfloat16; one layer at a time has its factors in float32.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def multiply_in_float32(module: nn.Module) -> None:
+    """In place, for all its linear layers. Layers that do not compute in bfloat16 on a CPU are as they were."""
+    for part in module.modules():
+        # Subclasses may compute something else.
+        if type(part) is nn.Linear:
+            part.__class__ = Float32Linear
+
+
+class Float32Linear(nn.Linear):
+    """Parameters, their names and the type of the result are a plain layer's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dtype != torch.bfloat16 or self.weight.dtype != torch.bfloat16 or input.is_cuda:
+            return super().forward(input)
+        return _Product.apply(input, self.weight, self.bias)  # pyright: ignore[reportReturnType]
+
+
+class _Product(torch.autograd.Function):
+    """Shapes: N rows, I inputs, O outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight_OI)
+        product = F.linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float())
+        return product.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight_OI = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        gradient_NO = gradients[0].reshape(-1, weight_OI.shape[0]).float()
+        return (
+            (gradient_NO @ weight_OI.float()).to(x.dtype).view(x.shape) if needs_input else None,
+            (gradient_NO.t() @ x.reshape(-1, x.shape[-1]).float()).to(weight_OI.dtype) if needs_weight else None,
+            gradient_NO.sum(0).to(x.dtype) if needs_bias else None,
+        )
