@@ -48,11 +48,11 @@ def start_engine(
     return VllmEngine(config, formatter=ChatFormatter.load(config.model), num_threads=1)
 
 
-def start_worker(path: Path, *, dtype: str = "float32", enforce_eager: bool = True) -> RolloutWorker:
+def start_worker(path: Path, *, dtype: str = "float32", enforce_eager: bool = True, **rollout: Any) -> RolloutWorker:
     config = RunConfig(
         prompts=PromptsConfig(name="file"),
         model=ModelConfig(path=str(path), dtype=dtype),
-        rollout=RolloutConfig(max_concurrent_sequences=16, enforce_eager=enforce_eager, **place()),
+        rollout=RolloutConfig(max_concurrent_sequences=16, enforce_eager=enforce_eager, **place() | rollout),
         sampling=SamplingConfig(),
     )
     return RolloutWorker.with_vllm(config, name="w0", run_id="run", num_threads=1)
