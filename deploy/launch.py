@@ -34,7 +34,7 @@ from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
 from deploy.preflight.compute_type import with_compute_type
 from deploy.preflight.machine import is_own_cluster
-from deploy.preflight.report import biased_sampling
+from deploy.preflight.report import biased_sampling, quantized_sampling
 from deploy.reports.provenance import RunProvenance
 from deploy.reports.report import leave
 from deploy.reports.summary import Summary, summarize
@@ -180,6 +180,8 @@ async def _train(
     evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
         log.event("biased_sampling", settings=config.sampling.biased(), message=note)
+    if note := quantized_sampling(config):
+        log.event("quantized_sampling", quantization=config.rollout.quantization, message=note)
     log.add(provenance := RunProvenance(run_dir))
     waits = _wait_for_nodes_s(config, address)
     making = cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits, provenance=provenance.at)

@@ -80,6 +80,7 @@ class VllmEngine:
         self._probe_numbers = count()
         is_cpu = self._vllm.platforms.current_platform.is_cpu()
         _refuse_the_other_build(rollout, is_cpu=is_cpu)
+        _refuse_gpus_without_fp8(rollout, vllm.platforms.current_platform)
         if is_cpu:
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
@@ -330,6 +331,7 @@ def _built(vllm: Any, arguments: Any, *, model: ModelConfig, replays: bool) -> A
 
 def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
     """vLLM's settings. `max_context` counts prompt and completion tokens."""
+    from actors.rollout import int8_scheme  # noqa: F401  makes it known to vLLM
     from cluster.weights import vllm_receiver
 
     model, rollout, lora = config.model, config.rollout, config.learner.lora
@@ -340,6 +342,7 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
         dtype=model.dtype,
+        quantization=rollout.quantization,
         hf_overrides={"head_dtype": "float32"} if _has_float32_head(rollout, is_cpu=is_cpu) else {},
         max_model_len=max_context,
         max_num_seqs=rollout.max_concurrent_sequences + 1,
@@ -388,6 +391,20 @@ def _refuse_the_other_build(rollout: RolloutConfig, *, is_cpu: bool) -> None:
         raise ConfigError(
             "rollout.gpus_per_worker=0, but this is vLLM's build for GPUs, which would take a GPU that no actor was given; set "
             "rollout.gpus_per_worker=1, or a part of one with as small a rollout.gpu_memory_utilization"
+        )
+
+
+def _refuse_gpus_without_fp8(rollout: RolloutConfig, platform: Any) -> None:
+    """Raises ConfigError for FP8 on an older GPU: vLLM would round weights alone there, and sample from another policy than elsewhere."""
+    scheme = rollout.quantization
+    if (
+        scheme is not None
+        and scheme.startswith("fp8")
+        and not (platform.is_cpu() or platform.has_device_capability(89))
+    ):
+        raise ConfigError(
+            f"rollout.quantization={scheme!r} needs GPUs of compute capability 8.9 or more, and this worker has "
+            f"{platform.get_device_name()}; use rollout.quantization=int8_per_channel, or leave it out"
         )
 
 

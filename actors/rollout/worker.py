@@ -95,7 +95,9 @@ class RolloutWorker:
             run_id=run_id,
             make_engine=partial(VllmEngine, config, formatter=formatter, num_threads=num_threads),
             formatter=formatter,
-            attestor=Attestor.from_config(config.weights, config.model, worker=name),
+            attestor=Attestor.from_config(
+                config.weights, config.model, worker=name, is_quantized=config.rollout.quantization is not None
+            ),
             on_update=config.rollout.on_update,
             timeout_s=config.rollout.timeout_s,
             episodes=Episodes(config, formatter) if config.has_episodes else None,

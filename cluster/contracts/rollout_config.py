@@ -67,6 +67,13 @@ class RolloutConfig(Section):
     """Type in which the engine computes logits. The learner's are float32; a head in bfloat16 rounds them, which is most of what engine
     and learner differ by. auto is float32 on GPUs, where it costs nothing, and the model's own on CPUs, where a head of a large
     vocabulary in float32 halves the speed of sampling."""
+    quantization: Mathematics[
+        Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "int8_per_channel"] | None
+    ] = None
+    """The engine's linear layers in 8 bits, by a scheme of this name: weights are rounded from the learner's type whenever they arrive,
+    inputs as they pass. The learner stays as it is, so that tokens come from another policy than the one that learns:
+    `mismatch/mean_abs_nats` measures the gap, `algorithm.corrections` weigh it. None rounds nothing. It needs
+    `model.dtype: bfloat16`, on CPUs int8_per_channel or fp8_per_channel, and for FP8 on GPUs compute capability 8.9."""
     prefix_caching: Layout[bool] = True
     """Keys and values of a common beginning are computed once."""
     on_update: Layout[Literal["continue", "finish", "abort_and_resume"]] = "continue"
@@ -123,7 +130,7 @@ class WeightsConfig(Section):
     """Length of the probe whose log-probs engine and learner must agree on: bos, then the run's own first prompts."""
     canary_tolerance: Resources[PositiveFloat | None] = None
     """Largest mean absolute difference, in nats. None measures it: three times what engine and learner differ by under the files
-    that both start from, which may be 0.001 at most in float32 and 0.2 in bfloat16."""
+    that both start from, which may be 0.001 at most in float32, 0.2 in bfloat16, and 0.5 with rollout.quantization."""
     repair_tied_head: Mathematics[bool] = True
     """vLLM on CPU keeps the old vocabulary head of tied models after a reload; this packs it again. Off only to see the canary catch it."""
     timeout_s: Resources[PositiveFloat] = 600.0

@@ -17,10 +17,16 @@ from cluster.contracts.types import Proof
 from cluster.weights.manifest import Canary, WeightManifest
 from cluster.weights.model_files import fingerprint
 
-_LARGEST_NOISE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Nats, mean over the probe. An engine that differs by more under the files it started from is broken, not noisy."""
-_SMALLEST_NOISE = {"float32": 5e-5, "bfloat16": 2e-3}
+_8_BITS = "8 bits"
+"""Of an engine whose linear layers are quantized, whatever the scheme and the type of the rest."""
+_LARGEST_NOISE = {"float32": 1e-3, "bfloat16": 0.2, _8_BITS: 0.5}
+"""Nats, mean over the probe. An engine that differs by more under the files it started from is broken, not noisy. Of 8 bits as much as
+`mismatch.alarm_nats`: where a ratio is off by e^0.5 on average, a correction has little left to hold on to."""
+_SMALLEST_NOISE = {"float32": 5e-5, "bfloat16": 2e-3, _8_BITS: 2e-3}
 """Nats, mean over the probe: what other requests in the batch change, where the measured noise happens to be smaller."""
+_LESS_NOISE = dict.fromkeys(
+    ("float32", "bfloat16"), "rollout.head_dtype=float32 lowers the noise of a bfloat16 head"
+) | {_8_BITS: "rollout.quantization=int8_per_channel rounds less than FP8, and null not at all"}
 _TOLERATED = 3.0
 """How many times the noise an engine may be off: rounding changes with the weights."""
 _TOLD_APART = 2.0
@@ -35,6 +41,7 @@ class Attestor:
         *,
         worker: str,
         dtype: str,
+        is_quantized: bool = False,
         tolerance: float | None = None,
         files: Callable[[], str | None] = lambda: None,
     ) -> None:
@@ -43,7 +50,7 @@ class Attestor:
         The fingerprint is taken when the engine is up: it may have had to download the files.
         """
         self._worker = worker
-        self._dtype = dtype
+        self._type = _8_BITS if is_quantized else dtype
         self._tolerance = tolerance
         self._files = files
         self._noise_floor: float | None = None
@@ -51,10 +58,12 @@ class Attestor:
         """The learner's log-probs of what the engine computed last."""
 
     @classmethod
-    def from_config(cls, weights: WeightsConfig, model: ModelConfig, *, worker: str) -> Self:
+    def from_config(
+        cls, weights: WeightsConfig, model: ModelConfig, *, worker: str, is_quantized: bool = False
+    ) -> Self:
         """For an engine that starts from `model.path`."""
         tolerance, files = weights.canary_tolerance, partial(fingerprint, model)
-        return cls(worker=worker, dtype=model.dtype, tolerance=tolerance, files=files)
+        return cls(worker=worker, dtype=model.dtype, is_quantized=is_quantized, tolerance=tolerance, files=files)
 
     @property
     def needs_start(self) -> bool:
@@ -73,13 +82,13 @@ class Attestor:
                 f"{canary.starting_files[:16]}…): model.path must hold the same model on every node; pin model.revision for one of the hub"
             )
         floor, largest = _distances(measured, canary.starting_logprobs)
-        limit = self._tolerance or _LARGEST_NOISE[self._dtype]
+        limit = self._tolerance or _LARGEST_NOISE[self._type]
         if not floor <= limit:  # so that a NaN is refused
             raise WeightsError(
                 f"{self._worker} does not compute what the learner computes with the same files, before any update: over "
                 f"{len(measured)} canary tokens its log-probs are off by {floor:.3g} nats on average, at most {largest:.3g}; "
-                f"{limit:.3g} is the most that passes for noise in {self._dtype}. rollout.head_dtype=float32 lowers the noise of a "
-                "bfloat16 head; if the engine is right and only this noisy, set weights.canary_tolerance"
+                f"{limit:.3g} is the most that passes for noise in {self._type}. {_LESS_NOISE[self._type]}; if the engine is right "
+                "and only this noisy, set weights.canary_tolerance"
             )
         self._noise_floor, self._before = floor, canary.starting_logprobs
 
@@ -92,7 +101,7 @@ class Attestor:
         assert self._noise_floor is not None, "an engine is compared on its starting files first"
         canary = manifest.canary
         error, largest = _distances(measured, canary.logprobs)
-        noise = max(self._noise_floor, _SMALLEST_NOISE[self._dtype]) * _unlikelier(canary)
+        noise = max(self._noise_floor, _SMALLEST_NOISE[self._type]) * _unlikelier(canary)
         tolerance = self._tolerance or _TOLERATED * noise
         between, _ = _distances(canary.logprobs, self._before)
         is_distinguishable = between > _TOLD_APART * noise

@@ -783,9 +783,10 @@ VERL = Peer(
             {"data.shuffle": True, "data.custom_cls.path": None, "trainer.v1.sampler.custom_sampler.path": None},
         ),
         only("use sync, and buffer.max_off_policy_steps for asynchronous runs", {"trainer.v1.trainer_mode": "sync"}),
+        only("leave it out", {f"{_ROLLOUT}.do_sample": True, f"{_ROLLOUT}.over_sample_rate": 0}),
         only(
-            "leave it out",
-            {f"{_ROLLOUT}.do_sample": True, f"{_ROLLOUT}.over_sample_rate": 0, f"{_ROLLOUT}.quantization": None},
+            "leave it out, and set rollout.quantization=fp8_per_block, which are verl's blocks of FP8",
+            {f"{_ROLLOUT}.quantization": None},
         ),
         only(
             "turns and tools are an environment (docs/environments.md)",

@@ -15,7 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
-from deploy.preflight import assumed, chat, environments, judge, machine, model, prompts, report, settings
+from deploy.preflight import assumed, chat, environments, judge, machine, model, prompts, quantization, report, settings
 from deploy.preflight.compute_type import of_type, with_compute_type
 from deploy.preflight.hardware import Hardware
 from deploy.preflight.machine import Memory
@@ -40,11 +40,13 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
     problems.attempt(settings.check_run_dir, config)
     config = with_local_models(config)
     problems.attempt(settings.check_tensor_parallel, config)
+    problems.attempt(quantization.check_quantization, config, is_local=is_local)
     problems.attempt(settings.check_environment, config, is_local=is_local)
     objective = _check_settings(config, problems)
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_shares, config)
+        problems.attempt(model.check_quantized_layers, config)
     has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
     readable = formatter if has_room else None
     source, looks = _check_prompts(config, problems, readable, numbers=objective.columns if objective else ())
@@ -114,6 +116,7 @@ def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
     problems = Problems()
     problems.attempt(settings.check_compute_type, config)
     problems.attempt(settings.check_tensor_parallel, config)
+    problems.attempt(quantization.check_quantization, config, is_local=False)
     objective = _check_settings(config, problems)
     problems.attempt(model.check_sequence_parallel, config)
     needs = objective.needs if objective else frozenset[str]()

@@ -68,14 +68,19 @@ def _slow_gpus(config: RunConfig) -> str | None:
     return "since a GPU is of compute capability below 8" if on_gpus and not _are_gpus_fast() else None
 
 
-@functools.cache  # preflight asks, and then the run
 def _are_gpus_fast() -> bool:
-    # In another process: the driver would keep memory of the GPU that it asked for as long as it lives.
-    ask = "from learner.model.compute_type import is_bfloat16_fast_on_gpus as fast; print(fast())"
     try:
-        said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASK_S, check=True)
+        return asked_of_gpus("is_bfloat16_fast_on_gpus")
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"model.dtype='auto': the GPUs cannot be asked ({error}); write bfloat16 or float32"
         ) from error
+
+
+@functools.cache  # preflight asks, and then the run
+def asked_of_gpus(question: str) -> bool:
+    """The answer of a function of `learner.model.compute_type`. Raises OSError or SubprocessError where there is none."""
+    # In another process: the driver would keep memory of the GPU that it asked for as long as it lives.
+    ask = f"from learner.model.compute_type import {question} as asked; print(asked())"
+    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASK_S, check=True)
     return said.stdout.split()[-1:] == ["True"]

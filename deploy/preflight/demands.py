@@ -8,9 +8,10 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import JudgeServerConfig
 from cluster.supervision.placement import needs_reference
-from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine
+from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine, weights_bytes
 from deploy.preflight.machine import GIB, arriving_bytes, gib, kept_bytes, stored_bytes
 from deploy.preflight.problems import Problems
+from deploy.preflight.quantization import check_layers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -62,9 +63,14 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
             _engine, text, config, num_parameters=rank.num_parameters, gpu_bytes=gpu_bytes, max_context=max_context
         )
     weights = rank.num_parameters * config.model.item_bytes
+    problems.attempt(check_layers, text, config)
     if not config.rollout.gpus_per_worker:
         problems.attempt(check_divisible, text, config.rollout.tensor_parallel_size)
-    of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights)
+    quantized = config.rollout.quantization is not None
+    served = weights_bytes(
+        text, num_parameters=rank.num_parameters, item=config.model.item_bytes, is_quantized=quantized
+    )
+    of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights, served=served)
     if needs_reference(config, needs=needs):
         size = (problems.attempt(memory.of_reference, config) or 0) + CONTEXT_BYTES
         of_actors["reference_scorer-0"] = _on(config.reference.gpus, size)
@@ -102,13 +108,14 @@ def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[s
     }
 
 
-def _workers(config: RunConfig, gpu_bytes: int, weights: int) -> dict[str, Demand]:
+def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, served: int) -> dict[str, Demand]:
+    """`served` is what `weights` become in an engine."""
     rollout, copies = config.rollout, arriving_bytes(config, weights)
     if rollout.gpus_per_worker:
         demand = Demand(gpu=int(rollout.gpu_memory_utilization * gpu_bytes), host=copies)
     else:
         # Its processes hold a share of weights and cache each.
-        demand = Demand(host=weights + rollout.cpu_cache_bytes + copies)
+        demand = Demand(host=served + rollout.cpu_cache_bytes + copies)
     return {f"rollout_worker-{index}": demand for index in range(rollout.num_workers)}
 
 
@@ -147,6 +154,7 @@ def _engine(
         text,
         num_parameters=num_parameters,
         item=config.model.item_bytes,
+        is_quantized=rollout.quantization is not None,
         gpu_bytes=gpu_bytes,
         utilization=rollout.gpu_memory_utilization,
         tensor_parallel=rollout.tensor_parallel_size,

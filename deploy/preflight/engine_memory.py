@@ -55,6 +55,14 @@ def check_divisible(text: "PretrainedConfig", tensor_parallel: int) -> None:
             )
 
 
+def weights_bytes(text: "PretrainedConfig", *, num_parameters: int, item: int, is_quantized: bool) -> int:
+    """Of an engine, all its processes together. Linear layers are in 8 bits; embeddings and vocabulary head stay in the compute type."""
+    if not is_quantized:
+        return item * num_parameters
+    num_kept = text.vocab_size * text.hidden_size * (1 if getattr(text, "tie_word_embeddings", False) else 2)
+    return item * num_kept + (num_parameters - num_kept)
+
+
 def _told(name: str, number: int) -> str:
     return f"{name} of {number}" if "_" in name else f"{number} {name}"
 
@@ -64,6 +72,7 @@ def of_engine(
     *,
     num_parameters: int,
     item: int,
+    is_quantized: bool,
     gpu_bytes: int,
     utilization: float,
     tensor_parallel: int,
@@ -82,9 +91,10 @@ def of_engine(
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     layer = 4 * text.hidden_size + 3 * inner // tensor_parallel
     logits = 3 * 4 * num_sequences * text.vocab_size
+    weights = weights_bytes(text, num_parameters=num_parameters, item=item, is_quantized=is_quantized)
     return EngineMemory(
         taken_bytes=int(utilization * gpu_bytes),
-        weights_bytes=item * num_parameters // tensor_parallel,
+        weights_bytes=weights // tensor_parallel,
         passes_bytes=_PREFILL_TOKENS * item * layer + logits + _CONTEXT_BYTES,
         bytes_per_token=2 * text.num_hidden_layers * num_keys * head * item,
     )

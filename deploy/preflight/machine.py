@@ -10,6 +10,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan, plan_learning
+from deploy.preflight.engine_memory import weights_bytes
 
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
@@ -70,6 +71,7 @@ def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Placem
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
     """Raises ConfigError for a model that cannot fit into this machine's free memory, where it is what counts."""
     from learner import memory
+    from learner.model.policy import read_config
     from learner.model.sequence_classification import num_bytes
 
     rank = memory.of_run(config)
@@ -77,7 +79,13 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     num_workers = config.rollout.num_workers if config.recorded is None else 0
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
     beside = config.rollout.cpu_cache_bytes + arriving_bytes(config, weights)
-    worker = weights + (0 if on_gpus else beside)
+    served = weights_bytes(
+        read_config(config.model).get_text_config(),
+        num_parameters=rank.num_parameters,
+        item=config.model.item_bytes,
+        is_quantized=config.rollout.quantization is not None,
+    )
+    worker = served + (0 if on_gpus else beside)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
     judging, on_cpu = dict[str, int](), 0
     for name, model in config.reward.models.items() if config.recorded is None else ():

@@ -13,6 +13,7 @@ from cluster.contracts.config import ModelConfig, ReferenceConfig, RewardConfig,
 from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.importing import importing
 from deploy.preflight.engine_memory import check_divisible
+from deploy.preflight.quantization import check_layers
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
@@ -124,6 +125,14 @@ def check_shares(config: RunConfig) -> None:
         from learner.model.policy import read_config
 
         check_divisible(read_config(config.model).get_text_config(), config.rollout.tensor_parallel_size)
+
+
+def check_quantized_layers(config: RunConfig) -> None:
+    """Raises ConfigError for a model whose layers `rollout.quantization` does not take."""
+    if config.rollout.quantization is not None:
+        from learner.model.policy import read_config
+
+        check_layers(read_config(config.model).get_text_config(), config)
 
 
 def check_attention(config: RunConfig, *, is_local: bool) -> None:

@@ -94,8 +94,9 @@ def mathematics_rows(config: RunConfig, needs: frozenset[str]) -> Rows:
     yield "algorithm", "advantage", algorithm.advantage.name
     yield "algorithm", "policy loss", algorithm.policy_loss.name
     yield "algorithm", "needs", ", ".join(sorted(needs)) or "nothing more than the rollout's log-probs"
-    if note := biased_sampling(config.sampling):
-        yield "algorithm", "note", note
+    for note in (biased_sampling(config.sampling), quantized_sampling(config)):
+        if note:
+            yield "algorithm", "note", note
 
 
 def biased_sampling(sampling: SamplingConfig) -> str | None:
@@ -105,6 +106,17 @@ def biased_sampling(sampling: SamplingConfig) -> str | None:
     return (
         f"sampling.{', sampling.'.join(names)}: the learner's log-probs are of the distribution without, so ratios are biased; "
         "mismatch/mean_abs_nats measures by how much"
+    )
+
+
+def quantized_sampling(config: RunConfig) -> str | None:
+    """A sentence for people where an engine of 8 bits samples, and nothing weighs what it does differently from the learner."""
+    if config.rollout.quantization is None or config.algorithm.corrections:
+        return None
+    return (
+        f"rollout.quantization={config.rollout.quantization}: the engine samples from a policy that is rounded to 8 bits, and "
+        "algorithm.corrections is empty; [tis] with algorithm.proximal=recompute weighs each token by the learner's probability over the "
+        "engine's, 2 at most; mismatch/mean_abs_nats measures how far they are apart"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which types this machine multiplies fast."""
+"""Which types this machine multiplies itself, and so fast."""
 
 import functools
 from pathlib import Path
@@ -7,6 +7,8 @@ import torch
 
 _LEAST_CAPABILITY = (8, 0)
 """Of GPUs that multiply bfloat16 themselves (Ampere)."""
+_FP8_CAPABILITY = (8, 9)
+"""Of GPUs that multiply FP8 themselves (Ada, Hopper)."""
 _FACTS = Path("/proc/cpuinfo")
 
 
@@ -30,8 +32,17 @@ def multiplies_in_float32() -> bool:
 
 def is_bfloat16_fast_on_gpus() -> bool:
     """Whether all visible GPUs do; False where there is none."""
+    return _are_all_gpus(_LEAST_CAPABILITY)
+
+
+def do_gpus_multiply_fp8() -> bool:
+    """The same of FP8."""
+    return _are_all_gpus(_FP8_CAPABILITY)
+
+
+def _are_all_gpus(capability: tuple[int, int]) -> bool:
     found = [torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())]
-    return bool(found) and min(found) >= _LEAST_CAPABILITY
+    return bool(found) and min(found) >= capability
 
 
 @functools.cache

@@ -16,15 +16,17 @@ from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-NOISE = {"float32": 1e-3, "bfloat16": 0.2}
+NOISE = {"float32": 1e-3, "bfloat16": 0.2, "8 bits": 0.5}
 """Nats, mean over a text: the most by which an engine and a learner of these types may differ (`cluster.weights.attestation`)."""
+SCHEMES = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "int8_per_channel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     worker: RolloutWorker
     reference: Reference
-    dtype: str
+    noise: float
+    """Nats, at most."""
     versions: Iterator[int]
 
     def next_version(self) -> int:
@@ -44,23 +46,28 @@ class Served:
 
     def check(self, proof: Attestation) -> None:
         assert proof.distinguishable and proof.canary_mean_error <= proof.tolerance
-        assert proof.noise_floor < NOISE[self.dtype]
+        assert proof.noise_floor < self.noise
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(("float32", True), id="cpu, float32, eager"),
-        pytest.param(("float32", True), id="cuda, float32, eager", marks=pytest.mark.gpu),
-        pytest.param(("bfloat16", False), id="cuda, bfloat16, graphs", marks=pytest.mark.gpu),
+        pytest.param(("float32", True, None), id="cpu, float32, eager"),
+        pytest.param(("float32", True, None), id="cuda, float32, eager", marks=pytest.mark.gpu),
+        pytest.param(("bfloat16", False, None), id="cuda, bfloat16, graphs", marks=pytest.mark.gpu),
+        *(
+            pytest.param(("bfloat16", False, each), id=f"cuda, {each}, graphs", marks=pytest.mark.gpu)
+            for each in SCHEMES
+        ),
     ],
 )
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    dtype, is_eager = request.param
-    path = make_tiny_model(tmp_path_factory.mktemp("model"), dtype=dtype, tied=True)
-    worker = start_worker(path, dtype=dtype, enforce_eager=is_eager)
-    reference = Reference(path, dtype=getattr(torch, dtype))
-    yield Served(worker=worker, reference=reference, dtype=dtype, versions=iter(range(1, 1000)))
+    dtype, is_eager, scheme = request.param
+    # Blocks of FP8 are of 128 rows and columns.
+    path = make_tiny_model(tmp_path_factory.mktemp("model"), dtype=dtype, tied=True, hidden_size=128 if scheme else 64)
+    worker = start_worker(path, dtype=dtype, enforce_eager=is_eager, quantization=scheme)
+    reference, noise = Reference(path, dtype=getattr(torch, dtype)), NOISE["8 bits" if scheme else dtype]
+    yield Served(worker=worker, reference=reference, noise=noise, versions=iter(range(1, 1000)))
     worker.stop()
 
 
@@ -105,4 +112,4 @@ async def test_sampled_tokens_have_the_log_probs_of_the_newest_weights(served: S
         for row in batch.to_pylist():
             expected = served.reference.logprobs([*row["prompt_token_ids"], *row["completion_token_ids"]])
             found = row["rollout_logprobs"]
-            assert mean_error(found, expected[-len(found) :]) < NOISE[served.dtype]
+            assert mean_error(found, expected[-len(found) :]) < served.noise

@@ -49,12 +49,12 @@ def start_engine(
 
 
 def start_worker(
-    path: Path, *, dtype: str = "float32", enforce_eager: bool = True, deltas: bool = False
+    path: Path, *, dtype: str = "float32", enforce_eager: bool = True, deltas: bool = False, **rollout: Any
 ) -> RolloutWorker:
     config = RunConfig(
         prompts=PromptsConfig(name="file"),
         model=ModelConfig(path=str(path), dtype=dtype),
-        rollout=RolloutConfig(max_concurrent_sequences=16, enforce_eager=enforce_eager, **place()),
+        rollout=RolloutConfig(max_concurrent_sequences=16, enforce_eager=enforce_eager, **place() | rollout),
         sampling=SamplingConfig(),
         weights=WeightsConfig(deltas=deltas),
     )

@@ -4,7 +4,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actors.rollout.vllm_engine import _arguments, _has_float32_head, _prepare_process, _refuse_the_other_build
+from actors.rollout.vllm_engine import (
+    _arguments,
+    _has_float32_head,
+    _prepare_process,
+    _refuse_gpus_without_fp8,
+    _refuse_the_other_build,
+)
 from cluster.contracts.config import RolloutConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 
@@ -58,3 +64,29 @@ def test_attention_of_a_float32_engine_is_float32_on_gpus_too(monkeypatch, dtype
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     _prepare_process(num_threads=1, enforce_eager=False, dtype=dtype)
     assert os.environ.get("TRITON_F32_DEFAULT") == precision
+
+
+def test_vllm_is_told_the_scheme_by_which_it_quantizes():
+    assert arguments_of(is_cpu=True)["quantization"] is None
+    assert arguments_of(is_cpu=True, quantization="int8_per_channel")["quantization"] == "int8_per_channel"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "is_cpu", "capability", "is_refused"),
+    [
+        ("fp8_per_tensor", False, 80, True),
+        ("fp8_per_block", False, 89, False),
+        ("int8_per_channel", False, 80, False),
+        ("fp8_per_channel", True, 0, False),
+        (None, False, 80, False),
+    ],
+)
+def test_a_gpu_that_does_not_multiply_fp8_is_refused_for_it(scheme, is_cpu, capability, is_refused):
+    platform = SimpleNamespace(
+        is_cpu=lambda: is_cpu, has_device_capability=lambda least: capability >= least, get_device_name=lambda: "A100"
+    )
+    rollout = RolloutConfig(quantization=scheme, gpus_per_worker=0 if is_cpu else 1)
+    if not is_refused:
+        return _refuse_gpus_without_fp8(rollout, platform)
+    with pytest.raises(ConfigError, match=r"'fp8_per_tensor' needs GPUs of compute capability 8\.9 .* has A100;"):
+        _refuse_gpus_without_fp8(rollout, platform)

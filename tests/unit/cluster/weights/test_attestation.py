@@ -106,3 +106,19 @@ def test_an_absolute_tolerance_replaces_the_measured_one():
     assert attestor.compare(version(-1.0, -2.0), [-1.45, -2.45]).noise_floor == pytest.approx(0.4)
     with pytest.raises(WeightsError, match=r"0\.5 is allowed"):
         attestor.compare(version(-1.0, -2.0), [-1.55, -2.55])
+
+
+def test_an_engine_of_8_bits_may_be_noisier_from_the_start_and_its_versions_as_much_so():
+    attestor = started(-1.4, -2.4, is_quantized=True)
+    assert attestor.compare(version(-1.0, -2.0), [-2.1, -3.1]).tolerance == pytest.approx(1.2)
+    with pytest.raises(
+        WeightsError, match=r"0\.5 is the most that passes for noise in 8 bits\. .*int8_per_channel rounds less"
+    ):
+        started(-1.6, -2.6, is_quantized=True)
+
+
+@pytest.mark.parametrize(("is_quantized", "most"), [(False, r"0\.2 is the most"), (True, r"0\.5 is the most")])
+def test_whether_an_engine_is_quantized_is_said_beside_its_model(is_quantized, most):
+    attestor = Attestor.from_config(WeightsConfig(), ModelConfig(path="m"), worker="w0", is_quantized=is_quantized)
+    with pytest.raises(WeightsError, match=most):
+        attestor.start(version(*STARTING).canary, [-3.0, -4.0])

@@ -11,11 +11,12 @@ from tests.model_shapes import SHAPES
 GIB = 2**30
 
 
-def _engine(name: str, *, tensor_parallel: int = 1, num_sequences: int = 0) -> EngineMemory:
+def _engine(name: str, *, tensor_parallel: int = 1, num_sequences: int = 0, is_quantized: bool = False) -> EngineMemory:
     return of_engine(
         SHAPES[name],
         num_parameters=8 * 10**9,
         item=2,
+        is_quantized=is_quantized,
         gpu_bytes=100 * 10**9,
         utilization=0.9,
         tensor_parallel=tensor_parallel,

@@ -1,0 +1,81 @@
+"""`rollout.quantization`: whether vLLM has a kernel for the scheme where the engines run, and the model has layers that it takes."""
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from deploy.preflight.compute_type import asked_of_gpus
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_ON_CPUS = ("int8_per_channel", "fp8_per_channel")
+"""Of vLLM's build for CPUs. It cannot quantize FP8 by tensor, and multiplies FP8 by block with AMX alone."""
+_BLOCK = 128
+"""Rows and columns of a block."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def check_quantization(config: RunConfig, *, is_local: bool) -> None:
+    """Raises ConfigError for a scheme that cannot work. GPUs of a cluster that runs already are asked when its engines start."""
+    scheme, rollout = config.rollout.quantization, config.rollout
+    if scheme is None:
+        return
+    named, on_gpus = f"rollout.quantization={scheme!r}", rollout.gpus_per_worker > 0
+    if not on_gpus and scheme not in _ON_CPUS:
+        raise ConfigError(
+            f"{named} has no kernel in vLLM's build for CPUs; use {' or '.join(_ON_CPUS)}, or set rollout.gpus_per_worker"
+        )
+    if config.model.dtype != "bfloat16":
+        raise ConfigError(
+            f"{named} with model.dtype={config.model.dtype!r}: vLLM's kernels for it compute the rest in bfloat16; use model.dtype=bfloat16"
+        )
+    lora = config.learner.lora
+    if lora is not None and lora.publish == "adapter":
+        raise ConfigError(
+            f"{named} with learner.lora.publish='adapter': nobody has proven adapters beside layers of 8 bits; use "
+            "learner.lora.publish=merged, which quantizes the sum"
+        )
+    if on_gpus and is_local and scheme.startswith("fp8"):
+        _check_gpus(named)
+
+
+def check_layers(text: "PretrainedConfig", config: RunConfig) -> None:
+    """Raises ConfigError for a model that the scheme does not take; `text` is the language model's configuration."""
+    scheme, parallel = config.rollout.quantization, config.rollout.tensor_parallel_size
+    if scheme is None:
+        return
+    if any(getattr(text, name, None) for name in _EXPERTS):
+        raise ConfigError(
+            f"rollout.quantization={scheme!r} of a mixture of experts: rounding would reach its routers, and the engine choose other "
+            "experts than the learner; leave it out"
+        )
+    if scheme != "fp8_per_block":
+        return
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    keys = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    sizes = {
+        "hidden_size": text.hidden_size,
+        "intermediate_size": text.intermediate_size // parallel,
+        "heads' size": text.num_attention_heads * head // parallel,
+        "key-value heads' size": max(keys // parallel, 1) * head,
+    }
+    for name, size in sizes.items():
+        if size % _BLOCK:
+            raise ConfigError(
+                f"rollout.quantization='fp8_per_block' needs layers of whole blocks of {_BLOCK}, and the model's {name} is {size}"
+                f"{' in each process' if parallel > 1 else ''}; use rollout.quantization=fp8_per_channel"
+            )
+
+
+def _check_gpus(named: str) -> None:
+    try:
+        is_able = asked_of_gpus("do_gpus_multiply_fp8")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{named}: the GPUs cannot be asked whether they multiply FP8 ({error})") from error
+    if not is_able:
+        raise ConfigError(
+            f"{named} needs GPUs of compute capability 8.9 or more (Ada, Hopper); use rollout.quantization=int8_per_channel, or leave "
+            "it out"
+        )
