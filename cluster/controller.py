@@ -247,11 +247,15 @@ async def train(
                 timesheet.enter("evaluation", step=version)
                 held_out = await evaluator.run(rollouts, version=version, log=log)
             ends.tell(stats, sent, metrics | held_out)
+            if not config.rollout.colocated:
+                ends.let_start(sent)
             if learner.is_save_due():
                 # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
                 timesheet.enter("saving", step=version)
                 await log.written()
                 await learner.save(held_out.get("eval/reward"))
+            if config.rollout.colocated:
+                ends.let_start(sent)  # engines sleep while the learner saves
         await ends.over()
 
 
@@ -289,12 +293,15 @@ class _StepEnds:
 
     def tell(self, stats: StepStats, sent: BroadcastStats, metrics: dict[str, float]) -> None:
         """Raises MismatchError for a step after which the run must stop."""
-        self._buffer.advance(sent.policy_version)  # only now may further rollouts start
         self._log.step(stats.policy_version, metrics)
         self._log.event(
             "broadcast", policy_version=sent.policy_version, digest=sent.digest, num_workers=len(sent.attestations)
         )
         _check_mismatch(stats, self._mismatch, self._log)
+
+    def let_start(self, sent: BroadcastStats) -> None:
+        """Further rollouts, under the weights that the workers serve: only now may they."""
+        self._buffer.advance(sent.policy_version)
 
     async def _come(self, stats: StepStats, published: BroadcastStats, metrics: dict[str, float]) -> None:
         try:
@@ -306,6 +313,7 @@ class _StepEnds:
         if sent.policy_version != published.policy_version:
             # A replay compares with what each step published, whether it arrived or not.
             self._log.event("published", policy_version=published.policy_version, digest=published.digest)
+        self.let_start(sent)
         self.tell(stats, sent, metrics | self._weights.stats())
 
 

@@ -31,6 +31,7 @@ from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
+from cluster.supervision.turns import GpuTurns
 
 _GIVE_UP_S = 10.0
 """For a message to a rank that answers while it learns."""
@@ -52,9 +53,11 @@ class LearnerGroup:
         saving: SavingRules,
         pass_rates: Callable[[int], dict[str, float]] | None = None,
         provenance: Callable[[int], Provenance] = unknown,
+        turns: GpuTurns | None = None,
     ) -> None:
         """`checkpoints` is the directory that every rank saves to and restores from; `pass_rates` are those of the step that ends before an
-        index, for its record; `provenance` is what a checkpoint of a version may say of its run."""
+        index, for its record; `provenance` is what a checkpoint of a version may say of its run; `turns` are those that the ranks take with
+        the workers on their GPUs, None: the GPUs are the ranks' own."""
         self._num_steps = config.num_steps
         self._num_learned_groups = config.record.learned_groups
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
@@ -81,6 +84,7 @@ class LearnerGroup:
         self._saving = saving
         self._pass_rates = pass_rates
         self._provenance = provenance
+        self._turns = turns
 
     async def start(self) -> None:
         """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
@@ -123,6 +127,8 @@ class LearnerGroup:
                 self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest, pass_rates=rates
             )
             self._asked = step, [group.summary for _, group in groups]
+            # Not before: a step that loses a group is sampled on, under the weights that the engines would have discarded.
+            await self._begin_turn(ends_with_broadcast=True)
             try:
                 stats = await self._learn([everything], trajectories=name)
             except (WorkerError, DeadlineError, LostError) as error:
@@ -171,7 +177,8 @@ class LearnerGroup:
         async with self._turn:
             while True:
                 try:
-                    return await self._save(metric)
+                    await self._save(metric)
+                    return await self._end_turn()
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
 
@@ -198,9 +205,11 @@ class LearnerGroup:
             return stats, summaries
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
-        """`rank` is dead. New ranks, unless a call found that out before."""
+        """`rank` is dead. New ranks, unless a call found that out before.
+
+        Where ranks rest, the next call that needs them finds it out: until then the GPUs are the workers'."""
         async with self._turn:
-            if rank in self._ranks:
+            if rank in self._ranks and (self._turns is None or self._turns.is_learners):
                 await self._recover(error)
 
     async def formula(self) -> tuple[dict[str, Any], dict[str, str]]:
@@ -278,6 +287,7 @@ class LearnerGroup:
         self._ledger.check_claim()
         await self._finish_saving()
         self._saving.note_save()
+        await self._begin_turn(ends_with_broadcast=False)
         step, summaries = self._asked
         if metric is None and step == self.version:
             metric = self._saving.metric_of(summaries)
@@ -351,12 +361,27 @@ class LearnerGroup:
     async def _published(self, method: str) -> list[Any]:
         """Object refs of what the method of every rank makes of the current weights on rank 0; a death on the way is healed."""
         async with self._turn:
+            # Engines that are awake keep their weights: for a worker that joins, what went with a node is published again.
+            await self._begin_turn(ends_with_broadcast=False)
             while True:
                 try:
                     calls = (rank.call_for_object_refs(method, deadline_s=self._publish_s) for rank in self._ranks)
-                    return (await together(*calls))[0]
+                    published = (await together(*calls))[0]
+                    await self._end_turn()
+                    return published
                 except (WorkerError, DeadlineError, LostError) as error:
                     await self._recover(error)
+
+    async def _begin_turn(self, *, ends_with_broadcast: bool) -> None:
+        """The ranks may use their GPUs."""
+        if self._turns is not None:
+            await self._turns.begin_learners(ends_with_broadcast=ends_with_broadcast)
+
+    async def _end_turn(self) -> None:
+        """The workers may, until a call needs the ranks again."""
+        if self._turns is not None:
+            await self._all("rest")
+            await self._turns.end_learners()
 
     async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
         # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.

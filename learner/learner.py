@@ -47,6 +47,7 @@ from learner.optimizer import Optimizer
 from learner.progress import Laps, Phases
 from learner.publishing import Publisher
 from learner.reporting import statistics_of, stats_of
+from learner.resting import Rest
 from learner.updates import Update, Updater, split
 
 
@@ -123,6 +124,7 @@ class Learner:
             ranks=self._ranks,
             config=config.checkpoint,
         )
+        self._rest = Rest(device)
         self._publisher = Publisher(
             self.networks, config=config, ranks=self._ranks, phases=self._phases, probe_token_ids=probe_token_ids
         )
@@ -137,6 +139,7 @@ class Learner:
         `learner.max_non_finite_updates` skipped updates in a row.
         """
         laps = Laps()
+        self._return()
         self._phases.enter("assembling", step=self.version + 1)
         batch = assemble(
             groups,
@@ -205,6 +208,24 @@ class Learner:
         if self._learned is not None:
             yield self._learned
 
+    # Rest
+
+    def rest(self) -> None:
+        """Weights and optimizer go to the host's memory, gradients nowhere: the GPU is free for others. The next call that computes brings
+        them back. On a CPU nothing moves."""
+        self._phases.enter("going to rest", step=self.version)
+        self.optimizer.zero()
+        reshard(self.networks)
+        self._rest.put_away(
+            [*self.networks.parameters(), *self.optimizer.masters().values(), *self.optimizer.state().values()]
+        )
+        self._phases.enter("waiting")
+
+    def _return(self) -> None:
+        if self._rest.is_resting:
+            self._phases.enter("returning from rest", step=self.version)
+            self._rest.bring_back()
+
     # Weights
 
     def publish(self) -> Iterator[Any]:
@@ -213,6 +234,7 @@ class Learner:
         With `weights.deltas` the buckets' changes stand before the manifest, if it has a delta: as many arrays as there are buckets.
         All ranks must iterate: whole tensors are gathered one at a time, and a bucket is not kept once the next is asked for.
         """
+        self._return()
         self._phases.enter("publishing", step=self.version)
         yield from self._publisher.publish(self.version)
         self._phases.enter("waiting")
@@ -222,6 +244,7 @@ class Learner:
 
         Rank 0 keeps the buckets in its memory, for `send`, in place of those that it kept.
         """
+        self._return()
         self._phases.enter("publishing", step=self.version)
         parts = self._publisher.parts(self.version)
         if self._rank == 0:
@@ -260,6 +283,7 @@ class Learner:
 
         Raises CheckpointError when this save, or the one before it, failed.
         """
+        self._return()
         self._phases.enter("saving", step=self.version)
         is_last = self.version >= self._config.num_steps
         save = (
@@ -276,6 +300,7 @@ class Learner:
 
     def restore(self, directory: str) -> Mapping[str, Any]:
         """Goes back to a checkpoint exactly. Returns the `extra` that it was saved with."""
+        self._return()
         self._phases.enter("restoring")
         manifest = self._saver.restore(directory)
         self.version, self._last_step, self._learned = manifest.policy_version, None, None
@@ -292,6 +317,7 @@ class Learner:
 
     def export(self, directory: str, extra: Mapping[str, Any]) -> None:
         """The current weights as a Hugging Face folder on a disk; `extra` as for `save`."""
+        self._return()
         self._phases.enter("exporting")
         self._saver.export(Path(directory), policy_version=self.version, extra=extra)
         self._phases.enter("waiting")

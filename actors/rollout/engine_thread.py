@@ -95,6 +95,8 @@ class EngineThread:
         self._refusal = "no weights were loaded yet"
         self._is_torn = False
         """A load broke off in the middle: nothing is sampled, and requests wait, until one succeeds."""
+        self._is_asleep = False
+        """Nothing is sampled, and requests wait, until the engine wakes."""
         self.timeline = Timeline("starting")
         self._last_step = time.time()
         self._use = self._use_before = EngineUse()
@@ -132,10 +134,10 @@ class EngineThread:
         self._commands.put(lambda engine: self._start(engine, requests, sink))
 
     def probe(self, token_ids: Sequence[int]) -> Future[list[float]]:
-        """The log-prob of each token after the first under the weights that the engine has, attested or not."""
+        """The log-prob of each token after the first under the weights that the engine has, attested or not; wakes it."""
         done: Future[list[float]] = Future()
         done.set_running_or_notify_cancel()
-        self._commands.put(lambda engine: done.set_result(engine.prompt_logprobs(token_ids)))
+        self._commands.put(lambda engine: self._probe(engine, token_ids, done))
         return done
 
     def update(self, update: Update) -> Future[tuple[Proof, float]]:
@@ -147,6 +149,20 @@ class EngineThread:
         done: Future[tuple[Proof, float]] = Future()
         done.set_running_or_notify_cancel()
         self._commands.put(lambda engine: self._update(engine, update, done))
+        return done
+
+    def sleep(self, *, keeps_weights: bool) -> Future[None]:
+        """The engine gives its GPU's memory back. Requests wait: with `keeps_weights` until `wake`, else until an update."""
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()
+        self._commands.put(lambda engine: self._sleep(engine, done, keeps_weights=keeps_weights))
+        return done
+
+    def wake(self) -> Future[None]:
+        """Requests go on. An engine that discarded its weights sleeps on until an update."""
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()
+        self._commands.put(lambda engine: done.set_result(self._wake(engine)))
         return done
 
     def refuse(self, error: WeightsError) -> None:
@@ -180,10 +196,11 @@ class EngineThread:
 
     def _loop(self, engine: Engine) -> None:
         while True:
-            self._enter("sampling" if self._active and not self._is_torn else "idle")
+            samples = bool(self._active) and not self._is_torn and not self._is_asleep
+            self._enter("sampling" if samples else "idle")
             if self._held and not self._active:
                 self._obey_held(engine)
-            elif self._active and not self._is_torn and self._commands.empty():
+            elif samples and self._commands.empty():
                 self._step(engine)
             else:
                 self._obey(engine)
@@ -228,7 +245,8 @@ class EngineThread:
                 sink(request.request_id, WeightsError(f"nothing is served: {self._refusal}"))
             return
         for request in requests:
-            engine.add(request)
+            if not self._is_asleep:
+                engine.add(request)
             self._active[request.request_id] = _Active.of(request, sink)
 
     def _step(self, engine: Engine) -> None:
@@ -258,13 +276,15 @@ class EngineThread:
             active.sink(output.request_id, done)
 
     def _update(self, engine: Engine, update: Update, done: Future[tuple[Proof, float]]) -> None:
-        if self._on_update == "finish" and self._active and not self._is_torn:
+        if self._on_update == "finish" and self._active and not self._is_torn and not self._is_asleep:
             self._held.append(lambda engine: self._update(engine, update, done))
             return
         self._enter("loading weights")
         started = time.monotonic()
-        self._flush(engine)
-        if self._on_update == "abort_and_resume":
+        if not self._is_asleep:
+            self._flush(engine)
+        resumes = self._on_update == "abort_and_resume" or self._is_asleep
+        if resumes:
             engine.abort(list(self._active))
         try:
             if update.adapter is None:
@@ -281,11 +301,31 @@ class EngineThread:
             self._refuse(engine, error)
             done.set_exception(error)
             return
-        self._policy_version, self._is_torn = update.policy_version, False
+        self._policy_version, self._is_torn, self._is_asleep = update.policy_version, False, False
         self._use_before, self._use = self._use, EngineUse()
-        if self._on_update == "abort_and_resume":
+        if resumes:
             self._resume(engine)
         done.set_result((proof, time.monotonic() - started))
+
+    def _sleep(self, engine: Engine, done: Future[None], *, keeps_weights: bool) -> None:
+        if not self._is_asleep:
+            self._flush(engine)
+            engine.abort(list(self._active))
+        engine.sleep(keeps_weights=keeps_weights)
+        self._is_asleep = True
+        if not keeps_weights:
+            self._policy_version, self._is_torn = None, True
+        done.set_result(None)
+
+    def _wake(self, engine: Engine) -> None:
+        if self._is_asleep and not self._is_torn:
+            engine.wake()
+            self._is_asleep = False
+            self._resume(engine)
+
+    def _probe(self, engine: Engine, token_ids: Sequence[int], done: Future[list[float]]) -> None:
+        self._wake(engine)
+        done.set_result(engine.prompt_logprobs(token_ids))
 
     def _resume(self, engine: Engine) -> None:
         for active in self._active.values():

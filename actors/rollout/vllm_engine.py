@@ -149,6 +149,7 @@ class VllmEngine:
         if not self._in_one_process and not isinstance(tensors, Incoming):
             tensors = list(tensors)
         update = {"tensors": tensors, "repair_tied_head": self._repair_tied_head}
+        self._wake("weights")
         try:
             self._engine.collective_rpc("start_weight_update")
             self._engine.collective_rpc("update_weights", args=(update,))
@@ -161,12 +162,14 @@ class VllmEngine:
             ) from error
         for failure in failures:
             raise failure
+        self._wake("kv_cache")
         self._forget_prefixes()
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]], adapter: Adapter) -> None:
         """A new adapter in place of the one that serves, between two steps; else as `load`."""
         from vllm.lora.request import LoRARequest
 
+        self.wake()
         # vLLM reads adapters from a folder. Its own temporary one: a name that is reused would be served from a cache.
         with tempfile.TemporaryDirectory(prefix="treadwheel-adapter-") as folder:
             write_adapter(Path(folder), tensors, adapter=adapter, base_model=self._base_model)
@@ -181,6 +184,19 @@ class VllmEngine:
             raise WeightsError("vLLM refused the adapter; its log says why")
         self._adapter_request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder)
         self._forget_prefixes()
+
+    def sleep(self, *, keeps_weights: bool) -> None:
+        """As vLLM's levels 1 and 2: pages of weights and cache go back to the driver, and addresses stay. On a CPU vLLM only stops."""
+        self._engine.sleep(level=1 if keeps_weights else 2)
+
+    def wake(self) -> None:
+        """All that sleeps."""
+        self._wake()
+
+    def _wake(self, *parts: str) -> None:
+        """These parts of vLLM's, all of them without names. It samples again when nothing sleeps."""
+        if self._engine.is_sleeping():
+            self._engine.wake_up(list(parts) or None)
 
     def _outputs(self) -> list[Any]:
         """vLLM's, of one step. Raises WorkerError when one of the engine's processes is gone."""
@@ -351,6 +367,7 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         enable_chunked_prefill=not is_cpu,
         max_num_batched_tokens=max(_CPU_PREFILL_TOKENS, max_context) if is_cpu else None,
         enforce_eager=rollout.enforce_eager,
+        enable_sleep_mode=rollout.colocated and not is_cpu,
         enable_prefix_caching=rollout.prefix_caching,
         enable_lora=adapter is not None,
         # vLLM knows a few ranks only: the next larger one.

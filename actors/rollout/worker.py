@@ -220,6 +220,18 @@ class RolloutWorker:
             **asdict(proof),
         )
 
+    async def sleep(self, keeps_weights: bool) -> None:
+        """Its engine's GPU is free when this returns, but for what a process cannot give back. Requests wait until it wakes.
+
+        Without its weights it wakes with its next load. An engine that was never loaded keeps those of its starting files, which the
+        noise floor is measured with.
+        """
+        await self._wait_for(self._engine.sleep(keeps_weights=keeps_weights or self._attestor.needs_start))
+
+    async def wake(self) -> None:
+        """Samples again, if it kept its weights."""
+        await self._wait_for(self._engine.wake())
+
     async def abort(self, group_ids: Sequence[str]) -> list[str]:
         """Drops these groups; their `generate` goes on without them. The ids that were running."""
         wanted = set(group_ids)

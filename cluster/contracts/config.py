@@ -177,6 +177,37 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _require_a_worker_for_every_rank_in_turn(self) -> "RunConfig":
+        if not self.rollout.colocated:
+            return self
+        rollout, learner, elastic = self.rollout, self.learner, self.elastic
+        gpus = (learner.gpus_per_rank, rollout.gpus_per_worker)
+        wrong: list[str] = []
+        if bound := self.buffer.max_off_policy_steps:
+            wrong.append(
+                f"buffer.max_off_policy_steps={bound}: workers would sample while the learner learns; set it to 0"
+            )
+        for name in ("max_workers", "spot", "wait_for_nodes_s"):
+            if (value := getattr(elastic, name)) is not None:
+                wrong.append(f"elastic.{name}={value}: workers stay beside the learner's ranks; leave it out")
+        if rollout.num_workers != learner.num_ranks:
+            wrong.append(
+                f"rollout.num_workers={rollout.num_workers} and learner.num_ranks={learner.num_ranks}: a worker is beside each rank; "
+                "use the same number"
+            )
+        if rollout.tensor_parallel_size > 1:
+            wrong.append(
+                f"rollout.tensor_parallel_size={rollout.tensor_parallel_size}: an engine shares the GPU of one rank; set it to 1"
+            )
+        if any(gpus) and not (all(gpus) and sum(gpus) <= 1):
+            wrong.append(
+                f"learner.gpus_per_rank={gpus[0]:g} and rollout.gpus_per_worker={gpus[1]:g}: both are parts of one GPU; use 0.5 and 0.5"
+            )
+        if wrong:
+            raise ValueError(f"rollout.colocated=true with {wrong[0]}, or leave rollout.colocated out")
+        return self
+
+    @model_validator(mode="after")
     def _require_several_updates_for_target_kl(self) -> "RunConfig":
         if self.optimizer.target_kl is not None and self.learner.updates_per_step == 1:
             raise ValueError(
@@ -218,6 +249,16 @@ class RunConfig(Section):
         share a GPU with the learner's own; nor in a deterministic run, whose batches no timing may decide."""
         is_over_nccl = self.weights.transport.name == "collective" and self.weights_backend == "nccl"
         return self.buffer.max_off_policy_steps > 0 and not is_over_nccl and not self.deterministic
+
+    @property
+    def keeps_its_workers(self) -> bool:
+        """The fleet is exactly its first workers: which of them samples what is fixed, or each is beside its rank."""
+        return self.deterministic or self.rollout.colocated
+
+    @property
+    def publishes_adapter(self) -> bool:
+        """Workers get adapters alone, and keep what these are put on."""
+        return self.learner.lora is not None and self.learner.lora.publish == "adapter"
 
     @property
     def learner_scores_reference(self) -> bool:

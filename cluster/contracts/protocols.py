@@ -92,6 +92,16 @@ class Engine(Protocol):
         """As `load`, for a LoRA adapter (cluster.weights.manifest.Adapter) of the model that the engine started with."""
         ...
 
+    def sleep(self, *, keeps_weights: bool) -> None:
+        """Gives its GPU's memory back: weights go to the host's memory, or nowhere, and the cache is forgotten. No request runs then.
+
+        Calling it again is fine."""
+        ...
+
+    def wake(self) -> None:
+        """Takes the memory again. Without its weights it computes nothing of use until a load, which wakes it too."""
+        ...
+
     def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-prob of each token after the first under the weights that serve now, temperature 1 (the canary)."""
         ...

@@ -50,6 +50,10 @@ class RolloutConfig(Section):
     """Places a worker, as `learner.cpus_per_rank` places a rank. A worker that joins a run whose actors share CPUs shares them too, unless
     the run is elastic: then it waits for a node."""
     gpus_per_worker: Layout[NonNegativeFloat] = 0.0
+    colocated: Layout[bool] = False
+    """Each worker shares the GPU of the learner's rank of its number, and they have it in turn: engines sleep while the learner learns, and
+    its ranks keep their state in the host's memory while engines sample. For synchronous runs: no GPU waits for the other side
+    (docs/gpus.md)."""
     num_threads: Layout[PositiveInt | None] = None
     """OpenMP threads of a worker's engine; None is its CPUs, rounded up. Processes of one engine share them, and have one each at least."""
     tensor_parallel_size: Layout[PositiveInt] = 1

@@ -7,7 +7,7 @@ GPUs are never shared beyond what is asked. The controller moves object refs and
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -66,6 +66,8 @@ class Bundle:
     gpus: float
     num_threads: int
     """Compute threads of each of its processes, whatever the reservation."""
+    party: int | None = None
+    """Bundles with the same number are in one place, on the same GPU; None: alone."""
 
     @property
     def name(self) -> str:
@@ -82,8 +84,11 @@ class SeatGroup:
 
     seats: tuple[int, ...]
     """Indices among the plan's bundles."""
+    places: tuple[int, ...]
+    """Of each seat: index among the group's bundles in Ray. Actors of a party have one bundle, whose GPU is the same for all of them: Ray
+    gives a bundle of a GPU, or of a part of one, a certain GPU."""
     resources: list[dict[str, float]]
-    """One a seat."""
+    """One a place."""
     strategy: str
     node_labels: dict[str, str]
     """Ray's selector of the nodes where all of the seats may be; empty: any."""
@@ -133,9 +138,25 @@ class PlacementPlan:
         return [self._group(everyone, "PACK", {})]
 
     def _group(self, seats: Sequence[int], strategy: str, node_labels: dict[str, str]) -> SeatGroup:
-        bundles = [self.bundles[seat] for seat in seats]
-        resources = [{"CPU": each.cpus, **({"GPU": each.gpus} if each.gpus else {})} for each in bundles]
-        return SeatGroup(seats=tuple(seats), resources=resources, strategy=strategy, node_labels=node_labels)
+        found = parties([self.bundles[seat] for seat in seats])
+        place_of = {id(each): place for place, party in enumerate(found) for each in party}
+        sums = [(_total(each.cpus for each in party), _total(each.gpus for each in party)) for party in found]
+        return SeatGroup(
+            seats=tuple(seats),
+            places=tuple(place_of[id(self.bundles[seat])] for seat in seats),
+            resources=[{"CPU": cpus, **({"GPU": gpus} if gpus else {})} for cpus, gpus in sums],
+            strategy=strategy,
+            node_labels=node_labels,
+        )
+
+
+def parties(bundles: Iterable[Bundle]) -> list[tuple[Bundle, ...]]:
+    """Those that are in one place together, in the order of the first of each."""
+    found: dict[tuple[str, int], list[Bundle]] = {}
+    for number, bundle in enumerate(bundles):
+        key = ("alone", number) if bundle.party is None else ("party", bundle.party)
+        found.setdefault(key, []).append(bundle)
+    return [tuple(party) for party in found.values()]
 
 
 def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[str]) -> PlacementPlan:
@@ -150,7 +171,7 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
         if fitted := _fit(asked, available, config):
             return PlacementPlan(
                 bundles=fitted,
-                spreads_workers=num_workers > 1 and _has_room_apart(fitted, available),
+                spreads_workers=num_workers > 1 and not config.rollout.colocated and _has_room_apart(fitted, available),
                 is_time_shared=_is_less(fitted, asked),
                 num_missing_workers=config.rollout.num_workers - num_workers,
                 off_spot=config.elastic.off_spot,
@@ -193,7 +214,15 @@ def asked_bundles(
         kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None, *, num_processes: int = 1
     ) -> Bundle:
         num_threads = num_threads or min(math.ceil(cpus), most_threads or math.ceil(cpus))
-        return Bundle(kind=kind, index=index, cpus=cpus, gpus=gpus, num_threads=max(1, num_threads // num_processes))
+        takes_turns = rollout.colocated and kind in (ActorKind.LEARNER, ActorKind.ROLLOUT_WORKER)
+        return Bundle(
+            kind=kind,
+            index=index,
+            cpus=cpus,
+            gpus=gpus,
+            num_threads=max(1, num_threads // num_processes),
+            party=index if takes_turns else None,
+        )
 
     ranks = [
         bundle(ActorKind.LEARNER, rank, learner.cpus_per_rank, learner.gpus_per_rank, learner.num_threads)
@@ -294,20 +323,35 @@ def without_room(bundles: Sequence[Bundle], available: ClusterResources, *, stay
 def first_fit(
     bundles: Sequence[Bundle], available: ClusterResources, *, staying_first: bool
 ) -> list[tuple[Bundle, int | None]]:
-    """Each with the index of its node, or None without room, in the order of seating: largest first, GPUs before CPUs. `staying_first`:
-    what must not be on spot nodes comes before all workers."""
+    """Each with the index of its node, or None without room, in the order of seating: largest parties first, GPUs before CPUs.
+    `staying_first`: what must not be on spot nodes comes before all workers."""
     free, seated = list(available.nodes), list[tuple[Bundle, int | None]]()
+    asked = [
+        (_total(each.gpus for each in party), _total(each.cpus for each in party), party) for party in parties(bundles)
+    ]
 
-    def has_room(node: Node, bundle: Bundle) -> bool:
-        return node.gpus >= bundle.gpus and node.cpus >= bundle.cpus and (bundle.may_be_on_spot or not node.is_spot)
+    def may_be_on_spot(party: Sequence[Bundle]) -> bool:
+        return all(each.may_be_on_spot for each in party)
 
-    for bundle in sorted(bundles, key=lambda each: (staying_first and each.may_be_on_spot, -each.gpus, -each.cpus)):
-        place = next((place for place, node in enumerate(free) if has_room(node, bundle)), None)
-        seated.append((bundle, place))
+    for gpus, cpus, party in sorted(asked, key=lambda it: (staying_first and may_be_on_spot(it[2]), -it[0], -it[1])):
+        place = next(
+            (
+                place
+                for place, node in enumerate(free)
+                if node.gpus >= gpus and node.cpus >= cpus and (may_be_on_spot(party) or not node.is_spot)
+            ),
+            None,
+        )
+        seated += [(bundle, place) for bundle in party]
         if place is not None:
             node = free[place]
-            free[place] = replace(node, gpus=node.gpus - bundle.gpus, cpus=node.cpus - bundle.cpus)
+            free[place] = replace(node, gpus=node.gpus - gpus, cpus=node.cpus - cpus)
     return seated
+
+
+def _total(shares: Iterable[float]) -> float:
+    """To Ray's precision: three tenths are 0.3."""
+    return round(sum(shares), 4)
 
 
 def _rounded(cpus: float) -> float:

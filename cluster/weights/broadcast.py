@@ -5,7 +5,7 @@ The transport moves the bytes and asks for the proofs; `Weights` decides which w
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Self
 
@@ -41,11 +41,19 @@ class Weights:
 
     @classmethod
     def from_config(
-        cls, config: WeightsConfig, *, learner: PublishingLearner, num_workers: int, events: Events
+        cls,
+        config: WeightsConfig,
+        *,
+        learner: PublishingLearner,
+        num_workers: int,
+        events: Events,
+        around: Callable[[Transport], Transport] | None = None,
     ) -> Self:
-        """Through the transport that `weights.transport` names. Raises ConfigError for one that does not import."""
+        """Through the transport that `weights.transport` names, or what is made `around` it. Raises ConfigError for one that does not
+        import."""
         make = resolve(config.transport, home=TRANSPORTS, field="weights.transport")
-        return cls(make(timeout_s=config.timeout_s), learner=learner, num_workers=num_workers, events=events)
+        transport: Transport = make(timeout_s=config.timeout_s)
+        return cls(around(transport) if around else transport, learner=learner, num_workers=num_workers, events=events)
 
     async def publish(self) -> BroadcastStats:
         """Takes the learner's weights to where workers that join can fetch them; asks no worker."""

@@ -204,7 +204,7 @@ async def seats(
                 groups.append(_asked(asked))
             for group, asked in zip(groups[start:], together, strict=True):
                 await reserved(group, asked)
-                found |= {seat: Seat(group, index) for index, seat in enumerate(asked.seats)}
+                found |= {seat: Seat(group, place) for seat, place in zip(asked.seats, asked.places, strict=True)}
         taken = Seats(found, start_s=start_s, events=events)
         async with background() as tasks:
             tasks.create_task(taken.give_back_lost([each.seats[0] for each in others if len(each.seats) == 1]))
@@ -216,7 +216,7 @@ async def seats(
 
 def _asked(asked: SeatGroup) -> Any:
     """A placement group, which is reserved later."""
-    labels = [asked.node_labels] * len(asked.seats)
+    labels = [asked.node_labels] * len(asked.resources)
     return placement_group(asked.resources, strategy=asked.strategy, bundle_label_selector=labels)
 
 

@@ -68,6 +68,11 @@ def _check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
             f"{asked}: {url!r} is deterministic, which worker samples what is fixed; "
             "start a run of its own with another rollout.num_workers, or with deterministic=false"
         )
+    if config.rollout.colocated:
+        raise ConfigError(
+            f"{asked}: {url!r} is colocated, a worker is beside each of the learner's ranks; "
+            "start the run again with rollout.colocated=false, or with more ranks and workers"
+        )
     elastic, most_useful = config.elastic, config.buffer.most_under_way
     most = most_workers(elastic, most_useful)
     if most is not None and not elastic.min_workers <= number <= most:
@@ -102,8 +107,8 @@ def _inputs(decided: Decision, fleet: Fleet) -> dict[str, float | None]:
 
 
 class Steering:
-    """Watches, and tells the fleet and the reward services how many to be. Deterministic runs keep their workers: which worker samples
-    what is fixed. A reward is the same whichever service judges."""
+    """Watches, and tells the fleet and the reward services how many to be. Deterministic and colocated runs keep their workers: what
+    each samples is fixed, or where it is. A reward is the same whichever service judges."""
 
     def __init__(self, config: RunConfig, *, cluster: Cluster, run_dir: RunDirectory, log: MetricLog) -> None:
         self._config = config
@@ -122,7 +127,7 @@ class Steering:
         async with background() as tasks:
             tasks.create_task(self._every(_POLL_S if self._run_dir.is_local else _STORE_POLL_S, self._look))
             tasks.create_task(self._every(_CLUSTER_POLL_S, partial(self._leave_draining_nodes, tasks)))
-            if not self._config.deterministic:
+            if not self._config.keeps_its_workers:
                 self._log.add(self)
                 self._set("rollout_workers", self._config.rollout.num_workers, why="asked for")
             yield
@@ -166,7 +171,7 @@ class Steering:
         for actors, number in order.model_dump(exclude_none=True).items():
             _check(self._config, actors, number, url=self._run_dir.url)
             self._set(actors, number, why="treadwheel scale")
-        if self._config.deterministic:
+        if self._config.keeps_its_workers:
             return
         fleet = self._fleet_now()
         if fleet.num_coming != self._num_coming:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import StorageError
+from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.provenance import Provenance
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
@@ -28,6 +28,7 @@ from cluster.rollouts.worker_pool import WorkerPool
 from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.timesheet import Timesheet
+from cluster.supervision.turns import GpuTurns
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.actor_specs import ActorSpecs
 from deploy.cluster_up.seats import Seats
@@ -74,6 +75,15 @@ def wire(
 ) -> Cluster:
     """`tasks` run what goes on beside the loop; without an `office` the cluster only evaluates."""
     supervisor, timesheet = Supervisor(config.supervision, log), timesheet_of(run_dir)
+
+    async def lose(worker: Any, error: TreadwheelError) -> None:
+        await worker.kill()
+        fleet.replace(worker, error)
+
+    turns = None
+    if config.rollout.colocated:
+        deadline_s = config.weights.timeout_s
+        turns = GpuTurns(loads_whole=not config.publishes_adapter, deadline_s=deadline_s, lose=lose)
     recorder, learner = learning(
         config,
         seats=seats,
@@ -83,15 +93,23 @@ def wire(
         checkpoints=run_dir.path(CHECKPOINTS),
         provenance=provenance,
         pass_rates=office.pass_rates.of_step if office and office.pass_rates else None,
+        turns=turns,
     )
-    weights = Weights.from_config(config.weights, learner=learner, num_workers=config.rollout.num_workers, events=log)
-    pool = partial(WorkerPool, start=seats.start, left=seats.vacate, supervisor=supervisor, tasks=tasks)
+    weights = Weights.from_config(
+        config.weights,
+        learner=learner,
+        num_workers=config.rollout.num_workers,
+        events=log,
+        around=turns.delivering if turns else None,
+    )
+    pool = partial(WorkerPool, left=seats.vacate, supervisor=supervisor, tasks=tasks)
     fleet = pool(
         specs.rollout_workers(),
+        start=turns.starting(seats.start) if turns else seats.start,
         joining=specs.joining_worker,
         join=weights.join,
         is_on_spot=lambda worker: config.elastic.is_spot(worker.node_labels),
-        is_deterministic=config.deterministic,
+        is_deterministic=config.keeps_its_workers,
     )
 
     async def tell(service: RemoteActor) -> None:
@@ -101,7 +119,7 @@ def wire(
         config,
         start=seats.start,
         spawn=seats.spawn,
-        services=pool(specs.reward_services(), joining=specs.joining_service, join=tell),
+        services=pool(specs.reward_services(), start=seats.start, joining=specs.joining_service, join=tell),
         models=specs.reward_models(),
         reference=specs.reference_scorer(),
         servers=specs.judge_servers(),
@@ -154,8 +172,9 @@ def learning(
     checkpoints: str,
     provenance: Callable[[int], Provenance],
     pass_rates: Callable[[int], dict[str, float]] | None = None,
+    turns: GpuTurns | None = None,
 ) -> tuple[SupervisedActor, LearnerGroup]:
-    """The recorder, and the learner that it feeds. `checkpoints`, `provenance` and `pass_rates` as for the `LearnerGroup`."""
+    """The recorder, and the learner that it feeds. `checkpoints`, `provenance`, `pass_rates` and `turns` as for the `LearnerGroup`."""
     recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
     learner = LearnerGroup(
         config=config,
@@ -168,6 +187,7 @@ def learning(
         saving=SavingRules(config),
         pass_rates=pass_rates,
         provenance=provenance,
+        turns=turns,
     )
     return recorder, learner
 

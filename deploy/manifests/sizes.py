@@ -42,8 +42,14 @@ def sizes(
 ) -> Sizes:
     """`needs` as in `plan`, `largest` the largest pod; `shares_files` where all pods mount one volume.
 
-    Raises ConfigError for an actor that is larger, and for a base in several pods that cannot share the run directory.
+    Raises ConfigError for an actor that is larger, for a base in several pods that cannot share the run directory, and for workers beside
+    the learner's ranks.
     """
+    if config.rollout.colocated:
+        raise ConfigError(
+            "rollout.colocated=true: these manifests give rollout workers pods of their own, and a worker must be in the pod of its rank; "
+            "leave it out, or use a cluster of your own (--address)"
+        )
     bundles = asked_bundles(config, most_threads=None, needs=needs, num_workers=config.rollout.num_workers)
     workers = [each for each in bundles if each.kind is ActorKind.ROLLOUT_WORKER]
     base = _packed([each for each in bundles if each.kind is not ActorKind.ROLLOUT_WORKER], largest)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.contracts.errors import ConfigError
-from cluster.supervision.placement import Bundle, ClusterResources, Node, first_fit
+from cluster.supervision.placement import Bundle, ClusterResources, Node, first_fit, parties
 
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = r"(\d+(?:\.\d+)?)([MGT]i?B)"
@@ -75,24 +75,27 @@ def seat(bundles: Sequence[Bundle], hardware: Hardware, resources: ClusterResour
 
     Raises ConfigError for fractions that add up to no more than there is, and still fit on no GPU.
     """
-    node_of: dict[str, int] = {}
+    seated = first_fit(bundles, resources, staying_first=staying_first)
+    assert all(node is not None for _, node in seated), "the plan has room for all"
+    node_of = {bundle.name: node for bundle, node in seated if node is not None}
     gpus_of: dict[str, tuple[int, ...]] = {}
     free = [[1.0] * hardware.gpus for _ in range(hardware.num_nodes)]
-    for bundle, node in first_fit(bundles, resources, staying_first=staying_first):
-        assert node is not None, "the plan has room for all"
-        wanted = max(1, int(bundle.gpus)) if bundle.gpus else 0
-        share = min(bundle.gpus, 1.0)
+    for party in parties(bundle for bundle, _ in seated):
+        names, left = [each.name for each in party], free[node_of[party[0].name]]
+        asked = sum(each.gpus for each in party)
+        wanted = max(1, int(asked)) if asked else 0
+        share = min(asked, 1.0)
         # Fractions are rounded: three thirds are one GPU.
-        roomy = [gpu for gpu, left in enumerate(free[node]) if round(left - share, 6) >= 0]
-        roomy.sort(key=free[node].__getitem__)
+        roomy = [gpu for gpu, part in enumerate(left) if round(part - share, 6) >= 0]
+        roomy.sort(key=left.__getitem__)
         if len(roomy) < wanted:
             raise ConfigError(
-                f"{bundle.name} asks for {bundle.gpus:g} GPUs, and no GPU of a node has so much left: fractions do not reach over two; "
+                f"{' and '.join(names)} asks for {asked:g} GPUs, and no GPU of a node has so much left: fractions do not reach over two; "
                 "use fractions that add up to 1, or whole GPUs"
             )
         for gpu in roomy[:wanted]:
-            free[node][gpu] -= share
-        node_of[bundle.name], gpus_of[bundle.name] = node, tuple(sorted(roomy[:wanted]))
+            left[gpu] -= share
+        gpus_of |= dict.fromkeys(names, tuple(sorted(roomy[:wanted])))
     return Seats(node_of=node_of, gpus_of=gpus_of)
 
 

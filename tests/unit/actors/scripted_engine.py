@@ -29,6 +29,7 @@ class ScriptedEngine:
         self.compositions: list[list[str]] = []
         """The request ids of each step."""
         self.added: list[EngineRequest] = []
+        self.is_asleep = False
         self.at_step = at_step or {}
         """What else happens in the engine's thread during a step, by how many tokens each request had before it."""
         self._records_experts = records_experts
@@ -36,6 +37,15 @@ class ScriptedEngine:
         self._kept_back: dict[str, list[tuple[int, float]]] = {}
         self._running: dict[str, tuple[EngineRequest, int]] = {}
         self._held: list[EngineOutput] = []
+
+    def sleep(self, *, keeps_weights: bool) -> None:
+        assert not self._running and not self._held, "no request runs in an engine that sleeps"
+        self.is_asleep = True
+        if not keeps_weights:
+            self.weight = float("nan")
+
+    def wake(self) -> None:
+        self.is_asleep = False
 
     def add(self, request: EngineRequest) -> None:
         self.added.append(request)
@@ -60,6 +70,7 @@ class ScriptedEngine:
         return EngineUse(num_running=len(self._running), cache_share=len(self._running) / 100)
 
     def load(self, tensors: Iterator[tuple[str, Any]]) -> None:
+        self.wake()
         for _, tensor in tensors:
             if not self.ignores_loads:
                 self.weight = float(tensor.flatten()[0])
@@ -69,6 +80,7 @@ class ScriptedEngine:
         return [-self.weight] * (len(token_ids) - 1)
 
     def _advance(self) -> list[EngineOutput]:
+        assert not self.is_asleep, "an engine that sleeps computes nothing"
         progress = max((num_done for _, num_done in self._running.values()), default=-1)
         self.at_step.pop(progress, lambda: None)()
         self.compositions.append(list(self._running))

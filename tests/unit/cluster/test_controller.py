@@ -435,3 +435,22 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
         "eval/accuracy/easy": 0.0,
         "eval/accuracy/hard": 1.0,
     }
+
+
+class SavingScene(Scene):
+    """Says of each save up to which version groups might start."""
+
+    async def save(self, metric: float | None) -> None:
+        await super().save(metric)
+        self.begun.append(self.buffer.version)
+
+    begun: list[int]
+
+
+@pytest.mark.parametrize(("is_colocated", "begun"), [(True, [1, 2]), (False, [2, 3])])
+async def test_no_group_starts_on_engines_that_sleep_while_the_learner_saves(is_colocated: bool, begun: list[int]):
+    scene = SavingScene(rollout={"colocated": is_colocated})
+    scene.begun = []
+    await scene.run()
+    assert scene.saved == [2, 3] and scene.begun == begun and scene.buffer.version == 3
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.num_unwritten == 0

@@ -63,6 +63,8 @@ class ScriptedRank(RemoteActor):
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         await asyncio.sleep(0)
+        if self._scene.turns is not None:
+            self._scene.turns.note(method)
         try:
             self._scene.fail(method, self._version)
         except NumericsError:  # as a learner raises it: between two updates of a step
@@ -89,6 +91,8 @@ class ScriptedRank(RemoteActor):
                 return self._last_step
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
+        if self._scene.turns is not None:
+            self._scene.turns.note(method)
         self._scene.fail(method, self._version)
         return [f"{'weights' if method == 'publish' else method} {self._version}"]
 
@@ -137,8 +141,10 @@ class Scene:
         max_restarts: int = 8,
         read_only: int | None = None,
         journal: Lines | None = None,
+        turns: Any = None,
         **config: Any,
     ) -> None:
+        self.turns = turns
         self.failures = list(failures)
         self.now_s = 0.0
         self.saved = 0
@@ -173,6 +179,7 @@ class Scene:
             ledger=Ledger(self.journal, num_steps=read_only),
             checkpoints="there",
             saving=SavingRules(config, clock=lambda: self.now_s),
+            turns=turns,
         )
 
     def fail(self, method: str, version: int) -> None:
@@ -632,3 +639,116 @@ async def test_a_run_that_is_stopped_while_its_learner_is_built_again_asks_the_r
     with pytest.raises((Stopped, BaseExceptionGroup)):
         await scene.learn(1)
     assert await scene.group.save_progress() is None
+
+
+# GPUs that are shared in turns
+
+
+class Turns:
+    """Writes down whose turn begins, and what the ranks do in theirs."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.is_learners = True
+
+    def note(self, method: str) -> None:
+        if method in ("restore_latest", "update", "publish", "save", "rest"):
+            assert self.is_learners, f"{method} while the engines have the GPUs"
+            self.log.append(method)
+
+    async def begin_learners(self, *, ends_with_broadcast: bool) -> None:
+        if not self.is_learners:
+            self.log.append("engines discard" if ends_with_broadcast else "engines keep")
+        self.is_learners = True
+
+    async def end_learners(self) -> None:
+        self.is_learners = False
+        self.log.append("engines")
+
+    def drain(self) -> list[str]:
+        drained, self.log = self.log, []
+        return drained
+
+
+async def resting(*failures: tuple[str, int, Exception], **more: Any) -> Scene:
+    """At version 1, which was published."""
+    scene = Scene(*failures, turns=Turns(), **more)
+    await scene.group.start()
+    await scene.group.restore()
+    await scene.group.publish()
+    await scene.learn(1)
+    await scene.group.publish()
+    assert scene.turns.drain() == [
+        *("restore_latest", "publish", "rest", "engines"),
+        *("engines discard", "update", "publish", "rest", "engines"),
+    ]
+    return scene
+
+
+async def test_ranks_rest_from_publishing_until_the_next_step_and_while_nothing_is_saved():
+    scene = await resting()
+    await scene.group.save(None)
+    assert scene.turns.drain() == ["engines keep", "save", "rest", "engines"]
+
+
+async def test_what_is_published_again_for_a_worker_that_joins_leaves_the_others_their_weights():
+    scene = await resting()
+    await scene.group.publish()
+    assert scene.turns.drain() == ["engines keep", "publish", "rest", "engines"]
+
+
+async def test_a_step_that_lost_a_group_leaves_the_engines_awake_with_their_weights():
+    scene = await resting()
+    with pytest.raises(LostError):
+        await scene.group.update([(1, Group(pieces=("lost",), summary=rewarded(1)))])
+    assert scene.turns.drain() == [] and not scene.turns.is_learners
+
+
+async def test_a_learner_that_dies_while_engines_sleep_is_restored_before_they_wake():
+    scene = await resting(("update", 1, death("learner-0", "update")))
+    await scene.learn(1)
+    assert scene.turns.drain() == ["engines discard", "update", "restore_latest", "update", "update"]
+    assert await scene.group.publish() == ["weights 2"]
+    assert scene.turns.drain() == ["publish", "rest", "engines"]
+
+
+async def test_a_learner_that_dies_going_to_rest_publishes_again():
+    scene = await resting()
+    await scene.learn(1)
+    scene.turns.drain()
+    scene.failures.append(("rest", 2, death("learner-0", "rest")))
+    assert await scene.group.publish() == ["weights 2"]
+    assert scene.turns.drain() == [
+        *("publish", "rest", "restore_latest", "update", "update", "publish", "rest", "engines")
+    ]
+
+
+async def test_a_learner_that_dies_at_rest_is_restored_by_the_step_that_needs_it():
+    scene = await resting()
+    (rank,) = scene.group.actors()
+    await scene.group.heal(rank, death("learner-0", "progress"))
+    assert scene.turns.drain() == [] and scene.group.actors() == [rank], "engines sample"
+    scene.failures.append(("update", 1, death("learner-0", "update")))
+    await scene.learn(1)
+    assert scene.group.version == 2 and scene.group.actors() != [rank]
+
+
+async def test_a_learner_that_dies_in_its_turn_is_healed_at_once():
+    scene = Scene(turns=Turns())
+    await scene.group.start()
+    (rank,) = scene.group.actors()
+    await scene.group.heal(rank, death("learner-0", "progress"))
+    assert scene.group.actors() != [rank]
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+async def test_a_run_that_is_stopped_saves_in_the_learners_turn(is_published: bool):
+    """Also while engines sample: they stop."""
+    scene = await resting()
+    await scene.learn(1)
+    if is_published:
+        await scene.group.publish()
+    scene.turns.drain()
+    await scene.group.save_progress()
+    assert scene.saves == [2] and scene.turns.is_learners
+    assert scene.turns.drain() == (["engines keep", "save"] if is_published else ["save"])

@@ -247,3 +247,91 @@ def test_the_last_token_may_be_sampled_beside_the_probe():
     thread.submit([request], lambda request_id, result: outcome.set_result(result))
     assert outcome.result(timeout=120).policy_versions == [1, 1, 2]
     thread.stop()
+
+
+# Sleep
+
+
+def asleep(thread: EngineThread, engine: ScriptedEngine, *, keeps_weights: bool) -> Future[Outcome]:
+    """The outcome of a request of six tokens; the engine fell asleep after its third, under version 1."""
+    outcome: Future[Outcome] = Future()
+    slept: list[Future[None]] = []
+    engine.at_step = {2: lambda: slept.append(thread.sleep(keeps_weights=keeps_weights))}
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=6), seed=10)
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
+    thread.submit([request], lambda request_id, result: outcome.set_result(result))
+    while not slept:
+        time.sleep(0.001)
+    slept[0].result(timeout=120)
+    assert engine.is_asleep and not outcome.done()
+    return outcome
+
+
+@pytest.mark.parametrize("told_together", [1, 100])
+def test_a_request_goes_on_where_it_was_when_the_engine_wakes(told_together):
+    engine = ScriptedEngine(told_together=told_together)
+    thread = EngineThread(lambda: engine, on_update="continue")
+    outcome = asleep(thread, engine, keeps_weights=True)
+    assert thread.policy_version == 1
+    thread.wake().result(timeout=120)
+    completion = outcome.result(timeout=120)
+    thread.stop()
+    assert isinstance(completion, Completion)
+    assert completion.token_ids == [10, 11, 12, 13, 14, 15] and completion.policy_versions == [1] * 6
+
+
+@pytest.mark.parametrize("on_update", ["continue", "finish", "abort_and_resume"])
+def test_an_engine_without_its_weights_serves_nothing_until_an_update_wakes_it(on_update):
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update=on_update)
+    outcome = asleep(thread, engine, keeps_weights=False)
+    thread.wake().result(timeout=120)
+    assert engine.is_asleep and thread.policy_version is None and not outcome.done()
+    thread.update(update(2)).result(timeout=120)
+    completion = outcome.result(timeout=120)
+    thread.stop()
+    assert isinstance(completion, Completion)
+    assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
+
+
+def test_a_request_that_comes_while_the_engine_sleeps_waits_for_it():
+    engine, outcome = ScriptedEngine(), Future[Outcome]()
+    thread = EngineThread(lambda: engine, on_update="continue")
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
+    thread.sleep(keeps_weights=True).result(timeout=120)
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=2), seed=10)
+    thread.submit([request], lambda request_id, result: outcome.set_result(result))
+    thread.sleep(keeps_weights=True).result(timeout=120)
+    assert engine.added == [] and thread.last_progress == pytest.approx(time.time(), abs=60)
+    thread.wake().result(timeout=120)
+    completion = outcome.result(timeout=120)
+    thread.stop()
+    assert isinstance(completion, Completion) and completion.token_ids == [10, 11]
+
+
+def test_a_probe_of_starting_weights_wakes_the_engine():
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="continue")
+    thread.sleep(keeps_weights=True).result(timeout=120)
+    assert thread.probe([1, 2]).result(timeout=120) == [0.0]
+    thread.stop()
+
+
+def test_an_engine_whose_load_broke_off_sleeps_again():
+    """It is half awake then, and the learner needs the memory."""
+
+    def broken() -> Any:
+        raise BroadcastError("a member is lost")
+
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="continue")
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
+    thread.sleep(keeps_weights=False).result(timeout=120)
+    with pytest.raises(BroadcastError):
+        thread.update(dataclasses.replace(update(2), tensors=broken)).result(timeout=120)
+    engine.wake()
+    thread.sleep(keeps_weights=False).result(timeout=120)
+    assert engine.is_asleep
+    thread.update(update(2)).result(timeout=120)
+    assert thread.policy_version == 2
+    thread.stop()

@@ -440,3 +440,29 @@ async def test_a_prompt_that_the_engine_refuses_costs_its_group_and_the_other_ti
 
 def fail():
     raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+async def test_a_worker_discards_its_weights_but_for_those_that_its_noise_floor_is_measured_with(
+    make_worker, is_loaded: bool
+):
+    engine = ScriptedEngine()
+    worker = make_worker(engine)
+    if is_loaded:
+        await worker.load(*weights(4))
+    await worker.sleep(False)
+    assert engine.is_asleep and (engine.weight == 0.0) == (not is_loaded), (
+        "scripted weights that were discarded are NaN"
+    )
+    await worker.load(*weights(5))
+    (batch,) = await collect(worker.generate([ticket(7)]))
+    assert batch["rollout_logprobs"].to_pylist() == [[-5.0] * 3] * 2
+
+
+async def test_a_worker_that_kept_its_weights_serves_them_when_it_wakes(make_worker):
+    worker = make_worker(ScriptedEngine())
+    await worker.load(*weights(4))
+    await worker.sleep(True)
+    await worker.wake()
+    (batch,) = await collect(worker.generate([ticket(7)]))
+    assert batch["policy_versions"].to_pylist() == [[4, 4, 4]] * 2

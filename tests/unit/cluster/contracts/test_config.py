@@ -1,6 +1,7 @@
 """Settings that contradict each other are refused together, with the way out."""
 
 import math
+import re
 
 import pytest
 from pydantic import ValidationError
@@ -216,3 +217,47 @@ def test_experts_are_balanced_where_they_are_recorded():
         ValidationError, match=r"router_aux_loss_coefficient=0\.01 counts the experts that the engine chose"
     ):
         configured(**balancing)
+
+
+COLOCATED = {"colocated": True, "gpus_per_worker": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"buffer": {"max_off_policy_steps": 1}},
+            "rollout.colocated=true with buffer.max_off_policy_steps=1: workers would sample while the learner learns; set it to 0, or "
+            "leave rollout.colocated out",
+        ),
+        ({"elastic": {"max_workers": 2}}, "rollout.colocated=true with elastic.max_workers=2: workers stay beside"),
+        ({"elastic": {"spot": "a=b"}}, "rollout.colocated=true with elastic.spot=a=b: workers stay beside"),
+        (
+            {"elastic": {"wait_for_nodes_s": 5}},
+            "rollout.colocated=true with elastic.wait_for_nodes_s=5.0: workers stay",
+        ),
+        (
+            {"learner": {"num_ranks": 2, "gpus_per_rank": 0.5}},
+            "rollout.colocated=true with rollout.num_workers=1 and learner.num_ranks=2: a worker is beside each rank; use the same number",
+        ),
+        (
+            {"rollout": {**COLOCATED, "tensor_parallel_size": 2}},
+            "rollout.colocated=true with rollout.tensor_parallel_size=2: an engine shares the GPU of one rank; set it to 1",
+        ),
+        (
+            {"learner": {"gpus_per_rank": 0.6}},
+            "rollout.colocated=true with learner.gpus_per_rank=0.6 and rollout.gpus_per_worker=0.5: both are parts of one GPU; use 0.5 and",
+        ),
+        ({"learner": {}}, "learner.gpus_per_rank=0 and rollout.gpus_per_worker=0.5: both are parts of one GPU"),
+    ],
+)
+def test_turns_on_the_same_gpus_are_of_a_synchronous_run_with_a_worker_beside_each_rank(sections, message):
+    fine = {"learner": {"gpus_per_rank": 0.5}, "rollout": COLOCATED}
+    assert configured(**fine).keeps_its_workers
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        configured(**fine | sections)
+
+
+def test_without_gpus_the_turns_are_taken_all_the_same():
+    assert configured(rollout={"colocated": True, "num_workers": 2}, learner={"num_ranks": 2}).keeps_its_workers
+    assert not configured().keeps_its_workers and configured(deterministic=True).keeps_its_workers

@@ -257,3 +257,44 @@ def test_every_seat_is_in_one_group_and_the_workers_alone_are_in_one_that_may_be
     assert on_spot == {ActorKind.ROLLOUT_WORKER}
     steady = sum(cpus for cpus, is_spot in nodes if not is_spot)
     assert sum(bundle["CPU"] for bundle in groups[0].resources) <= steady
+
+
+def test_each_worker_has_the_bundle_of_the_rank_whose_gpu_it_shares():
+    """Two actors of half a GPU in two bundles may be on two GPUs; in one bundle of a GPU they are on that one."""
+    placed = plan(
+        run(
+            learner={"num_ranks": 2, "gpus_per_rank": 0.5},
+            rollout={"num_workers": 2, "gpus_per_worker": 0.5, "colocated": True},
+        ),
+        cluster((4, 2), (4, 2)),
+    )
+    names = [bundle.name for bundle in placed.bundles]
+    (group,) = placed.groups()
+    assert [names[seat] for seat in group.seats] == [
+        *("learner-0", "learner-1", "rollout_worker-0", "rollout_worker-1", "reward_service-0")
+    ]
+    assert group.places == (0, 1, 0, 1, 2) and group.strategy == "PACK"
+    assert group.resources == [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}, {"CPU": 0.25}]
+
+
+def test_a_rank_and_its_worker_are_never_on_two_nodes():
+    """Apart, two halves would fit on two nodes with half a GPU left each."""
+    config = run(
+        learner={"gpus_per_rank": 0.5},
+        rollout={"gpus_per_worker": 0.5, "colocated": True},
+        reward={"gpus_per_service": 0.5, "num_services": 2},
+    )
+    placed = plan(config, cluster((4, 1), (4, 1)))
+    assert placed.groups()[0].places == (0, 0, 1, 2)
+    with pytest.raises(ConfigError, match="no way to place 4 actors"):
+        plan(config, cluster((4, 0.5), (4, 0.5), (4, 0.5), (4, 0.5)))
+
+
+def test_parts_of_a_gpu_add_up_as_ray_counts_them():
+    config = run(learner={"gpus_per_rank": 0.1}, rollout={"gpus_per_worker": 0.2, "colocated": True})
+    assert plan(config, cluster((4, 1))).groups()[0].resources[0]["GPU"] == 0.3
+
+
+def test_seats_have_places_of_their_own_where_nobody_takes_turns():
+    (group,) = plan(run(rollout={"num_workers": 2}), cluster((8, 0))).groups()
+    assert group.places == (0, 1, 2, 3) and len(group.resources) == 4

@@ -42,6 +42,11 @@ def test_an_order_is_left_for_the_driver(tmp_path):
         ({"recorded": "runs/other"}, "reward_services=2", "only a run of `treadwheel train` has .* reward services"),
         ({"deterministic": True}, "rollout_workers=2", "which worker samples what is fixed; start a run of its own"),
         (
+            {"rollout": {"colocated": True}},
+            "rollout_workers=2",
+            "is colocated, a worker is beside each of the learner's ranks; start the run again",
+        ),
+        (
             {"elastic": {"max_workers": 3}},
             "rollout_workers=4",
             "rollout_workers=4 is outside .* elastic.max_workers=3; ask for a number between",

@@ -92,3 +92,8 @@ def test_the_run_fits_into_all_its_pods_without_sharing_cpus(ranks, workers, ran
     nodes += [Node(cpus=rollout.cpus, gpus=rollout.gpus, is_spot=True)] * rollout.most
     placed = plan(config, ClusterResources(nodes=tuple(nodes)), needs=NEEDS)
     assert not placed.is_time_shared and placed.num_missing_workers == 0
+
+
+def test_workers_beside_ranks_have_no_pods_of_their_own():
+    with pytest.raises(ConfigError, match=r"rollout\.colocated=true: these manifests give rollout workers pods"):
+        of(QUICKSTART, "rollout.colocated=true")

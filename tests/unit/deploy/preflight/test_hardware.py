@@ -1,5 +1,7 @@
 """Hardware by its name, and who shares its GPUs."""
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.contracts.errors import ConfigError
@@ -78,3 +80,22 @@ def test_three_thirds_are_one_gpu():
 def test_fractions_that_reach_over_two_gpus_are_refused():
     with pytest.raises(ConfigError, match=r"rollout_worker-1 asks for 0.6 GPUs, .* fractions that add up to 1"):
         _gpus(2, learner_0=0.6, rollout_worker_0=0.6, rollout_worker_1=0.6)
+
+
+def test_a_party_has_one_gpu_and_another_actor_what_it_leaves():
+    bundles = [_bundle(name, gpus=0.4) for name in ("learner-0", "learner-1", "rollout_worker-0", "rollout_worker-1")]
+    together = [replace(bundle, party=bundle.index) for bundle in bundles]
+    hardware = parse(["gpus=2x80GB"])
+    seats = seat(
+        [*together, _bundle("reference_scorer-0", gpus=0.2)],
+        hardware,
+        hardware.resources(asked_cpus=100),
+        staying_first=False,
+    )
+    assert seats.gpus_of == {
+        **{"learner-0": (0,), "rollout_worker-0": (0,), "learner-1": (1,), "rollout_worker-1": (1,)},
+        "reference_scorer-0": (0,),
+    }
+    with pytest.raises(ConfigError, match=r"learner-1 and rollout_worker-1 asks for 0\.8 GPUs"):
+        roomy = parse(["gpus=3x80GB"]).resources(asked_cpus=9)
+        seat([*together, _bundle("reference_scorer-0", gpus=0.9)], hardware, roomy, staying_first=False)
