@@ -50,8 +50,8 @@ class Recorder:
         self._keep_checkpoints = keep_checkpoints
 
     def record(self, step: int, *pieces: pa.RecordBatch | list[int]) -> tuple[pa.RecordBatch, tuple[str, str]]:
-        """The groups that are joined of these pieces, as one batch for the ranks; and (name, digest of its content) of their file, which is on
-        the disk when this returns."""
+        """The groups that are joined of these pieces, as one batch for the ranks; and (name, digest of its content) of their file, which
+        is on the disk when this returns."""
         groups = joined(pieces)
         everything = as_one(groups)
         sink = pa.BufferOutputStream()
