@@ -68,7 +68,7 @@ def delta_rows(tensors: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
     does before it stands still. Nothing travels: there is no network between them."""
     torch.set_num_threads(NUM_THREADS)
     published, loaded = PublishedCopy(), LoadedCopy()
-    *buckets, manifest = published.compared(_packing(tensors, version=0))
+    _, (*buckets, manifest) = _timed(list, published.compared(_packing(tensors, version=0)))
     loaded.take_whole(manifest, buckets)
     packing_s, worker_s = [], []
     for version in range(1, ROUNDS + 1):
