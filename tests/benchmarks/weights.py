@@ -3,9 +3,6 @@
 The learner stands still from the call of a broadcast until the next step may begin; a worker while its engine takes the weights and
 proves them. The baseline is the bare load: an engine in this process takes the same tensors, which lie in its memory, by vLLM's own
 weight update, unhashed and unproven. Two threads on each side; rounds alternate, and each side's best counts.
-
-A delta (`weights.deltas`) of 1 % of the elements is compared with the whole: its bytes, the learner's packing, and what a worker does
-before it stands still. The network between them is not measured.
 """
 
 import asyncio
@@ -67,10 +64,11 @@ def rows() -> list[dict[str, Any]]:
 
 
 def delta_rows(tensors: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Of these weights in bfloat16, against the whole of them; nothing travels."""
+    """A delta (`weights.deltas`) of 1 % of these weights in bfloat16 against the whole: its bytes, the learner's packing, and what a worker
+    does before it stands still. Nothing travels: there is no network between them."""
     torch.set_num_threads(NUM_THREADS)
     published, loaded = PublishedCopy(), LoadedCopy()
-    *buckets, manifest = published.compared(_packing(tensors, version=0))
+    _, (*buckets, manifest) = _timed(list, published.compared(_packing(tensors, version=0)))
     loaded.take_whole(manifest, buckets)
     packing_s, worker_s = [], []
     for version in range(1, ROUNDS + 1):
