@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cluster.contracts.types import Prompt
+from cluster.contracts.types import Prompt, Refusal
 from tests.gpu.test_engine import Served
 from tests.integration.engines import Reference, mean_error, published, start_worker, ticket
 from tests.models import make_tiny_model
@@ -35,6 +35,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 async def sampled(served: Served) -> float:
     """Mean difference of the log-probs of sampled tokens from those of the reference's weights."""
     (batch,) = [batch async for batch in served.worker.generate([ticket(0, PROMPT, max_tokens=24)])]
+    assert not isinstance(batch, Refusal)
     errors = []
     for row in batch.to_pylist():
         expected = served.reference.logprobs([*row["prompt_token_ids"], *row["completion_token_ids"]])
