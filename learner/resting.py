@@ -6,6 +6,7 @@ and FSDP2 refer to tensors, and notice nothing.
 
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -63,14 +64,14 @@ class Rest:
     def _make_room(self, size_bytes: int) -> None:
         if self._host.numel() >= size_bytes:
             return
-        is_cuda = self._device.type == "cuda"
-        if is_cuda and self._host.numel():
-            torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr())
+        cuda: Any = torch.cuda.cudart() if self._device.type == "cuda" else None
+        if cuda is not None and self._host.numel():
+            cuda.cudaHostUnregister(self._host.data_ptr())
         self._host = torch.empty(0, dtype=torch.uint8)  # before the larger one is there
         self._host = torch.empty(size_bytes, dtype=torch.uint8)
         # Not torch's own pinned memory, which is rounded up to a power of two. Where it may not be locked, copies are slower.
-        if is_cuda:
-            torch.cuda.cudart().cudaHostRegister(self._host.data_ptr(), size_bytes, 0)
+        if cuda is not None:
+            cuda.cudaHostRegister(self._host.data_ptr(), size_bytes, 0)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -345,12 +345,12 @@ def first_fit(
         seated += [(bundle, place) for bundle in party]
         if place is not None:
             node = free[place]
-            free[place] = replace(node, gpus=node.gpus - gpus, cpus=node.cpus - cpus)
+            free[place] = replace(node, gpus=_total((node.gpus, -gpus)), cpus=_total((node.cpus, -cpus)))
     return seated
 
 
 def _total(shares: Iterable[float]) -> float:
-    """To Ray's precision: three tenths are 0.3."""
+    """To Ray's precision: three tenths are 0.3, and four fifths of a GPU leave 0.2."""
     return round(sum(shares), 4)
 
 

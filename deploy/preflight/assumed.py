@@ -43,7 +43,12 @@ class Assumed:
         return [name for name, place in self.seats.node_of.items() if place == node]
 
     def gpu_bytes(self, names: Sequence[str]) -> int:
-        return sum(self.demands.of_actors[name].gpu for name in names)
+        """At the peak: where actors take turns, in the turn that takes most."""
+        found = [self.demands.of_actors[name] for name in names]
+        turns = {each.turn for each in found}
+        return max(
+            (sum(each.gpu if each.turn in (None, turn) else each.asleep for each in found) for turn in turns), default=0
+        )
 
     def host_bytes(self, names: Sequence[str]) -> int:
         """The object store keeps a version until the next one is whole, so that the first rank's node holds two."""

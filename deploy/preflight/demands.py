@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import JudgeServerConfig
+from cluster.contracts.types import ActorKind
 from cluster.supervision.placement import needs_reference
-from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine, weights_bytes
+from deploy.preflight.engine_memory import (
+    ENGINE_CONTEXT_BYTES,
+    EngineMemory,
+    check_divisible,
+    of_engine,
+    weights_bytes,
+)
 from deploy.preflight.machine import GIB, arriving_bytes, gib, kept_bytes, stored_bytes
 from deploy.preflight.problems import Problems
 from deploy.preflight.quantization import check_layers
@@ -30,6 +37,10 @@ class Demand:
     """On each of its GPUs."""
     host: int = 0
     """On its node, without the published weights, of which a node has one copy."""
+    turn: ActorKind | None = None
+    """In whose turn it takes that of its GPU (`rollout.colocated`); None: always."""
+    asleep: int = 0
+    """On its GPU in another one's turn: what a process cannot give back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +103,7 @@ def _on(gpus: float, size: int) -> Demand:
 def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[str, Demand]:
     """With a GPU what goes to a checkpoint lies in the host's memory while it is written: each rank's state, the model in the first
     rank's, of which a save that training waits for holds one file at a time. An only rank loads the model there, and moves it then. The
-    first rank may keep the version that it sends to workers."""
+    first rank may keep the version that it sends to workers. A rank that takes turns with a worker keeps weights and optimizer there."""
     from learner.checkpoint.model_folder import MAX_FILE_BYTES
 
     learner = config.learner
@@ -102,8 +113,13 @@ def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[s
     state = rank.saved_bytes - weights
     model = weights if config.checkpoint.asynchronous else min(weights, MAX_FILE_BYTES)
     hosts = [max(state + model, rank.loading_bytes), *[state] * (learner.num_ranks - 1)]
+    takes_turns = config.rollout.colocated
+    resting = rank.weights_bytes + rank.optimizer_bytes if takes_turns else 0
+    turn = ActorKind.LEARNER if takes_turns else None
     return {
-        f"learner-{index}": Demand(gpu=rank.needed_bytes + CONTEXT_BYTES, host=host + size)
+        f"learner-{index}": Demand(
+            gpu=rank.needed_bytes + CONTEXT_BYTES, host=host + size + resting, turn=turn, asleep=CONTEXT_BYTES
+        )
         for index, (host, size) in enumerate(zip(hosts, kept, strict=True))
     }
 
@@ -112,7 +128,13 @@ def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, served: int) ->
     """`served` is what `weights` become in an engine."""
     rollout, copies = config.rollout, arriving_bytes(config, weights)
     if rollout.gpus_per_worker:
-        demand = Demand(gpu=int(rollout.gpu_memory_utilization * gpu_bytes), host=copies)
+        # An engine that sleeps while the learner saves keeps its weights in the host's memory.
+        demand = Demand(
+            gpu=int(rollout.gpu_memory_utilization * gpu_bytes),
+            host=copies + (served if rollout.colocated else 0),
+            turn=ActorKind.ROLLOUT_WORKER if rollout.colocated else None,
+            asleep=ENGINE_CONTEXT_BYTES,
+        )
     else:
         # Its processes hold a share of weights and cache each.
         demand = Demand(host=served + rollout.cpu_cache_bytes + copies)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _PREFILL_TOKENS = 16_384
 """Prompt tokens of one engine step: vLLM's largest default."""
-_CONTEXT_BYTES = 2 * 1024**3
+ENGINE_CONTEXT_BYTES = 2 * 1024**3
 """CUDA's context, NCCL's buffers, CUDA graphs: an allowance, not a measurement."""
 
 
@@ -95,6 +95,6 @@ def of_engine(
     return EngineMemory(
         taken_bytes=int(utilization * gpu_bytes),
         weights_bytes=weights // tensor_parallel,
-        passes_bytes=_PREFILL_TOKENS * item * layer + logits + _CONTEXT_BYTES,
+        passes_bytes=_PREFILL_TOKENS * item * layer + logits + ENGINE_CONTEXT_BYTES,
         bytes_per_token=2 * text.num_hidden_layers * num_keys * head * item,
     )

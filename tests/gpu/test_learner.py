@@ -70,3 +70,24 @@ def test_a_deterministic_learner_that_goes_on_from_a_checkpoint_learns_the_same_
     assert not all(torch.equal(tensor, first["weights"][name]) for name, tensor in whole["weights"].items())
     assert all(torch.equal(tensor, resumed["weights"][name]) for name, tensor in whole["weights"].items())
     assert resumed["canary"] == whole["canary"]
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        pytest.param(True, id="cpu, sharded"),
+        pytest.param(True, id="cuda, sharded", marks=pytest.mark.gpu),
+        pytest.param(False, id="cuda, whole", marks=pytest.mark.gpu),
+    ],
+)
+def test_a_rank_that_rests_after_each_step_learns_the_same_bits(
+    ranks: Ranks, tmp_path: Path, request: pytest.FixtureRequest, shards: bool
+):
+    is_on_gpu = request.node.get_closest_marker("gpu") is not None
+    model = make_tiny_model(tmp_path / "model")
+    options = {"num_ranks": 1, "shards_alone": shards, "gpus_per_rank": int(is_on_gpu), **DETERMINISTIC}
+    awake = learned(ranks, tmp_path / "awake", model, **options)
+    rested = learned(ranks, tmp_path / "rested", model, rests=True, **options)
+    assert rested["at_rest"] == [[0] * 5], "no byte of weights and optimizer is left on the device"
+    assert all(torch.equal(tensor, rested["weights"][name]) for name, tensor in awake["weights"].items())
+    assert rested["canary"] == awake["canary"]

@@ -18,6 +18,7 @@ SHARED = (
     "rollout.gpu_memory_utilization=0.35",
 )
 """One GPU between the actors of a run."""
+COLOCATED = ("rollout.colocated=true", "rollout.gpu_memory_utilization=0.8")
 MISMATCH = 0.03
 """Nats, mean: by which engine and learner may differ in bfloat16, with logits in float32 on both sides."""
 
@@ -35,7 +36,7 @@ class Ended:
 
 
 def ended(file: Path | str, run_dir: Path, *overrides: str) -> Ended:
-    result = treadwheel("train", file, f"run_dir={run_dir}", *overrides, *SHARED)
+    result = treadwheel("train", file, f"run_dir={run_dir}", *SHARED, *overrides)
     assert result.returncode == 0, result.stdout + result.stderr
     return Ended(run_dir=run_dir)
 
@@ -45,6 +46,15 @@ def test_the_quickstart_learns_as_it_does_on_a_cpu(tmp_path: Path):
     assert run.summary["reward_first"] <= 0.5
     assert run.summary["reward_last"] >= 0.9
     assert run.summary["eval_last"] >= max(0.85, run.summary["eval_first"] + 0.25)
+    assert [each for each in run.lines("events.jsonl") if each["kind"] in ("failure", "mismatch_alarm")] == []
+    result = treadwheel("verify", run.run_dir)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_colocated_run_learns_while_engine_and_learner_have_the_gpu_in_turn(tmp_path: Path):
+    """Together they would take more than there is: the engine alone has four fifths."""
+    run = ended(QUICKSTART, tmp_path / "run", "num_steps=20", "checkpoint.every_steps=5", *COLOCATED)
+    assert [step["policy_version"] for step in run.lines("metrics.jsonl") if "reward/mean" in step] == [*range(1, 21)]
     assert [each for each in run.lines("events.jsonl") if each["kind"] in ("failure", "mismatch_alarm")] == []
     result = treadwheel("verify", run.run_dir)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.vllm_engine import VllmEngine
 from actors.rollout.worker import RolloutWorker
-from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
+from cluster.contracts.config import LearnerConfig, ModelConfig, RolloutConfig, RunConfig, SamplingConfig, WeightsConfig
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.protocols import Engine, EngineRequest
 from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup, Ticket
@@ -49,12 +49,23 @@ def start_engine(
 
 
 def start_worker(
-    path: Path, *, dtype: str = "float32", enforce_eager: bool = True, deltas: bool = False, **rollout: Any
+    path: Path,
+    *,
+    dtype: str = "float32",
+    enforce_eager: bool = True,
+    deltas: bool = False,
+    colocated: bool = False,
+    **rollout: Any,
 ) -> RolloutWorker:
+    where = place()
+    beside = {"gpus_per_rank": 1 - where["gpus_per_worker"]} if colocated and "gpus_per_worker" in where else {}
     config = RunConfig(
         prompts=PromptsConfig(name="file"),
         model=ModelConfig(path=str(path), dtype=dtype),
-        rollout=RolloutConfig(max_concurrent_sequences=16, enforce_eager=enforce_eager, **place() | rollout),
+        learner=LearnerConfig(**beside),
+        rollout=RolloutConfig(
+            max_concurrent_sequences=16, enforce_eager=enforce_eager, colocated=colocated, **where | rollout
+        ),
         sampling=SamplingConfig(),
         weights=WeightsConfig(deltas=deltas),
     )

@@ -74,10 +74,12 @@ def learned(
     without_room: int | None = None,
     full_disk: int | None = None,
     shards_alone: bool = False,
+    rests: bool = False,
     environment: dict[str, str] | None = None,
     **learner: Any,
 ) -> Any:
-    """What rank 0 found, the weights that were exported, and every rank's error. With `shards_alone` a single rank's model is sharded."""
+    """What rank 0 found, the weights that were exported, and every rank's error. With `shards_alone` a single rank's model is sharded;
+    with `rests` the ranks rest after each step, on CPUs too."""
     dtype, algorithm = learner.pop("dtype", "float32"), learner.pop("algorithm", {})
     asynchronous = learner.pop("asynchronous", True)
     of_run = {name: learner.pop(name) for name in ("deterministic", "sampling") if name in learner}
@@ -102,12 +104,14 @@ def learned(
         without_room=without_room,
         full_disk=full_disk,
         shards_alone=shards_alone,
+        rests=rests,
         environment=environment or {},
         export=str(folder / "export"),
     )
     return found[0] | {
         "weights": load_file(folder / "export" / "model.safetensors"),
         "errors": [rank["error"] for rank in found],
+        "at_rest": [rank["at_rest"] for rank in found],
         "are_beside": [rank["is_beside"] for rank in found],
         "restored": [rank["restored"] for rank in found],
         "reads": [rank["read"] for rank in found],

@@ -153,7 +153,9 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
     """
     from cluster.contracts.errors import CheckpointError
     from learner.checkpoint import saving
+    from learner.distributed import local
     from learner.memory import free_bytes
+    from learner.resting import Rest
     from tests.unit.learner.disk import largest_file
     from tests.unit.learner.trajectories import make_group, with_partition
 
@@ -164,11 +166,17 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
     with _reads() as read:
         if task["restore"]:
             restored = learner.restore_latest(task["restore"])
-    reports, recorded = [], []
+    reports, recorded, at_rest = [], [], []
+    if task["rests"]:
+        learner._rest = Rest(learner._ranks.device, moves=True)
 
     def learn(until: int) -> None:
         while learner.version < until:
             reports.append(step())
+            if task["rests"]:
+                learner.rest()
+                kept = [*learner.networks.parameters(), *learner.optimizer.state().values()]
+                at_rest.append(sum(local(each.detach()).untyped_storage().nbytes() for each in kept))
 
     def step() -> dict[str, float]:
         # The last step has a single trajectory: one of two ranks gets none, and still takes part.
@@ -201,6 +209,7 @@ def _learn(task: dict[str, Any]) -> dict[str, Any]:
     return {
         "reports": reports,
         "recorded": recorded,
+        "at_rest": at_rest,
         "canary": published[-1]["canary"]["logprobs"] if published else None,
         "error": error,
         "is_beside": is_beside,

@@ -115,6 +115,17 @@ def test_two_ranks_save_beside_training_what_they_save_when_it_waits(ranks: Rank
     assert all(torch.equal(tensor, waiting["weights"][name]) for name, tensor in beside["weights"].items())
 
 
+def test_two_ranks_that_rest_after_each_step_learn_the_same_bits(ranks: Ranks, tmp_path: Path):
+    """Shards are emptied in place and filled again: FSDP2 and the optimizer refer to them all the time."""
+    model = make_tiny_model(tmp_path / "model")
+    awake = learned(ranks, tmp_path / "awake", model, num_ranks=2)
+    rested = learned(ranks, tmp_path / "rested", model, num_ranks=2, rests=True)
+    assert awake["at_rest"] == [[], []] and rested["at_rest"] == [[0] * 5] * 2
+    losses = [[report["learner/loss"] for report in found["reports"]] for found in (awake, rested)]
+    assert losses[0] == losses[1] and awake["canary"] == rested["canary"]
+    assert all(torch.equal(tensor, rested["weights"][name]) for name, tensor in awake["weights"].items())
+
+
 def test_two_ranks_save_in_an_object_store_what_they_save_on_a_disk_and_any_number_restores_it(
     ranks: Ranks, tmp_path: Path
 ):

@@ -22,8 +22,10 @@ from cluster.contracts.types import ActorKind, Refusal
 from cluster.remote import actor as actor_module
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.remote.nodes import Seat
-from deploy.cluster_up.seats import Seats
-from tests.fakes import ListedEvents
+from cluster.supervision.placement import plan
+from deploy.cluster_up.seats import Seats, seats
+from deploy.cluster_up.waiting import available
+from tests.fakes import ListedEvents, run_config
 from tests.integration.ray_nodes import SYSTEM, end, ray_nodes
 from tests.unit.actors.batches import batch_of
 
@@ -55,6 +57,9 @@ class Maker:
 
     def is_seated(self) -> bool:
         return ray.util.get_current_placement_group() is not None
+
+    def gpus(self) -> list[int]:
+        return [int(gpu) for gpu in ray.get_gpu_ids()]
 
     def batch(self) -> pa.RecordBatch:
         return batch_of(["x"])
@@ -211,3 +216,27 @@ async def test_a_full_object_store_is_a_clear_error_and_no_hang():
             await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=PATIENCE_S)
         del kept  # the next one fits again
         assert await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=PATIENCE_S)
+
+
+async def test_a_rank_and_the_worker_beside_it_have_the_same_gpu():
+    """GPUs that Ray believes in: it gives a bundle certain ones, and the bundle's actors no others."""
+    beside = {"gpus_per_worker": 0.5, "num_workers": 3, "colocated": True, "cpus_per_worker": 0.1}
+    config = run_config(learner={"num_ranks": 3, "gpus_per_rank": 0.5, "cpus_per_rank": 0.1}, rollout=beside)
+    with connected(num_cpus=4, num_gpus=3, **_STORE):
+        placement = plan(config, available(config.elastic), needs=())
+        async with seats(placement, start_s=PATIENCE_S, events=ListedEvents()) as taken:
+            gpus: dict[str, list[list[int]]] = {}
+            for number, bundle in enumerate(placement.bundles):
+                spec = ActorSpec(
+                    name=bundle.name,
+                    kind=bundle.kind,
+                    factory="tests.integration.test_remote_actor:Maker",
+                    arguments={},
+                    num_cpus=bundle.cpus,
+                    num_gpus=bundle.gpus,
+                    bundle=number,
+                )
+                actor = await taken.start(spec)
+                gpus.setdefault(bundle.kind, []).append(await actor.call("gpus", deadline_s=PATIENCE_S))
+    assert gpus[ActorKind.LEARNER] == gpus[ActorKind.ROLLOUT_WORKER]
+    assert sorted(gpus[ActorKind.LEARNER]) == [[0], [1], [2]]

@@ -295,6 +295,18 @@ def test_parts_of_a_gpu_add_up_as_ray_counts_them():
     assert plan(config, cluster((4, 1))).groups()[0].resources[0]["GPU"] == 0.3
 
 
+@pytest.mark.parametrize("colocated", [False, True])
+def test_tenths_that_add_up_to_a_gpu_fit_on_it(colocated):
+    """Seen before: refused. In binary 1 − 0.4 − 0.4 is less than 0.2."""
+    config = run(
+        learner={"gpus_per_rank": 0.4},
+        rollout={"gpus_per_worker": 0.4, "colocated": colocated},
+        reference={"gpus": 0.2},
+        algorithm={"kl": {"loss": {"coefficient": 0.1}}},
+    )
+    assert len(plan(config, cluster((8, 1)), needs=["reference_logprobs"]).bundles) == 4
+
+
 def test_seats_have_places_of_their_own_where_nobody_takes_turns():
     (group,) = plan(run(rollout={"num_workers": 2}), cluster((8, 0))).groups()
     assert group.places == (0, 1, 2, 3) and len(group.resources) == 4

@@ -167,3 +167,38 @@ def test_the_command_prints_the_plan_or_ends_with_the_code_of_a_configuration_th
     assert refused.exit_code == 2 and "treadwheel: " in refused.output
     both = CliRunner().invoke(app, [*run, "--assume", "memory=1GB", "--address", "auto"])
     assert both.exit_code == 2 and "leave one out" in both.output
+
+
+def test_actors_that_take_turns_need_the_memory_of_the_larger_one_and_what_the_other_cannot_give_back(model):
+    """80 GB are 74.5 GiB, of which an engine takes 0.9 or 67.1; a context of the rank's is 1 more. Beside each other they do not fit."""
+    shared = ("learner.gpus_per_rank=0.5", "rollout.gpus_per_worker=0.5", "model.max_context=4096")
+    full = (*shared, "rollout.gpu_memory_utilization=0.9", "learner.activation_checkpointing=true")
+    assert "learner-0" in _refusal(model, "gpus=1x80GB", *full)
+    rows = _rows(model, "gpus=1x80GB", *full, "rollout.colocated=true")
+    assert rows["placement", "node 0, GPU 0"] == "learner-0, rollout_worker-0"
+    assert rows["memory", "fullest GPU"] == "68.1 of 74.5 GiB: learner-0, rollout_worker-0"
+
+
+def test_a_scorer_counts_in_everyones_turn(model):
+    shared = (
+        "learner.gpus_per_rank=0.4",
+        "rollout.gpus_per_worker=0.4",
+        "reference.gpus=0.2",
+        "model.max_context=4096",
+    )
+    scored = (*shared, "algorithm.kl.loss={coefficient: 0.1}", "learner.activation_checkpointing=true")
+    message = _refusal(model, "gpus=1x80GB", *scored, "rollout.colocated=true", "rollout.gpu_memory_utilization=0.95")
+    assert "reference_scorer-0" in message and "rollout_worker-0 70.8" in message
+
+
+def test_resting_ranks_keep_weights_and_moments_in_the_hosts_memory_and_sleeping_engines_theirs(model):
+    """Half a billion parameters in bfloat16: 0.9 GiB, with float32 masters 2.8, two moments 3.7, and the engine's 0.9 again."""
+    shared = ("learner.gpus_per_rank=0.5", "rollout.gpus_per_worker=0.5", "rollout.gpu_memory_utilization=0.4")
+    more = ("model.max_context=4096", "learner.activation_checkpointing=true")
+    apart, turns = (
+        float(
+            _rows(model, "gpus=1x80GB", *shared, *more, f"rollout.colocated={colocated}")["memory", "node 0"].split()[0]
+        )
+        for colocated in ("false", "true")
+    )
+    assert turns - apart == pytest.approx(2.8 + 3.7 + 0.9, abs=0.2)
