@@ -80,7 +80,7 @@ class VllmEngine:
         self._probe_numbers = count()
         is_cpu = self._vllm.platforms.current_platform.is_cpu()
         _refuse_the_other_build(rollout, is_cpu=is_cpu)
-        _refuse_gpus_without_fp8(rollout, vllm.platforms.current_platform)
+        _refuse_gpus_without_fp8(rollout, self._vllm.platforms.current_platform)
         if is_cpu:
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _ON_CPUS = ("int8_per_channel", "fp8_per_channel")
 """Of vLLM's build for CPUs. It cannot quantize FP8 by tensor, and multiplies FP8 by block with AMX alone."""
 _BLOCK = 128
-"""Rows and columns of a block."""
+"""Rows and columns of a block of FP8."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -54,17 +54,16 @@ def check_layers(text: "PretrainedConfig", config: RunConfig) -> None:
     if scheme != "fp8_per_block":
         return
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    keys = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    # An input is rounded by groups as wide as a block. Blocks at the end of a matrix's rows may be smaller.
     sizes = {
         "hidden_size": text.hidden_size,
         "intermediate_size": text.intermediate_size // parallel,
         "heads' size": text.num_attention_heads * head // parallel,
-        "key-value heads' size": max(keys // parallel, 1) * head,
     }
     for name, size in sizes.items():
         if size % _BLOCK:
             raise ConfigError(
-                f"rollout.quantization='fp8_per_block' needs layers of whole blocks of {_BLOCK}, and the model's {name} is {size}"
+                f"rollout.quantization='fp8_per_block' needs inputs of whole blocks of {_BLOCK}, and the model's {name} is {size}"
                 f"{' in each process' if parallel > 1 else ''}; use rollout.quantization=fp8_per_channel"
             )
 

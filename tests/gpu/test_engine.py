@@ -64,7 +64,8 @@ class Served:
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     dtype, is_eager, scheme = request.param
     # Blocks of FP8 are of 128 rows and columns.
-    path = make_tiny_model(tmp_path_factory.mktemp("model"), dtype=dtype, tied=True, hidden_size=128 if scheme else 64)
+    size = 128 if scheme == "fp8_per_block" else 64
+    path = make_tiny_model(tmp_path_factory.mktemp("model"), dtype=dtype, tied=True, hidden_size=size)
     worker = start_worker(path, dtype=dtype, enforce_eager=is_eager, quantization=scheme)
     reference, noise = Reference(path, dtype=getattr(torch, dtype)), NOISE["8 bits" if scheme else dtype]
     yield Served(worker=worker, reference=reference, noise=noise, versions=iter(range(1, 1000)))

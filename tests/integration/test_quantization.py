@@ -73,7 +73,8 @@ async def test_sampled_tokens_are_off_by_the_same_rounding(served: Served):
     for row in batch.to_pylist():
         expected = served.reference.logprobs([*row["prompt_token_ids"], *row["completion_token_ids"]])
         errors.append(mean_error(row["rollout_logprobs"], expected[-len(row["rollout_logprobs"]) :]))
-    assert NOISE[served.scheme][0] / 3 < sum(errors) / len(errors) < NOISE[served.scheme][1]
+    least, most = NOISE[served.scheme]
+    assert 0.8 * least < sum(errors) / len(errors) < most
 
 
 def test_an_engine_without_a_kernel_for_its_scheme_does_not_start(tmp_path: Path):

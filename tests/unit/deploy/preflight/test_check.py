@@ -74,6 +74,14 @@ def test_what_confines_programs_is_shown_where_a_judge_runs_some(tmp_path, model
     assert "reward.judge: programs" in text and "confined by" in text
 
 
+def test_an_engine_of_8_bits_is_checked_and_a_correction_recommended(tmp_path, model):
+    quantized = ("rollout.quantization=int8_per_channel", "model.dtype=bfloat16")
+    assert "algorithm.corrections is empty" in " ".join(shown(run(tmp_path, model, *quantized)).split())
+    assert "use model.dtype=bfloat16" in refusal(run(tmp_path, model, quantized[0]))
+    said = refusal(run(tmp_path, model, "rollout.quantization=fp8_per_block", "model.dtype=bfloat16"))
+    assert "no kernel in vLLM's build for CPUs" in said and "hidden_size is 64" in said
+
+
 def test_the_type_that_auto_comes_to_is_shown_and_sizes_are_of_it(tmp_path, model, monkeypatch):
     for is_fast, dtype in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr("learner.model.compute_type.is_bfloat16_fast_on_cpu", lambda is_fast=is_fast: is_fast)

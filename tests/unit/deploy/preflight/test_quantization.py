@@ -90,10 +90,10 @@ def test_a_mixture_of_experts_is_refused():
 @pytest.mark.parametrize(
     ("sizes", "parallel", "said"),
     [
-        ({"hidden_size": 896}, 1, None),
+        ({"num_key_value_heads": 1, "head_dim": 64}, 1, None),
         ({"hidden_size": 960}, 1, "hidden_size is 960;"),
         ({"intermediate_size": 4864 // 2}, 2, "intermediate_size is 1216 in each process"),
-        ({"num_key_value_heads": 1, "head_dim": 64}, 1, "key-value heads' size is 64"),
+        ({"num_attention_heads": 9, "head_dim": 64}, 1, "heads' size is 576"),
     ],
 )
 def test_blocks_of_fp8_are_whole(sizes, parallel, said):
@@ -103,8 +103,8 @@ def test_blocks_of_fp8_are_whole(sizes, parallel, said):
         quantized("fp8_per_block", gpus=1, rollout={"tensor_parallel_size": parallel}),
     )
     if said is None:
-        return check_layers(SimpleNamespace(**shape, head_dim=128), config)
-    with pytest.raises(ConfigError, match=f"whole blocks of 128, and the model's {said}"):
+        return check_layers(text, config)
+    with pytest.raises(ConfigError, match=f"inputs of whole blocks of 128, and the model's {said}"):
         check_layers(text, config)
     check_layers(text, quantized("fp8_per_channel", gpus=1))
 
