@@ -5,6 +5,7 @@ Batches of one group are small, and each call into Arrow costs as much as its ro
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -113,9 +114,10 @@ def _is_not_finite(value: float | None) -> bool:
 
 def refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array | list[bool], why: str) -> None:
     """Raises DataError for the first row that is bad."""
-    is_any = is_bad.true_count if isinstance(is_bad, pa.Array) else any(is_bad)
+    marks: Any = is_bad  # pyarrow says nothing of its arrays' types
+    is_any = any(marks) if isinstance(marks, list) else marks.true_count > 0
     if is_any:
-        row = pc.index(is_bad, True).as_py() if isinstance(is_bad, pa.Array) else is_bad.index(True)
+        row = marks.index(True) if isinstance(marks, list) else marks.index(True).as_py()
         raise DataError(f"row {row} ({name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
 
 
