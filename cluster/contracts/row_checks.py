@@ -114,15 +114,10 @@ def _is_not_finite(value: float | None) -> bool:
 
 def refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array | list[bool], why: str) -> None:
     """Raises DataError for the first row that is bad."""
-    is_any: bool = any(is_bad) if isinstance(is_bad, list) else _has_true(is_bad)
-    if is_any:
-        row = is_bad.index(True) if isinstance(is_bad, list) else pc.index(is_bad, True).as_py()
+    marks: Any = pa.array(is_bad) if isinstance(is_bad, list) else is_bad
+    if marks.true_count:  # a fifth of the time of `pyarrow.compute`
+        row = pc.index(marks, True).as_py()
         raise DataError(f"row {row} ({name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
-
-
-def _has_true(marks: Any) -> bool:
-    """In a fifth of the time that the same takes by `pyarrow.compute`."""
-    return marks.true_count > 0
 
 
 def name_of(batch: pa.RecordBatch, row: int) -> str:
