@@ -214,7 +214,13 @@ class Learner:
 
     async def publish(self) -> list[Any]:
         await asyncio.sleep(self._world.dice.uniform(0.1, 3.0))
-        manifest = {"policy_version": self.version, "digest": f"d{self.version}", "total_bytes": 1}
+        manifest = {
+            "policy_version": self.version,
+            "digest": f"d{self.version}",
+            "total_bytes": 1,
+            "bucket_digests": ["d"],
+            "delta": None,
+        }
         return [Ref("bucket"), Ref(manifest)]
 
     def is_save_due(self) -> bool:
