@@ -143,7 +143,13 @@ class ScriptedActor(RemoteActor):
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         if method == "read":
             return ["group"] * PER_STEP
-        told = {"policy_version": self._version, "digest": "d", "total_bytes": 1, "bucket_digests": ["d"], "delta": None}
+        told = {
+            "policy_version": self._version,
+            "digest": "d",
+            "total_bytes": 1,
+            "bucket_digests": ["d"],
+            "delta": None,
+        }
         return [Fetched("bucket"), Fetched(told)]
 
     async def stream_batches(self, method: str, tickets: Any, *, deadline_s: float) -> AsyncIterator[tuple[Any, Any]]:
