@@ -367,6 +367,20 @@ class RunConfig(Section):
             raise ValueError("; ".join(timed))
         return self
 
+    @model_validator(mode="after")
+    def _forbid_what_is_not_compiled_exactly(self) -> "RunConfig":
+        if self.learner.compile and self.deterministic:
+            raise ValueError(
+                "learner.compile=true with deterministic=true: the pass that comes first decides what is compiled, and so how it rounds, "
+                "and a resumed run begins with another pass; set one of them to false"
+            )
+        if self.learner.compile and self.rollout.routing_replay:
+            raise ValueError(
+                "learner.compile=true with rollout.routing_replay=true: compiled routers do not follow recorded experts; set one of them "
+                "to false"
+            )
+        return self
+
 
 def _label(environment: Plugin) -> str:
     """`guess` of `my_package.environments:guess`."""

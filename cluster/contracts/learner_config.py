@@ -84,6 +84,9 @@ class LearnerConfig(Section):
     """Completion positions whose logits exist at one time."""
     activation_checkpointing: Layout[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
+    compile: Layout[bool] = False
+    """Compiles the decoder layers (torch.compile), which the first step waits for (docs/performance.md). On CPUs it needs a C++ compiler,
+    g++ or what CXX names. Not with `deterministic`: what is compiled, and so how it rounds, follows from the pass that comes first."""
     lora: Mathematics[LoraConfig | None] = None
     epochs: Mathematics[PositiveInt] = 1
     """Times that a step trains on its trajectories. Advantages are those of the step; ratios are against the policy that

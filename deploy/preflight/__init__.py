@@ -160,6 +160,7 @@ def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "C
         problems.attempt(model.check_sequence_parallel, config)
         problems.attempt(prompts.check_demonstrations, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
+    problems.attempt(model.check_compiler, config, is_local=is_local)
     return formatter
 
 

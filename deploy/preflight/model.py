@@ -2,6 +2,8 @@
 
 import importlib.util
 import logging
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,6 +151,18 @@ def check_attention(config: RunConfig, *, is_local: bool) -> None:
     if is_local and importlib.util.find_spec("flash_attn") is None:
         raise ConfigError(
             f"{named} needs the package flash_attn, not installed here; install it, or use model.attention=auto"
+        )
+
+
+def check_compiler(config: RunConfig, *, is_local: bool) -> None:
+    """Raises ConfigError where the learner's layers cannot be compiled. Another cluster may have a compiler that this machine lacks."""
+    if not config.learner.compile or config.learner.gpus_per_rank > 0 or not is_local:
+        return
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(
+            f"learner.compile=true needs a C++ compiler on CPUs, and {compiler!r} is not here; install g++, name another one in the "
+            "environment variable CXX, or leave learner.compile out"
         )
 
 

@@ -10,6 +10,7 @@ from transformers import AutoModel, PreTrainedModel
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from learner.distributed import Ranks, reshard, shard
+from learner.model.compiling import compile_layers
 from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import Critic, Networks, check_sequence_parallel, critic_config, refuse_another_architecture
 from learner.model.linear import multiply_in_float32
@@ -61,6 +62,9 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     if networks.critic is not None and networks.critic.backbone is not None:
         networks.critic.backbone.set_attn_implementation(causal_lm.config._attn_implementation or "eager")
     reshard(networks)
+    if learner.compile:
+        # After the proof, which would be compiled for float32 alone where one rank computes in bfloat16.
+        compile_layers(networks)
     return networks, loading
 
 

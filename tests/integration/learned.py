@@ -17,6 +17,7 @@ NUM_STEPS = 5
 OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16-checkpointed": {"dtype": "bfloat16", "activation_checkpointing": True},
+    "compiled-checkpointed": {"compile": True, "activation_checkpointing": True},
     "critic": {
         "algorithm": {
             "advantage": "gae",

@@ -52,7 +52,7 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
         assert rank["whole_bytes"] > 390e6 and rank["grown_bytes"] < rank["whole_bytes"] / 2 + 160e6
 
 
-SHARED = ("bfloat16-checkpointed", "critic", "lora", "distillation", "several-updates", "sft")
+SHARED = ("bfloat16-checkpointed", "compiled-checkpointed", "critic", "lora", "distillation", "several-updates", "sft")
 """Whose passes two ranks share as well."""
 
 

@@ -36,6 +36,17 @@ def test_a_deterministic_run_refuses_what_timing_would_decide(sections, named):
     configured(deterministic=False, **sections)
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [{"deterministic": True}, {"rollout": {"routing_replay": True}}],
+    ids=["deterministic", "routing replay"],
+)
+def test_layers_are_not_compiled_where_their_rounding_or_their_routers_would_be_others(sections):
+    with pytest.raises(ValidationError, match=r"learner\.compile=true with .*=true: .* set one of them to false"):
+        configured(learner={"compile": True}, **sections)
+    configured(learner={"compile": False}, **sections)
+
+
 def test_a_selection_needs_candidates_and_does_not_depend_on_timing():
     with pytest.raises(ValidationError, match=r"algorithm\.selection='spread' has nothing to choose from"):
         configured(algorithm={"selection": "spread"})

@@ -17,6 +17,7 @@ RESOURCES = {
     "learner": {
         "max_tokens_per_micro_batch": 1,
         "activation_checkpointing": True,
+        "compile": True,
         "head_chunk_tokens": 1,
         "packing": "padded",
         "num_ranks": 2,

@@ -363,6 +363,15 @@ def test_an_attention_that_cannot_run_here_is_refused(tmp_path, model, overrides
     assert message in refusal(run(tmp_path, model, "model.attention=flash_attention_2", *overrides))
 
 
+def test_layers_are_compiled_only_where_a_compiler_is(tmp_path, model, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    check(run(tmp_path, model))
+    compiled = run(tmp_path, model, "learner.compile=true")
+    assert "learner.compile=true needs a C++ compiler on CPUs, and 'no-such-compiler' is not here" in refusal(compiled)
+    monkeypatch.setenv("CXX", "true")
+    check(compiled)
+
+
 def test_a_variable_that_the_judge_is_promised_must_be_there(tmp_path, model, monkeypatch):
     monkeypatch.delenv("MY_KEY", raising=False)
     assert "reward.env names MY_KEY, not set here" in refusal(run(tmp_path, model, "reward.env=[MY_KEY]"))

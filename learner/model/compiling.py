@@ -1,0 +1,53 @@
+"""Decoder layers compiled by torch (`learner.compile`); embeddings, the vocabulary head and the losses stay as they are.
+
+Layers of one kind share their code, and so its compilations: one for all of them, and one more where gradients are wanted or not, where
+a window slides, where adapters are switched off. Sizes of passes are dynamic from the first one on. Packed attention is left out: how many
+buckets a pass has, and which of them have masks, is Python's to decide, and each answer would be a compilation of its own.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from cluster.contracts.errors import ConfigError, headline
+from learner.model.attention import PACKED, packed_attention
+
+_SHARDED = "FSDP"
+"""What torch puts before the name of a sharded layer's class."""
+
+
+def compile_layers(module: nn.Module) -> None:
+    """In place, for every transformers model in it, sharded or not: gathering stays outside of what is compiled.
+
+    Each compilation happens in the first pass that needs it, which raises ConfigError where it fails.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._functorch import config as backward
+
+    # Else backward is compiled inside of backward, where nobody tells its errors apart.
+    backward.force_non_lazy_backward_lowering = True
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, torch.compiler.disable(packed_attention))
+    for model in [part for part in module.modules() if isinstance(part, PreTrainedModel)]:
+        for part in model.modules():
+            if type(part).__name__.removeprefix(_SHARDED) in (model._no_split_modules or ()):
+                part.forward = _compiled(part.forward, error_kind=TorchDynamoException)
+
+
+def _compiled(forward: Callable[..., Any], *, error_kind: type[Exception]) -> Callable[..., Any]:
+    compiled = torch.compile(forward, dynamic=True)
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except error_kind as error:
+            raise ConfigError(
+                f"learner.compile=true: torch does not compile this model: {headline(error)}; leave it out"
+            ) from error
+
+    return run

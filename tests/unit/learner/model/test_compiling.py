@@ -1,0 +1,62 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+from torch.testing import assert_close
+
+from cluster.contracts.errors import ConfigError
+from learner.learner import Learner
+from tests.models import make_tiny_model
+from tests.unit.learner.trajectories import make_config, make_group
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    # Its windows of 24 tokens are shorter than the longest sequences here.
+    "gemma3": {},
+    "adapters": {"lora": {"rank": 2}},
+    "checkpointed": {"activation_checkpointing": True},
+}
+MOST_GRAPHS = 16
+"""Four of a layer, around attention; of two kinds of layers, with a gradient of their input or without one."""
+
+
+@pytest.fixture(autouse=True)
+def _compiles_anew():
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_compiled_learner_learns_the_same_and_is_not_compiled_for_every_batch(tmp_path: Path, case: str):
+    path = make_tiny_model(tmp_path, architecture="gemma3" if case == "gemma3" else "llama")
+    eager, compiled = (
+        Learner(make_config(path, learner={"compile": is_compiled, **CASES[case]})) for is_compiled in (False, True)
+    )
+    graphs: list[int] = []
+    for seed, longest in enumerate((4, 9, 20, 3, 15, 2)):
+        groups = [make_group(i, seed=seed, prompt_length=longest, max_length=longest) for i in range(1 + seed % 3)]
+        found, expected = (learner.update(*groups).metrics for learner in (compiled, eager))
+        for name in ("mismatch/mean_abs_nats", "learner/gradient_norm", "learner/loss"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
+        graphs.append(counters["stats"]["unique_graphs"])
+    weights = dict(eager.networks.named_parameters())
+    for name, tensor in compiled.networks.named_parameters():
+        assert_close(tensor, weights[name], rtol=1e-3, atol=1e-4)
+    assert 0 < graphs[0] <= graphs[-1] <= MOST_GRAPHS and graphs[2:] == graphs[-1:] * 4
+
+
+@pytest.mark.slow
+def test_a_compilation_that_fails_is_one_error(model_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setattr(inductor, "force_disable_caches", True)
+    learner = Learner(make_config(model_path, learner={"compile": True}))
+    with pytest.raises(
+        ConfigError, match=r"learner\.compile=true: torch does not compile this model: .*; leave it out"
+    ):
+        learner.update(make_group(0))
