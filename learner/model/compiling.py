@@ -32,10 +32,20 @@ def compile_layers(module: nn.Module) -> None:
     # Else backward is compiled inside of backward, where nobody tells its errors apart.
     backward.force_non_lazy_backward_lowering = True
     ALL_ATTENTION_FUNCTIONS.register(PACKED, torch.compiler.disable(packed_attention))
-    for model in [part for part in module.modules() if isinstance(part, PreTrainedModel)]:
-        for part in model.modules():
-            if type(part).__name__.removeprefix(_SHARDED) in (model._no_split_modules or ()):
-                part.forward = _compiled(part.forward, error_kind=TorchDynamoException)
+    for layer in _layers(module):
+        layer.forward = _compiled(layer.forward, error_kind=TorchDynamoException)
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """Of every transformers model in it, once each: a model stands in the one that puts a head on it."""
+    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+    found = (
+        part
+        for model in models
+        for part in model.modules()
+        if type(part).__name__.removeprefix(_SHARDED) in (model._no_split_modules or ())
+    )
+    return list(dict.fromkeys(found))
 
 
 def _compiled(forward: Callable[..., Any], *, error_kind: type[Exception]) -> Callable[..., Any]:
