@@ -17,7 +17,6 @@ RESOURCES = {
     "learner": {
         "max_tokens_per_micro_batch": 1,
         "activation_checkpointing": True,
-        "compile": True,
         "head_chunk_tokens": 1,
         "packing": "padded",
         "num_ranks": 2,
@@ -46,6 +45,11 @@ RESOURCES = {
 
 def test_resources_may_change_among_them_what_the_out_of_memory_message_advises():
     assert differing(resolved(), resolved(**RESOURCES)) == {}
+
+
+def test_a_resumed_run_may_compile_its_layers():
+    # A deterministic run may not at all.
+    assert differing(resolved(), resolved(learner={"compile": True})) == {}
 
 
 def test_in_a_deterministic_run_the_layout_may_not_change():
