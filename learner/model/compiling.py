@@ -19,6 +19,10 @@ from learner.model.attention import PACKED, packed_attention
 
 _SHARDED = "FSDP"
 """What torch puts before the name of a sharded layer's class."""
+_MOST_COMPILATIONS = 64
+"""Of one piece of code. Beyond it torch computes uncompiled, also in the middle of a pass: a layer that is then computed again for its
+activations keeps others than before, and its rank fails while the other ranks wait. Torch's own limit, 8, is reached by ranks that share
+passes: gradients or none, one position or several, with a mask or without."""
 
 
 def compile_layers(module: nn.Module) -> None:
@@ -49,7 +53,7 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 
 
 def _compiled(forward: Callable[..., Any], *, error_kind: type[Exception]) -> Callable[..., Any]:
-    compiled = torch.compile(forward, dynamic=True)
+    compiled = torch.compile(forward, dynamic=True, recompile_limit=_MOST_COMPILATIONS)
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
