@@ -53,7 +53,8 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 
 
 def _compiled(forward: Callable[..., Any], *, error_kind: type[Exception]) -> Callable[..., Any]:
-    compiled = torch.compile(forward, dynamic=True, recompile_limit=_MOST_COMPILATIONS)
+    # The limit is missing from torch's overloads.
+    compiled = torch.compile(forward, dynamic=True, recompile_limit=_MOST_COMPILATIONS)  # pyright: ignore[reportCallIssue]
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
