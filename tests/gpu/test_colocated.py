@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.contracts.types import Prompt, Refusal
-from tests.gpu.test_engine import Served
+from tests.gpu.test_engine import NOISE, Served
 from tests.integration.engines import Reference, mean_error, published, start_worker, ticket
 from tests.models import make_tiny_model
 
@@ -28,7 +28,7 @@ FREED_SHARE = 0.5
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = make_tiny_model(tmp_path_factory.mktemp("model"), tied=True)
     worker = start_worker(path, enforce_eager=request.param, colocated=True)
-    yield Served(worker=worker, reference=Reference(path), dtype="float32", versions=iter(range(1, 1000)))
+    yield Served(worker=worker, reference=Reference(path), noise=NOISE["float32"], versions=iter(range(1, 1000)))
     worker.stop()
 
 
