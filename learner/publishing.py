@@ -52,9 +52,9 @@ class Publisher:
             starting_logprobs=self._starting_logprobs,
             starting_files=self._starting_files,
         )
-        lora, causal_lm, adapter = self._config.learner.lora, self._networks.policy.causal_lm, None
+        causal_lm, adapter = self._networks.policy.causal_lm, None
         named = exported(causal_lm, dtype=self._dtype)
-        if lora is not None and lora.publish == "adapter":
+        if (lora := self._config.published_adapter) is not None:
             adapter, named = adapter_of(causal_lm, lora=lora), exported_adapter(causal_lm, dtype=self._dtype)
         if self._ranks.rank != 0:
             for _ in named:

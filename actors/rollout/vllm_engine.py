@@ -347,11 +347,12 @@ def _built(vllm: Any, arguments: Any, *, model: ModelConfig, replays: bool) -> A
 
 def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
     """vLLM's settings. `max_context` counts prompt and completion tokens."""
-    from actors.rollout import int8_scheme  # noqa: F401  makes it known to vLLM
     from cluster.weights import vllm_receiver
 
-    model, rollout, lora = config.model, config.rollout, config.learner.lora
-    adapter = lora if lora is not None and lora.publish == "adapter" else None  # else weights come whole
+    model, rollout, adapter = config.model, config.rollout, config.published_adapter
+    if rollout.quantization == "int8_per_channel":
+        # What makes it known to vLLM takes a quarter of a second of every other engine's start.
+        from actors.rollout import int8_scheme  # noqa: F401
     is_cpu = vllm.platforms.current_platform.is_cpu()
     return vllm.EngineArgs(
         model=model.path,

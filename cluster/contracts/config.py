@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.environment_config import SINGLE_TURN, EpisodesConfig
 from cluster.contracts.errors import DataError
-from cluster.contracts.learner_config import LearnerConfig, ModelConfig, OptimizerConfig, ReferenceConfig
+from cluster.contracts.learner_config import LearnerConfig, LoraConfig, ModelConfig, OptimizerConfig, ReferenceConfig
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.reward_config import RewardConfig
@@ -256,9 +256,10 @@ class RunConfig(Section):
         return self.deterministic or self.rollout.colocated
 
     @property
-    def publishes_adapter(self) -> bool:
-        """Workers get adapters alone, and keep what these are put on."""
-        return self.learner.lora is not None and self.learner.lora.publish == "adapter"
+    def published_adapter(self) -> LoraConfig | None:
+        """Of a run whose workers get adapters alone, and keep what these are put on; None where weights come whole."""
+        lora = self.learner.lora
+        return lora if lora is not None and lora.publish == "adapter" else None
 
     @property
     def learner_scores_reference(self) -> bool:

@@ -83,7 +83,7 @@ def wire(
     turns = None
     if config.rollout.colocated:
         deadline_s = config.weights.timeout_s
-        turns = GpuTurns(loads_whole=not config.publishes_adapter, deadline_s=deadline_s, lose=lose)
+        turns = GpuTurns(loads_whole=config.published_adapter is None, deadline_s=deadline_s, lose=lose)
     recorder, learner = learning(
         config,
         seats=seats,

@@ -31,8 +31,7 @@ def check_quantization(config: RunConfig, *, is_local: bool) -> None:
         raise ConfigError(
             f"{named} with model.dtype={config.model.dtype!r}: vLLM's kernels for it compute the rest in bfloat16; use model.dtype=bfloat16"
         )
-    lora = config.learner.lora
-    if lora is not None and lora.publish == "adapter":
+    if config.published_adapter is not None:
         raise ConfigError(
             f"{named} with learner.lora.publish='adapter': nobody has proven adapters beside layers of 8 bits; use "
             "learner.lora.publish=merged, which quantizes the sum"

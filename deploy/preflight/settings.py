@@ -49,7 +49,7 @@ def check_weights(config: RunConfig) -> None:
             f"weights.backend=nccl needs whole GPUs on both sides, but learner.gpus_per_rank={learner.gpus_per_rank:g} and "
             f"rollout.gpus_per_worker={rollout.gpus_per_worker:g}; use weights.backend=gloo"
         )
-    if learner.lora is not None and learner.lora.publish == "adapter":
+    if config.published_adapter is not None:
         raise ConfigError(
             "weights.transport=collective carries whole models, and learner.lora.publish=adapter publishes adapters, which are small; "
             "use weights.transport=object_store, or learner.lora.publish=merged"
@@ -63,7 +63,7 @@ def _check_deltas(config: RunConfig) -> None:
             f"weights.deltas=true with weights.transport={config.weights.transport.name}: changes go through the object store, where a "
             "worker without the version before finds the whole weights; use weights.transport=object_store, or weights.deltas=false"
         )
-    if config.learner.lora is not None and config.learner.lora.publish == "adapter":
+    if config.published_adapter is not None:
         raise ConfigError(
             "weights.deltas=true is for whole models, and learner.lora.publish=adapter publishes adapters, which are small; "
             "use weights.deltas=false, or learner.lora.publish=merged"
