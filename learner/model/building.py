@@ -11,9 +11,8 @@ from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from learner.distributed import Ranks, reshard, shard
 from learner.model.compiling import compile_layers
-from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import Critic, Networks, check_sequence_parallel, critic_config, refuse_another_architecture
-from learner.model.linear import multiply_in_float32
+from learner.model.linear import multiply_fast
 from learner.model.loading import load_shards, materialise, read_score, skeleton
 from learner.model.lora import add_adapters
 from learner.model.policy import CRITIC_PATH, PolicyModel, choose_layout, load, load_backbone, unproven
@@ -81,7 +80,8 @@ def _backbone(own: ModelConfig, *, policy: PolicyModel, value: ValueConfig, is_s
 
 
 def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Networks:
-    """With adapters and checkpointed activations where they are wanted, and products as the processor is fast; works on a skeleton too."""
+    """With adapters and checkpointed activations where they are wanted. Linear layers multiply in the type that is faster on this
+    processor. Works on a skeleton too."""
     backbone = None if networks.critic is None else networks.critic.backbone
     models = [model for model in (networks.policy.causal_lm, backbone) if model is not None]
     for model in models:
@@ -89,6 +89,5 @@ def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Netwo
             add_adapters(model, lora=learner.lora, seed=seed)
         if learner.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-    if multiplies_in_float32():
-        multiply_in_float32(networks)
+    multiply_fast(networks)
     return networks.train(learner.activation_checkpointing)

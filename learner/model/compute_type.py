@@ -31,12 +31,12 @@ def multiplies_in_float32() -> bool:
 
 
 def is_bfloat16_fast_on_gpus() -> bool:
-    """Whether all visible GPUs do; False where there is none."""
+    """Whether all visible GPUs multiply bfloat16 themselves; False where there is none."""
     return _are_all_gpus(_LEAST_CAPABILITY)
 
 
 def do_gpus_multiply_fp8() -> bool:
-    """The same of FP8."""
+    """Whether all visible GPUs multiply FP8 themselves; False where there is none."""
     return _are_all_gpus(_FP8_CAPABILITY)
 
 

@@ -10,6 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from learner.model.compute_type import multiplies_in_float32
+
+
+def multiply_fast(module: nn.Module) -> None:
+    """As `multiply_in_float32` where this processor is faster so; elsewhere nothing."""
+    if multiplies_in_float32():
+        multiply_in_float32(module)
+
 
 def multiply_in_float32(module: nn.Module) -> None:
     """In place, for all its linear layers. Layers that do not compute in bfloat16 on a CPU are as they were."""

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig, SamplingConfig
-from learner.model.compute_type import multiplies_in_float32
 from learner.model.head import selected_logprobs, top_tokens
-from learner.model.linear import multiply_in_float32
+from learner.model.linear import multiply_fast
 from learner.model.packing import MicroBatch, tokens_per_pass
 from learner.model.policy import elsewhere, hidden_states, load, output_layer, prove, score, token_row
 
@@ -50,8 +49,7 @@ class ReferenceModel:
             head_chunk_tokens=learner.head_chunk_tokens,
         ).eval()
         self._policy.requires_grad_(False)
-        if multiplies_in_float32():
-            multiply_in_float32(self._policy)
+        multiply_fast(self._policy)
         self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=device)
         self._device = device
         self._top_k = top_k

@@ -15,8 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, PreTrain
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.reward_config import JudgeServerConfig, RewardModelConfig
-from learner.model.compute_type import multiplies_in_float32
-from learner.model.linear import multiply_in_float32
+from learner.model.linear import multiply_fast
 from learner.model.loading import skeleton, stored_tensors
 from learner.model.packing import MicroBatch, tokens_per_pass
 from learner.model.policy import PROOF_TOLERANCE, hidden_states, load, score, token_row
@@ -45,8 +44,7 @@ class SequenceClassifier:
         model, kind = as_model(config), AutoModelForSequenceClassification
         self._model = load(model, dtype=dtype, device=self._device, kind=kind, field=f"{field}.path").eval()
         self._model.requires_grad_(False)
-        if multiplies_in_float32():
-            multiply_in_float32(self._model)
+        multiply_fast(self._model)
         _compute_head_in_float32(self._model, stored=model)
         self._is_causal = isinstance(getattr(self._model, "score", None), nn.Linear)
         self._pad_id = self._model.config.get_text_config().pad_token_id

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from learner.learner import Learner
-from learner.model import building
+from learner.model import linear
 from learner.model.linear import Float32Linear, multiply_in_float32
 from tests.unit.learner.trajectories import make_config, make_group
 
@@ -92,7 +92,7 @@ def test_a_learner_computes_the_same_either_way(
 ):
     logprobs, norms, kinds = [], [], []
     for in_float32 in (True, False):
-        monkeypatch.setattr(building, "multiplies_in_float32", lambda x=in_float32: x)
+        monkeypatch.setattr(linear, "multiplies_in_float32", lambda x=in_float32: x)
         learner = Learner(make_config(model_path, dtype="bfloat16", **sections))
         kinds.append({type(part) for part in learner.networks.modules() if isinstance(part, nn.Linear)})
         metrics = learner.update(make_group(0)).metrics
