@@ -92,6 +92,7 @@ NOT_IN_THIS_RUN = {
         "prompts/num_truncated",
     ),
     "an outage of a judge, a worker that joins": ("time/held_s", "time/join_s"),
+    "weights of which only what changed travels": ("weights/changed_share",),
     "experts whose choices are replayed": (
         "learner/router_aux_loss",
         "learner/routing_differs",
