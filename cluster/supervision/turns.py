@@ -104,6 +104,8 @@ class GpuTurns:
         self._awake.pop(worker, None)
 
     async def _wake(self, worker: ActorHandle) -> None:
+        if worker not in self._dozing:
+            return  # it waited for this turn to load, which wakes it
         del self._dozing[worker]
         self._awake[worker] = None
         try:

@@ -156,6 +156,17 @@ async def test_the_learner_waits_for_a_start_or_a_load_under_way_and_no_other_be
     assert scene.drain() == ["start w2"]
 
 
+async def test_a_joining_engine_that_fell_asleep_before_its_first_load_is_woken_by_that_load_alone(scene: Scene):
+    await scene.turns.end_learners()
+    joiner = await scene.worker("w0")
+    await scene.learners(ends_with_broadcast=False)
+    loading = asyncio.create_task(scene.turns.delivering(Transport()).catch_up([joiner]))
+    await settled()
+    await scene.turns.end_learners()
+    await loading
+    assert scene.drain() == ["start w0", "sleep w0 keeps", "learner", "load w0"]
+
+
 @pytest.mark.parametrize("method", ["sleep w0 keeps", "wake w0"])
 async def test_a_worker_that_fails_to_sleep_or_to_wake_is_lost_and_the_others_go_on(scene: Scene, method: str):
     await scene.turns.end_learners()
