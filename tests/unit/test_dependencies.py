@@ -1,6 +1,7 @@
 """What the packages import is declared: an installation that lacks it would fail at the first use."""
 
 import ast
+import functools
 import itertools
 import re
 import sys
@@ -28,6 +29,7 @@ LOADED_BY_IT = {"mkdocs": "deploy.docs.site_hooks"}
 """Of the extra `dev`, with mkdocs-material: it loads the module by its path, and nothing of ours imports that."""
 
 
+@functools.cache
 def imported() -> dict[str, set[str]]:
     """Top-level module -> our modules that import it."""
     found: dict[str, set[str]] = {}
