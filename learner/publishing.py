@@ -46,12 +46,6 @@ class Publisher:
 
     def parts(self, policy_version: int) -> Iterator[np.ndarray | WeightManifest]:
         """What `packing` yields, on rank 0; all ranks must iterate."""
-        canary = Canary(
-            token_ids=self._probe,
-            logprobs=probe_logprobs(self._networks, self._probe, device=self._ranks.device),
-            starting_logprobs=self._starting_logprobs,
-            starting_files=self._starting_files,
-        )
         causal_lm, adapter = self._networks.policy.causal_lm, None
         named = exported(causal_lm, dtype=self._dtype)
         if (lora := self._config.published_adapter) is not None:
@@ -59,13 +53,23 @@ class Publisher:
         if self._ranks.rank != 0:
             for _ in named:
                 self._phases.move()
+            self._canary()
             return
         bucket_bytes = self._config.weights.bucket_bytes
         for part in packing(
-            named, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=canary, adapter=adapter
+            named, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=self._canary, adapter=adapter
         ):
             self._phases.move()
             yield part
+
+    def _canary(self) -> Canary:
+        """Of the present weights; all ranks must call it."""
+        return Canary(
+            token_ids=self._probe,
+            logprobs=probe_logprobs(self._networks, self._probe, device=self._ranks.device),
+            starting_logprobs=self._starting_logprobs,
+            starting_files=self._starting_files,
+        )
 
 
 def spread_token_ids(causal_lm: PreTrainedModel, *, num_tokens: int) -> list[int]:

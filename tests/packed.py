@@ -19,6 +19,6 @@ def pack(
 ) -> tuple[WeightManifest, list[np.ndarray]]:
     """(the manifest, the buckets) that `packing` gives one after the other."""
     *buckets, manifest = packing(
-        named_tensors, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=canary, adapter=adapter
+        named_tensors, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=lambda: canary, adapter=adapter
     )
     return cast(WeightManifest, manifest), cast(list[np.ndarray], buckets)

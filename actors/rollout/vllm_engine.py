@@ -448,6 +448,8 @@ def _prepare_process(*, num_threads: int, enforce_eager: bool, dtype: str) -> No
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "OMP_NUM_THREADS": str(num_threads),
+        # Torch asks the system for huge pages: each load of weights takes their memory afresh, page after page.
+        "THP_MEM_ALLOC_ENABLE": "1",
         # Of an engine of several processes on CPUs: vLLM would want a NUMA node for each, and bind those of every engine to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }

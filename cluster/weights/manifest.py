@@ -9,7 +9,7 @@ import json
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -101,15 +101,15 @@ def packing(
     *,
     policy_version: int,
     bucket_bytes: int,
-    canary: Canary,
+    canary: Callable[[], Canary],
     adapter: Adapter | None = None,
 ) -> Iterator[np.ndarray | WeightManifest]:
     """Bucket after bucket, uint8 arrays of at most `bucket_bytes` (or one tensor, if that is larger), and the manifest last.
 
-    Buckets are hashed while the next ones fill and travel: memory is bounded by three buckets if the caller lets each go before it asks
-    for the next. Tensors come from any device; those that share their memory (tied embeddings) travel once, under the first name. One
-    may hand in a generator that gathers shards as it goes: a tensor is not needed any more once the next is asked for. Raises
-    WeightsError when nothing comes.
+    Buckets are hashed while the next ones fill and travel, and the last ones while `canary` computes, which is called when all tensors are
+    packed. Memory is bounded by three buckets if the caller lets each go before it asks for the next. Tensors come from any device;
+    those that share their memory (tied embeddings) travel once, under the first name. One may hand in a generator that gathers shards
+    as it goes: a tensor is not needed any more once the next is asked for. Raises WeightsError when nothing comes.
     """
     hashing: list[Future[str]] = []
     entries: list[TensorEntry] = []
@@ -132,6 +132,7 @@ def packing(
             raise WeightsError(f"policy version {policy_version}: no tensors to publish")
         hashing.append(hashers.submit(_digest, bucket.content))
         yield bucket.content
+        probed = canary()
         bucket_digests = [digest.result() for digest in hashing]
     yield WeightManifest(
         policy_version=policy_version,
@@ -139,7 +140,7 @@ def packing(
         bucket_digests=tuple(bucket_digests),
         digest=_digest_of_table(entries, bucket_digests),
         total_bytes=sum(entry.size_bytes for entry in entries),
-        canary=canary,
+        canary=probed,
         adapter=adapter,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 from vllm.utils.nccl import unpinned_nccl_env
@@ -86,7 +86,7 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu() and self._repair_tied_head:
-            self._pack_tied_heads()
+            self._repack_tied_heads()
 
     def shutdown(self) -> None:
         self._receiver.leave()
@@ -98,13 +98,20 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
 
-    def _pack_tied_heads(self) -> None:
+    def _repack_tied_heads(self) -> None:
         # A tied head shares the embedding's storage, so the reload finds no weights of its own for it and keeps the old packed copy.
         if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
             return
-        for layer in self.model.modules():
-            if isinstance(layer, ParallelLMHead):
-                layer.quant_method.process_weights_after_loading(layer)
+        layers: list[Any] = [layer for layer in self.model.modules() if isinstance(layer, VocabParallelEmbedding)]
+        for head in layers:
+            if not isinstance(head, ParallelLMHead):
+                continue
+            # vLLM packs an embedding as it packs a head, and never uses that copy, since it looks tokens up in the storage.
+            embedding = next((each for each in layers if each is not head and each.weight is head.weight), None)
+            if embedding is not None and hasattr(embedding, "cpu_linear"):
+                head.cpu_linear = embedding.cpu_linear
+            else:
+                head.quant_method.process_weights_after_loading(head)
 
 
 class ReceiverRegistration:

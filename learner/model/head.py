@@ -1,9 +1,9 @@
 """The vocabulary head: log-probs of the sampled tokens, of chosen others, and entropies, from hidden states.
 
 Logits of a batch never exist. They are made tile by tile (`chunk_tokens` positions x at most `MAX_TILE_VOCABULARY` tokens), reduced
-with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`) they are kept instead, which
-is faster. Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type; bfloat16 inputs are multiplied as
-such where the machine is fast at it, else in float32.
+with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`), and with them the weight in
+the type of sums if it has another, they are kept instead, which is faster. Everything is summed in float32 (float64 for float64
+inputs) whatever the inputs' type; bfloat16 inputs are multiplied as such where the machine is fast at it, else in float32.
 
 Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds for each position the floor
 below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
@@ -29,7 +29,7 @@ MAX_TILE_VOCABULARY = 16_384
 CPU_TILE_VOCABULARY = 2_048
 """The same on CPUs, 8 MiB: they stay in the cache, and their memory is used again (larger ones go back to the system each time)."""
 MAX_KEPT_BYTES = 64 * 1024**2
-"""Logits of a micro-batch up to this size are kept for backward."""
+"""Logits of a micro-batch up to this size are kept for backward, and a weight up to this size is converted whole."""
 LEAST_REST = 1e-26
 """What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
 _NEVER_SAMPLED = -1e15
@@ -120,7 +120,7 @@ class _SelectedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = _sum_dtype(hidden_CH)
         num_positions, size = hidden_CH.shape[0], weight_VH.shape[0]
-        keeps = num_positions * size * kind.itemsize <= MAX_KEPT_BYTES
+        keeps = _keeps_logits(hidden_CH, weight_VH)
         maximum_C = hidden_CH.new_full((num_positions,), -torch.inf, dtype=kind)
         total_C, weighted_C, rest_C, target_C = (hidden_CH.new_zeros(num_positions, dtype=kind) for _ in range(4))
         candidate_CK = None if candidates_CK is None else hidden_CH.new_zeros(candidates_CK.shape, dtype=kind)
@@ -246,6 +246,12 @@ class _WeightGradient:
         _add_product(self._summed_VH, gradient.t(), self._hidden_CH[chunk])
         if is_last:
             self._into_VH[tile] = self._summed_VH
+
+
+def _keeps_logits(hidden_CH: Tensor, weight_VH: Tensor) -> bool:
+    kind = _sum_dtype(hidden_CH)
+    converted = 0 if hidden_CH.is_cuda or weight_VH.dtype == kind else weight_VH.numel()
+    return max(hidden_CH.shape[0] * weight_VH.shape[0], converted) * kind.itemsize <= MAX_KEPT_BYTES
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Tensor:

@@ -101,7 +101,7 @@ def delta_rows(tensors: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
 
 def _packing(tensors: dict[str, torch.Tensor], *, version: int) -> Any:
     canary = Canary(token_ids=(1, 2), logprobs=(-1.0,), starting_logprobs=(-1.0,))
-    return packing(tensors.items(), policy_version=version, bucket_bytes=256 * 1024**2, canary=canary)
+    return packing(tensors.items(), policy_version=version, bucket_bytes=256 * 1024**2, canary=lambda: canary)
 
 
 def _timed(work: Callable[..., Any], *args: Any) -> tuple[float, Any]:

@@ -43,7 +43,7 @@ class Learner:
 
     def packing(self) -> Iterator[Any]:
         self.num_published += 1
-        return packing(self.weights.items(), policy_version=self.version, bucket_bytes=600, canary=CANARY)
+        return packing(self.weights.items(), policy_version=self.version, bucket_bytes=600, canary=lambda: CANARY)
 
     async def publish(self) -> list[asyncio.Future[Any]]:
         *buckets, manifest = self.packing()

@@ -62,6 +62,26 @@ def test_ten_updates_leave_engine_and_learner_in_agreement(tmp_path, architectur
                 assert recorded_experts(one, prompt).equal(reference.experts([*prompt, *one.token_ids[:-1]]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tied_head_computes_with_the_packed_copy_that_vllm_makes_of_the_embedding(tmp_path, dtype):
+    if torch.cuda.is_available():
+        pytest.skip("a GPU's engine packs no embedding")
+    path = make_tiny_model(tmp_path, tied=True, dtype=dtype)
+    engine, reference = start_engine(path, dtype=dtype), Reference(path)
+    for number in range(2):
+        reference.perturb(seed=number)
+        engine.load(iter(reference.named_parameters()))
+        (shares,) = engine._engine.collective_rpc(lambda worker: _shares_head(worker.model_runner.get_model()))
+        assert shares
+
+
+def _shares_head(model: Any) -> bool:
+    return (
+        model.lm_head is not model.model.embed_tokens
+        and model.lm_head.cpu_linear is model.model.embed_tokens.cpu_linear
+    )
+
+
 def recorded_experts(completion: Completion, prompt: list[int]) -> torch.Tensor:
     """Of a model with two layers and two experts a token, in ascending order: [positions, layers, experts per token]."""
     assert completion.routed_experts is not None

@@ -38,7 +38,7 @@ class Published:
 
 
 def publish(copy: PublishedCopy, tensors: Tensors, *, version: int, bucket_bytes: int = 2**20) -> Published:
-    parts = packing(tensors.items(), policy_version=version, bucket_bytes=bucket_bytes, canary=CANARY)
+    parts = packing(tensors.items(), policy_version=version, bucket_bytes=bucket_bytes, canary=lambda: CANARY)
     return Published(list(copy.compared(parts)))
 
 
@@ -135,7 +135,7 @@ def test_weights_of_another_form_are_published_whole(other):
 def test_a_publication_that_broke_off_leaves_nothing_to_compare_with():
     copy, weights = PublishedCopy(), {"a": torch.zeros(100), "b": torch.zeros(100)}
     publish(copy, weights, version=0, bucket_bytes=400)
-    broken = copy.compared(packing(weights.items(), policy_version=1, bucket_bytes=400, canary=CANARY))
+    broken = copy.compared(packing(weights.items(), policy_version=1, bucket_bytes=400, canary=lambda: CANARY))
     next(broken)
     broken.close()
     assert publish(copy, weights, version=1, bucket_bytes=400).is_whole

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from cluster.contracts.errors import WeightsError
-from cluster.weights.manifest import Canary, WeightManifest, unpack, verify
+from cluster.weights.manifest import Canary, WeightManifest, packing, unpack, verify
 from tests.packed import pack
 
 CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), starting_logprobs=(-1.0, -2.0))
@@ -41,6 +41,24 @@ def test_buckets_keep_to_their_size_except_for_a_larger_tensor():
     manifest, buckets = packed({"a": torch.zeros(16), "b": torch.zeros(16), "c": torch.zeros(64)}, bucket_bytes=128)
     assert [bucket.nbytes for bucket in buckets] == [128, 256]
     assert [(entry.bucket, entry.offset_bytes) for entry in manifest.tensors] == [(0, 0), (0, 64), (1, 0)]
+
+
+def test_the_canary_is_computed_when_the_last_bucket_has_left():
+    """So the last buckets are hashed beside it, and with several ranks all are done with gathering."""
+    happened: list[str] = []
+
+    def gather():
+        for name in ("a", "b"):
+            happened.append(f"gathered {name}")
+            yield name, torch.zeros(16)
+
+    def canary() -> Canary:
+        happened.append("canary")
+        return CANARY
+
+    for part in packing(gather(), policy_version=1, bucket_bytes=64, canary=canary):
+        happened.append("manifest" if isinstance(part, WeightManifest) else "bucket")
+    assert happened == ["gathered a", "gathered b", "bucket", "bucket", "canary", "manifest"]
 
 
 def test_tied_tensors_travel_once():

@@ -45,7 +45,7 @@ class Learner:
         self._copy = PublishedCopy()
 
     async def publish(self) -> list[Any]:
-        parts = packing(self.weights.items(), policy_version=self.version, bucket_bytes=400, canary=CANARY)
+        parts = packing(self.weights.items(), policy_version=self.version, bucket_bytes=400, canary=lambda: CANARY)
         *arrays, manifest = self._copy.compared(parts)
         assert isinstance(manifest, WeightManifest)
         return [_object_ref(value) for value in (*arrays, manifest.model_dump())]

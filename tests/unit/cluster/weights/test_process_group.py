@@ -30,7 +30,7 @@ def weights(version: int) -> list[tuple[str, torch.Tensor]]:
 
 
 def kept(sender: Sender, version: int = 1) -> WeightManifest:
-    return sender.keep(packing(weights(version), policy_version=version, bucket_bytes=4000, canary=CANARY))
+    return sender.keep(packing(weights(version), policy_version=version, bucket_bytes=4000, canary=lambda: CANARY))
 
 
 def group_of(sender: Sender, *, size: int, name: str = "g1", lasts: bool = True, timeout_s: float = 120.0) -> RankGroup:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +154,28 @@ def test_gradients_of_bfloat16_are_summed_in_float32_and_rounded_once(layout: st
         # bfloat16 rounds by a quarter of 2**-8 on average: each probability before the product, and the sum after it.
         error = (found.grad.double() - wanted.grad).abs()
         assert float((error / (wanted.grad.abs() + 0.1 * wanted.grad.abs().mean())).mean()) < 0.75 * 2**-8
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 11), (torch.bfloat16, 4)])
+def test_a_weight_of_another_type_than_the_sums_is_converted_tile_by_tile(
+    dtype: torch.dtype, largest: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    """Two positions' logits are small enough to be kept, 88 bytes; a weight of 11 tokens is 220 bytes in float32."""
+    if device.type == "cuda":
+        pytest.skip("a GPU multiplies bfloat16 as it is")
+    monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr(head_module, "CPU_TILE_VOCABULARY", 4)
+    widths: list[int] = []
+    logits = head_module._logits
+
+    def watched(hidden_CH: Tensor, weight_VH: Tensor, *others: Any, **more: Any) -> Tensor:
+        widths.append(weight_VH.shape[0])
+        return logits(hidden_CH, weight_VH, *others, **more)
+
+    monkeypatch.setattr(head_module, "_logits", watched)
+    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=dtype, bias=False)
+    selected_logprobs(hidden_CH[:2], weight_VH, targets_C[:2], head=Head())
+    assert max(widths) == largest
 
 
 def test_no_positions_give_no_log_probs_and_no_gradient(layout: str):
