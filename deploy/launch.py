@@ -25,6 +25,7 @@ from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.pass_rates import PassRates
 from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
+from deploy.cluster_up.ahead import RayAhead
 from deploy.cluster_up.connection import connected, named
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import CONTROL, Steering
@@ -44,9 +45,15 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: RunConfig, *, address: str | None = None, sinks: Sequence[Sink] = (), stop: Stop | None = None
+    config: RunConfig,
+    *,
+    address: str | None = None,
+    ahead: RayAhead | None = None,
+    sinks: Sequence[Sink] = (),
+    stop: Stop | None = None,
 ) -> Summary:
-    """Runs `config` to its last step, from wherever its run directory stands. Starts a local Ray if there is no `address`.
+    """Runs `config` to its last step, from wherever its run directory stands. Without an `address` it takes the local Ray of `ahead`, or
+    starts one.
 
     `sinks` get its numbers and events beside those that it names; `stop` stops it.
 
@@ -55,7 +62,7 @@ def train(
     """
     if config.recorded is not None:
         raise ConfigError(f"recorded={config.recorded!r}: such a run samples nothing; start it with `treadwheel learn`")
-    return as_a_run(config, _train, address=address, sinks=sinks, stop=stop)
+    return as_a_run(config, partial(_train, ahead=ahead), address=address, sinks=sinks, stop=stop)
 
 
 def as_a_run(
@@ -173,7 +180,13 @@ def _details(error: BaseException) -> str:
 
 
 async def _train(
-    config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, interrupted: asyncio.Event, address: str | None
+    config: RunConfig,
+    run_dir: RunDirectory,
+    log: MetricLog,
+    *,
+    interrupted: asyncio.Event,
+    address: str | None,
+    ahead: RayAhead | None = None,
 ) -> None:
     ledger = open_ledger(run_dir, log)
     office = ticket_office(config, ledger)
@@ -187,7 +200,7 @@ async def _train(
     making = cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits, provenance=provenance.at)
     log.event("connecting", address=named(address))
     async with (
-        connected(address, run_dir=run_dir),
+        connected(address, run_dir=run_dir, ahead=ahead),
         noting_the_end(log),
         making as made,
     ):

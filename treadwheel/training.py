@@ -58,11 +58,13 @@ def train(
 
     def work() -> None:
         from deploy import preflight
+        from deploy.cluster_up.ahead import RayAhead
 
-        preflight.check(run_config, address=address)
-        from deploy import launch
+        with RayAhead(address) as ahead:
+            preflight.check(run_config, address=address, looks_good=ahead.start)
+            from deploy import launch
 
-        launch.train(run_config, address=address, sinks=heard, stop=stop)
+            launch.train(run_config, address=address, ahead=ahead, sinks=heard, stop=stop)
 
     try:
         beside_a_loop(work, stop)

@@ -44,12 +44,18 @@ class Production:
         self._may_wait_for_nodes = may_wait_for_nodes
         self._departures = Departures(fleet=self.fleet, groups=dispatcher, supervisor=supervisor)
 
-    async def start(self) -> None:
+    async def start(self, *, reference_waits_for: asyncio.Event | None = None) -> None:
         """The first reward service, the other scorers and the first worker are up when this returns; in a deterministic run, all workers.
 
         Fleet and services are kept at their sizes from now on.
         """
-        scorers = (place.ready() for place in self._scorers.places() if place not in self.services.places())
+
+        async def ready(place: SupervisedActor) -> None:
+            if place.spec.kind is ActorKind.REFERENCE_SCORER and reference_waits_for is not None:
+                await reference_waits_for.wait()
+            await place.ready()
+
+        scorers = (ready(place) for place in self._scorers.places() if place not in self.services.places())
         await together(self.fleet.start(), self.services.start(), *scorers)
 
     def run(self, tasks: asyncio.TaskGroup) -> None:

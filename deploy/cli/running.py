@@ -22,6 +22,7 @@ from deploy.cli.application import (
     app,
     reporting,
 )
+from deploy.cluster_up.ahead import RayAhead
 
 if TYPE_CHECKING:
     from cluster.contracts.config import RunConfig
@@ -61,7 +62,7 @@ def _train(
     quiet: bool,
     debug: bool,
 ) -> None:
-    with reporting(debug=debug) as ctrl_c:
+    with RayAhead(address) as ahead, reporting(debug=debug) as ctrl_c:
         from deploy.claims import once_free
         from deploy.config import loading as configuration
         from deploy.durations import seconds
@@ -70,11 +71,11 @@ def _train(
             with _checking(config):
                 from deploy import preflight
 
-                preflight.check(config, address=address)
-                from deploy import launch  # torch and Ray, which a refused run never needs
+                preflight.check(config, address=address, looks_good=ahead.start)
+                from deploy import launch  # torch, which not every refused run needs
 
             ctrl_c.raise_if_pressed()
-            return launch.train(config, address=address)
+            return launch.train(config, address=address, ahead=ahead)
 
         wait_s = seconds(wait_for_claim, option="--wait-for-claim")
         waits: list[str] = []

@@ -9,16 +9,19 @@ import shlex
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ray
 import ray._private.node
+import ray._private.utils
 import ray.exceptions
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]  compiled
 from ray.job_config import JobConfig
 
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.record.run_directory import PASSPORT, RunDirectory
+from deploy.cluster_up.ahead import RayAhead
 from deploy.reports.provenance import digest_of
 
 _ANSWER_S = 10.0
@@ -26,6 +29,9 @@ _ANSWER_S = 10.0
 
 _TRIES = 3
 """Ray gives its own first node 30 s, which nothing can change and a busy machine may not keep."""
+
+_IDLE_MS = 60_000
+"""Ray has as many processes ready as the machine has processors, for actors to come. It would end them after a second."""
 
 _NICENESS = "RAY_worker_niceness"
 
@@ -54,22 +60,44 @@ class _Node(ray._private.node.Node):
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str | None, *, run_dir: RunDirectory | None = None) -> AsyncIterator[None]:
-    """The cluster at `address` or RAY_ADDRESS (which `ray job submit` sets), else a local one, ended with this.
+async def connected(
+    address: str | None, *, run_dir: RunDirectory | None = None, ahead: RayAhead | None = None
+) -> AsyncIterator[None]:
+    """The cluster at `address` or RAY_ADDRESS (which `ray job submit` sets), else a local one, ended with this: the one of `ahead`, where
+    that has begun.
 
     Ray's dashboard tells of `run_dir` in the job's metadata. Raises ConfigError for a cluster that does not answer, or refuses us.
     """
-    metadata = await asyncio.to_thread(job_metadata, run_dir) if run_dir else {}
     address = named(address)
-    if address is None:
-        with _environment_of_own_cluster(), _few_processes():
-            local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-            async with _initialized("local", metadata, **local):
-                yield
-    else:
+    if address is not None:
+        metadata = await asyncio.to_thread(job_metadata, run_dir) if run_dir else {}
         await _check_answers(address)
-        async with _initialized(address, metadata):
+        async with _initialized(address, partial(_start, address, metadata)):
             yield
+    elif ahead is not None and ahead.is_coming:
+        async with _initialized("local", ahead.wait):
+            yield
+    else:
+        with own_cluster():
+            async with _initialized("local", start_own):
+                yield
+
+
+@contextlib.contextmanager
+def own_cluster() -> Iterator[None]:
+    """In the block, a cluster that starts and ends is this process's own."""
+    with _environment_of_own_cluster(), _few_processes():
+        yield
+
+
+def start_own() -> None:
+    """A local Ray, which has no dashboard that would tell of the run."""
+    system = {"idle_worker_killing_time_threshold_ms": _IDLE_MS}
+    _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
+
+
+def end() -> None:
+    ray.shutdown()
 
 
 def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
@@ -86,16 +114,9 @@ def named(address: str | None) -> str | None:
 
 
 @contextlib.asynccontextmanager
-async def _initialized(address: str, metadata: dict[str, str], **more: Any) -> AsyncIterator[None]:
-    options: dict[str, Any] = {
-        "job_config": _Job(metadata=metadata),
-        "log_to_driver": False,
-        "namespace": "treadwheel",
-        "logging_level": "error",
-        **more,
-    }
+async def _initialized(address: str, initialize: Callable[[], None]) -> AsyncIterator[None]:
     try:
-        await _started(lambda: _start(address, options))
+        await _started(initialize)
     except (ConnectionError, ray.exceptions.AuthenticationError) as error:
         raise ConfigError(
             f"address={address!r} is no Ray cluster that lets us in: {error}; start one with `ray start --head`, "
@@ -117,7 +138,14 @@ async def _initialized(address: str, metadata: dict[str, str], **more: Any) -> A
         await _to_its_end(ray.shutdown)
 
 
-def _start(address: str, options: dict[str, Any]) -> None:
+def _start(address: str, metadata: dict[str, str], **more: Any) -> None:
+    options: dict[str, Any] = {
+        "job_config": _Job(metadata=metadata),
+        "log_to_driver": False,
+        "namespace": "treadwheel",
+        "logging_level": "error",
+        **more,
+    }
     late: Exception | None = None
     for _ in range(_TRIES):
         try:
@@ -184,11 +212,14 @@ def _environment_of_own_cluster() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _few_processes() -> Iterator[None]:
-    usual, ray._private.node.Node = ray._private.node.Node, _Node
+    """And a small agent of the node, as where Ray is installed without its dashboard: nobody asks an own cluster's for anything."""
+    node, utils = ray._private.node, ray._private.utils
+    usual = node.Node, utils.get_dashboard_dependency_error
+    node.Node, utils.get_dashboard_dependency_error = _Node, lambda: ImportError("left out")
     try:
         yield
     finally:
-        ray._private.node.Node = usual
+        node.Node, utils.get_dashboard_dependency_error = usual
 
 
 def _read_environment_again() -> None:

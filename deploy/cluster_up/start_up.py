@@ -80,7 +80,13 @@ async def cluster(
         at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace what ends
         telling = tasks.create_task(_tell_starts(run_dir, made.places, every_s=config.supervision.heartbeat_s))
         log.event("starting")
-        await together(_learn_and_publish(config, made, run_dir, log), made.production.start())
+        learner_up = asyncio.Event()
+        # A worker's start is the longest. Where actors share cores, the two that load the model after it take turns, and leave it one.
+        waits_for = learner_up if placement.is_time_shared else None
+        await together(
+            made.production.start(reference_waits_for=waits_for),
+            _learn_and_publish(config, made, run_dir, log, learner_up=learner_up),
+        )
         telling.cancel()
         made.production.run(tasks)
         pids = {actor.name: actor.pid for actor in _living(made.learner, made.places())}
@@ -149,9 +155,12 @@ def _needs(config: RunConfig) -> Collection[str]:
     return Objective.of_run(config).needs
 
 
-async def _learn_and_publish(config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log) -> None:
+async def _learn_and_publish(
+    config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log, *, learner_up: asyncio.Event
+) -> None:
     learner = made.learner
     await together(made.recorder.ready(), learner.start())
+    learner_up.set()
     for stats, summaries in await learner.restore():
         log.step(stats.policy_version, step_metrics(summaries, stats))
     sent = await made.weights.publish()

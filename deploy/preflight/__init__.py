@@ -5,7 +5,7 @@ check that needs the result of a failed one is left out. What needs torch or tra
 """
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
@@ -30,10 +30,17 @@ if TYPE_CHECKING:
     from learner.algorithms.objective import Objective
 
 
-def check(config: RunConfig, *, address: str | None = None, plays: bool = False) -> Report:
+def check(
+    config: RunConfig,
+    *,
+    address: str | None = None,
+    plays: bool = False,
+    looks_good: Callable[[], None] = lambda: None,
+) -> Report:
     """Starts nothing but the judge, on samples, and environments, which it also `plays` if asked. Raises one ConfigError with all problems.
 
-    On a cluster that runs already (`address`), its resources are checked once the run has connected to it.
+    On a cluster that runs already (`address`), its resources are checked once the run has connected to it. `looks_good` is called when no
+    setting is wrong, before what takes longer: model, prompts, judge.
     """
     problems, is_local = _begun(config, address)
     config, chosen = _typed(config, problems, address)
@@ -43,6 +50,8 @@ def check(config: RunConfig, *, address: str | None = None, plays: bool = False)
     problems.attempt(quantization.check_quantization, config, is_local=is_local)
     problems.attempt(settings.check_environment, config, is_local=is_local)
     objective = _check_settings(config, problems)
+    if problems.are_none:
+        looks_good()
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_shares, config)

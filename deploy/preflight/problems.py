@@ -15,6 +15,10 @@ class Problems:
     def __init__(self) -> None:
         self._messages: list[str] = []
 
+    @property
+    def are_none(self) -> bool:
+        return not self._messages
+
     def attempt(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """What `check` returns; None when it raised one of our errors, which is a problem then."""
         try:

@@ -108,6 +108,10 @@ class Background:
         told = [line for file in events if file.exists() for line in file.read_text().splitlines()[-_NUM_TOLD:]]
         return "\n".join([self.output, *told])
 
+    def living(self) -> list[str]:
+        """Names of its processes, its own among them."""
+        return [process.name() for process in self._living() if process.is_running()]
+
     def left_behind(self) -> list[str]:
         """Processes that it started and that live on, a moment after its end."""
         _, alive = psutil.wait_procs(self._living(), timeout=240)

@@ -3,6 +3,7 @@
 The command runs where a user has modules of their own: their judge is found there, and never stands for a package of Python's or ours.
 """
 
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -96,3 +97,26 @@ def test_a_run_can_be_stopped_while_it_starts(command, start, tmp_path):
         starting.wait_until(lambda: events.exists() and "launched" in events.read_text())
         starting.press_ctrl_c()
         assert_ended_cleanly(starting)
+
+
+@pytest.mark.parametrize("end", ["Ctrl-C", "SIGTERM", "SIGKILL"])
+def test_a_run_can_be_stopped_while_it_is_checked_and_its_ray_starts(end, command, start, tmp_path):
+    with start(*command) as starting:
+        starting.wait_until(lambda: any("raylet" in name for name in starting.living()))
+        assert not (tmp_path / "run").exists(), "it is checked still"
+        if end == "Ctrl-C":
+            starting.press_ctrl_c()
+            assert_ended_cleanly(starting)
+            assert starting.output == "treadwheel: interrupted\n"
+        else:
+            starting.send(signal.SIGTERM if end == "SIGTERM" else signal.SIGKILL)
+            assert starting.exit_code() != 0
+            assert starting.left_behind() == []
+
+
+def test_a_refused_run_says_why_and_leaves_no_ray_that_it_has_begun(command, start, tmp_path):
+    with start(*command, "prompts={name: file, path: absent.jsonl}") as refused:
+        assert refused.exit_code() == 2
+        assert refused.output.startswith("treadwheel: prompts='file': path='absent.jsonl' cannot be read")
+        assert refused.output.count("\n") == 1 and refused.left_behind() == []
+    assert not (tmp_path / "run").exists()

@@ -183,7 +183,7 @@ def scripted(monkeypatch, slow) -> None:
     """The driver's actors; calls are slow from the moment when it is connected to them."""
 
     @contextlib.asynccontextmanager
-    async def connected(address: str | None, *, run_dir: RunDirectory) -> AsyncIterator[None]:
+    async def connected(address: str | None, *, run_dir: RunDirectory, ahead: None) -> AsyncIterator[None]:
         slow.is_on = True
         yield
         slow.is_on = False

@@ -23,7 +23,7 @@ def ended(tmp_path, monkeypatch):
     """Trains with `outcome` in place of the cluster's work, and returns the last event."""
 
     def train(outcome):
-        async def work(config, run_dir, log, *, interrupted, address):
+        async def work(config, run_dir, log, *, interrupted, address, ahead):
             log.step(2, {})
             if outcome:
                 raise outcome
@@ -105,7 +105,7 @@ def test_a_ctrl_c_that_falls_on_a_destructor_stops_the_run_and_gives_its_directo
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
 
-    async def work(config, run_dir, log, *, interrupted, address):
+    async def work(config, run_dir, log, *, interrupted, address, ahead):
         await asyncio.sleep(0)
         raise AssertionError("the run went on")
 
@@ -122,7 +122,7 @@ def test_a_ctrl_c_that_falls_on_a_destructor_stops_the_run_and_gives_its_directo
 
 
 def test_the_type_that_auto_comes_to_is_an_event_and_what_run_yaml_says(tmp_path, monkeypatch):
-    async def work(config, run_dir, log, *, interrupted, address):
+    async def work(config, run_dir, log, *, interrupted, address, ahead):
         assert config.model.dtype == "float32"
 
     monkeypatch.setattr(launch, "_train", work)
@@ -190,7 +190,7 @@ def test_held_out_prompts_that_are_all_too_long_are_refused_under_their_own_name
 def test_an_order_to_an_earlier_driver_is_gone_once_the_directory_is_claimed(tmp_path, monkeypatch):
     directory, found = RunDirectory(str(tmp_path)), []
 
-    async def work(config, run_dir, log, *, interrupted, address):
+    async def work(config, run_dir, log, *, interrupted, address, ahead):
         found.append(run_dir.exists(CONTROL))
 
     directory.write_json(CONTROL, {"rollout_workers": 5})

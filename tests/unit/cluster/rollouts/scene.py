@@ -55,6 +55,7 @@ class Scene:
         num_services=1,
         reward=None,
         may_wait_for_nodes=False,
+        reference_waits_for=None,
     ):
         config = RunConfig.model_validate(
             {"model": {"path": "none"}, "prompts": "none", "supervision": supervision or {}}
@@ -86,6 +87,7 @@ class Scene:
         self._max_sequences = max_concurrent_sequences
         self._deterministic = deterministic
         self._may_wait_for_nodes = may_wait_for_nodes
+        self._reference_waits_for = reference_waits_for
         self._num_services = num_services
         self._reward = RewardConfig.model_validate(reward or {})
 
@@ -119,7 +121,7 @@ class Scene:
                 reward=self._reward,
                 may_wait_for_nodes=self._may_wait_for_nodes,
             )
-            await self.production.start()
+            await self.production.start(reference_waits_for=self._reference_waits_for)
             self.production.run(tasks)
             self.events.events.clear()
             yield

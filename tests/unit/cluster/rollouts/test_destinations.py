@@ -1,12 +1,14 @@
 """A failed reward is not a zero, and each group that is not trained on is told of."""
 
+import asyncio
+
 import pytest
 
 from cluster.contracts.errors import DataError
 from cluster.contracts.types import ActorKind, RewardFailure
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import ScriptedScorer, group_summary
-from tests.unit.cluster.rollouts.scene import Scene, refusal
+from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
 from tests.unit.cluster.simulated_time import simulated
 
 
@@ -107,3 +109,27 @@ async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_of
     scene = Scene(make_scorer=Scorer, wants_reference=lambda index: index // 4 % 2 == 0)
     assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == list(range(12))
     assert sorted(scored) == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+@simulated
+async def test_a_reference_scorer_that_waits_for_the_learner_is_the_last_to_start():
+    learner_up, kinds = asyncio.Event(), []
+
+    def make_scorer(spec, *arguments, **more):
+        kinds.append(spec.kind)
+        return ScriptedScorer(spec, *arguments, **more)
+
+    scene = Scene(make_scorer=make_scorer, wants_reference=lambda index: True, reference_waits_for=learner_up)
+    async with asyncio.TaskGroup() as tasks:
+        up = asyncio.Event()
+        tasks.create_task(until_up(scene, up))
+        await settled()
+        assert kinds == [ActorKind.REWARD_SERVICE] and len(scene.workers) == 1 and not up.is_set()
+        learner_up.set()
+        await up.wait()
+    assert kinds == [ActorKind.REWARD_SERVICE, ActorKind.REFERENCE_SCORER]
+
+
+async def until_up(scene, up):
+    async with scene.running():
+        up.set()

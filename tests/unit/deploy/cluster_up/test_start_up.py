@@ -1,5 +1,6 @@
 """What a run says before its actors start."""
 
+import asyncio
 import contextlib
 import threading
 
@@ -39,7 +40,9 @@ async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch,
     made = Cluster(
         production=None, learner=Learner(), recorder=Source(), weights=Source(), supervisor=None, timesheet=None
     )
-    await start_up._learn_and_publish(None, made, RunDirectory(str(tmp_path)), ListedEvents())
+    await start_up._learn_and_publish(
+        None, made, RunDirectory(str(tmp_path)), ListedEvents(), learner_up=asyncio.Event()
+    )
     assert len(writing) == 1 and here not in writing
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import math
@@ -51,6 +52,16 @@ def test_a_prompt_is_shown_as_the_model_sees_it_with_special_tokens(tmp_path, mo
     text = shown(run(tmp_path, model))
     assert "'[user]1+1=[assistant]'" in text and "'<bos>' '[' 'u'" in text and "'t' ']'" in text
     assert "chat template" in text and "applied" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "num_calls"), [("seed=1", 1), ("sampling.max_tokens=300", 1), ("buffer.trajectories_per_group=1", 0)]
+)
+def test_what_starts_beside_the_checks_starts_when_no_setting_is_wrong(override, num_calls, tmp_path, model):
+    calls: list[None] = []
+    with contextlib.suppress(ConfigError):
+        check(run(tmp_path, model, override), looks_good=lambda: calls.append(None))
+    assert len(calls) == num_calls
 
 
 def test_what_of_a_conversation_is_exact_is_shown(tmp_path, model):

@@ -1,0 +1,61 @@
+"""A run's own Ray comes up while the run is still checked: both take seconds, and Ray mostly waits for processes of its own."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+
+class RayAhead:
+    """At most one local Ray, none where the run goes to a cluster at `address` or RAY_ADDRESS. It is ended with the block, whether or not a
+    run has taken it."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._at_the_end = contextlib.ExitStack()
+        self._start: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with _deaf_to_ctrl_c():
+            self._at_the_end.close()
+
+    def start(self) -> None:
+        """Begins, and returns at once."""
+        from deploy.cluster_up import connection  # imports Ray
+
+        if self._start is not None or connection.named(self._address) is not None:
+            return
+        # The thread stays: Linux ends Ray's processes with the thread that started them.
+        threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
+        self._at_the_end.enter_context(connection.own_cluster())
+        self._at_the_end.enter_context(threads)
+        self._at_the_end.callback(lambda: threads.submit(connection.end).result())
+        self._start = threads.submit(connection.start_own)
+
+    @property
+    def is_coming(self) -> bool:
+        return self._start is not None
+
+    def wait(self) -> None:
+        """Returns when Ray is up. Raises what its start raised."""
+        assert self._start is not None
+        self._start.result()
+
+
+@contextlib.contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A Ray that still starts cannot be ended, and one that ends needs its token: both take a moment."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,111 @@
+"""A local Ray that starts while its run is still checked: with stand-ins for Ray's start and end."""
+
+import os
+import signal
+import threading
+
+import pytest
+import ray
+
+from cluster.contracts.errors import ConfigError
+from deploy.cluster_up.ahead import RayAhead
+from deploy.cluster_up.connection import connected
+
+
+class ScriptedRay:
+    """Comes up when it may, and remembers in which order what was asked of it, with the token mode that it found."""
+
+    def __init__(self) -> None:
+        self.may_come_up = threading.Event()
+        self.asked: list[tuple[str, str | None]] = []
+        self.error: Exception | None = None
+
+    def init(self, *_: object, **__: object) -> None:
+        self.may_come_up.wait(60)
+        self.asked.append(("init", os.environ.get("RAY_AUTH_MODE")))
+        if self.error is not None:
+            raise self.error
+
+    def shutdown(self) -> None:
+        self.asked.append(("shutdown", os.environ.get("RAY_AUTH_MODE")))
+
+
+@pytest.fixture
+def scripted(monkeypatch) -> ScriptedRay:
+    scripted = ScriptedRay()
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ray, "init", scripted.init)
+    monkeypatch.setattr(ray, "shutdown", scripted.shutdown)
+    return scripted
+
+
+async def test_a_run_takes_the_ray_that_comes_up_already_and_ends_it(scripted):
+    with RayAhead(None) as ahead:
+        ahead.start()
+        assert scripted.asked == [], "nobody waits for it yet"
+        scripted.may_come_up.set()
+        async with connected(None, ahead=ahead):
+            assert scripted.asked == [("init", "token")]
+        assert scripted.asked[1:] == [("shutdown", "token")]
+    assert "RAY_AUTH_MODE" not in os.environ
+
+
+async def test_a_ray_that_was_not_begun_is_started_by_the_run(scripted):
+    scripted.may_come_up.set()
+    with RayAhead(None) as ahead:
+        async with connected(None, ahead=ahead):
+            assert scripted.asked == [("init", "token")]
+    assert scripted.asked == [("init", "token"), ("shutdown", "token")]
+
+
+def test_a_refused_run_raises_its_own_error_and_leaves_no_ray(scripted):
+    with pytest.raises(ConfigError, match="refused"), RayAhead(None) as ahead:
+        ahead.start()
+        scripted.error = RuntimeError("it would not have come up")
+        scripted.may_come_up.set()
+        raise ConfigError("refused")
+    assert scripted.asked == [("init", "token"), ("shutdown", "token")], "it ends after its start, and with its token"
+    assert "RAY_AUTH_MODE" not in os.environ
+
+
+def test_a_second_ctrl_c_does_not_leave_a_ray_that_still_starts(scripted):
+    def press_and_let_it_come_up() -> None:
+        signal.raise_signal(signal.SIGINT)
+        scripted.may_come_up.set()
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), RayAhead(None) as ahead:
+        ahead.start()
+        threading.Timer(0.2, press_and_let_it_come_up).start()
+        raise KeyboardInterrupt
+    assert [name for name, _ in scripted.asked] == ["init", "shutdown"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_that_tries_again_has_one_ray(scripted):
+    scripted.may_come_up.set()
+    with RayAhead(None) as ahead:
+        for _ in range(2):
+            ahead.start()
+    assert [name for name, _ in scripted.asked] == ["init", "shutdown"]
+
+
+async def test_a_ray_that_does_not_come_up_ends_the_run_that_wanted_it(scripted):
+    scripted.error = RuntimeError("no room on the disk")
+    scripted.may_come_up.set()
+    with RayAhead(None) as ahead:
+        ahead.start()
+        with pytest.raises(RuntimeError, match="no room on the disk"):
+            async with connected(None, ahead=ahead):
+                pass
+
+
+@pytest.mark.parametrize(("address", "variable"), [("10.0.0.1:6379", None), (None, "10.0.0.1:6379")])
+def test_a_run_on_a_cluster_that_is_there_starts_none(address, variable, scripted, monkeypatch):
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    with RayAhead(address) as ahead:
+        ahead.start()
+        assert not ahead.is_coming
+    assert scripted.asked == []
