@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.sinks.console.words import Told, Weight, stage, told
+from cluster.sinks.console.words import Told, stage, told
 
 _PACE_STEPS = 50
 """The pace is that of so many last steps, evaluations and saves included."""
@@ -160,10 +160,6 @@ class Standing:
     @property
     def is_over(self) -> bool:
         return self.phase in (*_ENDS, "gone")
-
-    @property
-    def last_failure(self) -> Told | None:
-        return next((each for each in reversed(self.told) if each.weight is Weight.FAILURE), None)
 
     @property
     def num_serving(self) -> int | None:
