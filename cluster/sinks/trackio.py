@@ -7,30 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
 _package = tracker("trackio")
 
 
-class Trackio:
+class Trackio(Tracked):
     def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
-        self._directory = directory
+        super().__init__(directory, project=project, name=name, num_trajectories=num_trajectories)
         # Trackio resumes a run by its name alone.
-        self._name = f"{name or run_name(directory)}-{identity(directory)}"
-        self._project = project
-        self._num_trajectories = num_trajectories
-        self._run: Any = None
-        self._told = 0
-        self._ending = Ending()
+        self._name = f"{self._name}-{self._id}"
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
-        row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}
-        if version > self._told:
-            shown = trajectories(self._directory, version, self._num_trajectories)
-            row |= {f"trajectories/{number}": _trace(each) for number, each in enumerate(shown)}
-        self._told = version
-        self._run.log(row, step=version)
+        shown = {f"trajectories/{number}": _trace(each) for number, each in enumerate(self._trajectories(version))}
+        self._run.log({**finite_only(metrics), "policy_version": version, **shown}, step=version)
 
     def event(self, record: Mapping[str, Any]) -> None:
         ending = self._ending.hear(record)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import shlex
@@ -75,9 +74,8 @@ async def connected(address: str | None, *, run_dir: RunDirectory | None = None)
 def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
     """Where the run is, how it is looked at, and the digest of its passport, which a run has once its first driver has started it."""
     told = {"run_dir": run_dir.path(), "viewer": shlex.join(["treadwheel", "view", run_dir.path()])}
-    if run_dir.exists(PASSPORT):
-        told["passport"] = digest_of(json.loads(run_dir.read_text(PASSPORT)))
-    return told
+    passport = run_dir.read_json(PASSPORT)
+    return told | ({"passport": digest_of(passport)} if passport else {})
 
 
 def named(address: str | None) -> str | None:

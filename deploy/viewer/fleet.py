@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cluster.metrics import ENDS
+
 Event = Mapping[str, Any]
 _TONES = {
     "bad": ("failure", "hang", "failed", "mismatch_alarm", "checkpoint_failed", "storage_failed", "groups_lost", "worker_not_joined",
@@ -13,7 +15,6 @@ _TONES = {
               "waiting_for_nodes", "groups_handed_over", "groups_saved", "started", "held", "resumed_judging"),
 }  # fmt: skip
 _TONE_OF = {kind: tone for tone, kinds in _TONES.items() for kind in kinds}
-_ENDS = ("finished", "stopped", "failed")
 QUIET = ("broadcast", "published", "attested", "drop")
 """Kinds that come with every step: curves and the page of weights have them."""
 
@@ -107,7 +108,7 @@ def _led_by(actor: str, said: str, kind: str) -> str:
 
 def _tell(found: dict[str, Actor], event: Event) -> None:
     kind, at = event["kind"], event["time"]
-    if kind == "launched" or kind in _ENDS:
+    if kind == "launched" or kind in ENDS:
         for actor in found.values():
             _turn(actor, "ended", at, None)
     elif kind == "started":
