@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from deploy.viewer import series
-from deploy.viewer.chain import Chain
+from deploy.viewer.chain import Chain, ticket_of
 from deploy.viewer.dots import axis_of, percent
 from deploy.viewer.page import page
 from deploy.viewer.runs import Run
@@ -110,9 +110,9 @@ def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[in
 
 
 def _example(event: Mapping[str, Any], chain: Chain, recorded: set[int]) -> dict[str, Any] | None:
-    group_id = str(event.get("group_id", ""))
-    step = chain.step_of(int(group_id)) if group_id.isdecimal() else None
-    return {"step": step, "ticket": int(group_id)} if step in recorded else None
+    ticket = ticket_of(event)
+    step = None if ticket is None else chain.step_of(ticket)
+    return {"step": step, "ticket": ticket} if step in recorded else None
 
 
 def _panels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
