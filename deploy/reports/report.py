@@ -21,7 +21,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import deploy.viewer
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError
-from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, RunDirectory
 from cluster.sinks.jsonl import read_lines
 from deploy.config.loading import hidden
@@ -120,12 +119,10 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
 
 def state_of(events: Sequence[Mapping[str, Any]], directory: RunDirectory) -> str:
     """`finished`, `stopped`, `failed`, `running`, `killed` or `starting`. Asks for a living driver only where none told its end."""
-    for event in reversed(events):
-        if event["kind"] in ENDS:
-            return event["kind"]
-        if event["kind"] == "launched":
-            return "running" if directory.owner() else "killed"
-    return "starting"
+    told = fleet.last_told(events)
+    if told is None:
+        return "starting"
+    return told["kind"] if told["kind"] != "launched" else "running" if directory.owner() else "killed"
 
 
 def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], config: RunConfig) -> list[Any]:

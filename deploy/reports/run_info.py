@@ -18,6 +18,7 @@ from cluster.sinks.jsonl import read_steps
 from deploy.config import loading as configuration
 from deploy.reports.costs import of_actors, total
 from deploy.reports.summary import Summary
+from deploy.viewer.fleet import last_told
 
 _MOST_REASONS = 5
 """Reasons of failed rewards that are shown."""
@@ -129,13 +130,11 @@ def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]
 
 def _end(events: Sequence[Mapping[str, Any]]) -> str:
     """How the last driver ended."""
+    told = last_told(events)
+    if told is None:
+        return "the run has not started"
     ends = {"finished": "the run is finished", "stopped": "the run was stopped", "launched": "it was killed"}
-    for event in reversed(events):
-        if event["kind"] == "failed":
-            return f"the run failed: {event['reason']}"
-        if event["kind"] in ends:
-            return ends[event["kind"]]
-    return "the run has not started"
+    return ends.get(told["kind"]) or f"the run failed: {told['reason']}"
 
 
 def _passport(place: str) -> dict[str, Any]:

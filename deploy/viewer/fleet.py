@@ -1,6 +1,6 @@
 """Actors as a run's events and its status tell of them: who lives, who died and came back, and what happened when. Pure functions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -53,6 +53,11 @@ def actors(events: Iterable[Event], status: Mapping[str, Any], *, state: str) ->
         for actor in found.values():
             _turn(actor, "ended", max(last, status.get("time", 0.0)), None)
     return [asdict(found[name]) for name in sorted(found, key=natural)]
+
+
+def last_told(events: Sequence[Event]) -> Event | None:
+    """How the last driver ended, or that it was `launched`, where it told no end; None before there was one."""
+    return next((event for event in reversed(events) if event["kind"] in (*ENDS, "launched")), None)
 
 
 def marks(events: Iterable[Event]) -> list[dict[str, Any]]:

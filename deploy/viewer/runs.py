@@ -16,6 +16,7 @@ from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
 from deploy.config.loading import hidden
 from deploy.viewer.chain import Chain, ChainReader
+from deploy.viewer.fleet import last_told
 from deploy.viewer.tail import Tail
 
 _LINES = {EVENTS, METRICS, "events", "metrics"}
@@ -87,22 +88,17 @@ class Run:
 
     def state(self) -> str:
         """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
-        events = self.events()
+        told = last_told(self.events())
         if self._is_driven():
             return "running"
-        for event in reversed(events):
-            if event["kind"] in ENDS:
-                return event["kind"]
-            if event["kind"] == "launched":
-                return "killed"
-        return "starting"
+        return "starting" if told is None else "killed" if told["kind"] == "launched" else told["kind"]
 
     def _is_driven(self) -> bool:
         """In a store by the age of its status: to ask for the claim would write, and the viewer may not."""
         if self.directory.is_local:
             return self.directory.owner() is not None
-        ended = next((event for event in reversed(self.events()) if event["kind"] in (*ENDS, "launched")), None)
-        is_over = ended is not None and ended["kind"] in ENDS
+        told = last_told(self.events())
+        is_over = told is not None and told["kind"] in ENDS
         return not is_over and time.time() - self.status().get("time", 0.0) < _SILENT_S
 
 
