@@ -49,10 +49,7 @@ def of_record(run_dir: str, episode: str) -> tuple[Game, list[Turn]]:
     told = json.loads(first["info"])
     messages = told.pop("messages", None)
     prompt = Prompt(
-        prompt_id=first["prompt_id"],
-        messages=messages,
-        text=None if messages else first["prompt_text"],
-        columns=told,
+        prompt_id=first["prompt_id"], messages=messages, text=None if messages else first["prompt_text"], columns=told
     )
     name = first["environment"]
     if name not in config.named_environments:

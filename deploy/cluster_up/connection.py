@@ -164,11 +164,7 @@ def _environment_of_own_cluster() -> Iterator[None]:
     Ray takes both from the environment, which its processes inherit. Afterwards it is as before: a token mode left in this process
     would be asked of every later cluster.
     """
-    own = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        _NICENESS: os.environ.get(_NICENESS, "0"),
-    }
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), _NICENESS: os.environ.get(_NICENESS, "0")}
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
     _read_environment_again()

@@ -502,11 +502,7 @@ TRL = Peer(
             note="TRL's rate moves with every update, here with every step. TRL's warm-up begins at 0; here the first step has "
             "1/warmup_steps of the rate. Both end at the rate of TRL's last step; between, a cosine differs by a step at most.",
         ),
-        Row(
-            of="use_peft lora_r lora_alpha lora_dropout lora_target_modules",
-            ours="learner.lora",
-            make=_lora,
-        ),
+        Row(of="use_peft lora_r lora_alpha lora_dropout lora_target_modules", ours="learner.lora", make=_lora),
         same("gradient_checkpointing", "learner.activation_checkpointing"),
         only(
             "write it into the model's folder, or leave it out",

@@ -87,9 +87,4 @@ class Watched:
 def _step(line: dict[str, Any]) -> dict[str, Any]:
     numbers = {name: value for name, value in line.items() if name not in ("policy_version", "time")}
     known = {name: value for name, value in numbers.items() if value is not None}
-    return {
-        "kind": "step",
-        "policy_version": line["policy_version"],
-        "time": line.get("time", 0.0),
-        "numbers": known,
-    }
+    return {"kind": "step", "policy_version": line["policy_version"], "time": line.get("time", 0.0), "numbers": known}

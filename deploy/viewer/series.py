@@ -56,11 +56,7 @@ PANELS: tuple[dict[str, Any], ...] = (
         "title": "Gradient norm",
         "lines": (("learner/gradient_norm", "mean"), ("learner/gradient_norm_max", "largest update")),
     },
-    {
-        "title": "Completions",
-        "unit": "tokens",
-        "lines": (("tokens/completion_mean", "mean length"),),
-    },
+    {"title": "Completions", "unit": "tokens", "lines": (("tokens/completion_mean", "mean length"),)},
     {
         "title": "Rollout workers",
         "lines": (
