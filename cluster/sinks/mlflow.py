@@ -22,7 +22,15 @@ _BATCH = 100
 
 
 class MLflow(Tracked):
-    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
+    def __init__(
+        self,
+        *,
+        directory: RunDirectory,
+        num_steps: int,
+        project: str = "treadwheel",
+        name: str | None = None,
+        num_trajectories: int = 4,
+    ) -> None:
         """Raises ConfigError without a server for a run in an object store."""
         is_server_named = "MLFLOW_TRACKING_URI" in os.environ
         if not is_server_named and not directory.is_local:
@@ -31,7 +39,9 @@ class MLflow(Tracked):
             )
         self._uri = None if is_server_named else f"sqlite:///{directory.path('mlflow.db')}"
         self._artifacts = None if is_server_named else directory.path("mlflow")
-        super().__init__(directory, project=project, name=name, num_trajectories=num_trajectories)
+        super().__init__(
+            directory=directory, num_steps=num_steps, project=project, name=name, num_trajectories=num_trajectories
+        )
         self._client: Any = None
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
@@ -82,15 +92,7 @@ class MLflow(Tracked):
                 self._client.set_tag(run.info.run_id, f"resumed.{name}", value)
 
 
-def mlflow(
-    *,
-    directory: RunDirectory,
-    num_steps: int,
-    project: str = "treadwheel",
-    name: str | None = None,
-    num_trajectories: int = 4,
-) -> MLflow:
-    return MLflow(directory, project=project, name=name, num_trajectories=num_trajectories)
+mlflow = MLflow
 
 
 def _allowed(name: str) -> str:

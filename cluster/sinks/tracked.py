@@ -41,9 +41,16 @@ class Ending:
 
 
 class Tracked:
-    """What the sink of a tracker knows of its run, which it opens with the first step."""
-
-    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
+    def __init__(
+        self,
+        *,
+        directory: RunDirectory,
+        num_steps: int,
+        project: str = "treadwheel",
+        name: str | None = None,
+        num_trajectories: int = 4,
+    ) -> None:
+        """What the sink of a tracker knows of its run, which it opens with the first step."""
         self._directory = directory
         self._id = identity(directory)
         self._project, self._name = project, name or directory.name

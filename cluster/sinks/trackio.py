@@ -6,18 +6,12 @@ Its files lie in TRACKIO_DIR, where `trackio show` finds them; TRACKIO_SPACE_ID 
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.record.run_directory import RunDirectory
 from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
 _package = tracker("trackio")
 
 
 class Trackio(Tracked):
-    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
-        super().__init__(directory, project=project, name=name, num_trajectories=num_trajectories)
-        # Trackio resumes a run by its name alone.
-        self._name = f"{self._name}-{self._id}"
-
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
         shown = {f"trajectories/{number}": _trace(each) for number, each in enumerate(self._trajectories(version))}
@@ -40,7 +34,7 @@ class Trackio(Tracked):
     def _opened(self) -> Any:
         return _package.init(
             project=self._project,
-            name=self._name,
+            name=f"{self._name}-{self._id}",  # Trackio resumes a run by its name alone
             resume="allow",
             config=parameters(self._directory),
             embed=False,
@@ -58,12 +52,4 @@ def _trace(trajectory: Mapping[str, Any]) -> Any:
     return _package.Trace(messages=messages, metadata=facts)
 
 
-def trackio(
-    *,
-    directory: RunDirectory,
-    num_steps: int,
-    project: str = "treadwheel",
-    name: str | None = None,
-    num_trajectories: int = 4,
-) -> Trackio:
-    return Trackio(directory, project=project, name=name, num_trajectories=num_trajectories)
+trackio = Trackio

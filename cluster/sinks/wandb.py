@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.record.run_directory import RunDirectory
 from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
 _package = tracker("wandb")
@@ -54,12 +53,4 @@ class Wandb(Tracked):
         return run
 
 
-def wandb(
-    *,
-    directory: RunDirectory,
-    num_steps: int,
-    project: str = "treadwheel",
-    name: str | None = None,
-    num_trajectories: int = 4,
-) -> Wandb:
-    return Wandb(directory, project=project, name=name, num_trajectories=num_trajectories)
+wandb = Wandb
