@@ -12,7 +12,9 @@ def bound(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}; take another --host or --port") from error
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be had: {error.strerror or error}; take another"
+        ) from error
 
 
 def is_loopback(host: str) -> bool:
