@@ -41,18 +41,8 @@ class Finding:
 
 def examined(*, folder: str = ".") -> list[Finding]:
     """In reading order. `folder` is where runs would lie. Starts nothing, and changes nothing."""
-    looks: list[Callable[[], Iterator[Finding]]] = [
-        _python,
-        _packages,
-        _processors,
-        _memory,
-        _gpus,
-        _files,
-        lambda: _disks(folder),
-        _ports,
-        _ray,
-        _sandbox,
-    ]
+    looks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _processors, _memory, _gpus, _files]
+    looks += [lambda: _disks(folder), _ports, _ray, _sandbox]
     return [finding for look in looks for finding in look()]
 
 

@@ -227,10 +227,6 @@ def _steps(given: Given) -> int:
     return max(int(updates) // a_generation, 1)
 
 
-def _num_steps(given: Given) -> Made:
-    return {"num_steps": _steps(given)}
-
-
 def _loss(given: Given) -> Made:
     kind, level = given["loss_type"], given["importance_sampling_level"]
     low, high = given["epsilon"], given["epsilon_high"]
@@ -403,7 +399,7 @@ TRL = Peer(
         Row(
             of=_LENGTH,
             ours="num_steps",
-            make=_num_steps,
+            make=lambda given: {"num_steps": _steps(given)},
             note="A step of TRL's is an optimizer update, a step here all updates on one generation. `num_prompts`, the rows of the "
             "data, is asked for where `max_steps` is not set.",
         ),

@@ -253,14 +253,6 @@ def _steps(given: Given) -> int:
     return max(steps or given["trainer.total_epochs"] * ((prompts or 0) // groups), 1)
 
 
-def _num_steps(given: Given) -> Made:
-    return {"num_steps": _steps(given)}
-
-
-def _run_dir(given: Given) -> Made:
-    return {"run_dir": f"runs/{given['trainer.experiment_name']}"}
-
-
 def _sampling(given: Given) -> Made:
     top_p, top_k = given[f"{_ROLLOUT}.top_p"], given[f"{_ROLLOUT}.top_k"]
     if top_p < 1 or top_k > 0:
@@ -377,10 +369,6 @@ def _aggregation_of(given: Given) -> Any:
     if mode not in known:
         given.refuse(f"{_ACTOR}.loss_agg_mode", f"is not there; use one of {', '.join(known)}")
     return known.get(mode)
-
-
-def _aggregation(given: Given) -> Made:
-    return {"algorithm.aggregation": _aggregation_of(given)}
 
 
 _ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -533,12 +521,16 @@ VERL = Peer(
     types=_TYPES,
     dropped=_DROPPED,
     rows=(
-        Row(of="trainer.experiment_name", ours="run_dir", make=_run_dir),
+        Row(
+            of="trainer.experiment_name",
+            ours="run_dir",
+            make=lambda given: {"run_dir": f"runs/{given['trainer.experiment_name']}"},
+        ),
         same("data.seed", "seed", "The same number draws other samples."),
         Row(
             of=_LENGTH,
             ours="num_steps",
-            make=_num_steps,
+            make=lambda given: {"num_steps": _steps(given)},
             note="A step is the same in both: one batch of prompts. `num_prompts`, the rows of the data, is asked for where "
             "`total_training_steps` is not set.",
         ),
@@ -606,7 +598,7 @@ VERL = Peer(
         Row(
             of=_below(_ACTOR, "loss_agg_mode loss_scale_factor"),
             ours="algorithm.aggregation",
-            make=_aggregation,
+            make=lambda given: {"algorithm.aggregation": _aggregation_of(given)},
             note="`token-mean`: `token_mean`; `token-sum`: `sum`; `seq-mean-token-sum`: `sequence_sum_mean`; `seq-mean-token-mean`: "
             "`sequence_mean`; `seq-mean-token-sum-norm`: `sequence_sum_over_length`.",
         ),
