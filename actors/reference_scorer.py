@@ -16,11 +16,7 @@ class ReferenceScorer:
     """One frozen model, or several for groups of different sources."""
 
     def __init__(
-        self,
-        *,
-        model: LogprobModel,
-        by_source: Mapping[str, LogprobModel] | None = None,
-        source_column: str = "source",
+        self, *, model: LogprobModel, by_source: Mapping[str, LogprobModel] | None = None, source_column: str = "source"
     ) -> None:
         """`by_source` scores the groups whose prompt has its key in `source_column`; `model` all others."""
         self._model = model

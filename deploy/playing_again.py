@@ -49,10 +49,7 @@ def of_record(run_dir: str, episode: str) -> tuple[Game, list[Turn]]:
     told = json.loads(first["info"])
     messages = told.pop("messages", None)
     prompt = Prompt(
-        prompt_id=first["prompt_id"],
-        messages=messages,
-        text=None if messages else first["prompt_text"],
-        columns=told,
+        prompt_id=first["prompt_id"], messages=messages, text=None if messages else first["prompt_text"], columns=told
     )
     name = first["environment"]
     if name not in config.named_environments:
@@ -78,17 +75,8 @@ def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
         raise ConfigError(
             f"--episode={episode!r}: {directory.url!r} recorded no group {ticket}; the viewer shows those of each step"
         )
-    names = [
-        "ticket_index",
-        "sample_index",
-        "prompt_id",
-        "prompt_text",
-        "info",
-        "environment",
-        "episode",
-        "messages",
-        "segment_index",
-    ]
+    names = ["ticket_index", "sample_index", "prompt_id", "prompt_text", "info", "environment", "episode", "messages",
+             "segment_index"]  # fmt: skip
     groups = Recorder(directory).read(record.trajectories, record.trajectories_digest)
     rows = [row for group in groups for row in group.select(names).to_pylist()]
     of_group = [row for row in rows if row["ticket_index"] == ticket]

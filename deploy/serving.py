@@ -7,7 +7,6 @@ components}` or `{status, error}` of each. `GET /health` answers while the serve
 
 import asyncio
 import hmac
-import ipaddress
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ from actors.dialects import native_answer
 from actors.reward_service.service import Asked, RewardService, conversation
 from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
+from deploy.listening import bound, in_url, is_loopback
 
 _MAX_BODY_BYTES = 64 * 2**20
 _ELSEWHERE = ("rewards", "scores", "all_scores", "servers")
@@ -38,7 +38,7 @@ def serve(config: RewardConfig, *, host: str, port: int, key_env: str | None, sa
     without a key.
     """
     key = _key(key_env, host=host)
-    with _bound(host, port) as listening:
+    with bound(host, port) as listening:
         asyncio.run(_serve(config, listening, key, says))
 
 
@@ -53,7 +53,7 @@ async def _serve(config: RewardConfig, listening: socket.socket, key: str | None
         # uvicorn raises the signal that ended it again: this end is a clean one.
         signal.signal(signal.SIGTERM, lambda *_: None)
         host, port = listening.getsockname()[:2]
-        says(f"serving {config.judge.name} on http://{f'[{host}]' if ':' in host else host}:{port}")
+        says(f"serving {config.judge.name} on http://{in_url(host)}:{port}")
         await server.serve(sockets=[listening])
     finally:
         await service.close()
@@ -110,18 +110,6 @@ def _key(key_env: str | None, *, host: str) -> str | None:
     key = os.environ.get(key_env, "").strip() if key_env is not None else None
     if key == "":
         raise ConfigError(f"--key-env {key_env} is not set in the environment, or empty; export it")
-    try:
-        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_here = False
-    if key_env is None and not is_here:
+    if key_env is None and not is_loopback(host):
         raise ConfigError(f"--host {host} can be reached from other machines: set a token, and name it: --key-env NAME")
     return key
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}; take another --host or --port") from error

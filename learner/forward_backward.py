@@ -45,13 +45,7 @@ class Passes:
     """Of one rank's networks under one objective."""
 
     def __init__(
-        self,
-        networks: Networks,
-        *,
-        objective: Objective,
-        ranks: Ranks,
-        config: LearnerConfig,
-        phases: Phases,
+        self, networks: Networks, *, objective: Objective, ranks: Ranks, config: LearnerConfig, phases: Phases
     ) -> None:
         self._networks, self._objective, self._ranks, self._phases = networks, objective, ranks, phases
         self._most_tokens_of_a_rank = config.max_tokens_per_micro_batch

@@ -10,15 +10,8 @@ from learner.assemble import Batch
 from learner.progress import Laps
 from learner.updates import Update
 
-_OF_AN_UPDATE = (
-    "loss",
-    "kl_old_k3_mean",
-    "kl_step_k3_mean",
-    "clip_fraction",
-    "value_clip_fraction",
-    "ratio_min",
-    "ratio_max",
-)
+_OF_AN_UPDATE = ("loss", "kl_old_k3_mean", "kl_step_k3_mean", "clip_fraction", "value_clip_fraction", "ratio_min",
+                 "ratio_max")  # fmt: skip
 """Statistics that are told of every update of a step."""
 _NORMS = {"policy": "gradient_norm", "critic": "critic_gradient_norm"}
 """A model to the metric of its gradient."""

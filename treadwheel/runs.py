@@ -1,7 +1,6 @@
 """A run's directory, live or done, on a disk or in an object store, as tables."""
 
 import functools
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,7 +68,7 @@ class Run:
     @property
     def passport(self) -> dict[str, Any]:
         """What it computes, down to the last epsilon, and with which software. Empty before it has started."""
-        return json.loads(self._directory.read_text(PASSPORT)) if self._directory.exists(PASSPORT) else {}
+        return self._directory.read_json(PASSPORT)
 
     @property
     def metrics(self) -> pa.Table:

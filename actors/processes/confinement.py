@@ -10,19 +10,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 _PASSED_ON = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "HOME",
-        "LANG",
-        "LD_LIBRARY_PATH",
-        "LOGNAME",
-        "PATH",
-        "PYTHONHASHSEED",
-        "TMPDIR",
-        "TZ",
-        "USER",
-    }
-)
+    ("CUDA_VISIBLE_DEVICES", "HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONHASHSEED", "TMPDIR", "TZ", "USER")
+)  # fmt: skip
 _PREFIXES_PASSED_ON = ("LC_", "MKL_", "OMP_", "OPENBLAS_")
 _MAX_FILE_BYTES = 1024**3
 

@@ -18,13 +18,7 @@ Hear = Callable[[bytes], None]
 
 
 async def run_program(
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    cwd: str | None,
-    stdin: bytes,
-    on_stdout: Hear,
-    on_stderr: Hear,
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, stdin: bytes, on_stdout: Hear, on_stderr: Hear
 ) -> int:
     """Its exit code; negative for a signal. Lines are heard as they come, and are cut at a MiB.
 

@@ -21,14 +21,7 @@ class RowPrompts:
     """Rows as prompts, in their order."""
 
     def __init__(
-        self,
-        rows: Rows,
-        *,
-        path: str,
-        name: str,
-        column: str | None,
-        text_as: TextAs,
-        system_prompt: str | None,
+        self, rows: Rows, *, path: str, name: str, column: str | None, text_as: TextAs, system_prompt: str | None
     ) -> None:
         """`path` is for messages; prompts are called `name`/row. The others are as for `FilePrompts`."""
         if system_prompt is not None and text_as == "text":

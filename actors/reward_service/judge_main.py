@@ -19,15 +19,7 @@ from actors.processes.confinement import allow_cpu_s, limit_resources
 from actors.processes.inside import die_with_parent, own_pipes
 from actors.returned import MAX_MESSAGE
 from actors.reward_service.deadline import verdict_within
-from actors.reward_service.judgement import (
-    Judge,
-    Judged,
-    failed,
-    find_judge,
-    judge_async,
-    judge_now,
-    timed_out,
-)
+from actors.reward_service.judgement import Judge, Judged, failed, find_judge, judge_async, judge_now, timed_out
 from cluster.contracts.errors import ConfigError, UnavailableError, headline
 from cluster.contracts.plugins import Plugin
 

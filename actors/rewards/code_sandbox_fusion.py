@@ -37,11 +37,7 @@ class SandboxFusion:
         self._language, self._column, self._tolerance = language, column, tolerance
         self._score: Score = score
         self._time_s, self._total_s = time_s, total_s
-        self._limits = {
-            "compile_timeout": time_s,
-            "run_timeout": time_s,
-            "memory_limit_MB": memory_bytes // _MIB,
-        }
+        self._limits = {"compile_timeout": time_s, "run_timeout": time_s, "memory_limit_MB": memory_bytes // _MIB}
 
     async def __call__(self, *, prompt: str, completion: str, columns: Mapping[str, Any]) -> dict[str, float]:
         cases = texts_of(columns, self._column)

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cluster.contracts.errors import BroadcastError, DataError, WeightsError, WorkerError
 from cluster.contracts.phases import Timeline
 from cluster.contracts.protocols import Engine, EngineOutput, EngineRequest
 from cluster.contracts.types import Completion, EngineUse, FinishReason, Proof
 
+T = TypeVar("T")
 Outcome = Completion | DataError | WeightsError
 """DataError: the engine refuses this request. WeightsError: the engine serves nothing."""
 
@@ -135,10 +136,7 @@ class EngineThread:
 
     def probe(self, token_ids: Sequence[int]) -> Future[list[float]]:
         """The log-prob of each token after the first under the weights that the engine has, attested or not; wakes it."""
-        done: Future[list[float]] = Future()
-        done.set_running_or_notify_cancel()
-        self._commands.put(lambda engine: self._probe(engine, token_ids, done))
-        return done
+        return self._asked(lambda engine, done: self._probe(engine, token_ids, done))
 
     def update(self, update: Update) -> Future[tuple[Proof, float]]:
         """Loads between two steps and attests: the proof, and the seconds that sampling stood still for it.
@@ -146,24 +144,15 @@ class EngineThread:
         A WeightsError also ends every unfinished request, and nothing is served after it. After a BroadcastError requests wait for the
         next update.
         """
-        done: Future[tuple[Proof, float]] = Future()
-        done.set_running_or_notify_cancel()
-        self._commands.put(lambda engine: self._update(engine, update, done))
-        return done
+        return self._asked(lambda engine, done: self._update(engine, update, done))
 
     def sleep(self, *, keeps_weights: bool) -> Future[None]:
         """The engine gives its GPU's memory back. Requests wait: with `keeps_weights` until `wake`, else until an update."""
-        done: Future[None] = Future()
-        done.set_running_or_notify_cancel()
-        self._commands.put(lambda engine: self._sleep(engine, done, keeps_weights=keeps_weights))
-        return done
+        return self._asked(lambda engine, done: self._sleep(engine, done, keeps_weights=keeps_weights))
 
     def wake(self) -> Future[None]:
         """Requests go on. An engine that discarded its weights sleeps on until an update."""
-        done: Future[None] = Future()
-        done.set_running_or_notify_cancel()
-        self._commands.put(lambda engine: done.set_result(self._wake(engine)))
-        return done
+        return self._asked(lambda engine, done: done.set_result(self._wake(engine)))
 
     def refuse(self, error: WeightsError) -> None:
         """Ends every unfinished request with `error` and serves nothing until an update succeeds."""
@@ -185,6 +174,13 @@ class EngineThread:
         """Ends the thread after the step that runs now; unfinished requests are dropped."""
         self._commands.put(None)
         self._thread.join()
+
+    def _asked(self, obey: Callable[[Engine, Future[T]], None]) -> Future[T]:
+        """A command, and what comes of it."""
+        done: Future[T] = Future()
+        done.set_running_or_notify_cancel()
+        self._commands.put(lambda engine: obey(engine, done))
+        return done
 
     def _main(self, up: Future[None]) -> None:
         try:

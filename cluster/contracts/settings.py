@@ -83,3 +83,9 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Values of nested mappings that are not equal, by full name: name -> (left, right), None for one that is not there."""
+    a, b = dict(flat(left)), dict(flat(right))
+    return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}

@@ -4,7 +4,6 @@ An actor of its own, so that neither the controller nor the learner touches the 
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 
@@ -36,7 +35,7 @@ def step_of(name: str) -> int | None:
 
 def num_pruned_steps(files: Storage) -> int:
     """Trajectories of the steps up to this one were removed; 0 when all are there."""
-    return json.loads(files.read_text(PRUNED))["steps"] if files.exists(PRUNED) else 0
+    return files.read_json(PRUNED).get("steps", 0)
 
 
 class Recorder:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.settings import Mark, flat, marks
+from cluster.contracts.settings import Mark, differences, marks
 
 _MARKS = dict(marks(RunConfig))
 _NAME_OF_A_PART = re.compile(r"^(reward\.(?:parts|models|servers)\.)[^.]+\.")
@@ -32,13 +32,11 @@ def mark_of(name: str, run: Mapping[str, Any]) -> Mark:
 
 def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings that make two resolved configurations different runs: name -> (theirs, ours)."""
-    left, right = dict(flat(theirs)), dict(flat(ours))
+    found = differences(theirs, ours)
     return {
-        name: (left.get(name), right.get(name))
-        for name in sorted(left.keys() | right.keys())
-        if left.get(name) != right.get(name)
-        and not _is_of_another_variant(name, left, right)
-        and not _may_change(name, theirs)
+        name: values
+        for name, values in found.items()
+        if not _is_of_another_variant(name, found) and not _may_change(name, theirs)
     }
 
 
@@ -57,10 +55,10 @@ def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
     return mark is Mark.RESOURCES or (mark is Mark.LAYOUT and not theirs.get("deterministic", False))
 
 
-def _is_of_another_variant(name: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+def _is_of_another_variant(name: str, found: Mapping[str, Any]) -> bool:
     """Whether it is a parameter of a variant that differs as a whole: its name says so."""
     variant = f"{name.rpartition('.')[0]}.name"
-    return name != variant and left.get(variant) != right.get(variant)
+    return name != variant and variant in found
 
 
 def _why_fixed(name: str, theirs: Mapping[str, Any]) -> str:

@@ -84,6 +84,11 @@ class RunDirectory(Storage):
         self._steps = StepObjects(self._store, file=LEDGER) if self._store else None
 
     @property
+    def name(self) -> str:
+        """Of the run: the last part of the URL."""
+        return self.url.rstrip("/").rpartition("/")[2]
+
+    @property
     def is_claimed(self) -> bool:
         """By this object."""
         return self._claim is not None

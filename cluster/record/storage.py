@@ -95,6 +95,10 @@ class Storage:
     def read_text(self, name: str) -> str:
         return self.read_file(name).to_pybytes().decode()
 
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A file's object; empty when the file is not there."""
+        return json.loads(self.read_text(name)) if self.exists(name) else {}
+
     def write_file(self, name: str, content: "pa.Buffer | bytes") -> None:
         """All of it or nothing, durable when this returns."""
         self._files.write(name, content)

@@ -52,10 +52,15 @@ def jsonl(*, directory: RunDirectory, num_steps: int) -> JsonLines:
     return JsonLines(directory)
 
 
+def read_lines(directory: RunDirectory) -> list[dict[str, Any]]:
+    """A line for each policy version, in order: the last one."""
+    lines = {line["policy_version"]: line for line in directory.read_json_lines(METRICS)}
+    return [lines[version] for version in sorted(lines)]
+
+
 def read_steps(directory: RunDirectory) -> dict[int, dict[str, float]]:
     """Numbers by policy version. A number that is not finite is left out."""
-    steps = {line.pop("policy_version"): line for line in directory.read_json_lines(METRICS)}
     return {
-        version: {name: value for name, value in numbers.items() if value is not None}
-        for version, numbers in sorted(steps.items())
+        line.pop("policy_version"): {name: value for name, value in line.items() if value is not None}
+        for line in read_lines(directory)
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
 _mlflow = tracker("mlflow")
 _ID = "treadwheel.id"
@@ -21,8 +21,16 @@ _BATCH = 100
 """Parameters that a server takes at once."""
 
 
-class MLflow:
-    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
+class MLflow(Tracked):
+    def __init__(
+        self,
+        *,
+        directory: RunDirectory,
+        num_steps: int,
+        project: str = "treadwheel",
+        name: str | None = None,
+        num_trajectories: int = 4,
+    ) -> None:
         """Raises ConfigError without a server for a run in an object store."""
         is_server_named = "MLFLOW_TRACKING_URI" in os.environ
         if not is_server_named and not directory.is_local:
@@ -31,14 +39,10 @@ class MLflow:
             )
         self._uri = None if is_server_named else f"sqlite:///{directory.path('mlflow.db')}"
         self._artifacts = None if is_server_named else directory.path("mlflow")
-        self._directory = directory
-        self._id = identity(directory)
-        self._project, self._name = project, name or run_name(directory)
-        self._num_trajectories = num_trajectories
+        super().__init__(
+            directory=directory, num_steps=num_steps, project=project, name=name, num_trajectories=num_trajectories
+        )
         self._client: Any = None
-        self._run = ""
-        self._told = 0
-        self._ending = Ending()
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         if self._client is None:
@@ -48,9 +52,8 @@ class MLflow:
         entity = _mlflow.entities.Metric
         rows = [entity(_allowed(name), value, now_ms, version) for name, value in finite_only(metrics).items()]
         self._client.log_batch(self._run, metrics=rows)
-        if version > self._told and (shown := trajectories(self._directory, version, self._num_trajectories)):
+        if shown := self._trajectories(version):
             self._client.log_dict(self._run, {"trajectories": shown}, f"trajectories/step-{version:06d}.json")
-        self._told = version
 
     def event(self, record: Mapping[str, Any]) -> None:
         ending = self._ending.hear(record)
@@ -89,15 +92,7 @@ class MLflow:
                 self._client.set_tag(run.info.run_id, f"resumed.{name}", value)
 
 
-def mlflow(
-    *,
-    directory: RunDirectory,
-    num_steps: int,
-    project: str = "treadwheel",
-    name: str | None = None,
-    num_trajectories: int = 4,
-) -> MLflow:
-    return MLflow(directory, project=project, name=name, num_trajectories=num_trajectories)
+mlflow = MLflow
 
 
 def _allowed(name: str) -> str:

@@ -72,7 +72,7 @@ class RayMetrics:
 
 
 def ray(*, directory: RunDirectory, num_steps: int) -> RayMetrics:
-    metrics = RayMetrics(directory.url.rstrip("/").rpartition("/")[2])
+    metrics = RayMetrics(directory.name)
     threading.Thread(target=metrics.repeat_until_the_end, name="ray-metrics", daemon=True).start()
     return metrics
 

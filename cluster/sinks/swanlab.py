@@ -7,35 +7,24 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
 _package = tracker("swanlab")
 _STATES = {"finished": "success", "failed": "crashed"}
 """All else is aborted, with the reason."""
 
 
-class SwanLab:
-    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
-        self._directory = directory
-        self._id = identity(directory)
-        self._project, self._name = project, name or run_name(directory)
-        self._num_trajectories = num_trajectories
-        self._run: Any = None
-        self._told = 0
-        self._ending = Ending()
-
+class SwanLab(Tracked):
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
         row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}
-        if version > self._told and (shown := trajectories(self._directory, version, self._num_trajectories)):
+        if shown := self._trajectories(version):
             row["trajectories"] = [
                 _package.Text(
                     f"{each['prompt_text']}\n---\n{each['completion_text']}", caption=f"reward {each['reward']}"
                 )
                 for each in shown
             ]
-        self._told = version
         self._run.log(row, step=version)
 
     def event(self, record: Mapping[str, Any]) -> None:
@@ -64,12 +53,4 @@ class SwanLab:
         )
 
 
-def swanlab(
-    *,
-    directory: RunDirectory,
-    num_steps: int,
-    project: str = "treadwheel",
-    name: str | None = None,
-    num_trajectories: int = 4,
-) -> SwanLab:
-    return SwanLab(directory, project=project, name=name, num_trajectories=num_trajectories)
+swanlab = SwanLab

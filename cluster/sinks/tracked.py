@@ -40,6 +40,31 @@ class Ending:
         return self.kind
 
 
+class Tracked:
+    def __init__(
+        self,
+        *,
+        directory: RunDirectory,
+        num_steps: int,
+        project: str = "treadwheel",
+        name: str | None = None,
+        num_trajectories: int = 4,
+    ) -> None:
+        """What the sink of a tracker knows of its run, which it opens with the first step."""
+        self._directory = directory
+        self._id = identity(directory)
+        self._project, self._name = project, name or directory.name
+        self._num_trajectories = num_trajectories
+        self._run: Any = None
+        self._told = 0
+        self._ending = Ending()
+
+    def _trajectories(self, version: int) -> list[dict[str, Any]]:
+        """Some of the step that made policy `version`; none of one that was told before."""
+        is_new, self._told = version > self._told, version
+        return trajectories(self._directory, version, self._num_trajectories) if is_new else []
+
+
 def tracker(package: str) -> Any:
     """The tracker's package. Raises ModuleNotFoundError that says how to install it."""
     try:
@@ -48,14 +73,10 @@ def tracker(package: str) -> Any:
         raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[{package.partition('.')[0]}]'") from error
 
 
-def run_name(directory: RunDirectory) -> str:
-    return directory.url.rstrip("/").rpartition("/")[2]
-
-
 def identity(directory: RunDirectory) -> str:
     """Sixteen letters and digits, the same for every driver of this run. Kept in the run directory, whose owner calls this."""
-    if directory.exists(TRACKED):
-        return json.loads(directory.read_text(TRACKED))["id"]
+    if known := directory.read_json(TRACKED):
+        return known["id"]
     made = uuid.uuid4().hex[:16]
     directory.write_json(TRACKED, {"id": made})
     return made
@@ -65,8 +86,7 @@ def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
     """Settings by their full names, and the passport's facts after `passport.`. Both files hide secrets. The passport is written before
     the first step."""
     settings = yaml.safe_load(directory.read_text(RUN_YAML)) if directory.exists(RUN_YAML) else {}
-    passport = json.loads(directory.read_text(PASSPORT)) if directory.exists(PASSPORT) else {}
-    return {**dict(_flat(settings)), **dict(_flat(passport, "passport."))}
+    return {**dict(_flat(settings)), **dict(_flat(directory.read_json(PASSPORT), "passport."))}
 
 
 def trajectories(directory: RunDirectory, version: int, number: int) -> list[dict[str, Any]]:

@@ -6,31 +6,16 @@ Its files lie in TRACKIO_DIR, where `trackio show` finds them; TRACKIO_SPACE_ID 
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
 _package = tracker("trackio")
 
 
-class Trackio:
-    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
-        self._directory = directory
-        # Trackio resumes a run by its name alone.
-        self._name = f"{name or run_name(directory)}-{identity(directory)}"
-        self._project = project
-        self._num_trajectories = num_trajectories
-        self._run: Any = None
-        self._told = 0
-        self._ending = Ending()
-
+class Trackio(Tracked):
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
-        row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}
-        if version > self._told:
-            shown = trajectories(self._directory, version, self._num_trajectories)
-            row |= {f"trajectories/{number}": _trace(each) for number, each in enumerate(shown)}
-        self._told = version
-        self._run.log(row, step=version)
+        shown = {f"trajectories/{number}": _trace(each) for number, each in enumerate(self._trajectories(version))}
+        self._run.log({**finite_only(metrics), "policy_version": version, **shown}, step=version)
 
     def event(self, record: Mapping[str, Any]) -> None:
         ending = self._ending.hear(record)
@@ -49,7 +34,7 @@ class Trackio:
     def _opened(self) -> Any:
         return _package.init(
             project=self._project,
-            name=self._name,
+            name=f"{self._name}-{self._id}",  # Trackio resumes a run by its name alone
             resume="allow",
             config=parameters(self._directory),
             embed=False,
@@ -67,12 +52,4 @@ def _trace(trajectory: Mapping[str, Any]) -> Any:
     return _package.Trace(messages=messages, metadata=facts)
 
 
-def trackio(
-    *,
-    directory: RunDirectory,
-    num_steps: int,
-    project: str = "treadwheel",
-    name: str | None = None,
-    num_trajectories: int = 4,
-) -> Trackio:
-    return Trackio(directory, project=project, name=name, num_trajectories=num_trajectories)
+trackio = Trackio

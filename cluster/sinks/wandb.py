@@ -7,32 +7,21 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.record.run_directory import RunDirectory
-from cluster.sinks.tracked import Ending, finite_only, identity, parameters, run_name, tracker, trajectories
+from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
 _package = tracker("wandb")
 _STEP = "policy_version"
 _EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 143, "preempted": 143}
 
 
-class Wandb:
-    def __init__(self, directory: RunDirectory, *, project: str, name: str | None, num_trajectories: int) -> None:
-        self._directory = directory
-        self._id = identity(directory)
-        self._project, self._name = project, name or run_name(directory)
-        self._num_trajectories = num_trajectories
-        self._run: Any = None
-        self._told = 0
-        self._ending = Ending()
-
+class Wandb(Tracked):
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
         row: dict[str, Any] = {**finite_only(metrics), _STEP: version}
-        if version > self._told and (shown := trajectories(self._directory, version, self._num_trajectories)):
+        if shown := self._trajectories(version):
             row["trajectories"] = _package.Table(
                 columns=list(shown[0]), data=[list(each.values()) for each in shown], allow_mixed_types=True
             )
-        self._told = version
         self._run.log(row)
 
     def event(self, record: Mapping[str, Any]) -> None:
@@ -64,12 +53,4 @@ class Wandb:
         return run
 
 
-def wandb(
-    *,
-    directory: RunDirectory,
-    num_steps: int,
-    project: str = "treadwheel",
-    name: str | None = None,
-    num_trajectories: int = 4,
-) -> Wandb:
-    return Wandb(directory, project=project, name=name, num_trajectories=num_trajectories)
+wandb = Wandb

@@ -192,10 +192,7 @@ def plan_learning(
     if fitted is None:
         raise _no_room(config, asked, available)
     return PlacementPlan(
-        bundles=fitted,
-        is_time_shared=_is_less(fitted, asked),
-        num_missing_workers=0,
-        off_spot=config.elastic.off_spot,
+        bundles=fitted, is_time_shared=_is_less(fitted, asked), num_missing_workers=0, off_spot=config.elastic.off_spot
     )
 
 

@@ -81,9 +81,7 @@ def list_variants(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="[KIND]",
-            help="rewards, prompts, losses, advantages, ...",
-            autocompletion=completion.variant_kinds,
+            metavar="[KIND]", help="rewards, prompts, losses, advantages, ...", autocompletion=completion.variant_kinds
         ),
     ] = None,
     debug: Debug = False,

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import shlex
@@ -103,9 +102,8 @@ def end() -> None:
 def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
     """Where the run is, how it is looked at, and the digest of its passport, which a run has once its first driver has started it."""
     told = {"run_dir": run_dir.path(), "viewer": shlex.join(["treadwheel", "view", run_dir.path()])}
-    if run_dir.exists(PASSPORT):
-        told["passport"] = digest_of(json.loads(run_dir.read_text(PASSPORT)))
-    return told
+    passport = run_dir.read_json(PASSPORT)
+    return told | ({"passport": digest_of(passport)} if passport else {})
 
 
 def named(address: str | None) -> str | None:
@@ -194,11 +192,7 @@ def _environment_of_own_cluster() -> Iterator[None]:
     Ray takes both from the environment, which its processes inherit. Afterwards it is as before: a token mode left in this process
     would be asked of every later cluster.
     """
-    own = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        _NICENESS: os.environ.get(_NICENESS, "0"),
-    }
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), _NICENESS: os.environ.get(_NICENESS, "0")}
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
     _read_environment_again()

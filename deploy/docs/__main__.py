@@ -1,5 +1,6 @@
 """`python -m deploy.docs`: writes all generated pages below docs/."""
 
-from deploy.docs.pages import write
+from deploy.docs import write
+from deploy.docs.pages import pages
 
-write()
+write(pages(), folder="docs")

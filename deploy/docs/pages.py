@@ -1,7 +1,5 @@
 """All generated pages."""
 
-from pathlib import Path
-
 from deploy.docs import algorithms, coming_from, configuration, metrics, monitoring, terminal, variants
 
 
@@ -18,11 +16,3 @@ def pages() -> dict[str, str]:
         "terminal.md": terminal.page(),
         "terminal.svg": terminal.svg(),
     }
-
-
-def write() -> None:
-    folder = Path("docs")
-    folder.mkdir(exist_ok=True)
-    for name, content in pages().items():
-        (folder / name).write_text(content, encoding="utf-8")
-        print(f"docs/{name}")

@@ -12,150 +12,74 @@ _CORRECTION, _BUFFER = "algorithm.rollout_correction", "reward.reward_kwargs.ove
 _CLAMP = 20.0
 """verl's clamp on log-ratios, of losses, corrections and k3."""
 
+
+def _at(section: str, /, **settings: Any) -> dict[str, Any]:
+    return {f"{section}.{name}": value for name, value in settings.items()}
+
+
+_OPTIM: dict[str, Any] = {
+    "clip_grad": 1.0, "weight_decay": 0.01, "betas": [0.9, 0.999],
+    "lr_scheduler_type": "constant", "warmup_style": None, "min_lr_ratio": 0.0,
+    "lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.0,
+    "optimizer": "AdamW", "optimizer_impl": "torch.optim", "override_optimizer_config": None,
+}  # fmt: skip
+"""Of actor and critic."""
+
 _DEFAULTS: dict[str, Any] = {
-    f"{_MODEL}.path": None,
-    f"{_MODEL}.trust_remote_code": False,
-    f"{_MODEL}.custom_chat_template": None,
-    f"{_MODEL}.lora_rank": 0,
-    f"{_MODEL}.lora_alpha": 16,
-    f"{_MODEL}.target_modules": "all-linear",
-    f"{_MODEL}.exclude_modules": None,
-    f"{_MODEL}.lora_adapter_path": None,
-    f"{_MODEL}.override_config": {},
-    f"{_MODEL}.enable_gradient_checkpointing": True,
-    f"{_MODEL}.hf_config_path": None,
-    f"{_MODEL}.tokenizer_path": None,
-    f"{_MODEL}.mtp.enable_train": False,
-    f"{_MODEL}.lora.rank": 0,
-    f"{_ACTOR}.fsdp_config.dtype": "bfloat16",
-    f"{_ACTOR}.fsdp_config.model_dtype": "fp32",
-    f"{_ACTOR}.fsdp_config.qat.enable": False,
-    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
-    f"{_ACTOR}.ulysses_sequence_parallel_size": 1,
-    f"{_ACTOR}.qat.enable": False,
-    "data.train_files": None,
-    "data.val_files": None,
-    "data.prompt_key": "prompt",
-    "data.tokenizer": None,
-    "data.train_batch_size": 1024,
-    "data.gen_batch_size": None,
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    "data.filter_overlong_prompts": False,
-    "data.truncation": "error",
-    "data.train_max_samples": -1,
-    "data.val_max_samples": -1,
-    "data.shuffle": True,
-    "data.seed": None,
-    "data.apply_chat_template_kwargs": {},
-    "data.custom_cls.path": None,
+    **_at(_MODEL, path=None, hf_config_path=None, tokenizer_path=None, override_config={}, trust_remote_code=False),
+    **_at(_MODEL, custom_chat_template=None, enable_gradient_checkpointing=True),
+    **_at(
+        _MODEL, lora_rank=0, lora_alpha=16, target_modules="all-linear", exclude_modules=None, lora_adapter_path=None
+    ),
+    **_at(f"{_MODEL}.mtp", enable_train=False),
+    **_at(f"{_MODEL}.lora", rank=0),
     "num_prompts": None,
-    "trainer.total_epochs": 30,
-    "trainer.total_training_steps": None,
-    "trainer.critic_warmup": 0,
-    "trainer.test_freq": -1,
-    "trainer.experiment_name": "gsm8k",
-    "trainer.v1.trainer_mode": "sync",
-    "trainer.v1.sampler.custom_sampler.path": None,
-    f"{_ROLLOUT}.n": 1,
-    f"{_ROLLOUT}.temperature": 1.0,
-    f"{_ROLLOUT}.top_p": 1,
-    f"{_ROLLOUT}.top_k": -1,
-    f"{_ROLLOUT}.do_sample": True,
-    f"{_ROLLOUT}.ignore_eos": False,
-    f"{_ROLLOUT}.max_model_len": None,
-    f"{_ROLLOUT}.over_sample_rate": 0,
-    f"{_ROLLOUT}.multi_turn.enable": False,
-    f"{_ROLLOUT}.agent.default_agent_loop": "single_turn_agent",
-    f"{_ROLLOUT}.quantization": None,
-    f"{_ROLLOUT}.val_kwargs.temperature": 0,
-    f"{_ROLLOUT}.val_kwargs.n": 1,
-    f"{_ROLLOUT}.val_kwargs.top_p": 1.0,
-    f"{_ROLLOUT}.val_kwargs.top_k": -1,
-    f"{_ROLLOUT}.enable_rollout_routing_replay": False,
-    f"{_ACTOR}.ppo_mini_batch_size": 256,
-    f"{_ACTOR}.ppo_epochs": 1,
-    f"{_ACTOR}.shuffle": False,
-    f"{_ACTOR}.clip_ratio": 0.2,
-    f"{_ACTOR}.clip_ratio_low": 0.2,
-    f"{_ACTOR}.clip_ratio_high": 0.2,
-    f"{_ACTOR}.clip_ratio_c": 3.0,
-    f"{_ACTOR}.tau_pos": 1.0,
-    f"{_ACTOR}.tau_neg": 1.05,
-    f"{_ACTOR}.policy_loss.loss_mode": "vanilla",
-    f"{_ACTOR}.policy_loss.dro_beta": None,
-    f"{_ACTOR}.loss_agg_mode": "token-mean",
-    f"{_ACTOR}.loss_scale_factor": None,
-    f"{_ACTOR}.entropy_coeff": 0,
-    f"{_ACTOR}.use_kl_loss": False,
-    f"{_ACTOR}.kl_loss_coef": 0.001,
-    f"{_ACTOR}.kl_loss_type": "low_var_kl",
-    f"{_ACTOR}.grad_clip": 1.0,
-    f"{_ACTOR}.optim.clip_grad": 1.0,
-    f"{_ACTOR}.optim.optimizer": "AdamW",
-    f"{_ACTOR}.optim.optimizer_impl": "torch.optim",
-    f"{_ACTOR}.optim.override_optimizer_config": None,
-    f"{_ACTOR}.optim.lr": 1e-6,
-    f"{_ACTOR}.optim.betas": [0.9, 0.999],
-    f"{_ACTOR}.optim.weight_decay": 0.01,
-    f"{_ACTOR}.optim.lr_scheduler_type": "constant",
-    f"{_ACTOR}.optim.min_lr_ratio": 0.0,
-    f"{_ACTOR}.optim.num_cycles": 0.5,
-    f"{_ACTOR}.optim.lr_warmup_steps": -1,
-    f"{_ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
-    f"{_ACTOR}.optim.warmup_style": None,
-    "algorithm.adv_estimator": "gae",
-    "algorithm.gamma": 1.0,
-    "algorithm.lam": 1.0,
-    "algorithm.norm_adv_by_std_in_grpo": True,
-    "algorithm.filter_groups.enable": False,
-    "algorithm.filter_groups.metric": "reward",
-    "algorithm.use_kl_in_reward": False,
-    "algorithm.kl_penalty": "kl",
-    "algorithm.kl_ctrl.type": "fixed",
-    "algorithm.kl_ctrl.kl_coef": 0.001,
-    "algorithm.use_pf_ppo": False,
-    f"{_CORRECTION}.bypass_mode": False,
-    f"{_CORRECTION}.loss_type": "ppo_clip",
-    f"{_CORRECTION}.rollout_is": None,
-    f"{_CORRECTION}.rollout_is_threshold": 2.0,
-    f"{_CORRECTION}.rollout_is_batch_normalize": False,
-    f"{_CORRECTION}.rollout_rs": None,
-    "critic.enable": None,
-    "critic.model.path": None,
-    "critic.model.lora_rank": 0,
-    "critic.optim.lr": 1e-5,
-    "critic.cliprange_value": 0.5,
-    "critic.ppo_epochs": None,
-    "critic.ppo_mini_batch_size": None,
-    "critic.loss_agg_mode": None,
-    "critic.loss_scale_factor": None,
-    "critic.optim.clip_grad": 1.0,
-    "critic.optim.optimizer": "AdamW",
-    "critic.optim.optimizer_impl": "torch.optim",
-    "critic.optim.override_optimizer_config": None,
-    "critic.optim.weight_decay": 0.01,
-    "critic.optim.betas": [0.9, 0.999],
-    "critic.optim.lr_scheduler_type": "constant",
-    "critic.optim.warmup_style": None,
-    "critic.optim.min_lr_ratio": 0.0,
-    "critic.optim.lr_warmup_steps": -1,
-    "critic.optim.lr_warmup_steps_ratio": 0.0,
-    "reward.custom_reward_function.path": None,
-    "reward.custom_reward_function.name": "compute_score",
-    "custom_reward_function.path": None,
-    "custom_reward_function.name": None,
-    "reward.reward_manager.name": "naive",
-    "reward_model.reward_manager": None,
-    "reward.reward_model.enable": False,
-    "reward_model.enable": None,
-    "reward.sandbox_fusion.url": None,
-    "sandbox_fusion.url": None,
-    f"{_BUFFER}.enable": False,
-    f"{_BUFFER}.len": None,
-    f"{_BUFFER}.penalty_factor": 1.0,
-    "reward.reward_kwargs.max_resp_len": None,
-    "distillation.enabled": False,
+    **_at("data", train_files=None, train_max_samples=-1, train_batch_size=1024, gen_batch_size=None),
+    **_at("data", val_files=None, val_max_samples=-1, prompt_key="prompt", shuffle=True, seed=None),
+    **_at("data", max_prompt_length=512, max_response_length=512, filter_overlong_prompts=False, truncation="error"),
+    **_at("data", tokenizer=None, apply_chat_template_kwargs={}),
+    **_at("data.custom_cls", path=None),
+    **_at(
+        "trainer", total_epochs=30, total_training_steps=None, critic_warmup=0, test_freq=-1, experiment_name="gsm8k"
+    ),
+    **_at("trainer.v1", trainer_mode="sync"),
+    **_at("trainer.v1.sampler.custom_sampler", path=None),
+    **_at(_ROLLOUT, n=1, temperature=1.0, top_p=1, top_k=-1, do_sample=True, ignore_eos=False, max_model_len=None),
+    **_at(_ROLLOUT, over_sample_rate=0, quantization=None, enable_rollout_routing_replay=False),
+    **_at(f"{_ROLLOUT}.val_kwargs", n=1, temperature=0, top_p=1.0, top_k=-1),
+    **_at(f"{_ROLLOUT}.multi_turn", enable=False),
+    **_at(f"{_ROLLOUT}.agent", default_agent_loop="single_turn_agent"),
+    **_at(
+        _ACTOR, ppo_mini_batch_size=256, ppo_epochs=1, shuffle=False, ulysses_sequence_parallel_size=1, grad_clip=1.0
+    ),
+    **_at(_ACTOR, clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0, tau_pos=1.0, tau_neg=1.05),
+    **_at(_ACTOR, loss_agg_mode="token-mean", loss_scale_factor=None, entropy_coeff=0),
+    **_at(_ACTOR, use_kl_loss=False, kl_loss_coef=0.001, kl_loss_type="low_var_kl"),
+    **_at(f"{_ACTOR}.policy_loss", loss_mode="vanilla", dro_beta=None),
+    **_at(f"{_ACTOR}.fsdp_config", dtype="bfloat16", model_dtype="fp32", ulysses_sequence_parallel_size=1),
+    **_at(f"{_ACTOR}.fsdp_config.qat", enable=False),
+    **_at(f"{_ACTOR}.qat", enable=False),
+    **_at(f"{_ACTOR}.optim", lr=1e-6, num_cycles=0.5, **_OPTIM),
+    **_at("critic", enable=None, cliprange_value=0.5, ppo_epochs=None, ppo_mini_batch_size=None),
+    **_at("critic", loss_agg_mode=None, loss_scale_factor=None),
+    **_at("critic.model", path=None, lora_rank=0),
+    **_at("critic.optim", lr=1e-5, **_OPTIM),
+    **_at("algorithm", adv_estimator="gae", gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True, use_pf_ppo=False),
+    **_at("algorithm", use_kl_in_reward=False, kl_penalty="kl"),
+    **_at("algorithm.kl_ctrl", type="fixed", kl_coef=0.001),
+    **_at("algorithm.filter_groups", enable=False, metric="reward"),
+    **_at(_CORRECTION, bypass_mode=False, loss_type="ppo_clip", rollout_rs=None),
+    **_at(_CORRECTION, rollout_is=None, rollout_is_threshold=2.0, rollout_is_batch_normalize=False),
+    **_at("reward.custom_reward_function", path=None, name="compute_score"),
+    **_at("custom_reward_function", path=None, name=None),
+    **_at("reward.reward_manager", name="naive"),
+    **_at("reward.reward_model", enable=False),
+    **_at("reward_model", reward_manager=None, enable=None),
+    **_at("reward.reward_kwargs", max_resp_len=None),
+    **_at(_BUFFER, enable=False, len=None, penalty_factor=1.0),
+    **_at("reward.sandbox_fusion", url=None),
+    **_at("sandbox_fusion", url=None),
+    **_at("distillation", enabled=False),
 }
 
 _TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
@@ -329,14 +253,6 @@ def _steps(given: Given) -> int:
     return max(steps or given["trainer.total_epochs"] * ((prompts or 0) // groups), 1)
 
 
-def _num_steps(given: Given) -> Made:
-    return {"num_steps": _steps(given)}
-
-
-def _run_dir(given: Given) -> Made:
-    return {"run_dir": f"runs/{given['trainer.experiment_name']}"}
-
-
 def _sampling(given: Given) -> Made:
     top_p, top_k = given[f"{_ROLLOUT}.top_p"], given[f"{_ROLLOUT}.top_k"]
     if top_p < 1 or top_k > 0:
@@ -455,10 +371,6 @@ def _aggregation_of(given: Given) -> Any:
     return known.get(mode)
 
 
-def _aggregation(given: Given) -> Made:
-    return {"algorithm.aggregation": _aggregation_of(given)}
-
-
 _ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
@@ -540,16 +452,7 @@ def _corrections(given: Given) -> Made:
 
 _AS_THE_ACTOR = (
     *("ppo_epochs", "ppo_mini_batch_size", "loss_agg_mode", "loss_scale_factor"),
-    *(
-        "optim.clip_grad",
-        "optim.weight_decay",
-        "optim.betas",
-        "optim.lr_scheduler_type",
-        "optim.warmup_style",
-        "optim.min_lr_ratio",
-    ),
-    *("optim.lr_warmup_steps", "optim.lr_warmup_steps_ratio"),
-    *("optim.optimizer", "optim.optimizer_impl", "optim.override_optimizer_config"),
+    *(f"optim.{name}" for name in _OPTIM),
 )
 """Settings of verl's critic that are the actor's here."""
 
@@ -618,12 +521,16 @@ VERL = Peer(
     types=_TYPES,
     dropped=_DROPPED,
     rows=(
-        Row(of="trainer.experiment_name", ours="run_dir", make=_run_dir),
+        Row(
+            of="trainer.experiment_name",
+            ours="run_dir",
+            make=lambda given: {"run_dir": f"runs/{given['trainer.experiment_name']}"},
+        ),
         same("data.seed", "seed", "The same number draws other samples."),
         Row(
             of=_LENGTH,
             ours="num_steps",
-            make=_num_steps,
+            make=lambda given: {"num_steps": _steps(given)},
             note="A step is the same in both: one batch of prompts. `num_prompts`, the rows of the data, is asked for where "
             "`total_training_steps` is not set.",
         ),
@@ -691,7 +598,7 @@ VERL = Peer(
         Row(
             of=_below(_ACTOR, "loss_agg_mode loss_scale_factor"),
             ours="algorithm.aggregation",
-            make=_aggregation,
+            make=lambda given: {"algorithm.aggregation": _aggregation_of(given)},
             note="`token-mean`: `token_mean`; `token-sum`: `sum`; `seq-mean-token-sum`: `sequence_sum_mean`; `seq-mean-token-mean`: "
             "`sequence_mean`; `seq-mean-token-sum-norm`: `sequence_sum_over_length`.",
         ),

@@ -1,5 +1,6 @@
 """`python -m deploy.manifests`: writes the committed files of deploy/kubernetes/."""
 
-from deploy.manifests.files import write
+from deploy.docs import write
+from deploy.manifests.files import files
 
-write()
+write(files(), folder="deploy/kubernetes")

@@ -62,12 +62,6 @@ def files() -> dict[str, str]:
     }
 
 
-def write() -> None:
-    for name, content in files().items():
-        (FOLDER / name).write_text(content, encoding="utf-8")
-        print(f"deploy/kubernetes/{name}")
-
-
 def _job(name: str, overrides: list[str], says: str) -> str:
     run, site_file = f"{_RUNS}/{name}.yaml", f"{_SITES}/{name}_site.yaml"
     command = " ".join(["treadwheel kubernetes", run, *overrides, "--site", site_file])

@@ -11,10 +11,7 @@ def queues(*, quotas: dict[str, dict[str, str]], queue: str) -> list[Manifest]:
     group = {
         "coveredResources": [*next(iter(quotas.values()))],
         "flavors": [
-            {
-                "name": name,
-                "resources": [{"name": each, "nominalQuota": amount} for each, amount in quota.items()],
-            }
+            {"name": name, "resources": [{"name": each, "nominalQuota": amount} for each, amount in quota.items()]}
             for name, quota in quotas.items()
         ],
     }

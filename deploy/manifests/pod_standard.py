@@ -6,16 +6,7 @@ from typing import Any
 from deploy.manifests.pods import CONTAINER_SECURITY
 from deploy.manifests.reading import Container, Head
 
-_VOLUMES = {
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-}
+_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
 _APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 _DEFAULT_PROFILE = {"type": "RuntimeDefault"}
 _CHOICES: dict[str, tuple[Any, ...]] = {

@@ -50,10 +50,7 @@ def _spec(site: Site, head: Manifest, *, num_cpus: int, groups: list[Manifest]) 
             "idleTimeoutSeconds": site.idle_timeout_s,
             "resources": {kind: {"cpu": "500m", "memory": "1Gi"} for kind in ("requests", "limits")},
             "securityContext": pods.CONTAINER_SECURITY,
-            "volumeMounts": [
-                {"name": "tmp", "mountPath": "/tmp"},
-                {"name": "home", "mountPath": pods.HOME},
-            ],
+            "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": pods.HOME}],
             "env": [
                 {"name": "HOME", "value": pods.HOME},
                 *({"name": name, "value": value} for name, value in _AUTOSCALER_ENV.items()),

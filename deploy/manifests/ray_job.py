@@ -134,7 +134,7 @@ def cluster(run: Run, site: Site) -> list[Manifest]:
     return [
         ray_cluster.cluster(
             site, sized, name=name, image=image(site, needs_gpus=sized.needs_gpus), stop_wait_s=run.stop_wait_s
-        ),
+        )
     ]
 
 

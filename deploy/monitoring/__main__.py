@@ -1,5 +1,6 @@
 """`python -m deploy.monitoring`: writes the dashboard and the alerts into deploy/grafana/."""
 
-from deploy.monitoring.files import write
+from deploy.docs import write
+from deploy.monitoring.files import files
 
-write()
+write(files(), folder="deploy/grafana")

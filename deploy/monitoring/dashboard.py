@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -275,13 +274,3 @@ def _built(panel: Panel) -> timeseries.Panel:
     for place, (legend, query) in enumerate(queries(panel)):
         drawn.with_target(prometheus.Dataquery().expr(query).legend_format(legend).ref_id(f"Q{place}"))
     return drawn
-
-
-def expressions() -> dict[str, list[tuple[str, str]]]:
-    """Name of the metric, or the title of its panel, and query, by row: what a test asks Prometheus."""
-    found: dict[str, list[tuple[str, Any]]] = {}
-    for row, panels in rows().items():
-        for panel in panels:
-            names = [*panel.names, *(panel.title for _ in panel.queries)]
-            found.setdefault(row, []).extend(zip(names, (query for _, query in queries(panel)), strict=True))
-    return found

@@ -15,9 +15,3 @@ def files() -> dict[str, str]:
     """Content by name."""
     rules = yaml.safe_dump({"groups": groups()}, sort_keys=False, width=120, allow_unicode=True)
     return {"treadwheel.json": dashboard.made(), "alerts.yaml": _NOTE + rules}
-
-
-def write() -> None:
-    for name, content in files().items():
-        (FOLDER / name).write_text(content, encoding="utf-8")
-        print(f"deploy/grafana/{name}")

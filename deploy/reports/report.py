@@ -21,8 +21,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import deploy.viewer
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError
-from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, RunDirectory
+from cluster.sinks.jsonl import read_lines
 from deploy.config.loading import hidden
 from deploy.config.yaml_text import dumped
 from deploy.reports import curves
@@ -88,12 +88,10 @@ def html(directory: RunDirectory) -> str:
 
 def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
     events = directory.read_json_lines(EVENTS)
-    by_version = {line["policy_version"]: line for line in directory.read_json_lines(METRICS)}
-    steps = [by_version[version] for version in sorted(by_version)]
-    passport = json.loads(directory.read_text(PASSPORT)) if directory.exists(PASSPORT) else {}
+    steps, passport = read_lines(directory), directory.read_json(PASSPORT)
     happened = _happened(events)
     return {
-        "name": directory.url.rstrip("/").rpartition("/")[2],
+        "name": directory.name,
         "place": directory.path(),
         "state": state_of(events, directory),
         "written_at": time.time(),
@@ -121,12 +119,10 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
 
 def state_of(events: Sequence[Mapping[str, Any]], directory: RunDirectory) -> str:
     """`finished`, `stopped`, `failed`, `running`, `killed` or `starting`. Asks for a living driver only where none told its end."""
-    for event in reversed(events):
-        if event["kind"] in ENDS:
-            return event["kind"]
-        if event["kind"] == "launched":
-            return "running" if directory.owner() else "killed"
-    return "starting"
+    told = fleet.last_told(events)
+    if told is None:
+        return "starting"
+    return told["kind"] if told["kind"] != "launched" else "running" if directory.owner() else "killed"
 
 
 def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], config: RunConfig) -> list[Any]:

@@ -1,6 +1,5 @@
 """What a run directory says about its run, for people: `treadwheel info`, `passport diff`, and the last words of `train`."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,14 @@ from rich.table import Table
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.settings import flat
+from cluster.contracts.settings import differences
 from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from cluster.sinks.console.drawing import duration
 from cluster.sinks.jsonl import read_steps
 from deploy.config import loading as configuration
 from deploy.reports.costs import of_actors, total
 from deploy.reports.summary import Summary
+from deploy.viewer.fleet import last_told
 
 _MOST_REASONS = 5
 """Reasons of failed rewards that are shown."""
@@ -71,8 +71,7 @@ def print_summary(directory: RunDirectory, summary: Summary) -> None:
 
 def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
     """Entries of the two passports that are not equal: name -> (left, right)."""
-    a, b = dict(flat(_passport(left))), dict(flat(_passport(right)))
-    return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
+    return differences(_passport(left), _passport(right))
 
 
 def _rows(
@@ -102,12 +101,9 @@ def _rows(
         yield "verdicts kept", f"{kept:,}"
     if checkpoints := directory.checkpoints():
         yield "checkpoints", ", ".join(checkpoints.values())
-    if owner and directory.exists(STATUS):
-        for doing in json.loads(directory.read_text(STATUS))["actors"]:
-            yield (
-                doing["actor"],
-                f"{doing['phase']} for {time.time() - doing['since']:.0f} s, policy version {doing['policy_version']}",
-            )
+    for doing in directory.read_json(STATUS).get("actors", ()) if owner else ():
+        since = time.time() - doing["since"]
+        yield doing["actor"], f"{doing['phase']} for {since:.0f} s, policy version {doing['policy_version']}"
 
 
 def _costs(steps: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
@@ -134,23 +130,20 @@ def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]
 
 def _end(events: Sequence[Mapping[str, Any]]) -> str:
     """How the last driver ended."""
+    told = last_told(events)
+    if told is None:
+        return "the run has not started"
     ends = {"finished": "the run is finished", "stopped": "the run was stopped", "launched": "it was killed"}
-    for event in reversed(events):
-        if event["kind"] == "failed":
-            return f"the run failed: {event['reason']}"
-        if event["kind"] in ends:
-            return ends[event["kind"]]
-    return "the run has not started"
+    return ends.get(told["kind"]) or f"the run failed: {told['reason']}"
 
 
 def _passport(place: str) -> dict[str, Any]:
     folder, name = place, PASSPORT
     if place.endswith(".json"):
         folder, _, name = place.rpartition("/")
-    directory = RunDirectory(folder or ".")
-    if not directory.exists(name):
-        raise ConfigError(f"{place!r} has no {PASSPORT}; name a run directory or a passport file")
-    return json.loads(directory.read_text(name))
+    if passport := RunDirectory(folder or ".").read_json(name):
+        return passport
+    raise ConfigError(f"{place!r} has no {PASSPORT}; name a run directory or a passport file")
 
 
 def _ago(then: float) -> str:

@@ -1,8 +1,6 @@
 """What the policy wrote in the first and in the last recorded step, for people. Nothing is chosen for its quality."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -10,7 +8,7 @@ from cluster.contracts.errors import DataError, StorageError
 from cluster.record.recorder import step_of
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.runs import Run
-from deploy.viewer.steps import RecordedStep, Trajectory, open_step, recorded_steps
+from deploy.viewer.steps import RecordedStep, Trajectory, asked, open_step, recorded_steps
 
 NUM_GROUPS, NUM_COMPLETIONS = 3, 2
 """Of a step, and of a group."""
@@ -91,11 +89,10 @@ def _prompt_ids(step: RecordedStep) -> dict[str, int]:
 
 def _group(step: RecordedStep, ticket: int) -> Group:
     group = step.group(ticket)
-    prompt, columns = step.prompt(ticket)
     texts = step.completions(ticket)
     rewards = [each.reward for each in group.trajectories if each.reward is not None]
     return Group(
-        prompt=_cut(_asked(prompt, columns)),
+        prompt=_cut(asked(*step.prompt(ticket))),
         completions=tuple(_completion(each, texts[each.sample_index]) for each in group.trajectories[:NUM_COMPLETIONS]),
         mean_reward=sum(rewards) / len(rewards) if rewards else None,
     )
@@ -110,19 +107,6 @@ def _completion(trajectory: Trajectory, text: str) -> Completion:
         num_tokens=trajectory.num_tokens,
         finish_reason=trajectory.finish_reason,
     )
-
-
-def _asked(prompt: str, columns: Mapping[str, Any]) -> str:
-    """The last message of a conversation: a chat template's marks say nothing."""
-    said = [*_messages(columns)]
-    return said[-1] if said else prompt
-
-
-def _messages(columns: Mapping[str, Any]) -> Iterator[str]:
-    messages = columns.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str):
-            yield message["content"]
 
 
 def _cut(text: str) -> str:

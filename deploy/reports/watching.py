@@ -1,9 +1,8 @@
 """`treadwheel info --watch`: a run's live table in another process, from its directory, until the run ends."""
 
-import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cluster.contracts.errors import StorageError
@@ -12,6 +11,7 @@ from cluster.sinks.console import Drawn, Standing, standing_of, status_of
 from cluster.sinks.console.plain import PlainLines
 from cluster.sinks.console.terminal import is_live, live
 from deploy.reports.run_info import config_of
+from deploy.viewer.tail import Tail
 
 _POLL_S, _STORE_POLL_S = 1.0, 10.0
 """How often a directory is looked into: on a disk, and in an object store, which bills each look."""
@@ -48,18 +48,16 @@ class Watched:
 
     def __init__(self, directory: RunDirectory, standing: Standing) -> None:
         self._directory, self._standing = directory, standing
-        self._metrics, self._events = _Tail(directory, METRICS), _Tail(directory, EVENTS)
+        self._metrics, self._events = (Tail(directory, name, store_every_s=0.0) for name in (METRICS, EVENTS))
         self._num_looks = 0
 
     def look(self) -> list[dict[str, Any]]:
         """Events and steps (of kind `step`, with their `numbers`) since the last look, as they happened."""
-        steps = [_step(line) for line in self._metrics.new_lines()]
-        news = sorted((*self._events.new_lines(), *steps), key=lambda each: each.get("time") or 0.0)
+        news = self._read_on()
         # The owner is asked for before the events of its end are read again: a driver that ends between the two has told how.
         is_gone = self._num_looks % _OWNER_EVERY == 0 and self._directory.owner() is None
         if is_gone:
-            late = [*map(_step, self._metrics.new_lines()), *self._events.new_lines()]
-            news += sorted(late, key=lambda each: each.get("time") or 0.0)
+            news += self._read_on()
         self._num_looks += 1
         status = status_of(self._directory)
         with self._standing.lock:
@@ -69,6 +67,15 @@ class Watched:
             if is_gone and not self._standing.is_over:
                 self._standing.phase = "gone"
         return news
+
+    def _read_on(self) -> list[dict[str, Any]]:
+        try:
+            found = [*self._events.new_records(), *map(_step, self._metrics.new_records())]
+        except StorageError:
+            if self._directory.is_local:
+                raise
+            return []  # a store that does not answer now may at the next look
+        return sorted(found, key=lambda each: each.get("time") or 0.0)
 
     def _take(self, each: dict[str, Any]) -> None:
         if each["kind"] == "step":
@@ -80,53 +87,4 @@ class Watched:
 def _step(line: dict[str, Any]) -> dict[str, Any]:
     numbers = {name: value for name, value in line.items() if name not in ("policy_version", "time")}
     known = {name: value for name, value in numbers.items() if value is not None}
-    return {
-        "kind": "step",
-        "policy_version": line["policy_version"],
-        "time": line.get("time", 0.0),
-        "numbers": known,
-    }
-
-
-class _Tail:
-    """Lines of a file that grows. On a disk only what is new is read."""
-
-    def __init__(self, directory: RunDirectory, name: str) -> None:
-        self._directory, self._name = directory, name
-        self._end = 0
-        self._num_lines = 0
-
-    def new_lines(self) -> list[dict[str, Any]]:
-        """Whole lines since the last call; of a file that was written anew, all of them."""
-        try:
-            if not self._directory.is_local:
-                return self._of_store()
-            size = self._directory.size_bytes(self._name) or 0
-            if size < self._end:
-                self._end = 0
-            text = (
-                bytes(self._directory.read_range(self._name, self._end, size - self._end)) if size > self._end else b""
-            )
-        except StorageError:
-            if self._directory.is_local:
-                raise
-            return []  # a store that does not answer now may at the next look
-        whole = text[: text.rfind(b"\n") + 1]
-        try:
-            found = _parsed(whole.decode().splitlines())
-        except ValueError:  # the file was written anew and is longer: this is the middle of a line
-            if self._end == 0:
-                raise
-            self._end = 0
-            return self.new_lines()
-        self._end += len(whole)
-        return found
-
-    def _of_store(self) -> list[dict[str, Any]]:
-        lines = self._directory.read_json_lines(self._name)
-        found, self._num_lines = lines[self._num_lines :], len(lines)
-        return found
-
-
-def _parsed(lines: Sequence[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines if line]
+    return {"kind": "step", "policy_version": line["policy_version"], "time": line.get("time", 0.0), "numbers": known}

@@ -1,10 +1,8 @@
 """The viewer as a web application, and its server."""
 
-import ipaddress
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Callable, Sequence
 
 import uvicorn
@@ -17,6 +15,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from cluster.contracts.errors import ConfigError, TreadwheelError
+from deploy.listening import bound, in_url, is_loopback
 from deploy.viewer import live, page
 from deploy.viewer.runs import Run, Runs
 from deploy.viewer.safety import LOOPBACK, Guard
@@ -63,16 +62,16 @@ def serve(
     machine whose name is not said, and as `create_app` does.
     """
     made: str | None = None
-    if not _is_loopback(host):
+    if not is_loopback(host):
         if not trusted_hosts and host in ("0.0.0.0", "::"):
             raise ConfigError(
                 f"--host {host} is every address of this machine: say by which name browsers reach it, --trusted-host NAME"
             )
         made = None if token else secrets.token_urlsafe(24)
     app = create_app(roots, token=token or made, hosts=[host, *trusted_hosts], root_path=root_path)
-    with _bound(host, port) as listening:
+    with bound(host, port) as listening:
         name = trusted_hosts[0] if trusted_hosts else host
-        netloc = f"{f'[{name}]' if ':' in name else name}:{listening.getsockname()[1]}"
+        netloc = f"{in_url(name)}:{listening.getsockname()[1]}"
         says(f"viewing on http://{netloc}{root_path}/" + (f"?token={made}" if made else ""))
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1, server_header=False
@@ -89,25 +88,6 @@ def token_of(variable: str | None) -> str | None:
     if token := os.environ.get(variable):
         return token
     raise ConfigError(f"--token-env {variable}: the environment has no such variable, or an empty one; set it")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be had: {error.strerror or error}; take another"
-        ) from error
 
 
 def _not_there(request: Request, error: Exception) -> Response:

@@ -4,8 +4,9 @@ the same, with the same code."""
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.contracts.errors import LedgerError, StorageError
 from cluster.record.ledger import Record, checked
@@ -75,6 +76,12 @@ class ChainReader:
             lines,
             Chain(records=records, problem=problem, is_torn=problem is None and len(lines) > len(records)),
         )
+
+
+def ticket_of(event: Mapping[str, Any]) -> int | None:
+    """The group that an event is about; None where it names none."""
+    group_id = str(event.get("group_id", ""))
+    return int(group_id) if group_id.isdecimal() else None
 
 
 def names_its_file(record: Record) -> bool:

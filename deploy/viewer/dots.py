@@ -20,6 +20,13 @@ class Axis:
         """0 at the left end, 1 at the right one."""
         return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
 
+    def counts(self, values: Sequence[float], num_bins: int) -> list[int]:
+        """How many of the values lie in each of so many equal parts."""
+        found = [0] * num_bins
+        for value in values:
+            found[min(int(self.place(value) * num_bins), num_bins - 1)] += 1
+        return found
+
     def ticks(self) -> list[dict[str, float]]:
         """Round numbers, each with its `value` and its place in `percent`."""
         return [{"value": value, "percent": percent(self.place(value))} for value in round_numbers(self.low, self.high)]
@@ -78,9 +85,7 @@ def dots(values: Sequence[float], axis: Axis) -> list[dict[str, float]]:
 def histogram(values: Sequence[float], axis: Axis, *, num_bins: int = 24) -> list[dict[str, float]]:
     """Bars over the axis, those without a value left out: `percent` of the left edge, `count`, and the height as a `share` of the
     highest."""
-    counts = [0] * num_bins
-    for value in values:
-        counts[min(int(axis.place(value) * num_bins), num_bins - 1)] += 1
+    counts = axis.counts(values, num_bins)
     most = max(counts, default=0)
     return [
         {"percent": percent(bar / num_bins), "count": count, "share": round(count / most, 4)}

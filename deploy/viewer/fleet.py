@@ -1,8 +1,10 @@
 """Actors as a run's events and its status tell of them: who lives, who died and came back, and what happened when. Pure functions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from cluster.metrics import ENDS
 
 Event = Mapping[str, Any]
 _TONES = {
@@ -13,7 +15,6 @@ _TONES = {
               "waiting_for_nodes", "groups_handed_over", "groups_saved", "started", "held", "resumed_judging"),
 }  # fmt: skip
 _TONE_OF = {kind: tone for tone, kinds in _TONES.items() for kind in kinds}
-_ENDS = ("finished", "stopped", "failed")
 QUIET = ("broadcast", "published", "attested", "drop")
 """Kinds that come with every step: curves and the page of weights have them."""
 
@@ -52,6 +53,11 @@ def actors(events: Iterable[Event], status: Mapping[str, Any], *, state: str) ->
         for actor in found.values():
             _turn(actor, "ended", max(last, status.get("time", 0.0)), None)
     return [asdict(found[name]) for name in sorted(found, key=natural)]
+
+
+def last_told(events: Sequence[Event]) -> Event | None:
+    """How the last driver ended, or that it was `launched`, where it told no end; None before there was one."""
+    return next((event for event in reversed(events) if event["kind"] in (*ENDS, "launched")), None)
 
 
 def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -107,7 +113,7 @@ def _led_by(actor: str, said: str, kind: str) -> str:
 
 def _tell(found: dict[str, Actor], event: Event) -> None:
     kind, at = event["kind"], event["time"]
-    if kind == "launched" or kind in _ENDS:
+    if kind == "launched" or kind in ENDS:
         for actor in found.values():
             _turn(actor, "ended", at, None)
     elif kind == "started":

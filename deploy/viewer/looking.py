@@ -100,11 +100,7 @@ def _groups(run: Run, step: int, first: int) -> Iterator[tuple[int, pa.RecordBat
     except HTTPException:  # removed since the steps were listed
         return
     for ticket in recorded.tickets[first:]:
-        yield (
-            ticket,
-            recorded.columns(ticket, *_COLUMNS),
-            recorded,
-        )
+        yield (ticket, recorded.columns(ticket, *_COLUMNS), recorded)
 
 
 def _matches(recorded: RecordedStep, ticket: int, rows: pa.RecordBatch, wanted: Wanted) -> list[dict[str, Any]]:

@@ -50,7 +50,12 @@ def page(path: str, data: Data, *, template: str, here: str | None = None) -> li
 
 
 def named_run(request: Request) -> Run:
-    name = request.path_params["run"]
+    """That the path names. Raises HTTPException, as `run_of`."""
+    return run_of(request, request.path_params["run"])
+
+
+def run_of(request: Request, name: str) -> Run:
+    """Raises HTTPException for a run that is not there."""
     run = request.app.state.runs.get(name)
     if run is None:
         raise HTTPException(404, f"there is no run {name!r} below the folders that this viewer was given")

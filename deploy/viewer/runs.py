@@ -12,9 +12,11 @@ from typing import Any
 import yaml
 
 from cluster.contracts.errors import ConfigError
+from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
 from deploy.config.loading import hidden
 from deploy.viewer.chain import Chain, ChainReader
+from deploy.viewer.fleet import last_told
 from deploy.viewer.tail import Tail
 
 _LINES = {EVENTS, METRICS, "events", "metrics"}
@@ -27,7 +29,6 @@ _SILENT_S = 60.0
 """A store has no lock to ask: its driver writes status.json every few seconds."""
 _MOST_PHASES_BYTES = 8_000_000
 """Of a run on a disk: those of the last thousands of steps."""
-_ENDS = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 
 class Run:
@@ -72,7 +73,7 @@ class Run:
     def status(self) -> dict[str, Any]:
         """What each actor was doing at `time`, oldest news first; no actors where the run has not said so yet."""
         try:
-            return self._json(STATUS)
+            return self.directory.read_json(STATUS)
         except json.JSONDecodeError:  # an object store without atomic reads
             return {"time": 0.0, "actors": []}
 
@@ -83,30 +84,22 @@ class Run:
         return _parsed(self.directory.read_text(RUN_YAML))
 
     def passport(self) -> dict[str, Any]:
-        return self._json(PASSPORT)
+        return self.directory.read_json(PASSPORT)
 
     def state(self) -> str:
         """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
-        events = self.events()
+        told = last_told(self.events())
         if self._is_driven():
             return "running"
-        for event in reversed(events):
-            if event["kind"] in _ENDS:
-                return _ENDS[event["kind"]]
-            if event["kind"] == "launched":
-                return "killed"
-        return "starting"
+        return "starting" if told is None else "killed" if told["kind"] == "launched" else told["kind"]
 
     def _is_driven(self) -> bool:
         """In a store by the age of its status: to ask for the claim would write, and the viewer may not."""
         if self.directory.is_local:
             return self.directory.owner() is not None
-        ended = next((event for event in reversed(self.events()) if event["kind"] in (*_ENDS, "launched")), None)
-        is_over = ended is not None and ended["kind"] in _ENDS
+        told = last_told(self.events())
+        is_over = told is not None and told["kind"] in ENDS
         return not is_over and time.time() - self.status().get("time", 0.0) < _SILENT_S
-
-    def _json(self, name: str) -> dict[str, Any]:
-        return json.loads(self.directory.read_text(name)) if self.directory.exists(name) else {}
 
 
 @functools.lru_cache(maxsize=256)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -13,6 +13,7 @@ from deploy.viewer.runs import Run
 from deploy.viewer.steps import RecordedStep, open_step
 
 REWARD = "reward"
+Number = TypeVar("Number", int, float)
 _MOST_TRAJECTORIES = 40_000
 """On one page, over all its steps."""
 MOST_STEPS = 40
@@ -69,13 +70,10 @@ def _of(recorded: RecordedStep) -> Mapping[str, Scores]:
 def _scores(found: Sequence[tuple[float, int, int]], num_trajectories: int) -> Scores:
     ordered = sorted(found)
     values = [value for value, _, _ in ordered]
-    kept = values
-    if len(values) > _MOST_VALUES:
-        kept = [values[round(place * (len(values) - 1) / (_MOST_VALUES - 1))] for place in range(_MOST_VALUES)]
     return Scores(
         num=len(values),
         num_without=num_trajectories - len(values),
-        values=tuple(kept),
+        values=tuple(_evenly(values, _MOST_VALUES)),
         smallest=ordered[0][1:],
         largest=ordered[-1][1:],
         **mean_and_spread(values),
@@ -84,10 +82,14 @@ def _scores(found: Sequence[tuple[float, int, int]], num_trajectories: int) -> S
 
 def chosen(steps: Sequence[int], *, num_trajectories: int, most: int = MOST_STEPS) -> list[int]:
     """At most `most` evenly spaced steps, the first and the last among them, and fewer where each has very many trajectories."""
-    most = max(min(most, _MOST_TRAJECTORIES // max(num_trajectories, 1)), 2)
-    if len(steps) <= most:
-        return list(steps)
-    return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
+    return _evenly(steps, max(min(most, _MOST_TRAJECTORIES // max(num_trajectories, 1)), 2))
+
+
+def _evenly(found: Sequence[Number], most: int) -> list[Number]:
+    """At most `most` of them, evenly spaced, the first and the last among them."""
+    if len(found) <= most:
+        return list(found)
+    return [found[round(place * (len(found) - 1) / (most - 1))] for place in range(most)]
 
 
 def picture(by_step: Mapping[int, Scores], axis: Axis) -> list[dict[str, Any]]:
@@ -109,15 +111,12 @@ def picture(by_step: Mapping[int, Scores], axis: Axis) -> list[dict[str, Any]]:
 
 
 def _cells(values: Sequence[float], axis: Axis) -> list[dict[str, Any]]:
-    counts = [0] * NUM_ROWS
-    for value in values:
-        counts[min(int(axis.place(value) * NUM_ROWS), NUM_ROWS - 1)] += 1
     return [
         {
             "top": percent(1 - (row + 1) / NUM_ROWS),
             "share": round(count / len(values), 4),
             "level": max(1, round(8 * (count / len(values)) ** 0.5)),
         }
-        for row, count in enumerate(counts)
+        for row, count in enumerate(axis.counts(values, NUM_ROWS))
         if count
     ]

@@ -56,11 +56,7 @@ PANELS: tuple[dict[str, Any], ...] = (
         "title": "Gradient norm",
         "lines": (("learner/gradient_norm", "mean"), ("learner/gradient_norm_max", "largest update")),
     },
-    {
-        "title": "Completions",
-        "unit": "tokens",
-        "lines": (("tokens/completion_mean", "mean length"),),
-    },
+    {"title": "Completions", "unit": "tokens", "lines": (("tokens/completion_mean", "mean length"),)},
     {
         "title": "Rollout workers",
         "lines": (
@@ -80,11 +76,10 @@ def panels(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> lis
         kinds = (("line", panel["lines"]), ("points", panel.get("points", ())))
         wanted = [(name, label, kind) for kind, names in kinds for name, label in names]
         told = [line(steps, name, label=label, kind=kind) for name, label, kind in wanted]
-        lines = [each for each in told if each["points"]]
-        if lines:
-            shown = {"title": panel["title"], "unit": panel.get("unit", ""), "is_log": panel.get("is_log", False)}
-            names = [name for name, _, _ in wanted]
-            found.append({**shown, "lines": lines, "wanted": names, "bound": _bound(panel.get("bound"), config)})
+        if lines := [each for each in told if each["points"]]:
+            names, bound = [name for name, _, _ in wanted], _bound(panel.get("bound"), config)
+            shown = _shown(panel["title"], panel.get("unit", ""), lines, is_log=panel.get("is_log", False))
+            found.append({**shown, "wanted": names, "bound": bound})
     return found
 
 
@@ -93,9 +88,7 @@ def panel(
 ) -> dict[str, Any] | None:
     """One of its own, of lines alone; None where none has a number."""
     lines = [each for name, label in names if (each := line(steps, name, label=label, kind="line"))["points"]]
-    return (
-        {"title": title, "unit": unit, "is_log": is_log, "lines": lines, "wanted": [], "bound": None} if lines else None
-    )
+    return _shown(title, unit, lines, is_log=is_log) if lines else None
 
 
 def values(steps: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
@@ -134,8 +127,12 @@ def compared(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, 
             if (told := line(steps, metric, label=name, kind=kind))["points"]
         ]
         if lines:
-            found.append({"title": title, "unit": unit, "is_log": False, "lines": lines, "wanted": [], "bound": None})
+            found.append(_shown(title, unit, lines))
     return found
+
+
+def _shown(title: str, unit: str, lines: list[dict[str, Any]], *, is_log: bool = False) -> dict[str, Any]:
+    return {"title": title, "unit": unit, "is_log": is_log, "lines": lines, "wanted": [], "bound": None}
 
 
 def spark(points: Sequence[Point], *, width: float = 100.0, height: float = 24.0) -> str:

@@ -254,6 +254,14 @@ def num_readable(run: Run, step: int, *, most: int) -> int:
     return max(1, min(most, _MOST_BYTES // size))
 
 
+def asked(text: str, columns: Mapping[str, Any]) -> str:
+    """What a prompt asks: the last message of the user where it was a conversation, and else the text. Templates' marks say nothing."""
+    messages = columns.get("messages")
+    told = [each for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
+    said = [each.get("content") for each in told if each.get("role") == "user"]
+    return next((content for content in reversed(said) if isinstance(content, str)), text)
+
+
 def neighbours(numbers: list[int], number: int) -> tuple[int | None, int | None]:
     """The ones before and after `number` in `numbers`; None where there is none."""
     place = numbers.index(number)

@@ -14,18 +14,20 @@ _OVERLAP = 512
 """Bytes before the place where reading goes on that must be as they were: else the file was written anew."""
 _NEVER = ("", [])
 _LONGEST_LINE = 65_536
-_STORE_S = 5.0
-"""Of an object store: how often it is asked."""
 
 
 class Tail:
     """Lines of one file of a run. A torn last line waits for its end. Several threads may use it."""
 
-    def __init__(self, directory: RunDirectory, name: str, *, newest_bytes: int | None = None) -> None:
-        """Touches nothing. Of a file on a disk that has more than `newest_bytes` already, the lines before them are left out."""
+    def __init__(
+        self, directory: RunDirectory, name: str, *, newest_bytes: int | None = None, store_every_s: float = 5.0
+    ) -> None:
+        """Touches nothing. Of a file on a disk that has more than `newest_bytes` already, the lines before them are left out. An object
+        store is asked every `store_every_s` seconds at most."""
         self._directory = directory
         self._name = name
         self._newest_bytes = newest_bytes
+        self._store_every_s = store_every_s
         self._lock = threading.Lock()
         self._records: list[dict[str, Any]] = []
         self._offset, self._before = 0, b""
@@ -34,6 +36,8 @@ class Tail:
         self._asked_at = float("-inf")
         self.generation = 0
         """Grows when lines that were read are no longer what they were."""
+        self._told = (0, 0)
+        """The generation of what `new_records` returned, and how many lines of it."""
 
     def records(self, *, key: str | None = None) -> list[dict[str, Any]]:
         """All lines up to now. With `key`, the last line for each value of it, in its order."""
@@ -45,10 +49,17 @@ class Tail:
         by_key = {line[key]: line for line in lines}
         return [by_key[value] for value in sorted(by_key)]
 
+    def new_records(self) -> list[dict[str, Any]]:
+        """Lines since the last call; all of them, when those that were read are no longer what they were."""
+        lines = self.records()
+        generation, number = self._told
+        self._told = (self.generation, len(lines))
+        return lines[number:] if generation == self.generation else lines
+
     def _read_on(self) -> None:
         if self._directory.is_local:
             self._read_file()
-        elif time.monotonic() - self._asked_at > _STORE_S:
+        elif time.monotonic() - self._asked_at > self._store_every_s:
             try:
                 self._read_segments()
             finally:  # a store that is away is not asked by every request in turn

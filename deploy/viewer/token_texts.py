@@ -95,7 +95,7 @@ def _found(run: Run) -> TokenTexts:
 
 def _in_checkpoint(directory: RunDirectory, folder: str) -> str:
     """In a store a checkpoint's files lie in a folder that its manifest names."""
-    manifest = {} if directory.is_local else json.loads(directory.read_text(f"{folder}/{CHECKPOINT_MANIFEST}"))
+    manifest = {} if directory.is_local else directory.read_json(f"{folder}/{CHECKPOINT_MANIFEST}")
     return posixpath.join(folder, manifest.get("folder", ""), "model", _FILE)
 
 

@@ -68,19 +68,10 @@ def _slices(lines: Sequence[Line], *, pid: int, begin: float, end: float) -> lis
 
 
 def _instant(mark: Line, *, pid: int, begin: float) -> dict[str, Any]:
-    scope = "p" if mark["actor"] else "g"
+    scope, at = "p" if mark["actor"] else "g", _microseconds(mark["time"] - begin)
     args = {"step": mark["step"], "says": mark["words"]}
-    at = _microseconds(mark["time"] - begin)
-    return {
-        "ph": "i",
-        "s": scope,
-        "name": mark["kind"],
-        "cat": "event",
-        "pid": pid,
-        "tid": _TID,
-        "ts": at,
-        "args": args,
-    }
+    where = {"pid": pid, "tid": _TID, "ts": at}
+    return {"ph": "i", "s": scope, "name": mark["kind"], "cat": "event", **where, "args": args}
 
 
 def _window(directory: RunDirectory, phases: Sequence[Line], steps: str) -> tuple[float, float]:

@@ -22,15 +22,9 @@ from learner.checkpoint.reading import check_size, unfit
 from learner.distributed import local, own_rows
 
 _DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 _LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header."""
 

@@ -1,25 +1,18 @@
 """Which types this machine multiplies itself, and so fast."""
 
-import functools
-from pathlib import Path
-
 import torch
+
+from learner.processor import multiplies_bfloat16_fast
 
 _LEAST_CAPABILITY = (8, 0)
 """Of GPUs that multiply bfloat16 themselves (Ampere)."""
 _FP8_CAPABILITY = (8, 9)
 """Of GPUs that multiply FP8 themselves (Ada, Hopper)."""
-_FACTS = Path("/proc/cpuinfo")
 
 
 def is_bfloat16_fast_on_cpu() -> bool:
-    """Whether the processor multiplies bfloat16 faster than float32: with AMX, or with AMD's AVX512-BF16.
-
-    Intel's AVX512-BF16 alone gains nothing over its float32: torch's products of bfloat16 took 1.6 times as long there. AMD's, which
-    are not measured, are trusted.
-    """
-    found = torch.cpu.get_capabilities()
-    return bool(found.get("amx_bf16") or (found.get("avx512_bf16") and _vendor() == "AuthenticAMD"))
+    """Whether the processor multiplies bfloat16 faster than float32, by what torch makes use of."""
+    return multiplies_bfloat16_fast([name for name, is_there in torch.cpu.get_capabilities().items() if is_there])
 
 
 def multiplies_in_float32() -> bool:
@@ -43,13 +36,3 @@ def do_gpus_multiply_fp8() -> bool:
 def _are_all_gpus(capability: tuple[int, int]) -> bool:
     found = [torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())]
     return bool(found) and min(found) >= capability
-
-
-@functools.cache
-def _vendor() -> str:
-    """As the processor names it; empty where the system does not say."""
-    try:
-        lines = _FACTS.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")

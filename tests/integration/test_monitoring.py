@@ -175,8 +175,9 @@ def test_prometheus_sees_all_that_ray_tells_of_with_its_token(watched):
 def test_every_query_of_the_dashboard_is_answered_and_what_is_excused_is_not(watched):
     excused = {name for names in NOT_IN_THIS_RUN.values() for name in names}
     answered, empty = set(), set()
-    for row in dashboard.expressions().values():
-        for name, query in row:
+    for panel in (panel for panels in dashboard.rows().values() for panel in panels):
+        names = [*panel.names, *(panel.title for _ in panel.queries)]
+        for name, (_, query) in zip(names, dashboard.queries(panel), strict=True):
             asked = query.replace("$run", RUN).replace("$node", ".*")
             (answered if watched.prometheus.query(asked) else empty).add(name)
     assert sorted(empty - excused) == [] and excused & answered == set()

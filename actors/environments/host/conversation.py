@@ -119,12 +119,7 @@ class Conversation:
         self._events.append(Logged(name=writable(name), value=known))
 
     async def converse(
-        self,
-        messages: Messages = None,
-        *,
-        tools: Tools = (),
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        self, messages: Messages = None, *, tools: Tools = (), max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Said:
         """As `Episode.ask`. Raises RuntimeError while another task asks, and for an episode that cannot go on."""
         with self._alone():

@@ -1,7 +1,6 @@
 """The run in the terminal: a live table (rich); where there is no terminal, one plain line a step."""
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -92,6 +91,5 @@ def _status_reader(directory: RunDirectory) -> Callable[[], dict[str, Any]]:
 def status_of(directory: RunDirectory) -> dict[str, Any]:
     """status.json, which says what every actor does; empty where it cannot be read."""
     with contextlib.suppress(StorageError, ValueError):
-        if directory.exists(STATUS):
-            return json.loads(directory.read_text(STATUS))
+        return directory.read_json(STATUS)
     return {}

@@ -11,10 +11,7 @@ from cluster.sinks.console.words import Weight, printed, stage, told
 _SHOWN: tuple[tuple[tuple[tuple[str, str], ...], Callable[[float], str]], ...] = (
     ((("reward", "reward/mean"),), "{:.3f}".format),
     (
-        (
-            ("KL to reference", "learner/kl_reference_k3_mean"),
-            ("KL to old policy", "learner/kl_old_k3_mean"),
-        ),
+        (("KL to reference", "learner/kl_reference_k3_mean"), ("KL to old policy", "learner/kl_old_k3_mean")),
         "{:.4f}".format,
     ),
     ((("sampling", "speed/sampling_tokens_per_s"),), "{:,.0f} tok/s".format),

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.sinks.console.words import Told, Weight, stage, told
+from cluster.metrics import ENDS
+from cluster.sinks.console.words import Told, stage, told
 
 _PACE_STEPS = 50
 """The pace is that of so many last steps, evaluations and saves included."""
 _MOST_TOLD = 20
 _MOST_POINTS = 4000
 """Rewards that are kept for the spark line; beyond that every second one goes."""
-_ENDS = ("finished", "stopped", "failed")
 
 
 class Pace:
@@ -128,7 +128,7 @@ class Standing:
             self._away.clear()
         elif kind == "started":
             self.phase, self.up_since = "running", float(record.get("time") or self.now())
-        elif kind in ("stopping", *_ENDS):
+        elif kind in ("stopping", *ENDS):
             self.phase = str(kind)
             self.ended = float(record.get("time") or self.now())
         elif kind == "preempted":
@@ -159,11 +159,7 @@ class Standing:
 
     @property
     def is_over(self) -> bool:
-        return self.phase in (*_ENDS, "gone")
-
-    @property
-    def last_failure(self) -> Told | None:
-        return next((each for each in reversed(self.told) if each.weight is Weight.FAILURE), None)
+        return self.phase in (*ENDS, "gone")
 
     @property
     def num_serving(self) -> int | None:

@@ -138,31 +138,11 @@ _STAGES: dict[str, Callable[[Record], str]] = {
     "evaluating": lambda record: f"{record.get('num_prompts', 'the')} held-out prompts are evaluated",
 }
 _WARNINGS = frozenset(
-    {
-        "checkpoint_failed",
-        "failure",
-        "groups_lost",
-        "hang",
-        "learned_not_recorded",
-        "ledger_torn",
-        "mismatch_alarm",
-        "quarantine",
-        "steering_failed",
-        "storage_failed",
-        "worker_not_joined",
-    }
-)
+    ("checkpoint_failed", "failure", "groups_lost", "hang", "learned_not_recorded", "ledger_torn", "mismatch_alarm", "quarantine",
+     "steering_failed", "storage_failed", "worker_not_joined")
+)  # fmt: skip
 _NOTES = frozenset(
-    {
-        "compute_type",
-        "groups_handed_over",
-        "groups_saved",
-        "learner_loaded",
-        "placement",
-        "recorded",
-        "reward_resumed",
-        "stopping",
-        "waiting_for_nodes",
-    }
-)
+    ("compute_type", "groups_handed_over", "groups_saved", "learner_loaded", "placement", "recorded", "reward_resumed", "stopping",
+     "waiting_for_nodes")
+)  # fmt: skip
 """With a `message`, and yet no warning."""

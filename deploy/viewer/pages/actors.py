@@ -16,25 +16,16 @@ _MOST_BARS = 6000
 """On one page: of a longer stretch, phases are merged until there are so many."""
 _WINDOWS = (60, 300, 1800, 7200)
 """Seconds back from the run's end that the page offers, beside all of it."""
-_KINDS = {
-    "sampling": "sampling",
-    "assembling": "learning",
-    "scoring the reference": "learning",
-    "first look": "learning",
-    "learning": "learning",
-    "optimizing": "learning",
-    "judging": "judging",
-    "score": "judging",
-    "evaluation": "evaluation",
-    "loading weights": "loading",
-    "publishing": "loading",
-    "sending weights": "loading",
-    "saving": "saving",
-    "finish_saving": "saving",
-    "record": "saving",
-    "exporting": "saving",
+_COLORS = {
+    "sampling": ("sampling",),
+    "learning": ("assembling", "scoring the reference", "first look", "learning", "optimizing"),
+    "judging": ("judging", "score"),
+    "evaluation": ("evaluation",),
+    "loading": ("loading weights", "publishing", "sending weights"),
+    "saving": ("saving", "finish_saving", "record", "exporting"),
 }
-"""Phase to colour; a wait has its own, and all others are of a start."""
+_COLOR_OF = {phase: color for color, phases in _COLORS.items() for phase in phases}
+"""A wait has a colour of its own, and all other phases that of a start."""
 
 
 def actors(run: Run, request: Request) -> dict[str, Any]:
@@ -121,7 +112,7 @@ def _one(phases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _color(phase: str) -> str:
-    return "waiting" if phase in IDLE or phase.startswith(WAITING_FOR) else _KINDS.get(phase, "start")
+    return "waiting" if phase in IDLE or phase.startswith(WAITING_FOR) else _COLOR_OF.get(phase, "start")
 
 
 def _cut(spans: Sequence[Mapping[str, Any]], *, begin: float, end: float) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from cluster.record.ledger import Record
-from deploy.viewer.chain import Chain, check_files
+from deploy.viewer.chain import Chain, check_files, ticket_of
 from deploy.viewer.page import asked_whole_number, page
 from deploy.viewer.runs import Run
 
@@ -80,7 +80,7 @@ def answer(ticket: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> di
     """Which step a group trained, or why it trained none, in words."""
     if (step := chain.step_of(ticket)) is not None:
         return {"ticket": ticket, "step": step, "words": f"Group {ticket} trained step {step}."}
-    told = [event for event in events if event["kind"] in ("drop", "quarantine") and _is_of(event, ticket)]
+    told = [event for event in events if event["kind"] in ("drop", "quarantine") and ticket_of(event) == ticket]
     if told:
         words = f"Group {ticket} trained no step: it was dropped ({told[-1]['reason']})."
     elif not chain.records or ticket >= chain.records[-1].next_index:
@@ -88,11 +88,6 @@ def answer(ticket: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> di
     else:
         words = f"Group {ticket} trained no step: groups before and after it did. No event says why."
     return {"ticket": ticket, "step": None, "words": words}
-
-
-def _is_of(event: Mapping[str, Any], ticket: int) -> bool:
-    group_id = str(event.get("group_id"))
-    return group_id.isdecimal() and int(group_id) == ticket
 
 
 ROUTES = page("/run/{run}/ledger", ledger, template="ledger.html")

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from deploy.viewer import series
-from deploy.viewer.chain import Chain
+from deploy.viewer.chain import Chain, ticket_of
 from deploy.viewer.dots import axis_of, percent
 from deploy.viewer.page import page
 from deploy.viewer.runs import Run
@@ -66,17 +66,8 @@ def _examples(run: Run, step: int, scores: Mapping[str, Scores], names: Sequence
             ("highest", of.largest, of.values[-1]),
         ):
             text = " ".join(recorded.completions(ticket)[sample][: 4 * _MOST_CHARACTERS].split())[:_MOST_CHARACTERS]
-            told.append(
-                {
-                    "name": name,
-                    "end": end,
-                    "value": value,
-                    "step": step,
-                    "ticket": ticket,
-                    "sample": sample,
-                    "text": text,
-                }
-            )
+            place = {"step": step, "ticket": ticket, "sample": sample}
+            told.append({"name": name, "end": end, "value": value, **place, "text": text})
     return told
 
 
@@ -88,20 +79,12 @@ def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[in
         if event["kind"] != "reward_failure":
             continue
         for failure in event.get("failures", ()):
-            told = found.setdefault(
-                failure["kind"],
-                {
-                    "kind": failure["kind"],
-                    "count": 0,
-                    "num_groups": 0,
-                    "first": event["policy_version"] + 1,
-                    "messages": [],
-                    "examples": [],
-                },
-            )
+            step = event["policy_version"] + 1
+            new = {"kind": failure["kind"], "count": 0, "num_groups": 0, "first": step, "messages": [], "examples": []}
+            told = found.setdefault(failure["kind"], new)
             told["count"] += failure["count"]
             told["num_groups"] += 1
-            told["last"] = event["policy_version"] + 1
+            told["last"] = step
             if failure["message"] not in told["messages"] and len(told["messages"]) < _MOST_EXAMPLES:
                 told["messages"].append(failure["message"])
             if (example := _example(event, chain, recorded)) and len(told["examples"]) < _MOST_EXAMPLES:
@@ -110,9 +93,9 @@ def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[in
 
 
 def _example(event: Mapping[str, Any], chain: Chain, recorded: set[int]) -> dict[str, Any] | None:
-    group_id = str(event.get("group_id", ""))
-    step = chain.step_of(int(group_id)) if group_id.isdecimal() else None
-    return {"step": step, "ticket": int(group_id)} if step in recorded else None
+    ticket = ticket_of(event)
+    step = None if ticket is None else chain.step_of(ticket)
+    return {"step": step, "ticket": ticket} if step in recorded else None
 
 
 def _panels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """All runs at a glance, and several of them against each other: their curves, their settings, their passports."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from cluster.contracts.settings import flat
 from deploy.reports.passport import is_mathematical
-from deploy.viewer.page import render
+from deploy.viewer.page import render, run_of
 from deploy.viewer.runs import Run
 from deploy.viewer.series import compared, facts, spark, values
 
@@ -56,33 +56,19 @@ def _asked(request: Request) -> list[Run]:
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 1 <= len(names) <= _MOST:
         raise HTTPException(400, f"{len(names)} runs to compare; choose 2 to {_MOST} on the list of runs")
-    found = [request.app.state.runs.get(name) for name in names]
-    if None in found:
-        raise HTTPException(
-            404, f"there is no run {names[found.index(None)]!r} below the folders that this viewer was given"
-        )
-    return found
+    return [run_of(request, name) for name in names]
 
 
-def _show(request: Request) -> Response:
-    return render(request, "runs.html", run=None, here="runs", data=runs(request.app.state.runs.all()))
+def _routes(name: str, data: Callable[[Request], dict[str, Any]]) -> list[Route]:
+    """The page at the path of its name, and its JSON."""
 
+    def show(request: Request) -> Response:
+        return render(request, f"{name}.html", run=None, here=name, data=data(request))
 
-def _show_json(request: Request) -> Response:
-    return JSONResponse(runs(request.app.state.runs.all()))
-
-
-def _compare(request: Request) -> Response:
-    return render(request, "compare.html", run=None, here="compare", data=comparison(_asked(request)))
-
-
-def _compare_json(request: Request) -> Response:
-    return JSONResponse(comparison(_asked(request)))
+    return [Route(f"/{name}.json", lambda request: JSONResponse(data(request))), Route(f"/{name}", show)]
 
 
 ROUTES = [
-    Route("/runs.json", _show_json),
-    Route("/runs", _show),
-    Route("/compare.json", _compare_json),
-    Route("/compare", _compare),
+    *_routes("runs", lambda request: runs(request.app.state.runs.all())),
+    *_routes("compare", lambda request: comparison(_asked(request))),
 ]

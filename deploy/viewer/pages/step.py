@@ -11,13 +11,13 @@ from starlette.requests import Request
 
 from cluster.contracts.errors import DataError, StorageError
 from deploy.viewer import fleet
-from deploy.viewer.chain import Chain
+from deploy.viewer.chain import Chain, ticket_of
 from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread, percent
 from deploy.viewer.episodes import EpisodeFacts
 from deploy.viewer.page import asked_whole_number, page
 from deploy.viewer.pages.group import common_beginning
 from deploy.viewer.runs import Run
-from deploy.viewer.steps import Group, RecordedStep, Trajectory, neighbours, open_step, recorded_steps
+from deploy.viewer.steps import Group, RecordedStep, Trajectory, asked, neighbours, open_step, recorded_steps
 
 PER_PAGE = 50
 """Groups of a step, or steps of a run."""
@@ -221,12 +221,8 @@ def episodes(told: Sequence[EpisodeFacts]) -> dict[str, Any] | None:
 
 
 def said(text: str, columns: Mapping[str, Any]) -> str:
-    """The prompt in a line: the last message of the user where it was a conversation, and else the text. Its first characters."""
-    messages = columns.get("messages")
-    if isinstance(messages, list):
-        users = [each.get("content") for each in messages if isinstance(each, dict) and each.get("role") == "user"]
-        text = next((content for content in reversed(users) if isinstance(content, str)), text)
-    return " ".join(text[:_MOST_CHARACTERS].split())
+    """What a prompt asks, in a line: its first characters."""
+    return " ".join(asked(text, columns)[:_MOST_CHARACTERS].split())
 
 
 def _most_stale(told: Sequence[Trajectory]) -> int | None:
@@ -282,9 +278,8 @@ def dropped(number: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> d
     missing = set(range(before.next_index if before else 0, record.next_index)) - set(record.groups)
     reasons: dict[int, str] = {}
     for event in events if missing else ():
-        group_id = str(event.get("group_id", ""))
-        if event["kind"] in ("drop", "quarantine") and group_id.isdecimal() and int(group_id) in missing:
-            reasons[int(group_id)] = " ".join(str(event["reason"]).split())[:300]
+        if event["kind"] in ("drop", "quarantine") and (ticket := ticket_of(event)) in missing:
+            reasons[ticket] = " ".join(str(event["reason"]).split())[:300]
     tickets = [{"ticket": ticket, "reason": reasons.get(ticket, "no event says why")} for ticket in sorted(missing)]
     counts = Counter(each["reason"] for each in tickets)
     return {"num": len(tickets), "reasons": counts.most_common(_MOST_TOLD), "tickets": tickets[:_MOST_TOLD]}

@@ -10,25 +10,34 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 
+_GRPO: dict[str, Any] = {
+    "advantage": {"name": "grpo", "epsilon": 1e-6},
+    "policy_loss": {"name": "ppo_clip"},
+    "aggregation": "sequence_mean",
+}
+"""GRPO without its KL, on which many others stand."""
+_PPO: dict[str, Any] = {
+    "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
+    "advantage_shaping": ["whiten"],
+    "policy_loss": {"name": "ppo_clip"},
+    "aggregation": "token_mean",
+    "kl": {"reward": {"coefficient": 0.05, "estimator": "k1"}},
+    "value": {"loss": {"name": "value_clip", "clip_range": 0.2}, "coefficient": 0.1},
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
-    "grpo": {
-        "advantage": {"name": "grpo", "epsilon": 1e-6},
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "sequence_mean",
-        "kl": {"loss": {"coefficient": 0.04, "estimator": "k3"}},
-    },
+    "grpo": {**_GRPO, "kl": {"loss": {"coefficient": 0.04, "estimator": "k3"}}},
     "dr_grpo": {"advantage": "dr_grpo", "policy_loss": {"name": "ppo_clip"}, "aggregation": "sequence_sum_over_length"},
     "dapo": {
-        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        **_GRPO,
         "policy_loss": {"name": "ppo_clip", "epsilon_low": 0.2, "epsilon_high": 0.28},
         "aggregation": "token_mean",
         "filters": ["zero_variance", "overlong_mask"],
     },
     "lite_ppo": {"advantage": "group_mean_batch_std", "policy_loss": {"name": "ppo_clip"}, "aggregation": "token_mean"},
     "gspo": {
-        "advantage": {"name": "grpo", "epsilon": 1e-6},
+        **_GRPO,
         "policy_loss": {"name": "gspo", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
-        "aggregation": "sequence_mean",
         # The bounds are tighter than an engine's rounding: against its log-probs they would clip noise.
         "proximal": "recompute",
     },
@@ -56,74 +65,42 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregation": "token_mean",
         "kl": {"loss": {"coefficient": 0.01, "estimator": "k2"}},
     },
-    "ppo": {
-        "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
-        "advantage_shaping": ["whiten"],
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "token_mean",
-        "kl": {"reward": {"coefficient": 0.05, "estimator": "k1"}},
-        "value": {"loss": {"name": "value_clip", "clip_range": 0.2}, "coefficient": 0.1},
-    },
+    "ppo": _PPO,
     "cpgd": {
         "advantage": {"name": "cpgd", "center": "mean"},
         "policy_loss": {"name": "cpgd"},
         "aggregation": "token_mean",
         "kl": {"rollout": {"coefficient": 0.01, "estimator": "drift"}},
     },
-    "sapo": {
-        "advantage": {"name": "grpo", "epsilon": 1e-6},
-        "policy_loss": {"name": "sapo"},
-        "aggregation": "sequence_mean",
-    },
-    "gmpo": {
-        "advantage": {"name": "grpo", "epsilon": 1e-6},
-        "policy_loss": {"name": "gmpo"},
-        "aggregation": "sequence_mean",
-    },
-    "decoupled_ppo": {
-        "advantage": {"name": "grpo", "epsilon": 1e-6},
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "token_mean",
-        "corrections": ["decoupled"],
-        "proximal": "recompute",
-    },
-    "grpo_ewma": {
-        "advantage": {"name": "grpo", "epsilon": 1e-6},
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "token_mean",
-        "corrections": ["decoupled"],
-        "proximal": "ewma",
-    },
+    "sapo": {**_GRPO, "policy_loss": {"name": "sapo"}},
+    "gmpo": {**_GRPO, "policy_loss": {"name": "gmpo"}},
+    "decoupled_ppo": {**_GRPO, "aggregation": "token_mean", "corrections": ["decoupled"], "proximal": "recompute"},
+    "grpo_ewma": {**_GRPO, "aggregation": "token_mean", "corrections": ["decoupled"], "proximal": "ewma"},
     "tapeagents_grpo": {
+        **_GRPO,
         "advantage": {"name": "grpo", "epsilon": 1e-4},
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "sequence_mean",
         "kl": {"loss": {"coefficient": 0.1, "estimator": "k3", "log_ratio_clamp": 10.0}},
     },
     "tapeagents_0_1_0_grpo": {
+        **_GRPO,
         "advantage": {"name": "grpo", "epsilon": 1e-4},
-        "policy_loss": {"name": "ppo_clip"},
         "aggregation": "token_mean",
         "kl": {"loss": {"coefficient": 0.1, "estimator": "k3"}},
     },
     "torchrl_grpo": {
+        **_GRPO,
         "advantage": {"name": "grpo", "epsilon": 1e-6, "epsilon_mode": "clamp"},
-        "policy_loss": {"name": "ppo_clip"},
         "aggregation": "token_mean",
         "entropy_coefficient": 0.01,
     },
     "lightrft_group_norm": {
+        **_GRPO,
         "advantage": {"name": "grpo", "epsilon": 1e-8},
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "sequence_mean",
         "kl": {"loss": {"coefficient": 0.001, "estimator": "k3"}},
     },
-    "trl_grpo": {
-        "advantage": {"name": "grpo", "epsilon": 1e-4},
-        "policy_loss": {"name": "ppo_clip"},
-        "aggregation": "sequence_mean",
-    },
+    "trl_grpo": {**_GRPO, "advantage": {"name": "grpo", "epsilon": 1e-4}},
     "verl_grpo": {
+        **_GRPO,
         "advantage": {"name": "grpo", "epsilon": 1e-6, "singleton": "raw"},
         "policy_loss": {"name": "ppo_clip", "dual_clip": 3.0, "log_ratio_clamp": 20.0},
         "aggregation": "token_mean",
@@ -140,12 +117,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "distillation": {"coefficient": 1.0, "top_k": 64, "direction": "reverse"},
     },
     "torchtune_ppo": {
-        "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
+        **_PPO,
         "advantage_shaping": [{"name": "whiten", "center": False}],
         "policy_loss": {"name": "ppo_clip", "epsilon_low": 0.1, "epsilon_high": 0.1},
-        "aggregation": "token_mean",
         "kl": {"reward": {"coefficient": 0.01, "estimator": "k1"}},
-        "value": {"loss": {"name": "value_clip", "clip_range": 0.2}, "coefficient": 0.1},
     },
 }
 """Each is an algorithm section; fields that it leaves out have AlgorithmConfig's defaults."""

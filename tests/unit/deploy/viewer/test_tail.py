@@ -50,14 +50,13 @@ def test_of_two_lines_with_one_key_the_later_counts(tmp_path):
 
 
 def test_of_an_object_store_only_what_is_new_is_read(monkeypatch):
-    monkeypatch.setattr("deploy.viewer.tail._STORE_S", 0.0)
     asked: list[str] = []
     read = RunDirectory.read_file
     monkeypatch.setattr(RunDirectory, "read_file", lambda self, name: asked.append(name) or read(self, name))
     with s3("tails"):
         writer = RunDirectory("s3://tails/run")
         writer.write_file("metrics.jsonl", b'{"a": 0}\n')  # copied from a local run
-        tail = Tail(RunDirectory("s3://tails/run"), "metrics.jsonl")
+        tail = Tail(RunDirectory("s3://tails/run"), "metrics.jsonl", store_every_s=0.0)
         for number in (1, 2):
             writer.append_json("metrics.jsonl", {"a": number})
             writer.flush_lines()
@@ -75,13 +74,22 @@ def test_of_an_object_store_only_what_is_new_is_read(monkeypatch):
         assert tail.generation == 1
 
 
+def test_new_records_are_those_since_the_last_call_and_all_of_a_file_that_was_written_anew(tmp_path):
+    tail = _tail(tmp_path)
+    append(tmp_path / "metrics.jsonl", [{"a": 1}, {"a": 2}])
+    assert tail.new_records() == [{"a": 1}, {"a": 2}] and tail.new_records() == []
+    append(tmp_path / "metrics.jsonl", [{"a": 3}])
+    assert tail.new_records() == [{"a": 3}]
+    (tmp_path / "metrics.jsonl").write_text('{"a": 4}\n')
+    assert tail.new_records() == [{"a": 4}]
+
+
 def test_a_segment_that_was_merged_while_it_was_read_waits_for_the_next_look(monkeypatch):
-    monkeypatch.setattr("deploy.viewer.tail._STORE_S", 0.0)
     with s3("merged"):
         writer = RunDirectory("s3://merged/run")
         writer.append_json("metrics.jsonl", {"a": 1})
         writer.flush_lines()
-        tail = Tail(RunDirectory("s3://merged/run"), "metrics.jsonl")
+        tail = Tail(RunDirectory("s3://merged/run"), "metrics.jsonl", store_every_s=0.0)
         assert tail.records() == [{"a": 1}]
         listed = RunDirectory.versions
         gone = {"000001.jsonl": "1", "000002.jsonl": "2"}

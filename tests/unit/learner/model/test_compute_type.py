@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.model import compute_type
+from learner import processor
 from learner.model.compute_type import is_bfloat16_fast_on_cpu, is_bfloat16_fast_on_gpus, multiplies_in_float32
 
 X86 = {"architecture": "x86_64"}
@@ -12,7 +12,7 @@ X86 = {"architecture": "x86_64"}
 @pytest.fixture(autouse=True)
 def _asks_anew():
     yield
-    compute_type._vendor.cache_clear()
+    processor.cpu_facts.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -29,16 +29,16 @@ def test_a_processor_is_fast_with_amx_or_as_amds_and_other_x86_multiply_in_float
     monkeypatch, tmp_path, vendor, flags, is_fast, in_float32
 ):
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n" if vendor else "processor\t: 0\n")
-    monkeypatch.setattr(compute_type, "_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor, "_FACTS", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
-    compute_type._vendor.cache_clear()
+    processor.cpu_facts.cache_clear()
     assert (is_bfloat16_fast_on_cpu(), multiplies_in_float32()) == (is_fast, in_float32)
 
 
 def test_a_system_that_tells_no_vendor_is_no_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(compute_type, "_FACTS", tmp_path / "none")
-    compute_type._vendor.cache_clear()
-    assert compute_type._vendor() == ""
+    monkeypatch.setattr(processor, "_FACTS", tmp_path / "none")
+    processor.cpu_facts.cache_clear()
+    assert processor.cpu_facts() == (frozenset(), "")
 
 
 def test_torch_tells_of_this_processor():
