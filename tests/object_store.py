@@ -1,6 +1,5 @@
 """Real servers of object stores for tests, each behind a proxy that makes faults."""
 
-import atexit
 import base64
 import contextlib
 import functools
@@ -50,16 +49,21 @@ def s3(*buckets: str) -> Iterator[Proxy]:
         proxy.close()
 
 
+_MOTO = """
+import ctypes, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with the thread that started it: pytest's processes may end without a word to atexit
+from moto.server import main
+main(["-H", "127.0.0.1", "-p", sys.argv[1]])
+"""
+
+
 @functools.cache
 def _moto_port() -> int:
     """Of a server in a process of its own, which ends with ours: its modules in pytest's process would break vLLM's look through them."""
     (port,) = free_ports(1)
     server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", _MOTO, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    atexit.register(server.kill)
     while server.poll() is None:
         with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=30):
             return port
