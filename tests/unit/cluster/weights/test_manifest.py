@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,11 @@ CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), starting_logprobs=(-
 
 def packed(tensors: dict[str, torch.Tensor], *, bucket_bytes: int = 1024, policy_version: int = 7):
     return pack(tensors.items(), policy_version=policy_version, bucket_bytes=bucket_bytes, canary=CANARY)
+
+
+def parts(tensors: dict[str, torch.Tensor]) -> list[Any]:
+    """Buckets of 64 bytes as a learner hands them out, and the manifest."""
+    return list(packing(tensors.items(), policy_version=7, bucket_bytes=64, canary=lambda: CANARY))
 
 
 def test_what_is_packed_is_unpacked():
@@ -45,7 +52,7 @@ def test_buckets_keep_to_their_size_except_for_a_larger_tensor():
 
 def test_a_tensor_that_fills_a_bucket_is_not_copied_unless_its_bucket_is_kept():
     tensors = {"a": torch.zeros(8), "large": torch.ones(16), "empty": torch.zeros(0), "b": torch.zeros(8)}
-    first, large, last, manifest = packing(tensors.items(), policy_version=1, bucket_bytes=64, canary=lambda: CANARY)
+    first, large, last, manifest = parts(tensors)
     assert [bucket.flags.writeable for bucket in (first, large, last)] == [True, False, True]
     stays = owned(large)
     verify(manifest, [first, large, last])
@@ -57,7 +64,7 @@ def test_a_tensor_that_fills_a_bucket_is_not_copied_unless_its_bucket_is_kept():
 
 def test_a_large_tensor_that_does_not_lie_in_one_piece_is_copied():
     transposed = torch.arange(32.0).reshape(4, 8).T
-    bucket, manifest = packing([("a", transposed)], policy_version=1, bucket_bytes=64, canary=lambda: CANARY)
+    bucket, manifest = parts({"a": transposed})
     assert bucket.flags.writeable
     assert torch.equal(dict(unpack(manifest, [bucket]))["a"], transposed)
 
