@@ -232,7 +232,8 @@ class Learner:
         """On rank 0 the buckets of the current weights, one after the other, and their manifest last; nothing on the others.
 
         With `weights.deltas` the buckets' changes stand before the manifest, if it has a delta: as many arrays as there are buckets.
-        All ranks must iterate: whole tensors are gathered one at a time, and a bucket is not kept once the next is asked for.
+        All ranks must iterate: whole tensors are gathered one at a time, and a bucket is not kept once the next is asked for. A read-only
+        bucket lives in the weights' own memory.
         """
         self._return()
         self._phases.enter("publishing", step=self.version)

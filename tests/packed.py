@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from cluster.weights.manifest import Adapter, Canary, WeightManifest, packing
+from cluster.weights.manifest import Adapter, Canary, WeightManifest, owned, packing
 
 
 def pack(
@@ -21,4 +21,4 @@ def pack(
     *buckets, manifest = packing(
         named_tensors, policy_version=policy_version, bucket_bytes=bucket_bytes, canary=lambda: canary, adapter=adapter
     )
-    return cast(WeightManifest, manifest), cast(list[np.ndarray], buckets)
+    return cast(WeightManifest, manifest), [owned(bucket) for bucket in cast(list[np.ndarray], buckets)]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cluster.contracts.errors import WeightsError
-from cluster.weights.manifest import Delta, TensorEntry, WeightManifest, verify, verify_bucket, verify_table
+from cluster.weights.manifest import Delta, TensorEntry, WeightManifest, owned, verify, verify_bucket, verify_table
 
 _LARGEST_SHARE = 0.5
 """Of the whole weights' bytes, that a delta may take: a larger one saves too little for the memory that it takes beside them."""
@@ -48,10 +48,10 @@ class PublishedCopy:
                     self._manifest, self._buckets = part, buckets
                     yield part.model_copy(update={"delta": delta})
                     return
+                buckets.append(owned(part))
                 if comparison:
-                    comparison.add(part, threads)
-                buckets.append(part)
-                yield part
+                    comparison.add(buckets[-1], threads)
+                yield buckets[-1]
 
 
 class _Comparison:

@@ -110,6 +110,9 @@ def packing(
     packed. Memory is bounded by three buckets if the caller lets each go before it asks for the next. Tensors come from any device;
     those that share their memory (tied embeddings) travel once, under the first name. One may hand in a generator that gathers shards
     as it goes: a tensor is not needed any more once the next is asked for. Raises WeightsError when nothing comes.
+
+    A tensor in host memory that fills a bucket is not copied: that bucket is read-only and lives in the tensor's memory, which may change
+    once the manifest has come. `owned` gives one that stays.
     """
     hashing: list[Future[str]] = []
     entries: list[TensorEntry] = []
@@ -127,7 +130,8 @@ def packing(
                 if len(hashing) >= _MOST_UNHASHED:
                     hashing[-_MOST_UNHASHED].result()
                 bucket = _Bucket(max(bucket_bytes, tensor.nbytes))
-            entries.append(bucket.add(name, tensor, number=len(hashing)))
+            add = bucket.borrow if _fills_a_bucket(tensor, bucket_bytes) else bucket.add
+            entries.append(add(name, tensor, number=len(hashing)))
         if not entries:
             raise WeightsError(f"policy version {policy_version}: no tensors to publish")
         hashing.append(hashers.submit(_digest, bucket.content))
@@ -143,6 +147,11 @@ def packing(
         canary=probed,
         adapter=adapter,
     )
+
+
+def owned(bucket: np.ndarray) -> np.ndarray:
+    """The bucket, or a copy of one that lives in a tensor's memory."""
+    return bucket if bucket.flags.writeable else bucket.copy()
 
 
 class _Bucket:
@@ -166,14 +175,36 @@ class _Bucket:
 
     def add(self, name: str, tensor: torch.Tensor, *, number: int) -> TensorEntry:
         """Where it lies now, in bucket `number`."""
-        offset, size, dtype = self._next_offset, tensor.nbytes, str(tensor.dtype).removeprefix("torch.")
-        place = torch.from_numpy(self._buffer[offset : offset + size])
-        place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        self._buffer[self._used : offset] = 0  # padding counts in the digest
+        offset, size = self._next_offset, tensor.nbytes
+        if self._buffer.flags.writeable:  # a borrowed one has room for an empty tensor alone
+            place = torch.from_numpy(self._buffer[offset : offset + size])
+            place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+            self._buffer[self._used : offset] = 0  # padding counts in the digest
         self._used = offset + size
-        return TensorEntry(
-            name=name, shape=tuple(tensor.shape), dtype=dtype, bucket=number, offset_bytes=offset, size_bytes=size
-        )
+        return _entry(name, tensor, number=number, offset=offset)
+
+    def borrow(self, name: str, tensor: torch.Tensor, *, number: int) -> TensorEntry:
+        """As `add`, into an empty bucket, which becomes the tensor's own memory."""
+        assert not self._used, "a tensor that fills a bucket comes into a new one"
+        self._buffer = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+        self._buffer.flags.writeable = False
+        self._used = tensor.nbytes
+        return _entry(name, tensor, number=number, offset=0)
+
+
+def _fills_a_bucket(tensor: torch.Tensor, bucket_bytes: int) -> bool:
+    return tensor.nbytes >= bucket_bytes and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _entry(name: str, tensor: torch.Tensor, *, number: int, offset: int) -> TensorEntry:
+    return TensorEntry(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        bucket=number,
+        offset_bytes=offset,
+        size_bytes=tensor.nbytes,
+    )
 
 
 def bucket_sizes(manifest: WeightManifest) -> list[int]:

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from cluster.contracts.errors import BroadcastError, LostError
 from cluster.contracts.sockets import bound
 from cluster.contracts.types import RankGroup
-from cluster.weights.manifest import WeightManifest, bucket_sizes, unpack_bucket, verify_bucket
+from cluster.weights.manifest import WeightManifest, bucket_sizes, owned, unpack_bucket, verify_bucket
 
 _CONNECT_S = 60.0
 """To reach a store that listens already, and for each of its answers."""
@@ -141,7 +141,7 @@ class Sender:
     def keep(self, parts: Iterable[np.ndarray | WeightManifest]) -> WeightManifest:
         """Takes the buckets and the manifest that `packing` yields, in place of what it kept."""
         self._kept = ()  # two versions at a time would take twice the memory
-        *buckets, manifest = parts
+        *buckets, manifest = (owned(part) if isinstance(part, np.ndarray) else part for part in parts)
         assert isinstance(manifest, WeightManifest)
         self._kept = tuple(bucket for bucket in buckets if isinstance(bucket, np.ndarray))
         return manifest

@@ -11,7 +11,7 @@ from cluster.contracts.errors import DeadlineError, TreadwheelError, WeightsErro
 from cluster.contracts.plugins import TRANSPORTS, Plugin, names, resolve
 from cluster.contracts.protocols import Transport
 from cluster.contracts.types import Attestation, BroadcastStats, Packed, RankGroup
-from cluster.weights.manifest import Canary, WeightManifest, packing, unpack, verify
+from cluster.weights.manifest import Canary, WeightManifest, owned, packing, unpack, verify
 from cluster.weights.process_group import Incoming, Receiver, Sender
 from tests.fakes import attestation
 
@@ -47,7 +47,7 @@ class Learner:
 
     async def publish(self) -> list[asyncio.Future[Any]]:
         *buckets, manifest = self.packing()
-        return [_object_ref(value) for value in (*buckets, manifest.model_dump())]
+        return [_object_ref(value) for value in (*map(owned, buckets), manifest.model_dump())]
 
     async def pack(self) -> list[asyncio.Future[Any]]:
         manifest = self._sender.keep(self.packing())

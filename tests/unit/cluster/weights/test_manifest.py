@@ -1,9 +1,11 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from cluster.contracts.errors import WeightsError
-from cluster.weights.manifest import Canary, WeightManifest, packing, unpack, verify
+from cluster.weights.manifest import Canary, WeightManifest, owned, packing, unpack, verify
 from tests.packed import pack
 
 CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), starting_logprobs=(-1.0, -2.0))
@@ -11,6 +13,11 @@ CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), starting_logprobs=(-
 
 def packed(tensors: dict[str, torch.Tensor], *, bucket_bytes: int = 1024, policy_version: int = 7):
     return pack(tensors.items(), policy_version=policy_version, bucket_bytes=bucket_bytes, canary=CANARY)
+
+
+def parts(tensors: dict[str, torch.Tensor]) -> list[Any]:
+    """Buckets of 64 bytes as a learner hands them out, and the manifest."""
+    return list(packing(tensors.items(), policy_version=7, bucket_bytes=64, canary=lambda: CANARY))
 
 
 def test_what_is_packed_is_unpacked():
@@ -41,6 +48,25 @@ def test_buckets_keep_to_their_size_except_for_a_larger_tensor():
     manifest, buckets = packed({"a": torch.zeros(16), "b": torch.zeros(16), "c": torch.zeros(64)}, bucket_bytes=128)
     assert [bucket.nbytes for bucket in buckets] == [128, 256]
     assert [(entry.bucket, entry.offset_bytes) for entry in manifest.tensors] == [(0, 0), (0, 64), (1, 0)]
+
+
+def test_a_tensor_that_fills_a_bucket_is_not_copied_unless_its_bucket_is_kept():
+    tensors = {"a": torch.zeros(8), "large": torch.ones(16), "empty": torch.zeros(0), "b": torch.zeros(8)}
+    first, large, last, manifest = parts(tensors)
+    assert [bucket.flags.writeable for bucket in (first, large, last)] == [True, False, True]
+    stays = owned(large)
+    verify(manifest, [first, large, last])
+    tensors["large"].fill_(2.0)  # as the next step does
+    assert large.view(np.float32)[0] == 2.0
+    verify(manifest, [first, stays, last])
+    assert owned(first) is first
+
+
+def test_a_large_tensor_that_does_not_lie_in_one_piece_is_copied():
+    transposed = torch.arange(32.0).reshape(4, 8).T
+    bucket, manifest = parts({"a": transposed})
+    assert bucket.flags.writeable
+    assert torch.equal(dict(unpack(manifest, [bucket]))["a"], transposed)
 
 
 def test_the_canary_is_computed_when_the_last_bucket_has_left():
