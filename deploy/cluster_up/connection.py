@@ -96,7 +96,8 @@ def start_own() -> None:
     _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
 
 
-def end() -> None:
+def end_own() -> None:
+    """Nothing, where it has ended."""
     ray.shutdown()
 
 
