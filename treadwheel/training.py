@@ -47,7 +47,7 @@ def train(
 
     The script that calls it is imported by actors that need a function of it: put the call below `if __name__ == "__main__":`.
 
-    Raises ConfigError with everything that is wrong with the configuration, before anything starts; our other errors for a run that
+    Raises ConfigError with everything that is wrong with the configuration, before any actor starts; our other errors for a run that
     fails; KeyboardInterrupt for Ctrl-C, which saves first; and what a callback raised, which stops the run, too. The same call goes on
     from what was saved.
     """

@@ -95,7 +95,8 @@ def start_own() -> None:
     _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
 
 
-def end() -> None:
+def end_own() -> None:
+    """Nothing, where it has ended."""
     ray.shutdown()
 
 
@@ -207,13 +208,13 @@ def _environment_of_own_cluster() -> Iterator[None]:
 @contextlib.contextmanager
 def _few_processes() -> Iterator[None]:
     """And a small agent of the node, as where Ray is installed without its dashboard: nobody asks an own cluster's for anything."""
-    node, utils = ray._private.node, ray._private.utils
-    usual = node.Node, utils.get_dashboard_dependency_error
-    node.Node, utils.get_dashboard_dependency_error = _Node, lambda: ImportError("left out")
+    node, error = ray._private.node.Node, ray._private.utils.get_dashboard_dependency_error
+    ray._private.node.Node = _Node
+    ray._private.utils.get_dashboard_dependency_error = lambda: ImportError("left out")
     try:
         yield
     finally:
-        node.Node, utils.get_dashboard_dependency_error = usual
+        ray._private.node.Node, ray._private.utils.get_dashboard_dependency_error = node, error
 
 
 def _read_environment_again() -> None:

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from cluster.contracts.errors import ConfigError, LostError, PreemptedError
 from cluster.record.run_directory import EVENTS, RunDirectory
 from deploy import evaluation, launch, preflight
-from deploy.cli import app
+from deploy.cli import app, running
+from deploy.cluster_up.ahead import RayAhead
 from deploy.config.loading import load, resolved_yaml
 from deploy.reports.run_info import print_summary
 from deploy.reports.summary import summarize
@@ -39,7 +40,7 @@ def test_a_second_run_on_a_busy_directory_is_refused_before_anything_heavy_is_im
 
 
 def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command_before_the_run(tmp_path, monkeypatch):
-    def check(config, *, address):
+    def check(config, *, address, looks_good):
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -51,12 +52,27 @@ def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_why_a_run_is_refused_is_said_before_its_ray_is_ended(tmp_path, monkeypatch):
+    class Ahead(RayAhead):
+        def start(self):
+            self._at_the_end.callback(lambda: print("Ray has ended", file=sys.stderr))
+
+    def check(config, *, address, looks_good):
+        looks_good()
+        raise ConfigError("the judge does not import")
+
+    monkeypatch.setattr(preflight, "check", check)
+    monkeypatch.setattr(running, "RayAhead", Ahead)
+    refused = CliRunner().invoke(app, ["train", QUICKSTART, f"run_dir={tmp_path}"])
+    assert refused.stderr == "treadwheel: the judge does not import\nRay has ended\n"
+
+
 @pytest.mark.parametrize(("error", "code"), [(PreemptedError, 75), (ConfigError, 2), (LostError, 1)])
 def test_the_exit_code_says_whether_the_same_command_may_go_on(error, code, tmp_path, monkeypatch):
-    def train(config, *, address):
+    def train(config, *, address, ahead):
         raise error("its node goes away")
 
-    monkeypatch.setattr(preflight, "check", lambda config, *, address: None)
+    monkeypatch.setattr(preflight, "check", lambda config, **_: None)
     monkeypatch.setattr(launch, "train", train)
     ended = CliRunner().invoke(app, ["train", QUICKSTART, f"run_dir={tmp_path}"])
     assert ended.exit_code == code and "treadwheel: its node goes away" in ended.output
@@ -64,7 +80,7 @@ def test_the_exit_code_says_whether_the_same_command_may_go_on(error, code, tmp_
 
 def test_the_option_of_a_wait_is_the_setting_in_seconds(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(preflight, "check", lambda config, *, address: seen.append(config.elastic.wait_for_nodes_s))
+    monkeypatch.setattr(preflight, "check", lambda config, **_: seen.append(config.elastic.wait_for_nodes_s))
     monkeypatch.setattr(launch, "train", lambda *_, **__: None)
     monkeypatch.setattr("deploy.cli.running.show", lambda *_: None)
     command = ["train", QUICKSTART, f"run_dir={tmp_path}", "--wait-for-nodes"]
