@@ -163,7 +163,7 @@ def test_a_store_that_is_away_when_it_is_first_asked_is_waited_for_but_by_a_comm
         lambda run_dir: run_dir.claim(""),
         lambda run_dir: run_dir.refuse_if_busy(),
     ):
-        with pytest.raises(StorageError, match=r"^s3://bucket/away: the store does not answer"):
-            command(RunDirectory("s3://bucket/away"))
+        with pytest.raises(StorageError, match=r"^s3://bucket/first: the store does not answer"):
+            command(RunDirectory("s3://bucket/first"))
     assert next(requests) < 60, "commands leave the store away"
-    assert Storage("s3://bucket/away").names() == []
+    assert Storage("s3://bucket/first").names() == []
