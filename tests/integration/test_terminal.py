@@ -112,9 +112,8 @@ def test_dumb_terminals_get_lines_and_no_color_means_none(tmp_path, env):
 def test_a_run_in_a_terminal_is_a_table_until_ctrl_c_and_another_process_can_watch_it(run_dir):
     with Terminal(TREADWHEEL, *train(run_dir, "num_steps=2000"), env=_SECRETS) as terminal:
         terminal.wait_for(lambda screen: re.search(r"step ([3-9]|\d\d+) of 2000", screen))
-        # Each stage of the start may have been on the screen for less than a second.
-        told = [b"checks settings, model, prompts, judge and machine", b"Ray starts on this machine"]
-        assert [words for words in told if words in terminal.raw] == told
+        # Later stages may have been on the screen for too short a time: Ray is often up when the checks are over.
+        assert b"checks settings, model, prompts, judge and machine" in terminal.raw
         with Terminal(TREADWHEEL, "info", str(run_dir), "--watch", columns=60, lines=34) as watching:
             watching.wait_for(lambda screen: "1 of 1 serve" in screen and "left" in screen)
             told = ("left", "reward", "KL", "entropy", "sampling", "staleness  0 of at most 0 steps", "1 of 1 serve")
