@@ -8,7 +8,6 @@ moves the groups behind it forward.
 """
 
 import asyncio
-import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,7 +81,11 @@ class Buffer:
         self._max_dropped_steps = max_dropped_steps
         self._dropped_in_a_row: Counter[str] = Counter()
         self._listeners: list[Callable[[], None]] = []
-        self._changed = asyncio.Event()
+        self._num_wanted: int | None = None
+        """By the present `take`."""
+        self._moved_at = 0.0
+        """When a group started, finished or was dropped last during the present `take`."""
+        self._news = asyncio.Event()
 
     @property
     def version(self) -> int:
@@ -200,18 +203,22 @@ class Buffer:
         call. Raises DeadlineError when no group starts, finishes or is dropped for `stall_s`, and `goes_on` says that the wait is over
         then; None waits for ever.
         """
-        began = _now()
+        began = self._moved_at = _now()
         self._stragglers.begin_wait()
         self._awaited = None
-        while not self._is_ready(count):
-            is_blocked = len(self._finished_at) >= count
-            patience_s = self._stragglers.patience_s(is_blocked=is_blocked, now=_now())
-            if patience_s is None:
-                await self._change(count, stall_s, goes_on)
-            elif patience_s > 0:
-                await self._change_within(patience_s)
-            else:
-                self._drop_stragglers(blocking(self._live, count))
+        self._num_wanted = count
+        try:
+            while not self._is_ready(count):
+                is_blocked = len(self._finished_at) >= count
+                patience_s = self._stragglers.patience_s(is_blocked=is_blocked, now=_now())
+                if patience_s is None:
+                    await self._change(count, stall_s, goes_on)
+                elif patience_s > 0:
+                    await self._news_within(patience_s)
+                else:
+                    self._drop_stragglers(blocking(self._live, count))
+        finally:
+            self._num_wanted = None
         self._counters.learner_wait_s = _now() - began
         return self._take_first(count)
 
@@ -304,29 +311,39 @@ class Buffer:
         return ready
 
     def _notify(self) -> None:
-        self._changed.set()
+        if self._num_wanted is not None:
+            self._moved_at = _now()
+            if self._is_news(self._num_wanted):
+                self._news.set()
         for listener in self._listeners:
             listener()
 
-    async def _change_within(self, seconds: float) -> None:
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
+    def _is_news(self, count: int) -> bool:
+        """Whether a `take` of so many has something to do. It sleeps through all other changes: they are several for every group."""
+        is_blocked = len(self._finished_at) >= count
+        return is_blocked and (self._is_ready(count) or self._stragglers.would_begin_to_wait)
+
+    async def _news_within(self, seconds: float | None) -> bool:
+        self._news.clear()
+        try:
             async with asyncio.timeout(seconds):
-                await self._changed.wait()
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _change(self, count: int, stall_s: float | None, goes_on: Callable[[], bool]) -> None:
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(stall_s):
-                await self._changed.wait()
-        except TimeoutError:
-            if goes_on():
-                return
-            under_way = [index for index, group in self._live.items() if group is None]
-            raise DeadlineError(
-                f"the learner waits for {count} groups at policy version {self._version} and has {self._num_ready(count)}; nothing moved "
-                f"for {stall_s:g} s; under way: groups {under_way[:8]}{' ...' if under_way[8:] else ''}"
-            ) from None
+        left_s = None if stall_s is None else self._moved_at + stall_s - _now()
+        if await self._news_within(left_s) or stall_s is None or _now() < self._moved_at + stall_s:
+            return
+        if goes_on():
+            self._moved_at = _now()
+            return
+        under_way = [index for index, group in self._live.items() if group is None]
+        raise DeadlineError(
+            f"the learner waits for {count} groups at policy version {self._version} and has {self._num_ready(count)}; nothing moved "
+            f"for {stall_s:g} s; under way: groups {under_way[:8]}{' ...' if under_way[8:] else ''}"
+        )
 
 
 def _now() -> float:

@@ -90,18 +90,20 @@ class Dispatcher:
         deterministic run makes no pause: what is sampled together must not depend on how long a dealing took.
         """
         now = asyncio.get_running_loop().time
+        next_at = 0.0
         while True:
             await self._wake.wait()
-            self._wake.clear()
+            if (pause_s := next_at - now()) > 0:
+                await asyncio.sleep(pause_s)
             began = now()
             self._drop_guilty()
             lanes = self._serving_lanes()
-            self._start_groups(lanes)
-            for lane, jobs in self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching):
-                self._start(lane, jobs)
+            while self._deal(lanes):  # what was queued may leave places for new groups
+                pass
             self._note_sampling()
+            self._wake.clear()  # it was set by the dealing itself too, which leaves nothing that could start now
             if not self._is_deterministic:
-                await asyncio.sleep(min((now() - began) * _PAUSE, _LONGEST_PAUSE_S))
+                next_at = now() + min((now() - began) * _PAUSE, _LONGEST_PAUSE_S)
 
     @contextlib.asynccontextmanager
     async def generating(self, training: Training) -> AsyncIterator[None]:
@@ -183,8 +185,11 @@ class Dispatcher:
             self._fetch(indices, self._training)
 
     def _fetch(self, indices: Collection[int], training: Training) -> None:
-        self._num_fetching += len(indices)
-        self._tasks.create_task(self._fetch_tickets(sorted(indices), training))
+        wanted, version = sorted(indices), training.buffer.version
+        if (tickets := training.office.made_ahead(wanted, policy_version=version)) is not None:
+            return self._enqueue([Job(ticket=ticket, destination=training.destination) for ticket in tickets])
+        self._num_fetching += len(wanted)
+        self._tasks.create_task(self._fetch_tickets(wanted, training))
 
     async def _fetch_tickets(self, indices: Sequence[int], training: Training) -> None:
         tickets = await training.office.tickets(indices, policy_version=training.buffer.version)
@@ -212,6 +217,14 @@ class Dispatcher:
 
     # Dealing
 
+    def _deal(self, lanes: Sequence[Lane]) -> bool:
+        """Whether anything began to be sampled."""
+        self._start_groups(lanes)
+        dealt = self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching)
+        for lane, jobs in dealt:
+            self._start(lane, jobs)
+        return bool(dealt)
+
     def _start(self, lane: Lane, jobs: Sequence[Job]) -> None:
         actor = lane.member.actor
         assert actor is not None, "a worker that serves has an actor"
@@ -219,7 +232,6 @@ class Dispatcher:
         started = set(jobs)
         self._queue = [job for job in self._queue if job not in started]
         lane.take(jobs)
-        self.wake()  # what was queued may leave places for new groups
         self._tasks.create_task(self._sample(lane, actor, jobs, alone=alone))
 
     def _serving_lanes(self) -> list[Lane]:

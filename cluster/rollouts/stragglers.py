@@ -22,6 +22,11 @@ class Stragglers:
             self._blocked_since = now
         return self._blocked_since + self._max_head_of_line_s - now
 
+    @property
+    def would_begin_to_wait(self) -> bool:
+        """Whether the patience of a step that is blocked begins now."""
+        return self._max_head_of_line_s is not None and self._blocked_since is None
+
     def begin_wait(self) -> None:
         """Another step waits: its patience starts anew."""
         self._blocked_since = None

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain
@@ -71,9 +71,17 @@ class TicketOffice:
         wanted = list(indices)
         making = [self._ahead.pop(index, None) or self._thread.submit(self.prompt, index) for index in wanted]
         self._make_ahead(max(wanted, default=-1) + 1)
-        # Most were made ahead: to wait for what is there would cost a turn of the event loop, and more of the driver's time than the rest.
         prompts = [each.result() if each.done() else await asyncio.wrap_future(each) for each in making]
         return [self._ticket(*each, policy_version=policy_version) for each in zip(wanted, prompts, strict=True)]
+
+    def made_ahead(self, indices: Sequence[int], *, policy_version: int) -> list[Ticket] | None:
+        """As `tickets`, where all of their prompts are there; else None. A task to wait for what is there would cost the driver more than
+        the rest of a group's way to its worker."""
+        if not all(index in self._ahead and self._ahead[index].done() for index in indices):
+            return None
+        prompts = [self._ahead.pop(index).result() for index in indices]
+        self._make_ahead(max(indices, default=-1) + 1)
+        return [self._ticket(*each, policy_version=policy_version) for each in zip(indices, prompts, strict=True)]
 
     def prompt(self, index: int) -> Prompt:
         """The prompt of group `index`. Raises DataError where none of its source fits."""
@@ -149,8 +157,13 @@ class TicketOffice:
         )
 
     def _make_ahead(self, next_index: int) -> None:
-        """Groups start in order. An index that is asked for again, after a death, makes nothing ahead."""
+        """Groups start in order. An index that is asked for again, after a death, makes nothing ahead.
+
+        Many at a time: to wake the thread for every group would cost the driver more than to make its prompt.
+        """
         end = next_index + self._num_ahead
+        if next_index + self._num_ahead // 2 < self._ahead_end:
+            return
         for index in range(max(next_index, self._ahead_end), end):
             self._ahead[index] = self._thread.submit(self.prompt, index)
         self._ahead_end = max(self._ahead_end, end)

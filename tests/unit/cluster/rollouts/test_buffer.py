@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.contracts.errors import DeadlineError
 from cluster.contracts.types import Group, GroupSummary
 from cluster.rollouts.buffer import Buffer
 from tests.unit.cluster.simulated_time import run_simulated
@@ -166,6 +167,53 @@ def test_the_bound_holds_for_every_token_under_any_timing(seed, num_workers, bou
         assert order == sorted(set(order))
 
     asyncio.run(asyncio.wait_for(run(), 240))
+
+
+class CountingWaits(Buffer):
+    num_waits = 0
+
+    async def _news_within(self, seconds):
+        self.num_waits += 1
+        return await super()._news_within(seconds)
+
+
+async def test_a_take_is_woken_once_for_its_step_and_not_by_every_group():
+    buffer = CountingWaits(groups_per_step=4, max_off_policy_steps=1)
+    taking = asyncio.create_task(buffer.take(4))
+    await asyncio.sleep(0)
+    buffer.start()
+    for index in (3, 2, 1, 0):
+        buffer.add(index, group())
+        await asyncio.sleep(0)
+    assert [index for index, _ in await taking] == [0, 1, 2, 3]
+    assert buffer.num_waits == 1
+
+
+async def test_a_take_is_woken_when_its_patience_begins_and_when_its_groups_are_there():
+    buffer = CountingWaits(groups_per_step=2, max_off_policy_steps=2, max_head_of_line_s=3600.0)
+    buffer.start()
+    taking = asyncio.create_task(buffer.take(2))
+    await asyncio.sleep(0)
+    for index in (1, 2, 3, 4, 0):
+        buffer.add(index, group())
+        await asyncio.sleep(0)
+    assert [index for index, _ in await taking] == [0, 1]
+    assert buffer.num_waits == 2
+
+
+def test_a_take_that_slept_through_changes_counts_its_stall_from_the_last_one():
+    async def scene() -> None:
+        buffer = Buffer(groups_per_step=3)
+        buffer.start()
+        clock = asyncio.get_running_loop().time
+        taking = asyncio.create_task(buffer.take(3, stall_s=10))
+        await finish(buffer, 2, after_s=8)
+        await finish(buffer, 1, after_s=8)
+        with pytest.raises(DeadlineError, match=r"has 0; nothing moved for 10 s; under way: groups \[0\]"):
+            await taking
+        assert clock() == 26
+
+    run_simulated(scene())
 
 
 async def test_groups_put_back_stand_in_front_and_the_lost_ones_are_under_way_again():

@@ -6,6 +6,7 @@ import pytest
 
 from cluster.contracts.errors import DataError, DeadlineError, LostError
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.dispatcher import Dispatcher
 from cluster.rollouts.lanes import ToFreePlaces
 from cluster.rollouts.quarantine import Suspects
 from tests.fakes import ScriptedScorer, ScriptedWorker, death
@@ -279,3 +280,19 @@ async def test_what_changes_within_the_pause_after_a_dealing_goes_with_the_next_
             scene.production._dispatcher.wake()
             await asyncio.sleep(0.001)
     assert len(looks) == 8
+
+
+@simulated
+async def test_what_a_dealing_changes_itself_needs_no_other_look(monkeypatch):
+    """One look lets groups start, whose prompts are fetched; one deals them. Each changes the buffer or the queue."""
+    never = asyncio.Event()
+    scene = Scene(script=lambda ticket: never)
+    looks, serving = [], Dispatcher._serving_lanes
+    monkeypatch.setattr(Dispatcher, "_serving_lanes", lambda self: looks.append(1) or serving(self))
+    async with scene.running():
+        await asyncio.sleep(60)
+        looks.clear()
+        async with scene.production.generating(into=Buffer(groups_per_step=8)):
+            await asyncio.sleep(60)
+            assert [worker.calls for worker in scene.workers] == [[[*range(8)]]]
+            assert len(looks) == 2

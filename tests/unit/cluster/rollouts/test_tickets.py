@@ -11,6 +11,7 @@ from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, sample_seed
 from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.tickets import TicketOffice
+from tests.fakes import InlineExecutor
 
 
 class Numbers:
@@ -62,6 +63,35 @@ async def test_prompts_are_made_ahead_in_a_thread_of_their_own_and_once():
     office.close()
     assert threading.get_ident() not in threads
     assert len(made) == len(set(made)) and 3 <= len(made) <= 5
+
+
+async def test_tickets_that_were_made_ahead_need_no_wait_and_more_are_made_when_half_of_them_are_gone():
+    made = []
+
+    class Listed(Numbers):
+        def __getitem__(self, index):
+            made.append(index)
+            return super().__getitem__(index)
+
+    desk = TicketOffice(
+        source=Mixture.of(Listed()),
+        seed=0,
+        trajectories_per_group=2,
+        sampling=SamplingConfig(max_tokens=3),
+        num_ahead=4,
+        thread=InlineExecutor(),
+    )
+    assert desk.made_ahead([0], policy_version=0) is None
+    await desk.tickets([0], policy_version=0)
+    num_made = len(made)
+    assert num_made == 5, "0, and 1 to 4 ahead"
+    ahead = desk.made_ahead([1], policy_version=7)
+    assert ahead == await office().tickets([1], policy_version=7)
+    assert len(made) == 5
+    desk.made_ahead([2], policy_version=0)
+    assert len(made) == 7, "5 and 6 as well"
+    assert desk.made_ahead([6, 7], policy_version=0) is None, "7 is not there"
+    assert len(desk.made_ahead([5, 6], policy_version=0) or ()) == 2, "6 still is"
 
 
 async def test_the_order_of_an_epoch_is_not_made_anew_for_every_prompt(monkeypatch):
