@@ -189,25 +189,25 @@ class _Turns:
         self._num_running = 0
         self._num_waiting_alone = 0
         self._is_one_alone = False
-        self._changed = asyncio.Condition()
+        self._ended = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def turn(self, *, alone: bool) -> AsyncIterator[None]:
-        async with self._changed:
-            self._num_waiting_alone += alone
-            try:
-                await self._changed.wait_for(lambda: self._may_run_alone() if alone else self._may_run())
-            finally:
-                self._num_waiting_alone -= alone
-            self._num_running += 1
-            self._is_one_alone = alone
+        self._num_waiting_alone += alone
+        try:
+            while not (self._may_run_alone() if alone else self._may_run()):
+                self._ended.clear()
+                await self._ended.wait()
+        finally:
+            self._num_waiting_alone -= alone
+        self._num_running += 1
+        self._is_one_alone = alone
         try:
             yield
         finally:
-            async with self._changed:
-                self._num_running -= 1
-                self._is_one_alone = False
-                self._changed.notify_all()
+            self._num_running -= 1
+            self._is_one_alone = False
+            self._ended.set()
 
     def _may_run(self) -> bool:
         return not self._is_one_alone and not self._num_waiting_alone
