@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,7 @@ def test_a_worker_that_dies_while_changes_travel_joins_between_two_deltas_and_a_
     tmp_path,
 ):
     with _two_workers(tmp_path) as (run, driver):
-        assert run.strike("rollout-1", signal.SIGSTOP)
-        until(lambda: _version(run, "rollout-0") > run.events("broadcast")[-1]["policy_version"], process=driver)
+        _stop_in_mid_broadcast(run, driver, "rollout-1", other="rollout-0")
         assert run.strike("rollout-1")
         until(lambda: any(event["actor"] == "rollout-1" for event in run.events("recovery")), process=driver)
         until(lambda: _sent_to_both(run, after=run.num_steps()), process=driver)
@@ -121,6 +121,29 @@ def _two_workers(folder: Path) -> Iterator[tuple[Run, Background]]:
     with run.start(file) as driver:
         until(lambda: _sent_to_both(run, after=1) and {"rollout-0", "rollout-1"} <= run.samplers(), process=driver)
         yield run, driver
+
+
+def _stop_in_mid_broadcast(run: Run, driver: Background, worker: str, *, other: str) -> None:
+    """The other serves a version that this one, which stands still, does not.
+
+    Where it holds groups of the next step when it is stopped, no broadcast comes: then it goes on for one, and is stopped again.
+    """
+    while not _is_stopped_in_mid_broadcast(run, driver, worker, other=other):
+        pass
+
+
+def _is_stopped_in_mid_broadcast(run: Run, driver: Background, worker: str, *, other: str) -> bool:
+    def told() -> int:
+        return run.events("broadcast")[-1]["policy_version"]
+
+    version, patience_ends = told(), time.monotonic() + 30
+    assert run.strike(worker, signal.SIGSTOP)
+    until(lambda: _version(run, other) > version or time.monotonic() > patience_ends, process=driver)
+    if _version(run, other) > told():
+        return True
+    assert run.strike(worker, signal.SIGCONT)
+    until(lambda: told() > version, process=driver)
+    return False
 
 
 def _sent_to_both(run: Run, *, after: int) -> bool:
