@@ -96,9 +96,8 @@ class Dispatcher:
             if (pause_s := next_at - now()) > 0:
                 await asyncio.sleep(pause_s)
             began = now()
-            self._drop_guilty()
             lanes = self._serving_lanes()
-            while self._deal(lanes):  # what was queued may leave places for new groups
+            while self._deal(lanes):  # what was queued may leave places for new groups, and what was dropped too
                 pass
             self._note_sampling()
             self._wake.clear()  # it was set by the dealing itself too, which leaves nothing that could start now
@@ -209,21 +208,25 @@ class Dispatcher:
         self._queue.sort(key=place_in_queue)
         self.wake()
 
-    def _drop_guilty(self) -> None:
-        for job in [job for job in self._queue if self._suspects.is_guilty(job.ticket)]:
+    def _drop_guilty(self) -> bool:
+        """Whether there were any."""
+        guilty = [job for job in self._queue if self._suspects.is_guilty(job.ticket)]
+        for job in guilty:
             self._queue.remove(job)
             job.drop("quarantined")
             self.wake()
+        return bool(guilty)
 
     # Dealing
 
     def _deal(self, lanes: Sequence[Lane]) -> bool:
-        """Whether anything began to be sampled."""
+        """Whether anything began to be sampled, or is not sampled at all."""
         self._start_groups(lanes)
+        dropped = self._drop_guilty()
         dealt = self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching)
         for lane, jobs in dealt:
             self._start(lane, jobs)
-        return bool(dealt)
+        return dropped or bool(dealt)
 
     def _start(self, lane: Lane, jobs: Sequence[Job]) -> None:
         actor = lane.member.actor

@@ -11,7 +11,7 @@ from cluster.contracts.types import Prompt, Ticket
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.lanes import Job, Lane, ToFreePlaces
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
-from tests.fakes import ListedEvents, ScriptedWorker, death
+from tests.fakes import ListedEvents, NumberedPrompts, ScriptedWorker, death
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene, settled
 from tests.unit.cluster.simulated_time import simulated
 
@@ -264,3 +264,23 @@ async def test_a_guilty_prompt_that_is_queued_twice_kills_three_workers_and_no_m
     assert len(await scene.take()) == 4
     assert len(deaths) == 3
     assert scene.workers[2].calls == [deaths[-1:]], "the third time alone"
+
+
+@simulated
+async def test_a_guilty_prompt_is_not_tried_again_in_the_next_epoch_and_others_take_its_place():
+    deaths = []
+
+    def script(ticket):
+        if ticket.prompt.prompt_id != "p1":
+            return None
+        deaths.append(ticket.index)
+        return death("rollout-0")
+
+    # One group at a time: what is dealt is a guilty one alone.
+    scene = Scene(script=script, prompts=NumberedPrompts(4), max_concurrent_sequences=2)
+    buffer = Buffer(groups_per_step=3)
+    async with scene.generating(buffer):
+        for step in range(1, 4):
+            assert len(await buffer.take(3)) == 3
+            buffer.advance(step)
+    assert len(deaths) == 3, "in three epochs"
