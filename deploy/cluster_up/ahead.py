@@ -35,7 +35,7 @@ class RayAhead:
         threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
         self._at_the_end.enter_context(connection.own_cluster())
         self._at_the_end.enter_context(threads)
-        self._at_the_end.callback(lambda: threads.submit(connection.end_own).result())
+        self._at_the_end.callback(lambda: threads.submit(connection.end).result())
         self._start = threads.submit(connection.start_own)
 
     @property

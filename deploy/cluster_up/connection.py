@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import secrets
 import shlex
@@ -95,9 +96,17 @@ def start_own() -> None:
     _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
 
 
-def end_own() -> None:
-    """Nothing, where it has ended."""
-    ray.shutdown()
+def end() -> None:
+    """`ray.shutdown`, with the garbage collected before and not meanwhile: where an object ref in it is dropped in another thread just
+    then, Ray ends the process. Nothing, where it has ended."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
@@ -134,7 +143,7 @@ async def _initialized(address: str, initialize: Callable[[], None]) -> AsyncIte
     try:
         yield
     finally:
-        await _to_its_end(ray.shutdown)
+        await _to_its_end(end)
 
 
 def _start(address: str, metadata: dict[str, str], **more: Any) -> None:
@@ -153,7 +162,7 @@ def _start(address: str, metadata: dict[str, str], **more: Any) -> None:
         except Exception as error:
             if "timed out during startup" not in str(error):
                 raise
-            ray.shutdown()
+            end()
             late = error
     raise WorkerError(
         f"Ray did not start on this machine within {_TRIES} times 30 s; end what else keeps its processors busy, then start the same "
@@ -166,7 +175,7 @@ async def _started(initialize: Callable[[], Any]) -> None:
     try:
         await _to_its_end(initialize)
     except asyncio.CancelledError:
-        await _to_its_end(ray.shutdown)
+        await _to_its_end(end)
         raise
 
 

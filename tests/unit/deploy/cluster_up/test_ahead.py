@@ -1,5 +1,6 @@
 """A local Ray that starts while its run is still checked: with stand-ins for Ray's start and end."""
 
+import gc
 import os
 import signal
 import threading
@@ -50,6 +51,22 @@ async def test_a_run_takes_the_ray_that_comes_up_already_and_ends_it(scripted):
             assert scripted.asked == [("init", "token")]
         assert scripted.asked[1:] == [("shutdown", "token")]
     assert "RAY_AUTH_MODE" not in os.environ
+
+
+async def test_what_is_garbage_goes_before_ray_does_and_not_meanwhile(scripted, monkeypatch):
+    class Ref:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            scripted.asked.append(("dropped", None))
+
+    monkeypatch.setattr(ray, "shutdown", lambda: scripted.asked.append(("collects", str(gc.isenabled()))))
+    scripted.may_come_up.set()
+    async with connected(None):
+        Ref()
+    assert scripted.asked == [("init", "token"), ("dropped", None), ("collects", "False")]
+    assert gc.isenabled()
 
 
 async def test_a_ray_that_was_not_begun_is_started_by_the_run(scripted):
