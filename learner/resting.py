@@ -4,7 +4,9 @@ A tensor stays the same object, and so do its views and a shard's local part: it
 and FSDP2 refer to tensors, and notice nothing.
 """
 
-from collections.abc import Iterable
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -23,6 +25,8 @@ class Rest:
         self._moves = device.type != "cpu" if moves is None else moves
         self._host = torch.empty(0, dtype=torch.uint8)
         """Kept from rest to rest: to lock memory takes longer than to copy it."""
+        self._unlock: Callable[[], Any] | None = None
+        """Called with the memory's end, too: CUDA holds an address for locked until it is told."""
         self._away: list[tuple[UntypedStorage, Tensor]] = []
         """The emptied storages, each with its bytes."""
 
@@ -64,14 +68,25 @@ class Rest:
     def _make_room(self, size_bytes: int) -> None:
         if self._host.numel() >= size_bytes:
             return
-        cuda: Any = torch.cuda.cudart() if self._device.type == "cuda" else None
-        if cuda is not None and self._host.numel():
-            cuda.cudaHostUnregister(self._host.data_ptr())
+        if self._unlock is not None:
+            self._unlock()
         self._host = torch.empty(0, dtype=torch.uint8)  # before the larger one is there
         self._host = torch.empty(size_bytes, dtype=torch.uint8)
-        # Not torch's own pinned memory, which is rounded up to a power of two. Where it may not be locked, copies are slower.
-        if cuda is not None:
-            cuda.cudaHostRegister(self._host.data_ptr(), size_bytes, 0)
+        if self._device.type == "cuda":
+            self._unlock = self._locked()
+
+    def _locked(self) -> Callable[[], Any] | None:
+        """Not torch's own pinned memory, which is rounded up to a power of two. None where it may not be locked: copies are slower."""
+        cuda: Any = torch.cuda.cudart()
+        address = self._host.data_ptr()
+        if int(cuda.cudaHostRegister(address, self._host.numel(), 0)) == 0:
+            unlock = weakref.finalize(self, cuda.cudaHostUnregister, address)
+            unlock.atexit = False
+            return unlock
+        # The next of torch's checks would raise the error, whoever's it is.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        return None
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.testing import assert_close
 
 from tests.integration.ranks import Ranks
 from tests.models import make_tiny_reward_model
 
-NUM_STEPS = 5
+NUM_STEPS, LEARNING_RATE = 5, 1e-3
 OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16-checkpointed": {"dtype": "bfloat16", "activation_checkpointing": True},
@@ -90,7 +91,7 @@ def learned(
         "num_steps": NUM_STEPS,
         "algorithm": algorithm,
         "checkpoint": {"asynchronous": asynchronous},
-        "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1},
+        "optimizer": {"learning_rate": LEARNING_RATE, "max_grad_norm": 0.5, "weight_decay": 0.1},
         "learner": {"num_ranks": num_ranks, "num_threads": 1, "max_tokens_per_micro_batch": 40, "timeout_s": 240}
         | learner,
     }
@@ -131,9 +132,17 @@ def assert_learned_alike(found: Any, expected: Any, *, is_half: bool) -> None:
     # In bfloat16 a ratio beside a bound may be on either side of it.
     left_out = {"clipped"} if is_half else set[str]()
     _assert_recorded_alike(expected["recorded"], found["recorded"], left_out=left_out, **tolerance)
-    for name, tensor in expected["weights"].items():
-        assert_close(found["weights"][name], tensor, rtol=0.05 if is_half else 1e-3, atol=0.02 if is_half else 5e-5)
+    _assert_weights_alike(found["weights"], expected["weights"], is_half=is_half)
     assert_close(found["canary"], expected["canary"], rtol=0.05, atol=0.2 if is_half else 1e-3)
+
+
+def _assert_weights_alike(found: dict[str, Tensor], expected: dict[str, Tensor], *, is_half: bool) -> None:
+    """All but one in ten thousand: Adam divides a gradient by its own size, also one that is nothing but rounding."""
+    close = {"rtol": 0.05, "atol": 0.02} if is_half else {"rtol": 1e-3, "atol": 5e-5}
+    num_apart = sum(int((~torch.isclose(found[name], each, **close)).sum()) for name, each in expected.items())
+    assert num_apart <= sum(each.numel() for each in expected.values()) * 1e-4
+    for name, each in expected.items():
+        assert_close(found[name], each, rtol=close["rtol"], atol=max(close["atol"], LEARNING_RATE))
 
 
 def _assert_recorded_alike(
