@@ -37,6 +37,8 @@ def check_tensor_parallel(config: RunConfig) -> None:
 
 
 def check_weights(config: RunConfig) -> None:
+    if config.published_adapter is not None:
+        _check_adapter(config)
     transport = config.weights.transport
     resolve(transport, home=TRANSPORTS, field="weights.transport")
     if config.weights.deltas:
@@ -53,6 +55,14 @@ def check_weights(config: RunConfig) -> None:
         raise ConfigError(
             "weights.transport=collective carries whole models, and learner.lora.publish=adapter publishes adapters, which are small; "
             "use weights.transport=object_store, or learner.lora.publish=merged"
+        )
+
+
+def _check_adapter(config: RunConfig) -> None:
+    if config.rollout.gpus_per_worker and config.model.dtype == "float32":
+        raise ConfigError(
+            "learner.lora.publish='adapter' with model.dtype='float32' and engines on GPUs: vLLM's kernels for adapters multiply bfloat16; "
+            "use model.dtype=bfloat16, or learner.lora.publish=merged"
         )
 
 

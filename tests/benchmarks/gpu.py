@@ -4,7 +4,7 @@ A learner's tokens are those that it computes: prompts of a group count once whe
 leaves attention out, and the peak is the GPU's own in bfloat16 without sparsity, by its name. Sampling is compiled with CUDA graphs on
 both sides. A broadcast is timed from the call until all workers have proven the weights, as in `weights`, and its baseline is the same.
 Learner, worker and the bare engine share the first GPU, each with a part of its memory; NCCL takes a second one. Measured by
-`make bench GPU=1`, in ten minutes.
+`make bench GPU=1`, in ten minutes; build/gpu_profile.txt then says which kernels a step of the learner spends its time in.
 """
 
 import asyncio
@@ -17,12 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from cluster.contracts.config import RunConfig
 from learner import memory
 from learner.learner import Learner
 from tests.benchmarks import sampling, weights
+from tests.benchmarks._record import ROOT
 from tests.benchmarks.peers import in_process
 from tests.models import half_a_billion
 from tests.unit.learner.trajectories import make_config, make_group
@@ -31,6 +33,9 @@ NUM_STEPS = 4
 """The first is not timed."""
 NUM_GROUPS, GROUP_SIZE, PROMPT, COMPLETION = 16, 8, 32, 512
 LAYOUTS = ("shared", "packed")
+COMPILED = "compiled"
+"""`shared`, with `learner.compile`."""
+PROFILE, NUM_KERNELS = ROOT / "build" / "gpu_profile.txt", 40
 NUM_PROMPTS, MAX_TOKENS = 64, 256
 PEAKS = {
     "A10": 125e12,
@@ -58,7 +63,7 @@ def rows() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = str(half_a_billion(Path(folder) / "model"))
         found = in_process(__name__, kind="learner", path=path)
-        yield from (_learning(layout, found) for layout in LAYOUTS)
+        yield from (_learning(layout, found) for layout in (*LAYOUTS, COMPILED))
         yield _memory(found)
         yield in_process(__name__, kind="sampling", path=path)
         for name, options in _transports().items():
@@ -147,16 +152,33 @@ def _learner(path: str) -> dict[str, Any]:
     for layout in LAYOUTS:
         # Sharing is not a setting: it is on where it is proven.
         learner.policy.layout = layout
-        learner.update(*groups)
-        if layout == LAYOUTS[0]:
-            torch.cuda.reset_peak_memory_stats()
-        seconds = [learner.update(*groups).seconds for _ in range(NUM_STEPS - 1)]
-        found[layout] = _num_computed(layout) / min(seconds)
+        found[layout] = _speed(learner, groups, layout)
         if layout == LAYOUTS[0]:
             estimated = memory.of_run(config)
             found |= {"peak_bytes": torch.cuda.max_memory_allocated(), "estimated_bytes": estimated.step_bytes}
             found["num_parameters"] = estimated.num_parameters
+            _profile(learner, groups)
+    del learner
+    torch.cuda.empty_cache()
+    compiled = config.model_copy(update={"learner": config.learner.model_copy(update={"compile": True})})
+    found[COMPILED] = _speed(Learner(compiled), groups, LAYOUTS[0])
     return found
+
+
+def _speed(learner: Learner, groups: list[pa.RecordBatch], layout: str) -> float:
+    """Tokens a second, of the fastest step."""
+    learner.update(*groups)
+    torch.cuda.reset_peak_memory_stats()
+    seconds = [learner.update(*groups).seconds for _ in range(NUM_STEPS - 1)]
+    return _num_computed(layout) / min(seconds)
+
+
+def _profile(learner: Learner, groups: list[pa.RecordBatch]) -> None:
+    with torch.profiler.profile() as profile:
+        learner.update(*groups)
+    table = profile.key_averages().table(sort_by="self_device_time_total", row_limit=NUM_KERNELS)
+    PROFILE.parent.mkdir(exist_ok=True)
+    PROFILE.write_text(table, encoding="utf-8")
 
 
 def _num_computed(layout: str) -> int:

@@ -23,10 +23,11 @@ pytestmark = [pytest.mark.engine]
 
 @pytest.fixture(scope="module")
 def config(device, tmp_path_factory) -> RunConfig:
-    gpus = 0.5 if device.type == "cuda" else 0.0
+    # On GPUs vLLM's kernels for adapters multiply bfloat16.
+    gpus, dtype = (0.5, "bfloat16") if device.type == "cuda" else (0.0, "float32")
     return RunConfig.model_validate(
         {
-            "model": {"path": str(make_tiny_model(tmp_path_factory.mktemp("model"))), "dtype": "float32"},
+            "model": {"path": str(make_tiny_model(tmp_path_factory.mktemp("model"))), "dtype": dtype},
             "prompts": "none",
             "sampling": {"max_tokens": 8},
             "learner": {"lora": {"rank": 4, "publish": "adapter"}, "num_threads": 1, "gpus_per_rank": gpus},
@@ -62,14 +63,15 @@ def move(learner, *, seed: int) -> None:
     learner.version += 1
 
 
-async def test_an_adapter_is_small_and_attested_at_every_version(learner, worker):
+async def test_an_adapter_is_small_and_attested_at_every_version(learner, worker, device):
     for seed in range(3):
         move(learner, seed=seed)
         *buckets, manifest = learner.publish()
         assert manifest["adapter"] is not None
-        assert manifest["total_bytes"] < sum(p.numel() * 4 for p in learner.policy.parameters()) / 4
+        assert manifest["total_bytes"] < sum(p.nbytes for p in learner.policy.parameters()) / 4
         proof = await worker.load(manifest, *buckets)
-        assert proof.policy_version == learner.version and proof.canary_max_error < 1e-3
+        assert proof.policy_version == learner.version and proof.distinguishable
+        assert proof.canary_max_error < (1e-3 if device.type == "cpu" else 0.5)
 
 
 async def test_an_older_adapter_under_a_new_name_is_refused(learner, worker):
@@ -100,16 +102,18 @@ async def test_samples_under_the_adapter_have_the_learners_logprobs(learner, wor
         logprobs = merged(tokens).logits[0].float().log_softmax(-1)
         first = len(row["prompt_token_ids"])
         own = [float(logprobs[at - 1, tokens[0, at]]) for at in range(first, tokens.shape[1])]
-        assert row["rollout_logprobs"] == pytest.approx(own, abs=1e-4 if device.type == "cpu" else 1e-3)
+        assert row["rollout_logprobs"] == pytest.approx(own, abs=1e-4 if device.type == "cpu" else 0.2)
 
 
-def test_the_exported_adapter_on_the_base_model_is_the_merged_model(learner, config):
+def test_the_exported_adapter_on_the_base_model_is_the_merged_model(learner, config, device):
     folder = export(learner)
     base = AutoModelForCausalLM.from_pretrained(config.model.path)
     tokens = torch.arange(5, 25)[None]
     adapted = PeftModel.from_pretrained(base, folder / "adapter")(tokens).logits
     merged = AutoModelForCausalLM.from_pretrained(folder / "model")(tokens).logits
-    torch.testing.assert_close(adapted, merged, atol=1e-4, rtol=1e-4)
+    # In bfloat16 the sum is rounded.
+    tolerance = 1e-4 if device.type == "cpu" else 0.1
+    torch.testing.assert_close(adapted.float(), merged.float(), atol=tolerance, rtol=tolerance)
 
 
 def export(learner):

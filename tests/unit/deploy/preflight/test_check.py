@@ -149,6 +149,14 @@ def test_deltas_that_nothing_carries_are_refused(tmp_path, model, setting, said)
     assert message.count(said) == 1
 
 
+def test_adapters_in_float32_are_refused_for_engines_on_gpus(tmp_path, model):
+    adapter = ("learner.lora.publish=adapter", "model.dtype=float32")
+    message = refusal(run(tmp_path, model, *adapter, "rollout.gpus_per_worker=1"))
+    said = "learner.lora.publish='adapter' with model.dtype='float32' and engines on GPUs"
+    assert message.count(said) == 1
+    assert said not in refusal(run(tmp_path, model, *adapter, "weights.transport=collective"))
+
+
 def test_a_checkpoints_model_in_an_object_store_is_looked_at_as_one_on_a_disk(tmp_path, model, monkeypatch):
     monkeypatch.setenv(CACHE_ENV, str(tmp_path / "cache"))
     entries = {f"model/{path.name}": writing.seal(path) for path in model.iterdir()}
