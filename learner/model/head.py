@@ -3,7 +3,8 @@
 Logits of a batch never exist. They are made tile by tile (`chunk_tokens` positions x at most `MAX_TILE_VOCABULARY` tokens), reduced
 with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`), and with them the weight in
 the type of sums if it has another, they are kept instead, which is faster. Everything is summed in float32 (float64 for float64
-inputs) whatever the inputs' type; bfloat16 inputs are multiplied as such where the machine is fast at it, else in float32.
+inputs) whatever the inputs' type; bfloat16 inputs are multiplied as such where the machine is fast at it, else in float32. On a GPU where
+the kernels of `learner.model.fused_head` prove themselves, they do what lies between the products, a tile in one pass over it.
 
 Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds for each position the floor
 below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
@@ -13,9 +14,12 @@ Shapes: C completion positions, H hidden size, V vocabulary, K candidates of a p
 """
 
 import contextlib
+import functools
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +36,7 @@ MAX_KEPT_BYTES = 64 * 1024**2
 """Logits of a micro-batch up to this size are kept for backward, and a weight up to this size is converted whole."""
 LEAST_REST = 1e-26
 """What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
+_log = logging.getLogger(__name__)
 _NEVER_SAMPLED = -1e15
 """A dropped token's logit: its exponential is 0, and no product of it overflows to inf, whose product with 0 would be NaN."""
 
@@ -121,16 +126,26 @@ class _SelectedLogprobs(torch.autograd.Function):
         kind = _sum_dtype(hidden_CH)
         num_positions, size = hidden_CH.shape[0], weight_VH.shape[0]
         keeps = _keeps_logits(hidden_CH, weight_VH)
+        kernels = _kernels(hidden_CH)
         maximum_C = hidden_CH.new_full((num_positions,), -torch.inf, dtype=kind)
         total_C, weighted_C, rest_C, target_C = (hidden_CH.new_zeros(num_positions, dtype=kind) for _ in range(4))
         candidate_CK = None if candidates_CK is None else hidden_CH.new_zeros(candidates_CK.shape, dtype=kind)
         kept: Tensor | None = None
         for tile, chunk in _tiles(hidden_CH, size, head=head, whole=keeps):
             logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
-            places, cells = _inside(targets_C[chunk], tile)
-            target_C[chunk][places] = logits[cells]
+            targets = _Targets.of(targets_C[chunk], tile)
+            target_C[chunk] = torch.where(targets.are_inside, logits[targets.cells], target_C[chunk])
             if floor_C is not None:
-                _drop_below(floor_C[chunk], logits, kept=cells)
+                _drop_below(floor_C[chunk], logits, targets=targets)
+            kept = logits if keeps else None
+            if kernels is not None and candidates_CK is None:
+                kernels.reduce_(
+                    logits,
+                    maximum_C=maximum_C[chunk],
+                    total_C=total_C[chunk],
+                    weighted_C=weighted_C[chunk] if entropies else None,
+                )
+                continue
             larger = torch.maximum(maximum_C[chunk], logits.amax(1))
             shrink = (maximum_C[chunk] - larger).exp_()
             probabilities = (logits - larger[:, None]).exp_()
@@ -143,7 +158,6 @@ class _SelectedLogprobs(torch.autograd.Function):
                 probabilities[cells] = 0
                 rest_C[chunk] = rest_C[chunk] * shrink + probabilities.sum(1)
             maximum_C[chunk] = larger
-            kept = logits if keeps else None
         normalizer_C = maximum_C + total_C.log()
         none = normalizer_C.new_zeros(0)
         entropies_C = normalizer_C - weighted_C / total_C if entropies else none
@@ -154,7 +168,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         ctx.save_for_backward(
             hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, kept
         )
-        ctx.head = head
+        ctx.head, ctx.kernels = head, kernels
         ctx.set_materialize_grads(False)  # entropies that no loss uses cost nothing here
         return target_C - normalizer_C, entropies_C, partition_CP
 
@@ -164,10 +178,14 @@ class _SelectedLogprobs(torch.autograd.Function):
             hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, kept,
         ) = ctx.saved_tensors  # fmt: skip
         head: Head = ctx.head
-        gradient_C, entropy_gradient_C, partition_gradient_CP = gradients
+        # Contiguous: autograd hands on one number as a whole tensor, and kernels read a number for each row.
+        gradient_C, entropy_gradient_C, partition_gradient_CP = (
+            each if each is None else each.contiguous() for each in gradients
+        )
         gradient_C = torch.zeros_like(normalizer_C) if gradient_C is None else gradient_C
         sum_C = gradient_C if partition_gradient_CP is None else gradient_C + partition_gradient_CP.sum(1)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        kernels = None if needs_bias or partition_gradient_CP is not None else ctx.kernels
         kind = normalizer_C.dtype
         hidden_gradient_CH = torch.zeros_like(hidden_CH, dtype=kind) if needs_hidden else None
         weight_gradient_VH = torch.empty_like(weight_VH) if needs_weight else None
@@ -176,31 +194,44 @@ class _SelectedLogprobs(torch.autograd.Function):
         # Vocabulary outside, positions inside: a tile of the weight's gradient is summed in float32 and rounded once.
         summed = _WeightGradient(weight_gradient_VH, hidden_CH) if weight_gradient_VH is not None else None
         for tile, chunk in _tiles(hidden_CH, size, head=head, whole=kept is not None):
-            logits = kept
+            logits, targets = kept, _Targets.of(targets_C[chunk], tile)
             if logits is None:
                 logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
                 if floor_C is not None:
-                    _drop_below(floor_C[chunk], logits, kept=_inside(targets_C[chunk], tile)[1])
-            logprobs = logits - normalizer_C[chunk, None]
-            gradient = logprobs.exp()
-            others: Tensor | None = None
-            if partition_gradient_CP is not None:
-                others = gradient * (partition_gradient_CP[chunk, -1] / rest_C[chunk])[:, None]
-            if entropy_gradient_C is not None:
-                pull = logprobs.add_(entropies_C[chunk, None]).mul_(entropy_gradient_C[chunk, None])
-                gradient.mul_(pull.add_(sum_C[chunk, None]).neg_())
+                    _drop_below(floor_C[chunk], logits, targets=targets)
+            of_target_C = torch.where(targets.are_inside, gradient_C[chunk], 0)
+            if kernels is not None:
+                gradient = kernels.gradient(
+                    logits,
+                    normalizer_C=normalizer_C[chunk],
+                    sum_C=sum_C[chunk],
+                    columns_C=targets.cells[1],
+                    target_C=of_target_C,
+                    entropies=None if entropy_gradient_C is None else (entropies_C[chunk], entropy_gradient_C[chunk]),
+                    cap=0.0 if head.soft_cap is None else head.temperature / head.soft_cap,
+                    factor=head.scale / head.temperature,
+                    dtype=_matmul_dtype(hidden_CH),
+                )
             else:
-                gradient.mul_(-sum_C[chunk, None])
-            places, cells = _inside(targets_C[chunk], tile)
-            gradient[cells] += gradient_C[chunk][places]
-            if partition_gradient_CP is not None and others is not None:
-                places, cells = _inside(candidates_CK[chunk], tile)
-                others[cells] = partition_gradient_CP[chunk][places]
-                gradient.add_(others)
-            if head.soft_cap is not None:
-                gradient.mul_(1 - (logits * (head.temperature / head.soft_cap)).square_())
-            if head.scale != head.temperature:
-                gradient.mul_(head.scale / head.temperature)
+                logprobs = logits - normalizer_C[chunk, None]
+                gradient = logprobs.exp()
+                others: Tensor | None = None
+                if partition_gradient_CP is not None:
+                    others = gradient * (partition_gradient_CP[chunk, -1] / rest_C[chunk])[:, None]
+                if entropy_gradient_C is not None:
+                    pull = logprobs.add_(entropies_C[chunk, None]).mul_(entropy_gradient_C[chunk, None])
+                    gradient.mul_(pull.add_(sum_C[chunk, None]).neg_())
+                else:
+                    gradient.mul_(-sum_C[chunk, None])
+                gradient[targets.cells] += of_target_C
+                if partition_gradient_CP is not None and others is not None:
+                    places, cells = _inside(candidates_CK[chunk], tile)
+                    others[cells] = partition_gradient_CP[chunk][places]
+                    gradient.add_(others)
+                if head.soft_cap is not None:
+                    gradient.mul_(1 - (logits * (head.temperature / head.soft_cap)).square_())
+                if head.scale != head.temperature:
+                    gradient.mul_(head.scale / head.temperature)
             inside = gradient.to(_matmul_dtype(hidden_CH))
             if hidden_gradient_CH is not None:
                 _add_product(hidden_gradient_CH[chunk], inside, weight_VH[tile])
@@ -246,6 +277,24 @@ class _WeightGradient:
         _add_product(self._summed_VH, gradient.t(), self._hidden_CH[chunk])
         if is_last:
             self._into_VH[tile] = self._summed_VH
+
+
+def _kernels(hidden_CH: Tensor) -> ModuleType | None:
+    """`learner.model.fused_head`, where it serves."""
+    return _proven_kernels(hidden_CH.device) if hidden_CH.is_cuda and _sum_dtype(hidden_CH) == torch.float32 else None
+
+
+@functools.cache
+def _proven_kernels(device: torch.device) -> ModuleType | None:
+    try:
+        from learner.model import fused_head
+    except ImportError as error:
+        why = str(error)
+    else:
+        if (why := fused_head.differs(device)) is None:
+            return fused_head
+    _log.warning("the vocabulary head does without fused kernels, which is slower: %s", why)
+    return None
 
 
 def _keeps_logits(hidden_CH: Tensor, weight_VH: Tensor) -> bool:
@@ -304,11 +353,25 @@ def _floor(logits_CV: Tensor, *, head: Head) -> Tensor:
     return torch.where(num_dropped_C1 > 0, (kept_C1 + below_C1) / 2, -torch.inf)[:, 0]
 
 
-def _drop_below(floor_C: Tensor, logits: Tensor, *, kept: tuple[Tensor, Tensor]) -> None:
-    """In place. `kept` are rows and columns of a tile that stay in any case."""
-    values = logits[kept]
+class _Targets(NamedTuple):
+    """A token for each row of a tile, found without a look at the numbers: on a GPU a look waits for all that is under way."""
+
+    cells: tuple[Tensor, Tensor]
+    """Rows and columns, all inside the tile."""
+    are_inside: Tensor
+    """[chunk]: where the token is in this tile. Elsewhere its column means nothing."""
+
+    @classmethod
+    def of(cls, ids: Tensor, tile: slice) -> "_Targets":
+        columns = (ids - tile.start).clamp(0, tile.stop - tile.start - 1)
+        return cls((torch.arange(ids.shape[0], device=ids.device), columns), (ids >= tile.start) & (ids < tile.stop))
+
+
+def _drop_below(floor_C: Tensor, logits: Tensor, *, targets: _Targets) -> None:
+    """In place. Targets stay in any case."""
+    values = logits[targets.cells]
     logits.masked_fill_(logits < floor_C[:, None], _NEVER_SAMPLED)
-    logits[kept] = values
+    logits[targets.cells] = torch.where(targets.are_inside, values, logits[targets.cells])
 
 
 def _tiles(hidden_CH: Tensor, size: int, *, head: Head, whole: bool) -> list[tuple[slice, slice]]:
