@@ -42,6 +42,7 @@ from learner.learned import LearnedRows
 from learner.memory import check_rank
 from learner.model.building import build
 from learner.model.critic import rescale_head
+from learner.model.head import head_kernels
 from learner.model.policy import output_layer
 from learner.optimizer import Optimizer
 from learner.progress import Laps, Phases
@@ -340,6 +341,8 @@ class Learner:
         """Choices that were made while loading, for the log."""
         attention = str(self.policy.causal_lm.config._attn_implementation)
         chosen = {"layout": self.policy.layout, "attention": attention, "loading": self._loading}
+        if self._ranks.device.type == "cuda":
+            chosen["head"] = head_kernels(self._ranks.device)
         critic = self.networks.critic
         return chosen if critic is None else chosen | {"value_head": f"from {critic.head_start}"}
 

@@ -70,6 +70,7 @@ class Rest:
             return
         if self._unlock is not None:
             self._unlock()
+            self._unlock = None
         self._host = torch.empty(0, dtype=torch.uint8)  # before the larger one is there
         self._host = torch.empty(size_bytes, dtype=torch.uint8)
         if self._device.type == "cuda":
@@ -83,7 +84,7 @@ class Rest:
             unlock = weakref.finalize(self, cuda.cudaHostUnregister, address)
             unlock.atexit = False
             return unlock
-        # The next of torch's checks would raise the error, whoever's it is.
+        # The next of torch's checks would raise the error, whosever it is.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self._device)
         return None

@@ -15,7 +15,6 @@ Shapes: C completion positions, H hidden size, V vocabulary, K candidates of a p
 
 import contextlib
 import functools
-import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from learner.algorithms.running_sums import running_sum
 from learner.model.compute_type import multiplies_in_float32
@@ -36,7 +36,6 @@ MAX_KEPT_BYTES = 64 * 1024**2
 """Logits of a micro-batch up to this size are kept for backward, and a weight up to this size is converted whole."""
 LEAST_REST = 1e-26
 """What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
-_log = logging.getLogger(__name__)
 _NEVER_SAMPLED = -1e15
 """A dropped token's logit: its exponential is 0, and no product of it overflows to inf, whose product with 0 would be NaN."""
 
@@ -173,6 +172,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         return target_C - normalizer_C, entropies_C, partition_CP
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         (
             hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, kept,
@@ -279,22 +279,26 @@ class _WeightGradient:
             self._into_VH[tile] = self._summed_VH
 
 
+def head_kernels(device: torch.device) -> str:
+    """What computes a float32 tile on this GPU, in words."""
+    module, why = _proven(device)
+    return "fused" if module is not None else f"torch, for the fused kernels do not serve: {why}"
+
+
 def _kernels(hidden_CH: Tensor) -> ModuleType | None:
     """`learner.model.fused_head`, where it serves."""
-    return _proven_kernels(hidden_CH.device) if hidden_CH.is_cuda and _sum_dtype(hidden_CH) == torch.float32 else None
+    return _proven(hidden_CH.device)[0] if hidden_CH.is_cuda and _sum_dtype(hidden_CH) == torch.float32 else None
 
 
 @functools.cache
-def _proven_kernels(device: torch.device) -> ModuleType | None:
+def _proven(device: torch.device) -> tuple[ModuleType | None, str | None]:
+    """The kernels, or why they do not serve. The proof takes seconds, for Triton compiles them."""
     try:
         from learner.model import fused_head
-    except ImportError as error:
-        why = str(error)
-    else:
-        if (why := fused_head.differs(device)) is None:
-            return fused_head
-    _log.warning("the vocabulary head does without fused kernels, which is slower: %s", why)
-    return None
+    except Exception as error:  # noqa: BLE001  Triton is missing, or not of this torch
+        return None, f"{type(error).__name__}: {error}"
+    why = fused_head.differs(device)
+    return (fused_head if why is None else None), why
 
 
 def _keeps_logits(hidden_CH: Tensor, weight_VH: Tensor) -> bool:

@@ -8,6 +8,7 @@ Learner, worker and the bare engine share the first GPU, each with a part of its
 """
 
 import asyncio
+import gc
 import json
 import re
 import sys
@@ -159,9 +160,12 @@ def _learner(path: str) -> dict[str, Any]:
             found["num_parameters"] = estimated.num_parameters
             _profile(learner, groups)
     del learner
+    gc.collect()
     torch.cuda.empty_cache()
     compiled = config.model_copy(update={"learner": config.learner.model_copy(update={"compile": True})})
-    found[COMPILED] = _speed(Learner(compiled), groups, LAYOUTS[0])
+    learner = Learner(compiled)
+    learner.policy.layout = LAYOUTS[0]
+    found[COMPILED] = _speed(learner, groups, LAYOUTS[0])
     return found
 
 

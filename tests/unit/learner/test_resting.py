@@ -62,6 +62,42 @@ def test_nothing_moves_on_a_cpu_and_tensors_of_another_device_stay():
         assert weight.tolist() == [1.0, 1.0] and not rest.is_resting
 
 
+class Cuda:
+    """Stands for CUDA's own library: which addresses it holds for locked."""
+
+    def __init__(self, *, locks: bool) -> None:
+        self.locked: list[int] = []
+        self._locks = locks
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if not self._locks:
+            return 712
+        assert address not in self.locked, "part or all of the requested memory range is already mapped"
+        self.locked.append(address)
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.locked.remove(address)
+        return 0
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_locked_memory_is_unlocked_when_it_grows_and_when_its_rest_ends(monkeypatch: pytest.MonkeyPatch, locks: bool):
+    cuda = Cuda(locks=locks)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: raise_pending())
+    rest = Rest(torch.device("cuda"))
+    for size in (64, 128, 96):
+        rest._make_room(size)
+        assert cuda.locked == ([rest._host.data_ptr()] if locks else [])
+    del rest
+    assert cuda.locked == []
+
+
+def raise_pending() -> None:
+    raise RuntimeError("CUDA error: part or all of the requested memory range is already mapped")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "sections"),

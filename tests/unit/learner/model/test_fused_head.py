@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from learner.model.head import Head, head_kernels
+from tests.unit.learner.model.test_head import HEADS
+
 triton = pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[4]
@@ -57,7 +60,17 @@ def test_they_compile_for_gpus(capability: int):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_they_prove_themselves():
-    from learner.model import fused_head
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("with_entropies", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head", HEADS)
+def test_on_a_gpu_the_head_computes_the_same_with_them(
+    monkeypatch: pytest.MonkeyPatch, head: Head, dtype: torch.dtype, with_entropies: bool, is_kept: bool
+):
+    from tests.unit.learner.model.fused_heads import assert_computes_the_same
 
-    assert fused_head.differs(torch.device("cuda")) is None
+    cuda = torch.device("cuda")
+    assert head_kernels(cuda) == "fused"
+    assert_computes_the_same(
+        monkeypatch, head, device=cuda, with_entropies=with_entropies, is_kept=is_kept, dtype=dtype
+    )
