@@ -19,6 +19,8 @@ pytestmark = [
 
 BLIND_BOUND = 6 / 20
 """Six guesses among twenty numbers, of a player who hears nothing."""
+GRID_STEPS = "num_steps=10"
+"""Of 15: twice as many as it takes to arrive half of the time."""
 
 
 def trained(
@@ -94,7 +96,7 @@ def test_where_the_last_segment_alone_is_credited_notes_stay_as_they_were(tmp_pa
 
 
 def test_it_learns_to_walk_by_what_each_step_earns(tmp_path):
-    steps, _ = trained("grid", tmp_path / "run")
+    steps, _ = trained("grid", tmp_path / "run", GRID_STEPS)
     assert mean(steps[:1], "environment/grid/arrived") < 0.2
     assert mean(steps[-3:], "environment/grid/arrived") >= 0.5
     assert mean(steps[-3:], "reward/mean") >= mean(steps[:1], "reward/mean") + 0.5
@@ -102,5 +104,5 @@ def test_it_learns_to_walk_by_what_each_step_earns(tmp_path):
 
 def test_where_steps_are_paid_for_those_of_another_walk_it_does_not_learn_to_walk(tmp_path):
     anothers = "algorithm.advantage={name: 'tests.integration.credit:earned_by_another', lambda_: 0.9}"
-    steps, _ = trained("grid", tmp_path / "run", anothers)
+    steps, _ = trained("grid", tmp_path / "run", GRID_STEPS, anothers)
     assert mean(steps[-3:], "environment/grid/arrived") < 0.2
