@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("treadwheel", "cluster", "actors", "learner", "deploy")
 STARTERS = ROOT / "deploy/starters"
 """Written for users, and copied."""
-EXTRAS = {"vllm"}
-"""Installed for the machine at hand (deploy/install.sh)."""
+EXTRAS = {"triton", "vllm"}
+"""Installed for the machine at hand (deploy/install.sh); triton comes with torch for GPUs."""
 OPTIONAL = {"gymnasium": "gym", "httpx2": "mcp", "mcp": "mcp"}
 """By the extra that brings them: imported by the one variant that needs them."""
 INSTALLED_FIRST = {"torch", "treadwheel"}
