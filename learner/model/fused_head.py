@@ -7,8 +7,6 @@ Written in Triton, which compiles a kernel at its first call. `differs` says whe
 Shapes: C rows and V columns of the tile.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -51,11 +49,11 @@ def gradient(
     factor: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Of a loss in a tile's logits before cap and temperature, [C, V] in `dtype`.
+    """The loss's gradient in the logits as their product made them, before cap and temperature: [C, V] in `dtype`.
 
-    `sum_C` is the loss's gradient in each row's normalizer, with the sign turned; `target_C` that in the logit of `columns_C`, 0 for a row
-    without one here. `entropies`: each row's, and the gradient in it. What lies before the logits multiplies by `factor`, and with a `cap`
-    other than 0 by 1 - (cap * logit)^2.
+    `sum_C` is minus its gradient in each row's normalizer. `target_C` is its gradient in the target's log-prob, and `columns_C` says where
+    the target is; 0 for a row whose target is in another tile. `entropies`: each row's entropy, and the gradient in it. Temperature and
+    scale multiply by `factor`, and a `cap` other than 0 multiplies by 1 - (cap * logit)^2.
     """
     assert logits_CV.is_contiguous()
     num_rows, width = logits_CV.shape
@@ -81,7 +79,6 @@ def gradient(
     return found_CV
 
 
-@functools.cache
 def differs(device: torch.device) -> str | None:
     """Why the kernels are not to be used on this device; None where each form of them computes what torch computes in float64.
 

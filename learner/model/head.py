@@ -199,39 +199,24 @@ class _SelectedLogprobs(torch.autograd.Function):
                 logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
                 if floor_C is not None:
                     _drop_below(floor_C[chunk], logits, targets=targets)
-            of_target_C = torch.where(targets.are_inside, gradient_C[chunk], 0)
+            options: dict[str, Any] = {
+                "normalizer_C": normalizer_C[chunk],
+                "sum_C": sum_C[chunk],
+                "target_C": torch.where(targets.are_inside, gradient_C[chunk], 0),
+                "entropies": None if entropy_gradient_C is None else (entropies_C[chunk], entropy_gradient_C[chunk]),
+                "cap": 0.0 if head.soft_cap is None else head.temperature / head.soft_cap,
+                "factor": head.scale / head.temperature,
+            }
             if kernels is not None:
-                gradient = kernels.gradient(
-                    logits,
-                    normalizer_C=normalizer_C[chunk],
-                    sum_C=sum_C[chunk],
-                    columns_C=targets.cells[1],
-                    target_C=of_target_C,
-                    entropies=None if entropy_gradient_C is None else (entropies_C[chunk], entropy_gradient_C[chunk]),
-                    cap=0.0 if head.soft_cap is None else head.temperature / head.soft_cap,
-                    factor=head.scale / head.temperature,
-                    dtype=_matmul_dtype(hidden_CH),
-                )
+                dtype = _matmul_dtype(hidden_CH)
+                gradient = kernels.gradient(logits, columns_C=targets.cells[1], dtype=dtype, **options)
             else:
-                logprobs = logits - normalizer_C[chunk, None]
-                gradient = logprobs.exp()
-                others: Tensor | None = None
+                partition: _Partition | None = None
                 if partition_gradient_CP is not None:
-                    others = gradient * (partition_gradient_CP[chunk, -1] / rest_C[chunk])[:, None]
-                if entropy_gradient_C is not None:
-                    pull = logprobs.add_(entropies_C[chunk, None]).mul_(entropy_gradient_C[chunk, None])
-                    gradient.mul_(pull.add_(sum_C[chunk, None]).neg_())
-                else:
-                    gradient.mul_(-sum_C[chunk, None])
-                gradient[targets.cells] += of_target_C
-                if partition_gradient_CP is not None and others is not None:
                     places, cells = _inside(candidates_CK[chunk], tile)
-                    others[cells] = partition_gradient_CP[chunk][places]
-                    gradient.add_(others)
-                if head.soft_cap is not None:
-                    gradient.mul_(1 - (logits * (head.temperature / head.soft_cap)).square_())
-                if head.scale != head.temperature:
-                    gradient.mul_(head.scale / head.temperature)
+                    rest_gradient_C = partition_gradient_CP[chunk, -1] / rest_C[chunk]
+                    partition = _Partition(cells, partition_gradient_CP[chunk][places], rest_gradient_C)
+                gradient = _gradient(logits, cells=targets.cells, partition=partition, **options)
             inside = gradient.to(_matmul_dtype(hidden_CH))
             if hidden_gradient_CH is not None:
                 _add_product(hidden_gradient_CH[chunk], inside, weight_VH[tile])
@@ -247,6 +232,48 @@ class _SelectedLogprobs(torch.autograd.Function):
             None if bias_gradient_V is None or bias_V is None else bias_gradient_V.to(bias_V.dtype),
             *[None] * 5,
         )
+
+
+class _Partition(NamedTuple):
+    """Of a tile's candidates and the rest."""
+
+    cells: tuple[Tensor, Tensor]
+    """Rows and columns of the candidates that are in the tile."""
+    gradient: Tensor
+    """In their log-probs."""
+    rest_gradient_C: Tensor
+    """In the probability of all other tokens."""
+
+
+def _gradient(
+    logits: Tensor,
+    *,
+    normalizer_C: Tensor,
+    sum_C: Tensor,
+    cells: tuple[Tensor, Tensor],
+    target_C: Tensor,
+    entropies: tuple[Tensor, Tensor] | None,
+    partition: _Partition | None,
+    cap: float,
+    factor: float,
+) -> Tensor:
+    """As `fused_head.gradient`, in the type of the logits, by torch. `cells` are of the targets."""
+    logprobs = logits - normalizer_C[:, None]
+    gradient = logprobs.exp()
+    others = None if partition is None else gradient * partition.rest_gradient_C[:, None]
+    if entropies is not None:
+        entropies_C, pull_C = entropies
+        pull = logprobs.add_(entropies_C[:, None]).mul_(pull_C[:, None])
+        gradient.mul_(pull.add_(sum_C[:, None]).neg_())
+    else:
+        gradient.mul_(-sum_C[:, None])
+    gradient[cells] += target_C
+    if partition is not None and others is not None:
+        others[partition.cells] = partition.gradient
+        gradient.add_(others)
+    if cap:
+        gradient.mul_(1 - (logits * cap).square_())
+    return gradient if factor == 1 else gradient.mul_(factor)
 
 
 class _WeightGradient:
@@ -292,7 +319,7 @@ def _kernels(hidden_CH: Tensor) -> ModuleType | None:
 
 @functools.cache
 def _proven(device: torch.device) -> tuple[ModuleType | None, str | None]:
-    """The kernels, or why they do not serve. The proof takes seconds, for Triton compiles them."""
+    """The kernels, or why they do not serve. Once: the proof takes seconds, for Triton compiles them."""
     try:
         from learner.model import fused_head
     except Exception as error:  # noqa: BLE001  Triton is missing, or not of this torch

@@ -1,8 +1,6 @@
 """The head's kernels, interpreted on a CPU, compute what torch computes. Run by `test_fused_head` with TRITON_INTERPRET=1, which Triton
 reads when it is imported."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,12 +11,6 @@ from tests.unit.learner.model.fused_heads import assert_computes_the_same
 from tests.unit.learner.model.test_head import HEADS
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _proves_anew() -> Iterator[None]:
-    yield
-    fused_head.differs.cache_clear()
 
 
 def test_they_prove_themselves():
