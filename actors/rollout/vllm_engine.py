@@ -4,8 +4,10 @@ The only module (with the weight transport's engine side) that imports vLLM. One
 belong to the thread that makes them.
 """
 
+import contextlib
 import logging
 import os
+import sys
 import tempfile
 import warnings
 from bisect import insort
@@ -53,7 +55,10 @@ class VllmEngine:
         refuses the settings."""
         rollout, sampling = config.rollout, config.sampling
         _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager, dtype=config.model.dtype)
-        with importing_for_good():
+        with (
+            importing_for_good(),
+            _no_compiler(is_left_out=rollout.enforce_eager and not torch.accelerator.is_available()),
+        ):
             import vllm
             from vllm.exceptions import VLLMClientError
             from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -330,6 +335,20 @@ class VllmEngine:
 
 def _logprobs_of(token_ids: Sequence[int], found: Sequence[Any]) -> list[float]:
     return [at[token].logprob for token, at in zip(token_ids, found, strict=True)]
+
+
+@contextlib.contextmanager
+def _no_compiler(*, is_left_out: bool) -> Iterator[None]:
+    """vLLM imports torch's compiler, 140 modules, to change a list of it: for nothing where nothing is compiled."""
+    name = "torch._inductor.lowering"
+    if not is_left_out or name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # pyright: ignore[reportArgumentType]  so that its import fails, which vLLM takes
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def _built(vllm: Any, arguments: Any, *, model: ModelConfig, replays: bool) -> Any:

@@ -125,12 +125,13 @@ def check_lengths(
     if limit.max_tokens is not None and limit.max_tokens > room:
         why = _room(config, formatter, room)
         raise ConfigError(f"{field}.max_prompt_tokens={limit.max_tokens} is beyond {why}; lower one of them")
-    first, longest, counts = None, source[0], Counter[str]()
+    first, longest, most_bytes, counts = None, source[0], -1, Counter[str]()
     for prompt in map(source.__getitem__, range(len(source))):
-        longest = max(longest, prompt, key=_num_bytes)
+        if (size := _num_bytes(prompt)) > most_bytes:
+            longest, most_bytes = prompt, size
         try:
             # A token covers at least a byte, so a short text fits whatever the tokenizer; the first one is encoded in any case.
-            is_short = limit.max_tokens is None and first is not None and _num_bytes(prompt) < room // 2
+            is_short = limit.max_tokens is None and first is not None and size < room // 2
             fitted = limit(prompt)
             num_tokens = 0 if is_short or fitted is None else len(formatter.encode(fitted).token_ids)
         except DataError as error:

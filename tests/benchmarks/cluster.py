@@ -90,9 +90,11 @@ def _config(folder: Path, model: Path) -> RunConfig:
 
 
 def _startup(folder: Path) -> dict[str, Any]:
-    """The quickstart's own command, from its process's start to the end of step 1, the first evaluation included."""
+    """The quickstart's own command, from its process's start to the end of step 1, the first evaluation included.
+
+    One step more than that: the last one ends with an evaluation, which no first step of a run that trains does."""
     command = [str(Path(sys.executable).parent / "treadwheel"), "train", "deploy/runs/quickstart.yaml"]
     run_dir = folder / "startup"
-    subprocess.run([*command, f"run_dir={run_dir}", "num_steps=1"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, f"run_dir={run_dir}", "num_steps=2"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     seconds = json.loads((run_dir / "summary.json").read_text())["seconds_to_first_step"]
     return {"name": "start-up to the first trained step", "value": seconds, "unit": "s", "aim": "<= 15 s"}

@@ -1,5 +1,7 @@
+import importlib
 import os
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -7,12 +9,15 @@ import torch
 from actors.rollout.vllm_engine import (
     _arguments,
     _has_float32_head,
+    _no_compiler,
     _prepare_process,
     _refuse_gpus_without_fp8,
     _refuse_the_other_build,
 )
 from cluster.contracts.config import RolloutConfig, RunConfig
 from cluster.contracts.errors import ConfigError
+
+COMPILER = "torch._inductor.lowering"
 
 
 @pytest.mark.parametrize(
@@ -90,3 +95,18 @@ def test_a_gpu_that_does_not_multiply_fp8_is_refused_for_it(scheme, is_cpu, capa
         return _refuse_gpus_without_fp8(rollout, platform)
     with pytest.raises(ConfigError, match=r"'fp8_per_tensor' needs GPUs of compute capability 8\.9 .* has A100;"):
         _refuse_gpus_without_fp8(rollout, platform)
+
+
+def test_vllm_is_imported_without_torchs_compiler_where_nothing_is_compiled(monkeypatch):
+    monkeypatch.delitem(sys.modules, COMPILER, raising=False)
+    with _no_compiler(is_left_out=True), pytest.raises(ImportError):
+        importlib.import_module(COMPILER)
+    assert COMPILER not in sys.modules
+
+
+def test_a_compiler_that_is_there_already_stays(monkeypatch):
+    there = ModuleType(COMPILER)
+    monkeypatch.setitem(sys.modules, COMPILER, there)
+    with _no_compiler(is_left_out=True):
+        assert importlib.import_module(COMPILER) is there
+    assert sys.modules[COMPILER] is there
