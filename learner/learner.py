@@ -174,9 +174,7 @@ class Learner:
         self.version += 1
         self._learned = learned.batch()
         self._phases.enter("waiting")
-        of_what_stays = {
-            f"learner/kl_{name}_coefficient": beta for name, beta in self.objective.kl_coefficients.items()
-        }
+        coefficients = {f"learner/kl_{name}_coefficient": beta for name, beta in prepared.kl_coefficients.items()}
         self._last_step = stats_of(
             batch,
             report,
@@ -184,7 +182,7 @@ class Learner:
             laps=laps,
             policy_version=self.version,
             num_parts=self._ranks.data_parallel_size,
-            more=of_what_stays | {"learner/skipped_in_a_row": float(self._guard.num_in_a_row)},
+            more=coefficients | {"learner/skipped_in_a_row": float(self._guard.num_in_a_row)},
         )
         return self._last_step
 

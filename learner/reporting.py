@@ -35,7 +35,7 @@ def stats_of(
     more: Mapping[str, float],
 ) -> StepStats:
     """What a learner tells of a step. `report` are its statistics, `num_parts` how many ranks or groups of them have passes of their own,
-    `more` metrics of what outlives it."""
+    `more` other metrics."""
     metrics = {f"learner/{name}": value for name, value in report.items()} | metrics_of(updates) | dict(more)
     metrics |= {
         "learner/failed_rewards": float(batch.num_failed),

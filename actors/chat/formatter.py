@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
+from actors.chat.encoding import TextEncoder
 from actors.chat.hub import why_not_loaded
 from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
@@ -69,6 +71,10 @@ class ChatFormatter:
             bos_token_id=_bos_token_id(config),
         )
 
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        return self.turns().encoder
+
     @property
     def num_token_ids(self) -> int:
         """That the tokenizer knows: 0 to one less."""
@@ -118,16 +124,19 @@ class ChatFormatter:
         return text[spans[num_tokens - 1][1] :] if at_start else text[: spans[-num_tokens][0]]
 
     def encode_completion(self, prompt: Prompt, completion: str) -> list[int]:
-        """A given completion as the model would have sampled it: its tokens, then the one that ends the turn or the sequence.
+        """A given completion as the model would have sampled it after the prompt: its tokens, then the one that ends the turn or the
+        sequence, unless it has one.
 
         Raises DataError naming the prompt when the completion is empty, or the two do not fit the context.
         """
-        token_ids = list(self._tokenizer(completion, add_special_tokens=False).input_ids)
+        prompt_ids = self.encode(prompt).token_ids
+        space, end = self._around(prompt, completion)
+        token_ids = self._encoder.encode_after(prompt_ids[-1], space + completion)
         if not token_ids:
             raise _refused(prompt, "has an empty completion; leave the row out")
-        end = self._end_of_turn(prompt, completion)
-        token_ids += [] if end is None else [end]
-        num_tokens = len(self.encode(prompt).token_ids) + len(token_ids)
+        if end is not None and token_ids[-1] not in self.stop_token_ids:
+            token_ids = [*token_ids, end]
+        num_tokens = len(prompt_ids) + len(token_ids)
         if num_tokens > self.max_context:
             raise _refused(
                 prompt,
@@ -144,15 +153,20 @@ class ChatFormatter:
         """Each token as text, special ones as they are written."""
         return tuple(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in token_ids)
 
-    def _end_of_turn(self, prompt: Prompt, completion: str) -> int | None:
-        """The first token that ends a completion after this one in the template; the tokenizer's eos where the template writes none."""
-        if self.has_template and prompt.messages is not None:
-            dialogue = [*prompt.messages, {"role": "assistant", "content": completion}]
-            rendered: str = self._tokenizer.apply_chat_template(dialogue, tokenize=False)
-            tail = self._tokenizer(rendered.rpartition(completion)[2], add_special_tokens=False).input_ids
-            if ends := [token_id for token_id in tail if token_id in self.stop_token_ids]:
-                return ends[0]
-        return self._tokenizer.eos_token_id
+    def _around(self, prompt: Prompt, completion: str) -> tuple[str, int | None]:
+        """White space that the template writes before this completion, and the first token after it that ends one; the tokenizer's eos
+        where the template writes none."""
+        if not completion or not self.has_template or prompt.messages is None:
+            return "", self._tokenizer.eos_token_id
+        dialogue = [*prompt.messages, {"role": "assistant", "content": completion}]
+        rendered: str = self._tokenizer.apply_chat_template(dialogue, tokenize=False)
+        # Some templates strip it.
+        words = completion.strip() or completion
+        before, _, after = rendered.rpartition(words)
+        space = before.removeprefix(self._text(prompt)).removesuffix(completion.partition(words)[0])
+        tail = self._tokenizer(after, add_special_tokens=False).input_ids
+        ends = (token_id for token_id in tail if token_id in self.stop_token_ids)
+        return "" if space.strip() else space, next(ends, self._tokenizer.eos_token_id)
 
     def _encoded(self, prompt: Prompt) -> tuple[str, list[int]]:
         text = self._text(prompt)

@@ -307,7 +307,8 @@ class VllmEngine:
     def _converted(self, output: Any) -> EngineOutput:
         completion = output.outputs[0]
         reason, token_ids = completion.finish_reason, list(completion.token_ids)
-        if reason is None and self._stops_at_seam(output.request_id, token_ids):
+        # A text ends a completion before its limit does, as vLLM has it.
+        if reason in (None, "length") and self._stops_at_seam(output.request_id, token_ids):
             self._engine.abort_request([output.request_id])
             reason = "stop"
         if reason is not None:

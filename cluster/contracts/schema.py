@@ -107,9 +107,6 @@ _MISSING = {
 }
 """The versions before this one that are read too, and the fields that they do not have."""
 
-RUN_DEPENDENT_COLUMNS = ("run_id", "worker", "model_seconds", "started_at", "finished_at")
-"""Columns that say where and when, not what: two runs that are equal bit for bit may differ in them."""
-
 
 def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     """Rows as a validated batch. Missing nullable fields become null, and a row is the only segment of its trajectory unless it says

@@ -15,7 +15,7 @@ from learner.model.critic import Critic, Networks, check_sequence_parallel, crit
 from learner.model.linear import multiply_fast
 from learner.model.loading import load_shards, materialise, read_score, skeleton
 from learner.model.lora import add_adapters
-from learner.model.policy import CRITIC_PATH, PolicyModel, choose_layout, load, load_backbone, unproven
+from learner.model.policy import CRITIC_PATH, PolicyModel, choose_layout, fix_rotations, load, load_backbone, unproven
 
 
 def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
@@ -49,6 +49,7 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
         loading = load_shards(networks, model=model, critic=own, ranks=ranks, seed=config.seed)
     elif critic is not None and own is not None:
         critic.start_head(read_score(own))
+    fix_rotations(networks, model=model)
     choose_layout(
         policy,
         forward=lambda batch: networks(batch)[0],

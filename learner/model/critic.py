@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -76,7 +77,8 @@ class Critic(nn.Module):
     def forward(self, batch: MicroBatch, *, policy_hidden_CH: Tensor) -> Tensor:
         """Values of the micro-batch's positions, [C], float32."""
         hidden_CH = policy_hidden_CH if self.backbone is None else hidden_states(self.backbone, batch)
-        return self.value_head(hidden_CH)[:, 0].float()
+        weight_1H, bias_1 = (part.float() for part in (self.value_head.weight, self.value_head.bias))
+        return F.linear(hidden_CH.float(), weight_1H, bias_1)[:, 0]
 
 
 @torch.no_grad()

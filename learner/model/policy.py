@@ -26,6 +26,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfig
@@ -236,10 +237,24 @@ def without_dropout(module: nn.Module) -> None:
                 setattr(part, name, 0.0)
 
 
+def fix_rotations(module: nn.Module, *, model: ModelConfig) -> None:
+    """LongRoPE has two sets of frequencies. The engine takes one for the run, by its longest context, and so does the module from now on;
+    transformers takes one for each pass, by its longest sequence, on which the others would depend."""
+    for part in module.modules():
+        if getattr(part, "rope_type", None) != "longrope":
+            continue
+        rotary = cast(Any, part)
+        short: int = rotary.config.rope_parameters["original_max_position_embeddings"]
+        if (model.max_context or rotary.config.max_position_embeddings) > short:
+            device = rotary.inv_freq.device
+            rotary.original_inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](rotary.config, device, seq_len=short + 1)
+
+
 def prove(
     causal_lm: PreTrainedModel, *, model: ModelConfig, packing: str, sampling: SamplingConfig, head_chunk_tokens: int
 ) -> PolicyModel:
     """The policy in the fastest layout that is proven; see `choose_layout`."""
+    fix_rotations(causal_lm, model=model)
     policy = unproven(causal_lm, sampling=sampling, head_chunk_tokens=head_chunk_tokens)
     dtype = next(causal_lm.parameters()).dtype
     choose_layout(policy, forward=policy, own_logits=policy.own_logits, model=model, packing=packing, dtype=dtype)

@@ -23,7 +23,6 @@ import pytest
 import yaml
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.schema import RUN_DEPENDENT_COLUMNS
 from cluster.record.learned_files import learned_of
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, SUMMARY, RunDirectory, checkpoint_name
@@ -40,6 +39,8 @@ _NOT_MATHEMATICS = (
     "staleness/bound",  # a step that is learned again does not tell it
 )
 """Metrics that say how long, how fast, or who was there. All others of a deterministic run are equal whenever it is repeated."""
+_WHERE_AND_WHEN = ("run_id", "worker", "model_seconds", "started_at", "finished_at")
+"""Columns of trajectories that say no more than that."""
 
 
 def write_run(folder: Path, model: Path, **settings: Any) -> Path:
@@ -195,7 +196,7 @@ class Run:
         tables: dict[int, pa.Table] = {}
         for record in Ledger(self.directory).records():
             with pa.ipc.open_file(self.directory.read_file(record.trajectories)) as reader:
-                tables[record.step] = reader.read_all().drop_columns([*RUN_DEPENDENT_COLUMNS])
+                tables[record.step] = reader.read_all().drop_columns([*_WHERE_AND_WHEN])
         return tables
 
     def learned(self) -> dict[int, pa.Table]:

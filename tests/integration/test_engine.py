@@ -237,8 +237,11 @@ def test_a_resumed_request_goes_on_after_its_kept_tokens(engine, reference):
     assert largest_error(rest.rollout_logprobs, expected) < 1e-4
 
 
-def test_a_stop_text_that_begins_in_kept_tokens_ends_a_resumed_request(engine):
-    greedy = {"temperature": 0.0, "max_tokens": 12}
+@pytest.mark.parametrize("max_tokens", [12, 7])
+def test_a_stop_text_that_begins_in_kept_tokens_ends_a_resumed_request_also_with_the_last_token_of_its_limit(
+    engine, max_tokens
+):
+    greedy = {"temperature": 0.0, "max_tokens": max_tokens}
     whole = run(engine, request("whole", PROMPT, **greedy))["whole"]
     kept = completion(whole.token_ids[:5], whole.rollout_logprobs[:5], reason=FinishReason.ABORTED)
     stop = make_tokenizer().decode(whole.token_ids[3:7])

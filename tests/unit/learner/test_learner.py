@@ -296,6 +296,15 @@ def test_the_kl_to_the_reference_may_be_measured_without_a_penalty(model_path: P
     assert "learner/kl_reference_k3_mean" not in reports[1] and "learner/kl_loss" not in reports[2]
 
 
+def test_a_step_reports_the_kl_coefficient_that_it_learned_with(model_path: Path):
+    adaptive = {"target": 6.0, "horizon": 24}
+    algorithm = {"kl": {"loss": {"coefficient": 0.5, "estimator": "k3", "adaptive": adaptive}}}
+    learner = Learner(make_config(model_path, learner={"lora": {"rank": 4}}, algorithm=algorithm))
+    found = [learner.update(*_groups(learner)).metrics["learner/kl_loss_coefficient"] for _ in range(2)]
+    # The adapters start at the reference: a KL of 0 lowers it by a fifth times 12 trajectories of 24.
+    assert found == pytest.approx([0.5, 0.45])
+
+
 def test_a_reference_of_its_own_is_never_taken_for_the_base_under_adapters(model_path: Path):
     """Groups that it did not score have no KL to it; the base, with the adapters off, is another model."""
     sections: dict[str, Any] = {"learner": {"lora": {"rank": 4}}, "algorithm": {"monitor": {"reference_kl": 1}}}

@@ -5,6 +5,7 @@ from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
 from tests.models import make_tiny_model, make_tokenizer
+from tests.unit.actors.chat.families import FAMILIES, tokenizer_of
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 TEMPLATE_WITH_BOS = "{{ bos_token }}" + TEMPLATE
@@ -96,6 +97,40 @@ def test_a_dialogue_without_roles_needs_a_template():
 def test_decoded_text_leaves_special_tokens_out():
     tokenizer = make_tokenizer()
     assert formatter().decode([*tokenizer("a b").input_ids, EOS]) == "a b"
+
+
+def of_family(name: str) -> ChatFormatter:
+    tokenizer = tokenizer_of(name)
+    stops = [tokenizer.get_vocab()[stop] for stop in FAMILIES[name].stops]
+    return ChatFormatter(tokenizer, max_context=64, stop_token_ids=stops)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("qwen25", "a", "<|im_end|>"),
+        ("zephyr", "a", "</s>"),  # this tokenizer puts a space before a text that begins
+        ("gemma", "a", "<end_of_turn>"),
+        ("phi3", "▁a", "<|end|>"),  # as after all of its control tokens
+        ("llama2", "▁a", "</s>"),  # these templates write a space before it
+        ("falcon", "Ġa", "<|endoftext|>"),
+    ],
+)
+def test_a_given_completion_begins_and_ends_as_the_template_writes_it(name: str, first: str, last: str):
+    chat = of_family(name)
+    begun, *_, ended = chat.encode_completion(asked("x"), "a name")
+    assert tokenizer_of(name).convert_ids_to_tokens([begun, ended]) == [first, last]
+
+
+def test_a_given_completion_of_a_text_goes_on_where_that_ends():
+    chat, prompt = of_family("zephyr"), Prompt(prompt_id="p", text="1+1=")
+    token_ids = [*chat.encode(prompt).token_ids, *chat.encode_completion(prompt, "2")]
+    assert chat.decode(token_ids) == "1+1=2"
+
+
+def test_a_given_completion_that_ends_itself_ends_once():
+    chat = of_family("qwen25")
+    assert chat.encode_completion(asked("x"), "a<|im_end|>") == chat.encode_completion(asked("x"), "a")
 
 
 def test_stop_tokens_are_the_tokenizers_eos_and_the_models(tmp_path):

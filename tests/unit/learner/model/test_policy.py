@@ -17,6 +17,8 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
 )
 
@@ -84,3 +86,36 @@ def test_a_loaded_model_has_no_dropout(tmp_path: Path):
     causal_lm = load(ModelConfig(path=str(path), dtype="float32"), dtype=torch.float32).train()
     ids = torch.arange(5, 25)[None]
     assert torch.equal(causal_lm(ids).logits, causal_lm(ids).logits)
+
+
+LONG = [2.0, 4.0, 8.0, 16.0]
+
+
+def longrope() -> Phi3ForCausalLM:
+    """Trained on 16 positions, and stretched to 64."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": LONG}
+    positions: dict[str, Any] = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
+    config = Phi3Config(**SIZES, **positions, rope_parameters=rope, bos_token_id=1, eos_token_id=2)
+    return Phi3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("packing", ["packed", "padded"])
+def test_a_sequence_of_a_longrope_model_does_not_depend_on_the_longest_one_of_its_pass(packing: str):
+    model = ModelConfig(path="made here", dtype="float32")
+    policy = prove(longrope(), model=model, packing=packing, sampling=SamplingConfig(), head_chunk_tokens=16)
+    rows = [token_row([5, 6, 7], [8, 9, 10, 11]), token_row([5, 6], list(range(8, 38)))]
+    alone, beside = (lay_out(rows, chosen, layout=policy.layout, width=30) for chosen in ([0], [0, 1]))
+    assert_close(alone.scatter(policy(alone).logprobs_C)[0], beside.scatter(policy(beside).logprobs_C)[0])
+
+
+@pytest.mark.parametrize(("max_context", "factors"), [(16, [1.0] * 4), (17, LONG), (None, LONG)])
+def test_a_longrope_model_rotates_by_the_longest_context_of_the_run_as_the_engine_does(
+    max_context: int | None, factors: list[float]
+):
+    model = ModelConfig(path="made here", dtype="float32", max_context=max_context)
+    causal_lm = longrope()
+    prove(causal_lm, model=model, packing="auto", sampling=SamplingConfig(), head_chunk_tokens=16)
+    # 10000^(-i / 4) over the factors, for the pairs i of a head of 8.
+    expected = torch.tensor([1.0, 0.1, 0.01, 0.001]) / torch.tensor(factors)
+    assert_close(causal_lm.get_buffer("model.rotary_emb.inv_freq"), expected)
