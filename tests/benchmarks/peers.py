@@ -36,12 +36,13 @@ from tests.unit.learner.trajectories import make_group
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "peers"
 _OF_BOTH = ("datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19", "xxhash==4.1.0", "pandas==3.1.1")
+# verl asks for 0.10 at most; its losses run on this one, which torchrl needs.
+_TENSORDICT = ("tensordict==0.14.3", "pyvers==0.2.3")
 PEERS = {
     "trl": ("trl==1.16.0", "accelerate==1.15.0", *_OF_BOTH),
     "verl": (
         "verl==0.9.1",
-        "tensordict==0.10.0",
-        "pyvers==0.2.3",
+        *_TENSORDICT,
         "hydra-core==1.3.8",
         "omegaconf==2.4.0",
         "antlr4-python3-runtime==4.9.3",
@@ -49,9 +50,14 @@ PEERS = {
         "orjson==3.13.0",
         *_OF_BOTH,
     ),
+    "torchrl": ("torchrl==0.14.1", "hoptorch==0.1.4", *_TENSORDICT),
 }
 """By the peer, its packages and those of its dependencies that this environment lacks."""
-_USED = {"trl": "trl.trainer.grpo_trainer", "verl": "verl.trainer.ppo.core_algos"}
+_USED = {
+    "trl": "trl.trainer.grpo_trainer",
+    "verl": "verl.trainer.ppo.core_algos",
+    "torchrl": "torchrl.objectives.llm",
+}
 """Modules that must import. The peers themselves import what they need late."""
 QUICKSTART = ROOT / "deploy" / "quickstart" / "model"
 GROUP_SIZE, NUM_STEPS = 8, 3
@@ -78,7 +84,9 @@ def install(peer: str) -> bool:
     """Whether the peer is there to compare with, after trying to fetch it."""
     if not (FOLDER / peer).exists():
         packages = PEERS[peer]
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER), *packages]
+        # An earlier install may have left other versions of what peers share.
+        how = ("--quiet", "--no-deps", "--upgrade", "--target", str(FOLDER))
+        command = [sys.executable, "-m", "pip", "install", *how, *packages]
         subprocess.run(command, check=False, stdout=sys.stderr)
     probe = [sys.executable, "-c", f"import {_USED[peer]}"]
     return subprocess.run(probe, env=environment(), cwd=ROOT, capture_output=True, check=False).returncode == 0

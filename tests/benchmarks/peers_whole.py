@@ -1,14 +1,16 @@
-"""Whole runs against TRL's: new tokens per second of steps that sample, judge, learn and use the new weights for the next sampling.
+"""Whole runs against TRL's and torchrl's: new tokens per second of steps that sample, judge, learn and sample with the new weights.
 
-Both sides have the same model, prompts, batch, dtype and number of threads (2), AdamW, no KL, rewards drawn by chance, and compute no
-activations again. TRL is `GRPOTrainer` with its own generation of all completions of a step at once; it learns in passes of several
-sizes, and its best counts. Ours is `treadwheel train` with its record and attested weights: synchronous, where sampling and learning
-take turns on both threads, and with one off-policy step, where each has one. Time goes from the end of the first step to the end of the
-last one; of an off-policy run the last step, which samples nothing beside it, is left out as well. In bfloat16 TRL's parameters and
-moments are bfloat16 too, ours have float32 master weights.
+All sides have the same model, prompts, batch, dtype and number of threads (2), AdamW, no KL, rewards drawn by chance, and compute no
+activations again. The peers generate all completions of a step at once by transformers; they learn in passes of several sizes, and their
+best counts. TRL is `GRPOTrainer`. torchrl is the parts of its GRPO recipe (`TransformersWrapper`, a replay buffer with `MCAdvantage`,
+`GRPOLoss`) in one process, without those that would only cost time there: collector, environment, a second copy of the weights. Ours is
+`treadwheel train` with its record and attested weights: synchronous, where sampling and learning take turns on both threads, and with one
+off-policy step, where each has one. Time goes from the end of the first step to the end of the last one; of an off-policy run the last
+step, which samples nothing beside it, is left out as well. In bfloat16 the peers' parameters and moments are bfloat16 too, ours have
+float32 master weights.
 
-Each prompt says how long its completions are, so that both sides sample the same number of tokens in each step: ours by
-`sampling.ignore_eos` and `sampling.columns`, TRL by a logits processor that forbids the end before the last token and forces it there.
+Each prompt says how long its completions are, so that all sides sample the same number of tokens in each step: ours by
+`sampling.ignore_eos` and `sampling.columns`, peers by a logits processor that forbids the end before the last token and forces it there.
 Lengths between 4 and 64 are 4, 8, ... 64, in an order drawn once: the mean of a uniform draw, without its noise.
 """
 
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,11 +34,13 @@ from tests.benchmarks.peers import GROUP_SIZE, ROOT, in_process, install, train_
 from tests.models import save_model
 
 NUM_THREADS = 2
+PEERS = {"TRL": __name__, "torchrl": "tests.benchmarks._peers_torchrl"}
+"""The module that runs in the peer's process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A run that both sides make."""
+    """A run that all sides make."""
 
     name: str
     make_model: Callable[[], PreTrainedModel]
@@ -44,8 +48,8 @@ class Case:
     prompt_length: int
     lengths: tuple[int, ...]
     """Of the completions, one for each prompt of a step."""
-    choices: tuple[int, ...]
-    """Trajectories that TRL learns from in one pass."""
+    choices: Mapping[str, tuple[int, ...]]
+    """By the peer, trajectories that it learns from in one pass."""
     num_steps: int
     """That are timed; one comes before."""
     aim: str
@@ -90,7 +94,7 @@ _SMALL: dict[str, Any] = {
     "make_model": llama_of_5m,
     "dtype": "float32",
     "prompt_length": 19,
-    "choices": (8, 32, 128),
+    "choices": dict.fromkeys(PEERS, (8, 32, 128)),
     "num_steps": 5,
 }
 CASES = (
@@ -104,7 +108,7 @@ CASES = (
         dtype="bfloat16",
         prompt_length=50,
         lengths=(32,) * 4,
-        choices=(8, 32),
+        choices={"TRL": (8, 32), "torchrl": (4, 8, 16)},  # 32 would take torchrl more than 16 GB
         num_steps=2,
         aim=">= 8",
     ),
@@ -112,38 +116,42 @@ CASES = (
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Two rows a case: synchronous, and with one off-policy step."""
-    has_trl = install("trl")
+    """Three rows a case: synchronous and with one off-policy step against TRL, synchronous against torchrl."""
+    peers = [peer for peer in PEERS if install(peer.lower())]
     for case in CASES:
-        yield from compared(case, has_trl=has_trl)
+        yield from compared(case, peers=peers)
 
 
-def compared(case: Case, *, has_trl: bool) -> list[dict[str, Any]]:
+def compared(case: Case, *, peers: Sequence[str]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         model, prompts = save_model(case.make_model, Path(folder) / "model", dtype=case.dtype), Path(folder) / "p.jsonl"
         prompts.write_text("\n".join(map(json.dumps, _prompts(case))))
         task = {"path": str(model), "dtype": case.dtype, "prompts": str(prompts), "num_steps": case.num_steps}
-        # Ours stands between TRL's runs: what else the machine does, or how warm it is, falls on both.
-        tried = [{**task, "rows_of_a_pass": size} for size in case.choices] if has_trl else []
-        theirs = [_trl_speed(case, each) for each in tried[:1]]
+        # Ours stands between the peers' runs: what else the machine does, or how warm it is, falls on all.
+        tried = [(peer, _speed(peer, case, task, case.choices[peer][0])) for peer in peers]
         ours = {
             "synchronous": _our_speed(case, Path(folder) / "synchronous", task, bound=0),
             "one off-policy step": _our_speed(case, Path(folder) / "off_policy", task, bound=1),
         }
-        theirs += [_trl_speed(case, each) for each in tried[1:]]
-    best = max(theirs, default=None)
-    return [
-        {
-            "name": f"{case.name}, {kind}",
-            "value": speed,
-            "unit": "new tokens/s",
-            "baseline": f"TRL {case.dtype}, best of {', '.join(map(str, case.choices))} trajectories a pass",
-            "baseline_value": best,
-            "ratio": None if best is None else speed / best,
-            "aim": case.aim if has_trl else None,
-        }
-        for kind, speed in ours.items()
-    ]
+        tried += [(peer, _speed(peer, case, task, size)) for peer in peers for size in case.choices[peer][1:]]
+    best = {peer: max(speed for other, speed in tried if other == peer) for peer in peers}
+    against_trl = [_row(case, f", {kind}", speed, peer="TRL", best=best, aim=case.aim) for kind, speed in ours.items()]
+    return [*against_trl, _row(case, ": torchrl", ours["synchronous"], peer="torchrl", best=best)]
+
+
+def _row(
+    case: Case, what: str, speed: float, *, peer: str, best: Mapping[str, float], aim: str | None = None
+) -> dict[str, Any]:
+    sizes, theirs = ", ".join(map(str, case.choices[peer])), best.get(peer)
+    return {
+        "name": case.name + what,
+        "value": speed,
+        "unit": "new tokens/s",
+        "baseline": f"{peer} {case.dtype}, best of {sizes} trajectories a pass",
+        "baseline_value": theirs,
+        "ratio": None if theirs is None else speed / theirs,
+        "aim": None if theirs is None else aim,
+    }
 
 
 def _prompts(case: Case) -> Iterator[dict[str, Any]]:
@@ -185,8 +193,8 @@ def _our_speed(case: Case, run_dir: Path, task: dict[str, Any], *, bound: int) -
     return case.num_steps * case.tokens_per_step / (timed[-1]["time"] - first["time"])
 
 
-def _trl_speed(case: Case, task: dict[str, Any]) -> float:
-    found = in_process(__name__, num_threads=NUM_THREADS, **task)
+def _speed(peer: str, case: Case, task: dict[str, Any], rows_of_a_pass: int) -> float:
+    found = in_process(PEERS[peer], num_threads=NUM_THREADS, rows_of_a_pass=rows_of_a_pass, **task)
     _require_as_many(case, found["num_tokens"][1:])
     return case.num_steps * case.tokens_per_step / found["seconds"]
 
@@ -197,14 +205,14 @@ def _require_as_many(case: Case, num_tokens: list[float]) -> None:
         raise RuntimeError(f"{case.name}: steps sampled {num_tokens} tokens, not {case.tokens_per_step} each")
 
 
-# In TRL's process
+# In a peer's process
 
 
 class EndsAt:
-    """A logits processor: each row of a generation ends with its own number of tokens."""
+    """A logits processor: each row of a generation ends with its own number of tokens, and none of them is padding."""
 
-    def __init__(self, eos_token_id: int) -> None:
-        self._eos = eos_token_id
+    def __init__(self, *, eos_token_id: int, pad_token_id: int) -> None:
+        self._eos, self._pad = eos_token_id, pad_token_id
         self._lengths = torch.zeros(0)
         self._place = 0
 
@@ -215,7 +223,7 @@ class EndsAt:
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self._place += 1
-        scores[:, self._eos] = -torch.inf
+        scores[:, [self._eos, self._pad]] = -torch.inf
         ends = self._lengths == self._place
         scores[ends] = -torch.inf
         scores[ends, self._eos] = 0.0
@@ -233,7 +241,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     class Trainer(importlib.import_module("trl").GRPOTrainer):
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
-            self._ends_at = EndsAt(self.processing_class.eos_token_id)
+            tokenizer = self.processing_class
+            self._ends_at = EndsAt(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
             generate = self.model.generate
             self.model.generate = lambda **inputs: generate(**inputs, logits_processor=[self._ends_at])
 

@@ -26,11 +26,10 @@ def test_prompts_differ_and_have_the_cases_tokens():
     assert len({prompt[:2] for prompt in prompts}) == 16
 
 
-def test_each_row_of_a_generation_ends_at_its_own_length_and_never_before():
-    eos, ends_at = 1, EndsAt(1)
+def test_each_row_of_a_generation_ends_at_its_own_length_and_never_before_and_has_no_padding():
+    eos, ends_at = 1, EndsAt(eos_token_id=1, pad_token_id=3)
+    scores = [0.0, 9.0, 1.0, 9.0]
     for _ in range(2):
         ends_at.begin([1, 3])
-        likeliest = [
-            ends_at(torch.zeros(2, 1), torch.tensor([[0.0, 9.0, 1.0]] * 2)).argmax(1).tolist() for _ in range(3)
-        ]
+        likeliest = [ends_at(torch.zeros(2, 1), torch.tensor([scores] * 2)).argmax(1).tolist() for _ in range(3)]
         assert likeliest == [[eos, 2], [2, 2], [2, eos]]
