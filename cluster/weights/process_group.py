@@ -64,6 +64,7 @@ class Member:
             self._store.set(_here(rank), "")
             here = [_here(each) for each in range(group.size)]
             self._wait(lambda: self._store.check(here), longest_pause_s=0.05)
+            self._refuse_given_up()  # all others may have come, and left
             make = _nccl if group.backend == "nccl" else _gloo
             self._backend: Any = make(self._store, group, rank=rank, device=device)
 
@@ -111,10 +112,13 @@ class Member:
                 raise BroadcastError(f"group {self._group.name} was not done within {self._group.timeout_s:g} s")
             if now - looked > _LOOK_S:
                 looked = now
-                if self._store.check([_GIVEN_UP]):
-                    raise BroadcastError(f"group {self._group.name} was given up: a member of it is lost")
+                self._refuse_given_up()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_pause_s)
+
+    def _refuse_given_up(self) -> None:
+        if self._store.check([_GIVEN_UP]):
+            raise BroadcastError(f"group {self._group.name} was given up: a member of it is lost")
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:

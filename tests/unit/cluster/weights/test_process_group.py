@@ -157,6 +157,18 @@ def test_a_member_that_never_comes_is_waited_for_until_the_groups_limit(sender):
         sender.send(group)
 
 
+def test_a_member_that_comes_when_the_group_was_given_up_waits_for_nobody(sender):
+    """All others had come, and left. It took the group's whole limit to connect to them."""
+    manifest, group = kept(sender), group_of(sender, size=3, timeout_s=20.0)
+    with in_thread(sender.send, group) as sending, in_thread(received, group, manifest) as receiving:
+        sender.give_up(group)
+        for each in (sending, receiving):
+            with pytest.raises(BroadcastError, match="given up"):
+                each.result(240)
+    with pytest.raises(BroadcastError, match="given up"):
+        list(Receiver().tensors(Incoming(group=group, first_rank=2, manifest=manifest), place=0, device=CPU))
+
+
 def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_sent_to(sender):
     manifest = kept(sender)
     groups = [group_of(sender, size=2, name=f"joins {number}", lasts=False) for number in range(2)]
