@@ -154,7 +154,7 @@ class LearnerGroup:
         return await self._published("pack")
 
     async def send(self, group: RankGroup) -> None:
-        """What was packed last, to all other members of `group`, while the ranks do something else.
+        """What was packed last, or what changed in it, to all other members of `group`, while the ranks do something else.
 
         Raises BroadcastError when one of these is lost, LostError when the ranks are being restarted or have not packed it, and the
         first rank's failure, which the next call that needs it heals.

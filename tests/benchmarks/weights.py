@@ -80,7 +80,7 @@ def delta_rows(tensors: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
         added_s, _ = _timed(loaded.take_changes, manifest, parts[len(buckets) :])
         packing_s.append((delta_s, whole_s))
         worker_s.append((added_s, verified_s))
-    size_bytes = [(manifest.delta.size_bytes, manifest.total_bytes)]
+    size_bytes = [(sum(manifest.delta.sizes_bytes), manifest.total_bytes)]
     name = f"delta of {manifest.delta.changed_share:.0%} of {manifest.total_bytes / 1e6:.0f} MB"
     return [
         {

@@ -349,7 +349,7 @@ async def test_a_death_while_publishing_publishes_the_same_version_again():
     assert scene.group.version == 1
 
 
-GROUP = RankGroup(name="g", size=2, sender="s", address="here:1", backend="gloo", timeout_s=5.0, lasts=True)
+GROUP = RankGroup(name="g", size=2, sender="s", address="here:1", backend="gloo", timeout_s=5.0, lasts=True, digest="d")
 
 
 async def test_a_death_while_packing_packs_the_same_version_again():
