@@ -154,15 +154,13 @@ class Sender:
     def keep(self, parts: Iterable[np.ndarray | WeightManifest]) -> WeightManifest:
         """Takes the buckets and the manifest that `packing` yields, or `PublishedCopy.compared`, in place of what it kept."""
         self._kept = {}  # two versions at a time would take twice the memory
-        arrays: list[np.ndarray] = []
-        for part in parts:
-            if isinstance(part, WeightManifest):
-                num_buckets, digest = len(part.bucket_digests), part.digest
-                changes = {(digest, part.delta.base_digest): arrays[num_buckets:]} if part.delta else {}
-                self._kept = {(digest, None): arrays[:num_buckets], **changes}
-                return part
-            arrays.append(owned(part))
-        raise AssertionError("a manifest comes last")
+        *taken, manifest = (owned(part) if isinstance(part, np.ndarray) else part for part in parts)
+        assert isinstance(manifest, WeightManifest)
+        arrays = [each for each in taken if isinstance(each, np.ndarray)]
+        digest, delta, num_buckets = manifest.digest, manifest.delta, len(manifest.bucket_digests)
+        changes = {(digest, delta.base_digest): arrays[num_buckets:]} if delta else {}
+        self._kept = {(digest, None): arrays[:num_buckets], **changes}
+        return manifest
 
     def send(self, group: RankGroup) -> None:
         """Returns once all members have the buckets. Raises BroadcastError, and LostError for weights that it does not keep."""
