@@ -23,8 +23,9 @@ class ReferenceScorer:
         self._by_source = by_source or {}
         self._source_column = source_column
 
-    def score(self, *pieces: pa.RecordBatch | list[int]) -> pa.RecordBatch:
-        """Columns with a log-prob for each completion token of the group; tokens of tools and environments get one too.
+    def score(self, *pieces: pa.RecordBatch | list[int]) -> tuple[pa.RecordBatch, dict[str, Any]]:
+        """Columns with a log-prob for each completion token of the group, and what they tell its summary; tokens of tools and environments
+        get one too.
 
         One call of the model per group, so that what is computed together depends on the group alone, and a repeated run gives
         the same bits. Raises DataError naming row and field when group or model break the schema.
@@ -35,7 +36,8 @@ class ReferenceScorer:
         # An episode that failed before its first token has nothing to score.
         scored = [row for row, completion in enumerate(completions) if completion]
         columns = self._model_of(batch).score([prompts[row] for row in scored], [completions[row] for row in scored])
-        return schema.columns_of(batch, **{name: _spread(found, scored, batch) for name, found in columns.items()})
+        made = schema.columns_of(batch, **{name: _spread(found, scored, batch) for name, found in columns.items()})
+        return made, schema.added(made)
 
     def _model_of(self, batch: pa.RecordBatch) -> LogprobModel:
         if not self._by_source:

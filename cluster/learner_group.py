@@ -28,6 +28,7 @@ from cluster.contracts.types import Group, GroupSummary, RankGroup, StepStats
 from cluster.record.ledger import Ledger, Record
 from cluster.record.run_directory import checkpoint_name
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
+from cluster.remote.failures import answer_of
 from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
@@ -154,7 +155,7 @@ class LearnerGroup:
         return await self._published("pack")
 
     async def send(self, group: RankGroup) -> None:
-        """What was packed last, to all other members of `group`, while the ranks do something else.
+        """What was packed last, or what changed in it, to all other members of `group`, while the ranks do something else.
 
         Raises BroadcastError when one of these is lost, LostError when the ranks are being restarted or have not packed it, and the
         first rank's failure, which the next call that needs it heals.
@@ -367,6 +368,8 @@ class LearnerGroup:
                 try:
                     calls = (rank.call_for_object_refs(method, deadline_s=self._publish_s) for rank in self._ranks)
                     published = (await together(*calls))[0]
+                    # What it says of the weights: the driver has that from now on, whatever becomes of the rank's node.
+                    await answer_of(published[-1], actor=self._ranks[0].name, stage=method, deadline_s=self._publish_s)
                     await self._end_turn()
                     return published
                 except (WorkerError, DeadlineError, LostError) as error:

@@ -159,4 +159,4 @@ async def _group(batch: pa.RecordBatch, reference: SupervisedActor | None, confi
     if reference is None:
         return group
     deadline_s = config.reference.timeout_s
-    return group.with_columns(*await reference.call_for_columns("score", *group.pieces, deadline_s=deadline_s))
+    return group.with_columns(*await reference.call_for_batch("score", *group.pieces, deadline_s=deadline_s))

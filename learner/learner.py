@@ -242,7 +242,7 @@ class Learner:
     def pack(self) -> Iterator[Any]:
         """On rank 0 the manifest of the current weights and a Packed of them; nothing on the others, which must iterate as well.
 
-        Rank 0 keeps the buckets in its memory, for `send`, in place of those that it kept.
+        Rank 0 keeps the buckets in its memory, for `send`, in place of those that it kept; with `weights.deltas` their changes as well.
         """
         self._return()
         self._phases.enter("publishing", step=self.version)
@@ -259,6 +259,7 @@ class Learner:
                 address=self._sender.address,
                 backend=self._config.weights_backend,
                 receivers_per_worker=self._config.rollout.tensor_parallel_size,
+                delta=manifest.delta.model_dump(exclude={"num_changed"}) if manifest.delta else None,
             )
         else:
             left = list(parts)
@@ -266,7 +267,8 @@ class Learner:
         self._phases.enter("waiting")
 
     async def send(self, group: RankGroup) -> None:
-        """What rank 0 packed last, to all other members of `group`; beside whatever the rank does. Raises as `Sender.send` does."""
+        """What rank 0 packed last, or what changed in it, to all other members of `group`; beside whatever the rank does. Raises as
+        `Sender.send` does."""
         if self._sender is None:
             raise LostError(f"group {group.name}: the learner that packed its weights is gone")
         await asyncio.to_thread(self._sender.send, group)

@@ -40,12 +40,15 @@ class Publisher:
 
     def publish(self, policy_version: int) -> Iterator[Any]:
         """See `Learner.publish`."""
-        parts = self.parts(policy_version)
-        for part in self._copy.compared(parts) if self._copy else parts:
+        for part in self.parts(policy_version):
             yield part.model_dump() if isinstance(part, WeightManifest) else part
 
     def parts(self, policy_version: int) -> Iterator[np.ndarray | WeightManifest]:
-        """What `packing` yields, on rank 0; all ranks must iterate."""
+        """What `packing` yields, or with `weights.deltas` `PublishedCopy.compared`, on rank 0; all ranks must iterate."""
+        packed = self._packed(policy_version)
+        return self._copy.compared(packed) if self._copy else packed
+
+    def _packed(self, policy_version: int) -> Iterator[np.ndarray | WeightManifest]:
         causal_lm, adapter = self._networks.policy.causal_lm, None
         named = exported(causal_lm, dtype=self._dtype)
         if (lora := self._config.published_adapter) is not None:

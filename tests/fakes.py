@@ -167,14 +167,14 @@ class ScriptedWorker:
 
 
 class SharedScoring:
-    """Scores several groups in a call as a reward service does, each by `call_for_columns`; a death among them is that of the actor."""
+    """Scores several groups in a call as a reward service does, each by `call_for_batch`; a death among them is that of the actor."""
 
     def __init__(self) -> None:
         self._scoring: dict[asyncio.Task[Any], int] = {}
 
     async def call(self, method: str, asked: list[tuple[int, Any]], *refs: Any, deadline_s: float) -> list[Any]:
         for (number, inputs), ref in zip(asked, refs, strict=True):
-            scoring = asyncio.create_task(self.call_for_columns("score", ref, inputs, deadline_s=deadline_s))
+            scoring = asyncio.create_task(self.call_for_batch("score", ref, inputs, deadline_s=deadline_s))
             scoring.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks a dead actor
             self._scoring[scoring] = number
         await asyncio.wait(self._scoring, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
@@ -185,7 +185,7 @@ class SharedScoring:
                 raise outcome
         return outcomes
 
-    async def call_for_columns(self, method: str, *given: Any, deadline_s: float) -> tuple[Any, dict[str, Any]]:
+    async def call_for_batch(self, method: str, *given: Any, deadline_s: float) -> tuple[Any, dict[str, Any]]:
         raise NotImplementedError
 
 
@@ -211,7 +211,7 @@ class ScriptedScorer(SharedScoring):
     def name(self) -> str:
         return self.spec.name
 
-    async def call_for_columns(
+    async def call_for_batch(
         self, method: str, object_ref: int, *args: Any, deadline_s: float
     ) -> tuple[str, dict[str, Any]]:
         self.scored.append(object_ref)

@@ -66,8 +66,8 @@ class RolloutWorker:
         keeps_weights: bool = False,
     ) -> None:
         """Returns once the engine is up, on its starting files. `timeout_s` bounds an engine without progress. Without `episodes` every
-        prompt is a single turn. `environment_of` names the environment of a prompt with these columns. `keeps_weights` has it hold a copy
-        of the weights in its memory, for `load_changes`."""
+        prompt is a single turn. `environment_of` names the environment of a prompt with these columns. `keeps_weights` has it, or the
+        engine's processes, hold a copy of the weights, for changes to be added to."""
         self._name = name
         self._run_id = run_id
         self._formatter = formatter
@@ -76,7 +76,8 @@ class RolloutWorker:
         self._episodes = episodes
         self._environment_of = environment_of
         self._may_change_version = on_update != "finish"
-        self._copy = LoadedCopy() if keeps_weights else None
+        self._keeps_weights = keeps_weights
+        self._copy = LoadedCopy()
         self._inboxes: set[Inbox] = set()
         self._groups: dict[str, tuple[AnyGroup, Inbox]] = {}
         self._num_groups = 0
@@ -163,7 +164,7 @@ class RolloutWorker:
         `manifest` is a WeightManifest as a dict, each bucket a uint8 array. What running requests do meanwhile is `on_update`'s.
         """
         parsed = WeightManifest.model_validate(dict(manifest))
-        if self._copy is None:
+        if not self._keeps_weights:
             return await self._take(parsed, lambda: unpack(parsed, buckets), check=partial(verify, parsed, buckets))
         copy = self._copy
         return await self._take(
@@ -176,18 +177,17 @@ class RolloutWorker:
         The engine loads the whole: vLLM fuses and packs what it loads, so that no single value of it has a place there.
         """
         parsed, copy = WeightManifest.model_validate(dict(manifest)), self._copy
-        assert copy is not None, "changes come to workers that keep the weights"
         return await self._take(
             parsed, lambda: unpack(parsed, copy.buckets), check=partial(copy.take_changes, parsed, changes)
         )
 
     async def receive(self, manifest: Mapping[str, Any], group: RankGroup, first_rank: int) -> Attestation:
-        """As `load`, from the sender of `group`, in which the engine's processes have the ranks from `first_rank` on.
+        """As `load`, or as `load_changes`, from the sender of `group`, in which the engine's processes have the ranks from `first_rank` on.
 
         Raises BroadcastError when a member of the group is lost: nothing is sampled then, and requests wait, until a later load succeeds.
         """
         parsed = WeightManifest.model_validate(dict(manifest))
-        incoming = Incoming(group=group, first_rank=first_rank, manifest=parsed)
+        incoming = Incoming(group=group, first_rank=first_rank, manifest=parsed, keeps=self._keeps_weights)
         return await self._take(parsed, lambda: incoming, check=partial(verify_table, parsed))
 
     async def _take(

@@ -166,7 +166,7 @@ class PublishingLearner(Protocol):
         ...
 
     async def send(self, group: RankGroup) -> None:
-        """Returns once every other member of `group` has what was packed last.
+        """Returns once every other member of `group` has what was packed last, or what changed in it.
 
         Raises BroadcastError when a member is lost, and LostError when `group` is not of what was packed last. Many groups may be
         sent to at a time, while the learner learns too.

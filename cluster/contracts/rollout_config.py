@@ -129,7 +129,7 @@ class WeightsConfig(Section):
     """Weights travel in buckets of at most this size (one tensor at least)."""
     deltas: Resources[bool] = False
     """Workers that serve the version before get what changed since it, where that is at most half of the whole. For whole models in
-    bfloat16 through `weights.transport=object_store`. The learner's first rank and every worker keep a copy of the weights for it."""
+    bfloat16. The learner's first rank and every worker keep a copy of the weights for it."""
     canary_tokens: Resources[Annotated[int, Field(ge=2)]] = 64
     """Length of the probe whose log-probs engine and learner must agree on: bos, then the run's own first prompts."""
     canary_tolerance: Resources[PositiveFloat | None] = None

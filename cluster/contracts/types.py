@@ -352,11 +352,14 @@ class Packed:
     backend: Literal["gloo", "nccl"]
     receivers_per_worker: int
     """Processes of a rollout worker's engine."""
+    delta: Mapping[str, Any] | None = None
+    """What their manifest says of the changes, which are kept as well; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
-    """A process group: the learner's first rank, which is rank 0 and sends, and engines' processes. Other members are another group."""
+    """A process group, and its next broadcast. The learner's first rank is rank 0 and sends, engines' processes receive. Other members are
+    another group."""
 
     name: str
     size: int
@@ -367,6 +370,10 @@ class RankGroup:
     """How long a broadcast may take a member, the wait for the others included."""
     lasts: bool
     """Until a member leaves; else for one broadcast."""
+    digest: str
+    """Of the weights that are sent."""
+    base_digest: str | None = None
+    """Of those that all receivers have: what changed since them is sent. None: the whole is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

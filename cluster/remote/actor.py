@@ -141,14 +141,9 @@ class RemoteActor:
         """What the hosted method returns. Object refs among `args` arrive resolved."""
         return await self._answer(self._handle.call.remote(method, *args), stage=method, deadline_s=deadline_s)
 
-    async def call_for_columns(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Mapping[str, Any]]:
-        """(object ref of columns of a group, what they tell its summary): the columns themselves never come to the driver."""
-        added, columns = self._handle.call_for_columns.options(num_returns=2).remote(method, *args)
-        return columns, await self._answer(added, stage=method, deadline_s=deadline_s)
-
     async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
-        """(object ref of a batch, what the hosted method tells of it): the batch itself never comes to the driver."""
-        told, batch = self._handle.call_for_batch.options(num_returns=2).remote(method, *args)
+        """(object ref of a batch, what it tells) of a hosted method that returns both: the batch itself never comes to the driver."""
+        batch, told = self._handle.call.options(num_returns=2).remote(method, *args)
         return batch, await self._answer(told, stage=method, deadline_s=deadline_s)
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import ray
 
 from cluster.contracts.phases import Phase, Timeline
-from cluster.contracts.schema import added, summarize
+from cluster.contracts.schema import summarize
 from cluster.contracts.sockets import bound
 from cluster.contracts.types import GroupSummary, Progress, Refusal
 
@@ -93,16 +93,6 @@ class Host:
     async def call(self, method: str, *args: Any) -> Any:
         """What the method returns."""
         return await self._run(getattr(self._object, method), *args)
-
-    async def call_for_columns(self, method: str, *args: Any) -> tuple[dict[str, Any], Any]:
-        """(what they tell the group's summary, columns) of a method that returns columns of a group, whose ref the driver passes on."""
-        columns = await self._run(getattr(self._object, method), *args)
-        return added(columns), columns
-
-    async def call_for_batch(self, method: str, *args: Any) -> tuple[Any, pa.RecordBatch]:
-        """(what it tells, batch) of a method that returns a batch, whose ref the driver passes on, and what it tells."""
-        batch, told = await self._run(getattr(self._object, method), *args)
-        return told, batch
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         """Each item that the method returns, as an object of its own; then None, which proves that the stream is complete."""

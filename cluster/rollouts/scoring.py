@@ -146,9 +146,7 @@ class Scorers:
         if self._reference is None:
             return group
         deadline_s = self._reference_deadline_s
-        return group.with_columns(
-            *await self._reference.call_for_columns("score", *group.pieces, deadline_s=deadline_s)
-        )
+        return group.with_columns(*await self._reference.call_for_batch("score", *group.pieces, deadline_s=deadline_s))
 
 
 class FailedRewards:

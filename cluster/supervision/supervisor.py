@@ -5,7 +5,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from cluster.contracts.config import SupervisionConfig
@@ -174,10 +174,6 @@ class SupervisedActor:
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         """As RemoteActor.call, tried again on the replacement of an actor that died."""
         return await self._retry(lambda actor: actor.call(method, *args, deadline_s=deadline_s))
-
-    async def call_for_columns(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Mapping[str, Any]]:
-        """As RemoteActor.call_for_columns, tried again on the replacement of an actor that died."""
-        return await self._retry(lambda actor: actor.call_for_columns(method, *args, deadline_s=deadline_s))
 
     async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
         """As RemoteActor.call_for_batch, tried again on the replacement of an actor that died."""

@@ -38,6 +38,9 @@ class Weights:
         self._none_overtaken = asyncio.Event()
         self._none_overtaken.set()
         self._last: BroadcastStats | None = None
+        self._lost: BroadcastStats | None = None
+        """What `_last` was when a worker that joined could not have its weights any more."""
+        self._replacing = asyncio.Lock()
 
     @classmethod
     def from_config(
@@ -58,11 +61,6 @@ class Weights:
     async def publish(self) -> BroadcastStats:
         """Takes the learner's weights to where workers that join can fetch them; asks no worker."""
         return self._note(await self._publish())
-
-    async def broadcast(self, fleet: WorkerFleet) -> BroadcastStats:
-        """`begin_broadcast`, then `finish_broadcast`."""
-        published = await self.begin_broadcast()
-        return await self.finish_broadcast(fleet, published)
 
     async def begin_broadcast(self) -> BroadcastStats:
         """Publishes, and keeps workers from joining until `finish_broadcast`. The learner may learn on when this returns.
@@ -110,8 +108,9 @@ class Weights:
         if await self._catch_up(worker):
             return
         with self._holding_broadcasts():
+            await self._replace_lost()
             while not await self._catch_up(worker):
-                pass  # the weights went with a node: they are published anew
+                await self._replace_lost()
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last broadcast."""
@@ -141,13 +140,14 @@ class Weights:
         return stats
 
     async def _catch_up(self, worker: ActorHandle) -> bool:
-        """Loads what was published last. False when it was published over meanwhile, or went with its node and is published anew."""
+        """Loads what was published last. False when it was published over meanwhile, or is lost."""
         await self._is_sent.wait()
+        published = self._last
         stats = await self._transport.catch_up([worker])
         for _, error in self._failures(stats):
             if not isinstance(error, LostError):
                 raise error
-            await self.publish()
+            self._lost = published
             return False
         for proof in stats.attestations:
             self._events.event(
@@ -159,6 +159,13 @@ class Weights:
                 distinguishable=proof.distinguishable,
             )
         return stats.policy_version == self._version and self._is_sent.is_set()
+
+    async def _replace_lost(self) -> None:
+        """Publishes anew what went with its node, unless another worker or a broadcast did it meanwhile."""
+        async with self._replacing:
+            await self._is_sent.wait()  # the weights that a broadcast brings must stay until it is over
+            if self._lost is not None and self._lost is self._last:
+                await self.publish()
 
     async def _publish(self) -> BroadcastStats:
         published = await self._transport.publish(self._learner)
@@ -188,7 +195,8 @@ class Weights:
         """The failures, each as its worker's own. Raises WeightsError when the fault is the version's."""
         refused = {name: error for name, error in stats.failures if isinstance(error, WeightsError)}
         self._num_refused += len(refused)
-        self._proofs |= dict.fromkeys((proof.worker for proof in stats.attestations), None) | refused
+        if stats.policy_version == self._version:
+            self._proofs |= dict.fromkeys((proof.worker for proof in stats.attestations), None) | refused
         if error := verdict(self._proofs, num_workers=self._num_workers):
             raise error
         return [

@@ -1,14 +1,15 @@
 """Weights over torch.distributed: the learner's first rank sends each bucket once, to the processes of all engines at the same time.
 
 The driver's end: it says who is in a process group, and sees that each broadcast ends. When a member is lost the others give up, and get
-the weights in a group without it. `process_group.py` has both other ends.
+the weights in a group without it. With `weights.deltas` a group gets what changed when all of its workers proved the version before, and
+else the whole. `process_group.py` has both other ends.
 """
 
 import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -22,13 +23,15 @@ from cluster.contracts.errors import (
 )
 from cluster.contracts.protocols import ActorHandle, PublishingLearner
 from cluster.contracts.types import BroadcastStats, Packed, RankGroup
-from cluster.weights.delivery import Result, fetched, proof_of, stats_of
+from cluster.weights.delivery import Bases, Result, fetched, proof_of, stats_of
 
 _GRACE_S = 30.0
 """That a worker's call may take beyond the group's own limit: a silent member is to cost itself alone, not those that waited for it."""
 _VAIN_ROUNDS = 2
 """In a row, in which no worker gets anything though none is lost. Then each gets it by itself, or is to blame."""
 _LEARNER_LOST = (WorkerError, DeadlineError, LostError)
+_Sent = tuple[Result, int]
+"""What a worker says, and the bytes that went to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class CollectiveTransport:
         """Object ref of what was packed last."""
         self._packed: Packed | None = None
         self._lasting: _Lasting | None = None
+        self._bases = Bases()
 
     async def publish(self, learner: PublishingLearner) -> BroadcastStats:
         """Raises what the learner raises when it packs."""
@@ -81,44 +85,47 @@ class CollectiveTransport:
         if packed is None or learner is None:
             raise WeightsError("nothing was published yet: publish once before workers load")
         try:
-            results = await self._results(learner, packed, workers, joins=joins)
+            sent = await self._sent(learner, packed, workers, joins=joins)
         except _LEARNER_LOST as error:
-            lost = f"policy version {packed.policy_version} went with the learner: {error}"
-            results = [LostError(lost) for _ in workers]
-        return stats_of(asdict(packed), workers, results, started=started)
+            lost = f"policy version {packed.policy_version} is not with the learner any more: {error}"
+            sent = [(LostError(lost), 0) for _ in workers]
+        results, sizes = [result for result, _ in sent], [size for _, size in sent]
+        return stats_of(asdict(packed), workers, results, started=started, sizes=sizes)
 
-    async def _results(
+    async def _sent(
         self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
-    ) -> list[Result]:
+    ) -> list[_Sent]:
         """In the workers' order. Raises the learner's own failure."""
-        results: dict[str, Result] = {}
+        sent: dict[str, _Sent] = {}
         num_vain = 0
-        while waiting := [worker for worker in workers if worker.name not in results]:
-            sent, *received = await self._round(learner, packed, waiting, joins=joins)
-            found = dict(zip((worker.name for worker in waiting), received, strict=True))
-            ended = {name: result for name, result in found.items() if not isinstance(result, BroadcastError)}
-            results |= ended
+        while waiting := [worker for worker in workers if worker.name not in sent]:
+            failure, found = await self._round(learner, packed, waiting, joins=joins)
+            ended = {name: each for name, each in found.items() if not isinstance(each[0], BroadcastError)}
+            sent |= ended
             if len(ended) == len(found):
                 break
-            _refuse_lost_learner(sent)
+            _refuse_lost_learner(failure)
             num_vain = 0 if ended else num_vain + 1
             if num_vain == _VAIN_ROUNDS:
                 alone = await asyncio.gather(*(self._alone(learner, packed, worker) for worker in waiting))
-                results |= zip((worker.name for worker in waiting), alone, strict=True)
-        return [results[worker.name] for worker in workers]
+                sent |= zip((worker.name for worker in waiting), alone, strict=True)
+        return [sent[worker.name] for worker in workers]
 
-    async def _alone(self, learner: PublishingLearner, packed: Packed, worker: ActorHandle) -> Result:
-        sent, result = await self._round(learner, packed, [worker], joins=True)
-        _refuse_lost_learner(sent)
-        if not isinstance(result, BroadcastError):
-            return result
-        return WorkerError(f"{worker.name} does not get the weights: {result}", actor=worker.name, stage="receive")
+    async def _alone(self, learner: PublishingLearner, packed: Packed, worker: ActorHandle) -> _Sent:
+        failure, found = await self._round(learner, packed, [worker], joins=True)
+        _refuse_lost_learner(failure)
+        result, size = found[worker.name]
+        if isinstance(result, BroadcastError):
+            what = f"{worker.name} does not get the weights: {result}"
+            result = WorkerError(what, actor=worker.name, stage="receive")
+        return result, size
 
     async def _round(
         self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
-    ) -> list[Any]:
-        """Why the learner could not send to all, None when it did; then the workers' results. Nobody is waited for in vain."""
+    ) -> tuple[TreadwheelError | None, dict[str, _Sent]]:
+        """Why the learner could not send to all, None when it did; and what came of each worker. Nobody is waited for in vain."""
         group, published = self._group(packed, workers, joins=joins), asdict(packed)
+        size = sum(packed.delta["sizes_bytes"]) if packed.delta and group.base_digest else packed.total_bytes
         has_given_up = False
 
         async def watched(call: Awaitable[Any]) -> Any:
@@ -148,12 +155,17 @@ class CollectiveTransport:
             )
             for number, worker in enumerate(workers)
         )
-        return await asyncio.gather(*map(watched, (learner.send(group), *receiving)))
+        failure, *results = await asyncio.gather(*map(watched, (learner.send(group), *receiving)))
+        for worker, result in zip(workers, results, strict=True):
+            self._bases.note(worker, result)
+        return failure, {worker.name: (result, size) for worker, result in zip(workers, results, strict=True)}
 
     def _group(self, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool) -> RankGroup:
         """A worker that joins gets a group for itself, over gloo: beside NCCL's kernels a learning rank has kernels of its own."""
+        delta = packed.delta if all(self._bases.has(worker, packed.delta) for worker in workers) else None
+        brings = {"digest": packed.digest, "base_digest": delta["base_digest"] if delta else None}
         if not joins and self._lasting and self._lasting.serves(packed, workers):
-            return self._lasting.group
+            return replace(self._lasting.group, **brings)
         group = RankGroup(
             name=f"{self._name}-{next(self._generations)}",
             size=1 + len(workers) * packed.receivers_per_worker,
@@ -162,16 +174,17 @@ class CollectiveTransport:
             backend="gloo" if joins else packed.backend,
             timeout_s=self._timeout_s,
             lasts=not joins,
+            **brings,
         )
         if not joins:
             self._lasting = _Lasting(group, list(workers))
         return group
 
 
-def _refuse_lost_learner(sent: Any) -> None:
+def _refuse_lost_learner(failure: TreadwheelError | None) -> None:
     """Raises why the learner could not send, where that is its own failure and no receiver's."""
-    if sent is not None and not isinstance(sent, BroadcastError):
-        raise sent
+    if failure is not None and not isinstance(failure, BroadcastError):
+        raise failure
 
 
 collective = CollectiveTransport

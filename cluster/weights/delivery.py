@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WeightsError
 from cluster.contracts.protocols import ActorHandle
@@ -41,6 +42,23 @@ async def proof_of(worker: ActorHandle, method: str, *args: Any, published: Publ
         f"{worker.name} attests policy version {proof.policy_version} (digest {proof.digest[:16]}…), but version "
         f"{published['policy_version']} (digest {published['digest'][:16]}…) was published"
     )
+
+
+class Bases:
+    """Which version each worker proved last: whether it has what a delta is added to. Another process of the same name has nothing."""
+
+    def __init__(self) -> None:
+        self._proved: WeakKeyDictionary[ActorHandle, tuple[int, str]] = WeakKeyDictionary()
+
+    def note(self, worker: ActorHandle, result: Result) -> None:
+        """After each load."""
+        self._proved.pop(worker, None)
+        if isinstance(result, Attestation):
+            self._proved[worker] = result.policy_version, result.digest
+
+    def has(self, worker: ActorHandle, delta: Mapping[str, Any] | None) -> bool:
+        """False without a delta."""
+        return delta is not None and self._proved.get(worker) == (delta["base_version"], delta["base_digest"])
 
 
 def stats_of(

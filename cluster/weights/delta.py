@@ -5,7 +5,7 @@ values, or whole where that is smaller. The result is proved as any version is: 
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -86,7 +86,7 @@ class _Comparison:
             base_digest=self._base.digest,
             num_changed=counts,
             changed_share=sum(counts) / max(1, sum(map(_num_elements, manifest.tensors))),
-            size_bytes=sum(content.nbytes for content in changes),
+            sizes_bytes=tuple(content.nbytes for content in changes),
         )
         return delta, changes
 
@@ -118,10 +118,20 @@ class LoadedCopy:
         """Raises WeightsError, and has nothing then, when they are not the manifest's."""
         self._manifest, self._buckets = None, ()
         verify(manifest, buckets)
-        self._manifest, self._buckets = manifest, tuple(np.array(bucket) for bucket in buckets)
+        self.keep(manifest, [np.array(bucket) for bucket in buckets])
 
     def take_changes(self, manifest: WeightManifest, changes: Sequence[np.ndarray]) -> None:
         """Raises WeightsError, and has nothing then, when this copy is not what they are added to, or the sum is not the manifest's."""
+        added = self.base_of(manifest)
+        verify_table(manifest)
+        with _threads() as threads:
+            self.keep(manifest, tuple(threads.map(added, range(len(manifest.bucket_digests)), changes)))
+
+    def base_of(self, manifest: WeightManifest) -> Callable[[int, np.ndarray], np.ndarray]:
+        """What makes a bucket of the manifest's of its number and its changes; it raises WeightsError for altered ones.
+
+        This copy has nothing from now on. Raises WeightsError when it is not what the changes are added to.
+        """
         base, old = self._manifest, dict(enumerate(self._buckets))
         self._manifest, self._buckets = None, ()
         delta = manifest.delta
@@ -133,19 +143,20 @@ class LoadedCopy:
                 f"{delta.base_digest[:16]}…), and this worker has "
                 f"{f'version {served[0]} (digest {served[1][:16]}…)' if served else 'none'}; it needs the whole weights"
             )
-        verify_table(manifest)
         counted = list(zip(manifest.tensors, delta.num_changed, strict=True))
 
-        def changed(index: int, of_bucket: np.ndarray) -> np.ndarray:
+        def added(index: int, changes: np.ndarray) -> np.ndarray:
             bucket = old.pop(index).copy()
             counts = [(entry, count) for entry, count in counted if entry.bucket == index]
-            _apply(counts, of_bucket, bucket, policy_version=manifest.policy_version)
+            _apply(counts, changes, bucket, policy_version=manifest.policy_version)
             verify_bucket(manifest, index, bucket)
             return bucket
 
-        with _threads() as threads:
-            buckets = tuple(threads.map(changed, range(len(manifest.bucket_digests)), changes))
-        self._manifest, self._buckets = manifest, buckets
+        return added
+
+    def keep(self, manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
+        """Takes verified buckets, which nobody may write to any more."""
+        self._manifest, self._buckets = manifest, tuple(buckets)
 
 
 def _changes(entries: Sequence[TensorEntry], old: np.ndarray, new: np.ndarray) -> tuple[list[int], np.ndarray]:

@@ -74,8 +74,8 @@ class Delta(_Section):
     """Elements of each tensor, in the order of the manifest's table."""
     changed_share: float
     """Of all elements."""
-    size_bytes: int
-    """Of the changes of all buckets."""
+    sizes_bytes: tuple[int, ...]
+    """Of each bucket's changes."""
 
 
 class WeightManifest(_Section):

@@ -12,8 +12,8 @@ from typing import Any
 
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.protocols import ActorHandle, PublishingLearner
-from cluster.contracts.types import Attestation, BroadcastStats
-from cluster.weights.delivery import fetched, proof_of, stats_of
+from cluster.contracts.types import BroadcastStats
+from cluster.weights.delivery import Bases, fetched, proof_of, stats_of
 
 
 class ObjectStoreTransport:
@@ -28,8 +28,7 @@ class ObjectStoreTransport:
         """Of each bucket's changes, if there are any."""
         self._manifest_ref: Any = None
         self._manifest: dict[str, Any] = {}
-        self._proved: dict[str, tuple[ActorHandle, tuple[int, str]]] = {}
-        """By worker: the version that it proved last, and its digest."""
+        self._bases = Bases()
 
     async def publish(self, learner: PublishingLearner) -> BroadcastStats:
         """Raises what the learner raises, and DeadlineError when its manifest cannot be fetched."""
@@ -47,7 +46,8 @@ class ObjectStoreTransport:
         if not self._whole:
             raise WeightsError("nothing was published yet: publish once before workers load")
         started, manifest = time.monotonic(), self._manifest
-        takes_changes = [self._serves_base(worker) for worker in workers]
+        delta = manifest["delta"] if self._changes else None
+        takes_changes = [self._bases.has(worker, delta) for worker in workers]
         calls = [("load_changes", self._changes) if takes else ("load", self._whole) for takes in takes_changes]
         loads = (
             proof_of(worker, method, self._manifest_ref, *parts, published=manifest, deadline_s=self._timeout_s)
@@ -55,18 +55,11 @@ class ObjectStoreTransport:
         )
         results = await asyncio.gather(*loads)
         for worker, result in zip(workers, results, strict=True):
-            if isinstance(result, Attestation):
-                self._proved[worker.name] = worker, (result.policy_version, result.digest)
-        sizes = [manifest["delta"]["size_bytes"] if takes else manifest["total_bytes"] for takes in takes_changes]
+            self._bases.note(worker, result)
+        sizes = [sum(manifest["delta"]["sizes_bytes"]) if takes else manifest["total_bytes"] for takes in takes_changes]
         return stats_of(manifest, workers, results, started=started, sizes=sizes)
 
     catch_up = deliver
-
-    def _serves_base(self, worker: ActorHandle) -> bool:
-        """Whether there are changes, and this very process proved the version that they are added to."""
-        process, proved = self._proved.get(worker.name, (None, None))
-        delta = self._manifest["delta"]
-        return bool(self._changes) and process is worker and proved == (delta["base_version"], delta["base_digest"])
 
 
 object_store = ObjectStoreTransport

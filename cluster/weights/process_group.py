@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from cluster.contracts.errors import BroadcastError, LostError
 from cluster.contracts.sockets import bound
 from cluster.contracts.types import RankGroup
+from cluster.weights.delta import LoadedCopy
 from cluster.weights.manifest import WeightManifest, bucket_sizes, owned, unpack_bucket, verify_bucket
 
 _CONNECT_S = 60.0
@@ -47,6 +48,8 @@ class Incoming:
     first_rank: int
     """In the group, of the engine's processes."""
     manifest: WeightManifest
+    keeps: bool = False
+    """Whether each process keeps a copy in the host's memory, for changes to be added to."""
 
 
 class Member:
@@ -64,6 +67,7 @@ class Member:
             self._store.set(_here(rank), "")
             here = [_here(each) for each in range(group.size)]
             self._wait(lambda: self._store.check(here), longest_pause_s=0.05)
+            self._refuse_given_up()  # all others may have come, and left
             make = _nccl if group.backend == "nccl" else _gloo
             self._backend: Any = make(self._store, group, rank=rank, device=device)
 
@@ -73,7 +77,9 @@ class Member:
         self._until = time.monotonic() + self._group.timeout_s
 
     def start(self, bucket: torch.Tensor) -> Any:
-        """Rank 0's bucket is on its way to all others, into this one's place. What it returns goes to `finish`."""
+        """Rank 0's bucket is on its way to all others, into this one's place. What it returns goes to `finish`. An empty one is there."""
+        if not bucket.numel():
+            return None
         options = c10d.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
         with self._breaking():
@@ -81,6 +87,8 @@ class Member:
 
     def finish(self, work: Any) -> None:
         """Returns once the bucket has been sent, or is here."""
+        if work is None:
+            return
         with self._breaking():
             self._wait(work.is_completed, longest_pause_s=0.002)
             work.wait()
@@ -111,10 +119,13 @@ class Member:
                 raise BroadcastError(f"group {self._group.name} was not done within {self._group.timeout_s:g} s")
             if now - looked > _LOOK_S:
                 looked = now
-                if self._store.check([_GIVEN_UP]):
-                    raise BroadcastError(f"group {self._group.name} was given up: a member of it is lost")
+                self._refuse_given_up()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_pause_s)
+
+    def _refuse_given_up(self) -> None:
+        if self._store.check([_GIVEN_UP]):
+            raise BroadcastError(f"group {self._group.name} was given up: a member of it is lost")
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -126,31 +137,36 @@ class Member:
 
 
 class Sender:
-    """Rank 0 of all groups: keeps the last version in host memory and sends it. Several threads may send at a time, to a group each."""
+    """Rank 0 of all groups: keeps the last version in host memory, with what changed in it, and sends either. Several threads may send at a
+    time, to a group each."""
 
     def __init__(self, host: str, *, device: torch.device) -> None:
         """Listens at `host` for members of groups, as long as it lives."""
         self.id = uuid.uuid4().hex
         self._device = device
-        self._kept: tuple[np.ndarray, ...] = ()
+        self._kept: dict[tuple[str, str | None], list[np.ndarray]] = {}
+        """By digest, and that of the base for changes."""
         self._lasting: tuple[str, Member] | None = None
         listener, self.address = bound(host)
         self._store = store_of(listener, within_s=_CONNECT_S)
         """Ends with the last reference."""
 
     def keep(self, parts: Iterable[np.ndarray | WeightManifest]) -> WeightManifest:
-        """Takes the buckets and the manifest that `packing` yields, in place of what it kept."""
-        self._kept = ()  # two versions at a time would take twice the memory
-        *buckets, manifest = (owned(part) if isinstance(part, np.ndarray) else part for part in parts)
+        """Takes the buckets and the manifest that `packing` yields, or `PublishedCopy.compared`, in place of what it kept."""
+        self._kept = {}  # two versions at a time would take twice the memory
+        *taken, manifest = (owned(part) if isinstance(part, np.ndarray) else part for part in parts)
         assert isinstance(manifest, WeightManifest)
-        self._kept = tuple(bucket for bucket in buckets if isinstance(bucket, np.ndarray))
+        arrays = [each for each in taken if isinstance(each, np.ndarray)]
+        digest, delta, num_buckets = manifest.digest, manifest.delta, len(manifest.bucket_digests)
+        changes = {(digest, delta.base_digest): arrays[num_buckets:]} if delta else {}
+        self._kept = {(digest, None): arrays[:num_buckets], **changes}
         return manifest
 
     def send(self, group: RankGroup) -> None:
-        """Returns once all members have the buckets. Raises BroadcastError, and LostError for a group of another process's weights."""
-        kept = self._kept
-        if group.sender != self.id or not kept:
-            raise LostError(f"group {group.name}: the process that kept its weights is gone")
+        """Returns once all members have the buckets. Raises BroadcastError, and LostError for weights that it does not keep."""
+        kept = self._kept.get((group.digest, group.base_digest))
+        if group.sender != self.id or kept is None:
+            raise LostError(f"group {group.name}: the learner keeps other weights by now")
         member = self._member(group)
         try:
             works = deque[Any]()
@@ -176,7 +192,7 @@ class Sender:
         """Ends its part in the group that lasts."""
         if self._lasting:
             self._lasting[1].leave()
-        self._lasting, self._kept = None, ()
+        self._lasting, self._kept = None, {}
 
     def _member(self, group: RankGroup) -> Member:
         if not group.lasts:
@@ -197,30 +213,42 @@ class Receiver:
 
     def __init__(self) -> None:
         self._joined: tuple[str, Member] | None = None
+        self._copy = LoadedCopy()
 
     def tensors(self, incoming: Incoming, *, place: int, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors as they come; `place` is this process's among the engine's. A bucket's memory is free when its tensors are.
 
         Raises BroadcastError, and WeightsError for a bucket that is not the manifest's. On the CPU a bucket is hashed before its tensors
         are given out. With NCCL they are on `device` and given out at once; copies are hashed on the host meanwhile, all before this ends.
+        Changes are added to the host's copy, which is hashed and given out bucket by bucket. It is gone when this does not end.
         """
         manifest, group = incoming.manifest, incoming.group
+        added = self._copy.base_of(manifest) if group.base_digest else None
+        sizes = manifest.delta.sizes_bytes if added and manifest.delta else bucket_sizes(manifest)
+        self._copy, kept = LoadedCopy(), list[np.ndarray]()
         device = device if group.backend == "nccl" else torch.device("cpu")
         member = self._member(group, rank=incoming.first_rank + place, device=device)
         try:
             with ThreadPoolExecutor(_NUM_HASHED_BESIDE, thread_name_prefix="hash") as hashing:
                 beside = deque[Future[None]]()
-                for index, bucket in enumerate(_arriving(member, bucket_sizes(manifest), device=device)):
+                for index, bucket in enumerate(_arriving(member, sizes, device=device)):
                     content = bucket.cpu().numpy()
-                    if device.type == "cpu":
+                    if added:
+                        content = added(index, content)
+                        bucket = torch.from_numpy(content)
+                    elif device.type == "cpu":
                         verify_bucket(manifest, index, content)
                     else:
                         beside.append(hashing.submit(verify_bucket, manifest, index, content))
+                    if incoming.keeps:
+                        kept.append(content)
                     yield from unpack_bucket(manifest, index, bucket)
                     if len(beside) == _NUM_HASHED_BESIDE:
                         beside.popleft().result()
                 for each in beside:
                     each.result()
+            if incoming.keeps:
+                self._copy.keep(manifest, kept)
             member.confirm()
         except BaseException:
             self.leave()
@@ -243,7 +271,7 @@ class Receiver:
         return self._joined[1]
 
 
-def _arriving(member: Member, sizes: list[int], *, device: torch.device) -> Iterator[torch.Tensor]:
+def _arriving(member: Member, sizes: Sequence[int], *, device: torch.device) -> Iterator[torch.Tensor]:
     """Buckets (uint8). While one is used the next one travels."""
     coming: tuple[torch.Tensor, Any] | None = None
     for size in sizes:

@@ -119,19 +119,21 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
 
 def arriving_bytes(config: RunConfig, weights: int) -> int:
     """That a worker takes beyond its engine's own while it loads a version: an engine of several processes gets the whole as one list, of
-    which each of them has a copy (`actors.rollout.vllm_engine.VllmEngine.load`). From a group each takes buckets. With `weights.deltas` a
-    worker keeps one more."""
-    parallel = config.rollout.tensor_parallel_size
-    num_copies = int(config.weights.deltas) + (1 + parallel if parallel > 1 else 0)
-    return stored_bytes(config, weights) * num_copies
+    which each of them has a copy (`actors.rollout.vllm_engine.VllmEngine.load`). From a group each takes buckets. With `weights.deltas` one
+    more is kept: by the worker, or by each process that takes buckets."""
+    deltas, parallel = int(config.weights.deltas), config.rollout.tensor_parallel_size
+    if _goes_through_groups(config):
+        return _published_bytes(config, weights) * deltas * parallel
+    return _published_bytes(config, weights) * (deltas + (1 + parallel if parallel > 1 else 0))
 
 
 def kept_bytes(config: RunConfig, weights: int) -> int:
-    """That the learner's first rank keeps in its node's memory: the last version, for `weights.transport=collective`; with `weights.deltas`
-    that too, and what changed, which is half of it at most and lies there once more in the object store."""
+    """That the learner's first rank keeps in its node's memory: the last version, for `weights.transport=collective` or `weights.deltas`;
+    and with these what changed, which is half of it at most, and lies in the object store once more where it goes through that."""
+    published, groups = _published_bytes(config, weights), _goes_through_groups(config)
     if config.weights.deltas:
-        return 2 * _published_bytes(config, weights)
-    return _published_bytes(config, weights) if _goes_through_groups(config) else 0
+        return published + published // 2 * (1 if groups else 2)
+    return published if groups else 0
 
 
 def stored_bytes(config: RunConfig, weights: int) -> int:

@@ -68,10 +68,10 @@ def _check_adapter(config: RunConfig) -> None:
 
 def _check_deltas(config: RunConfig) -> None:
     """Raises ConfigError where there is nothing that changes could be added to, or sent through."""
-    if config.weights.transport.name != "object_store":
+    if config.weights.transport.name not in ("object_store", "collective"):
         raise ConfigError(
-            f"weights.deltas=true with weights.transport={config.weights.transport.name}: changes go through the object store, where a "
-            "worker without the version before finds the whole weights; use weights.transport=object_store, or weights.deltas=false"
+            f"weights.deltas=true with weights.transport={config.weights.transport.name}: treadwheel's own transports alone carry changes; "
+            "use weights.transport=object_store or collective, or weights.deltas=false"
         )
     if config.published_adapter is not None:
         raise ConfigError(

@@ -70,7 +70,8 @@ async def _sample(cluster: Cluster) -> float:
 
 async def _broadcast(cluster: Cluster) -> tuple[float, float]:
     """(seconds, bytes/s): gathered, packed, carried, loaded and proven by the canary."""
-    await cluster.weights.broadcast(cluster.production.fleet)
+    published = await cluster.weights.begin_broadcast()
+    await cluster.weights.finish_broadcast(cluster.production.fleet, published)
     stats = cluster.weights.stats()
     return stats["time/broadcast_s"], stats["weights/bytes_per_s"]
 

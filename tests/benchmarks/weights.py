@@ -80,7 +80,7 @@ def delta_rows(tensors: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
         added_s, _ = _timed(loaded.take_changes, manifest, parts[len(buckets) :])
         packing_s.append((delta_s, whole_s))
         worker_s.append((added_s, verified_s))
-    size_bytes = [(manifest.delta.size_bytes, manifest.total_bytes)]
+    size_bytes = [(sum(manifest.delta.sizes_bytes), manifest.total_bytes)]
     name = f"delta of {manifest.delta.changed_share:.0%} of {manifest.total_bytes / 1e6:.0f} MB"
     return [
         {
@@ -143,7 +143,8 @@ async def measure(run: Path, model: Path, settings: dict[str, Any]) -> Measured:
     async with connected(None), started(config, run_dir, Ledger(run_dir), MetricLog([])) as cluster:
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            sent = await cluster.weights.broadcast(cluster.production.fleet)
+            published = await cluster.weights.begin_broadcast()
+            sent = await cluster.weights.finish_broadcast(cluster.production.fleet, published)
             learner.append(time.perf_counter() - began)
             publishing.append(sent.publish_seconds)
             workers.append(max(proof.pause_seconds for proof in sent.attestations))

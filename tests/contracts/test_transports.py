@@ -11,7 +11,8 @@ from cluster.contracts.errors import DeadlineError, TreadwheelError, WeightsErro
 from cluster.contracts.plugins import TRANSPORTS, Plugin, names, resolve
 from cluster.contracts.protocols import Transport
 from cluster.contracts.types import Attestation, BroadcastStats, Packed, RankGroup
-from cluster.weights.manifest import Canary, WeightManifest, owned, packing, unpack, verify
+from cluster.weights.delta import LoadedCopy, PublishedCopy
+from cluster.weights.manifest import Canary, WeightManifest, owned, packing, unpack
 from cluster.weights.process_group import Incoming, Receiver, Sender
 from tests.fakes import attestation
 
@@ -23,13 +24,15 @@ Tensors = dict[str, torch.Tensor]
 class Learner:
     """Its weights are of three types and sizes, and lie in several buckets; every version has its own numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, deltas: bool) -> None:
         self.weights: Tensors = {
             "embedding": torch.arange(300, dtype=torch.bfloat16).view(100, 3),
             "norm": torch.full((7,), 0.5),
             "steps": torch.tensor(0),
         }
         self.num_published = 0
+        self.publishes_changes = deltas
+        self._copy = PublishedCopy()
         self._sender = Sender("127.0.0.1", device=CPU)
 
     @property
@@ -37,17 +40,20 @@ class Learner:
         return int(self.weights["steps"])
 
     def learn(self) -> None:
-        """A step, in place as an optimizer makes it."""
-        for tensor in self.weights.values():
-            tensor += 1
+        """A step, in place as an optimizer makes it. Of the largest tensor, 600 bytes, it changes 10 elements of 2."""
+        place = 10 * self.version
+        self.weights["embedding"].view(-1)[place : place + 10] += 1
+        for name in ("norm", "steps"):
+            self.weights[name] += 1
 
     def packing(self) -> Iterator[Any]:
         self.num_published += 1
-        return packing(self.weights.items(), policy_version=self.version, bucket_bytes=600, canary=lambda: CANARY)
+        parts = packing(self.weights.items(), policy_version=self.version, bucket_bytes=600, canary=lambda: CANARY)
+        return self._copy.compared(parts) if self.publishes_changes else parts
 
     async def publish(self) -> list[asyncio.Future[Any]]:
-        *buckets, manifest = self.packing()
-        return [_object_ref(value) for value in (*map(owned, buckets), manifest.model_dump())]
+        *arrays, manifest = self.packing()
+        return [_object_ref(value) for value in (*map(owned, arrays), manifest.model_dump())]
 
     async def pack(self) -> list[asyncio.Future[Any]]:
         manifest = self._sender.keep(self.packing())
@@ -59,6 +65,7 @@ class Learner:
             address=self._sender.address,
             backend="gloo",
             receivers_per_worker=1,
+            delta=manifest.delta and manifest.delta.model_dump(exclude={"num_changed"}),
         )
         return [_object_ref(value) for value in (manifest.model_dump(), packed)]
 
@@ -81,22 +88,24 @@ class Worker:
         self._error = error
         self._proves = proves
         self._receiver = Receiver()
+        self._copy = LoadedCopy()
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Attestation:
         if self._error:
             raise self._error
-        manifest, self.served = await {"load": self._load, "receive": self._receive}[method](*args)
+        manifest, tensors = await (self._receive(*args) if method == "receive" else self._load(method, *args))
+        self.served = {name: tensor.clone() for name, tensor in tensors.items()}  # as an engine copies them
         return attestation(self.name, manifest.policy_version, digest=self._proves or manifest.digest)
 
-    async def _load(self, *object_refs: Any) -> tuple[WeightManifest, Tensors]:
-        found, *buckets = [await ref for ref in object_refs]
+    async def _load(self, method: str, *object_refs: Any) -> tuple[WeightManifest, Tensors]:
+        found, *arrays = [await ref for ref in object_refs]
         manifest = WeightManifest.model_validate(found)
-        verify(manifest, buckets)
-        return manifest, dict(unpack(manifest, buckets))
+        {"load": self._copy.take_whole, "load_changes": self._copy.take_changes}[method](manifest, arrays)
+        return manifest, dict(unpack(manifest, self._copy.buckets))
 
     async def _receive(self, object_ref: Any, group: RankGroup, first_rank: int) -> tuple[WeightManifest, Tensors]:
         manifest = WeightManifest.model_validate(await object_ref)
-        incoming = Incoming(group=group, first_rank=first_rank, manifest=manifest)
+        incoming = Incoming(group=group, first_rank=first_rank, manifest=manifest, keeps=True)
         return manifest, await asyncio.to_thread(lambda: dict(self._receiver.tensors(incoming, place=0, device=CPU)))
 
     def close(self) -> None:
@@ -108,9 +117,9 @@ def transport(request: Any) -> Transport:
     return resolve(Plugin(name=request.param), home=TRANSPORTS, field="weights.transport")(timeout_s=240.0)
 
 
-@pytest.fixture
-def learner() -> Iterator[Learner]:
-    learner = Learner()
+@pytest.fixture(params=[False, True], ids=["whole", "deltas"])
+def learner(request: Any) -> Iterator[Learner]:
+    learner = Learner(deltas=request.param)
     yield learner
     learner.close()
 
@@ -129,11 +138,14 @@ def serves(worker: Worker, wanted: Tensors) -> bool:
 
 
 async def test_every_worker_gets_every_version_bit_for_bit_and_proves_it(transport, learner):
+    """Changes are 10 indices and values of 4 and 2 bytes, each padded to 8 bytes, and two tensors of 28 and 8 bytes that change whole."""
     workers = [Worker("w0"), Worker("w1")]
     for version in range(3):
         stats = await broadcast(transport, learner, workers)
         assert all(serves(worker, learner.weights) for worker in workers)
         assert (stats.policy_version, stats.size_bytes) == (version, 600 + 28 + 8)
+        changes = version > 0 and learner.publishes_changes
+        assert stats.sent_bytes == 2 * (40 + 24 + 32 + 8 if changes else 600 + 28 + 8)
         assert [(proof.worker, proof.digest) for proof in stats.attestations] == [
             ("w0", stats.digest),
             ("w1", stats.digest),

@@ -15,6 +15,7 @@ from cluster.contracts.config import LearnerConfig, ModelConfig, RolloutConfig, 
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.protocols import Engine, EngineRequest
 from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup, Ticket
+from cluster.weights.delta import PublishedCopy
 from cluster.weights.manifest import Canary, WeightManifest
 from cluster.weights.process_group import Incoming, Sender
 from tests.packed import pack
@@ -168,11 +169,20 @@ def published(reference: Reference, *, version: int) -> list[Any]:
 
 
 def kept_by(
-    sender: Sender, reference: Reference, *, version: int, name: str, num_receivers: int = 1, backend: str = "gloo"
+    sender: Sender,
+    reference: Reference,
+    *,
+    version: int,
+    name: str,
+    num_receivers: int = 1,
+    backend: str = "gloo",
+    copy: PublishedCopy | None = None,
 ) -> Incoming:
-    """The same weights in the sender's memory, and the group of that name in which an engine's processes are to take them."""
+    """The same weights in the sender's memory, and the group of that name in which an engine's processes are to take them: what changed
+    since those in the `copy`, if there is one."""
     manifest, *buckets = published(reference, version=version)
-    kept = sender.keep([*buckets, WeightManifest.model_validate(manifest)])
+    parts = [*buckets, WeightManifest.model_validate(manifest)]
+    kept = sender.keep(copy.compared(parts) if copy else parts)
     group = RankGroup(
         name=name,
         size=1 + num_receivers,
@@ -181,8 +191,10 @@ def kept_by(
         backend=backend,
         timeout_s=240.0,
         lasts=True,
+        digest=kept.digest,
+        base_digest=kept.delta.base_digest if kept.delta else None,
     )
-    return Incoming(group=group, first_rank=1, manifest=kept)
+    return Incoming(group=group, first_rank=1, manifest=kept, keeps=copy is not None)
 
 
 def largest_error(one: Sequence[float], other: Sequence[float]) -> float:

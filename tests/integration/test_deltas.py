@@ -5,6 +5,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,26 @@ import torch
 
 from cluster.weights.delta import PublishedCopy
 from cluster.weights.manifest import WeightManifest
+from cluster.weights.process_group import Sender
 from tests.integration.commands import Background
-from tests.integration.engines import Reference, published, start_engine, start_worker
+from tests.integration.engines import (
+    PROBE,
+    Reference,
+    end,
+    kept_by,
+    largest_error,
+    mean_error,
+    published,
+    start_engine,
+    start_worker,
+)
 from tests.integration.faults import Run, assert_equal_bit_for_bit, until, write_endless_run, write_run
 from tests.models import make_tiny_model
 
 pytestmark = pytest.mark.engine
 
-SMALL_STEPS = {"weights": {"deltas": True}, "optimizer": {"learning_rate": 1e-5}}
-"""At which most values of a bfloat16 model round to the bits that they had."""
+SMALL_STEPS = 1e-5
+"""A learning rate at which most values of a bfloat16 model round to the bits that they had."""
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
@@ -51,6 +63,27 @@ async def test_an_engine_computes_with_changes_what_it_computes_with_the_whole(t
     worker.stop()
 
 
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_each_process_of_an_engine_adds_what_a_group_brings_to_a_copy_of_its_own(tmp_path, monkeypatch, num_processes):
+    if num_processes > 1:
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, range(num_processes))))
+    path = make_tiny_model(tmp_path)
+    engine, reference = start_engine(path, tensor_parallel_size=num_processes), Reference(path)
+    sender, copy = Sender("127.0.0.1", device=torch.device("cpu")), PublishedCopy()
+    for version in range(3):
+        incoming = kept_by(sender, reference, version=version, name="g", num_receivers=num_processes, copy=copy)
+        assert (incoming.group.base_digest is None) is (version == 0)
+        with ThreadPoolExecutor(1) as thread:
+            sending = thread.submit(sender.send, incoming.group)
+            engine.load(incoming)
+            sending.result()
+        assert largest_error(engine.prompt_logprobs(PROBE), reference.logprobs(PROBE)) < 1e-4
+        move_a_hundredth(reference, seed=version)
+        assert mean_error(engine.prompt_logprobs(PROBE), reference.logprobs(PROBE)) > 1e-3
+    sender.close()
+    end(engine)
+
+
 @torch.no_grad()
 def move_a_hundredth(reference: Reference, *, seed: int) -> None:
     """Of every matrix, so far that the bits change."""
@@ -64,7 +97,7 @@ def move_a_hundredth(reference: Reference, *, seed: int) -> None:
 @pytest.mark.timeout(1800)
 def test_a_run_is_the_same_bit_for_bit_whether_its_weights_travel_whole_or_as_what_changed(tmp_path):
     model = make_tiny_model(tmp_path / "model", dtype="bfloat16")
-    settings = {"num_steps": 6, "model__dtype": "bfloat16", "optimizer__learning_rate": 1e-5}
+    settings = {"num_steps": 6, "model__dtype": "bfloat16", "optimizer__learning_rate": SMALL_STEPS}
     whole = Run(tmp_path / "whole").to_end(write_run(tmp_path, model, **settings))
     changes = Run(tmp_path / "changes").to_end(write_run(tmp_path, model, **settings, weights={"deltas": True}))
     assert_equal_bit_for_bit(whole, changes, steps=range(1, 7), checkpoint=6)
@@ -78,10 +111,11 @@ def test_a_run_is_the_same_bit_for_bit_whether_its_weights_travel_whole_or_as_wh
 
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("transport", ["object_store", "collective"])
 def test_a_worker_that_dies_while_changes_travel_joins_between_two_deltas_and_a_restarted_learner_begins_with_the_whole(
-    tmp_path,
+    tmp_path, transport
 ):
-    with _two_workers(tmp_path) as (run, driver):
+    with _two_workers(tmp_path, transport=transport) as (run, driver):
         _stop_in_mid_broadcast(run, driver, "rollout-1", other="rollout-0")
         assert run.strike("rollout-1")
         until(lambda: any(event["actor"] == "rollout-1" for event in run.events("recovery")), process=driver)
@@ -106,13 +140,14 @@ def test_a_worker_that_dies_while_changes_travel_joins_between_two_deltas_and_a_
 
 
 @contextlib.contextmanager
-def _two_workers(folder: Path) -> Iterator[tuple[Run, Background]]:
+def _two_workers(folder: Path, *, transport: str) -> Iterator[tuple[Run, Background]]:
     """A run without end and its driver, from when changes have gone to both workers."""
     file = write_endless_run(
         folder,
         make_tiny_model(folder / "model", dtype="bfloat16"),
-        **SMALL_STEPS,
         model__dtype="bfloat16",
+        optimizer__learning_rate=SMALL_STEPS,
+        weights={"deltas": True, "transport": transport},
         rollout__num_workers=2,
         rollout__cpus_per_worker=0.4,
         supervision={"heartbeat_s": 1, "hang_s": 600},

@@ -61,8 +61,8 @@ class Maker:
     def gpus(self) -> list[int]:
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
-    def batch(self) -> pa.RecordBatch:
-        return batch_of(["x"])
+    def batch(self) -> tuple[pa.RecordBatch, str]:
+        return batch_of(["x"]), "of one"
 
     def num_rows(self, batch: pa.RecordBatch) -> int:
         return batch.num_rows
@@ -148,7 +148,8 @@ async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewher
         maker = await start("maker", bundle=0, placement_group=seats)
         taker = await start("taker", bundle=1, placement_group=seats)
         assert maker.node_id == far.node_id != taker.node_id
-        made, _ = await maker.call_for_columns("batch", deadline_s=PATIENCE_S)
+        made, told = await maker.call_for_batch("batch", deadline_s=PATIENCE_S)
+        assert told == "of one"
         end(cluster, far)
         for _ in ("Ray misses it", "Ray knows that the node is dead"):
             with pytest.raises(UnreachableError, match="maker died in 'batch'"):

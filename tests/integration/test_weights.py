@@ -217,7 +217,8 @@ def test_the_processes_of_an_engine_take_weights_from_a_group_and_again_when_it_
 
 def _send_half(sender: Sender, group: RankGroup) -> None:
     member = Member(group, rank=0, device=torch.device("cpu"))
-    for bucket in sender._kept[: len(sender._kept) // 2]:
+    buckets = sender._kept[group.digest, None]
+    for bucket in buckets[: len(buckets) // 2]:
         member.finish(member.start(torch.from_numpy(bucket)))
     sender.give_up(group)
     member.leave()

@@ -23,8 +23,9 @@ class TooShort:
 
 
 def test_each_completion_token_gets_the_reference_models_logprob():
-    scored = ReferenceScorer(model=Halving()).score(batch_of(["a", "b"]))
+    scored, told = ReferenceScorer(model=Halving()).score(batch_of(["a", "b"]))
     assert scored["reference_logprobs"].to_pylist() == [[-1.5], [-2.0, -2.0]]
+    assert told == {"size_bytes": scored.nbytes}
 
 
 def test_a_group_is_one_call_so_that_its_bits_depend_on_itself_alone():
@@ -51,5 +52,5 @@ def test_an_episode_that_failed_before_its_first_token_is_not_scored():
     nothing = {name: [group[name][0].as_py(), []] for name in ("loss_mask", "policy_versions", "rollout_logprobs")}
     failed = {"reward": [1.0, None], "reward_status": ["ok", "error"]}
     group = with_columns(group, completion_token_ids=[[3], []], **nothing, **failed)
-    assert ReferenceScorer(model=model).score(group)["reference_logprobs"].to_pylist() == [[-1.5], []]
+    assert ReferenceScorer(model=model).score(group)[0]["reference_logprobs"].to_pylist() == [[-1.5], []]
     assert model.calls == [([[1, 2]], [[3]])]

@@ -1,9 +1,11 @@
 """The learner dies, comes back, and has made every recorded step exactly once."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from ray.exceptions import ObjectLostError
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import (
@@ -44,6 +46,18 @@ class Lines:
     def check_claim(self) -> None:
         if self.is_lost:
             raise ClaimLostError("taken over")
+
+
+class ObjectRef(str):
+    """Comes to the driver when it is awaited, unless it is `lost`."""
+
+    lost: Exception | None = None
+
+    def __await__(self) -> Iterator[Any]:
+        yield from asyncio.sleep(0).__await__()
+        if self.lost:
+            raise self.lost
+        return self
 
 
 class ScriptedRank(RemoteActor):
@@ -94,7 +108,12 @@ class ScriptedRank(RemoteActor):
         if self._scene.turns is not None:
             self._scene.turns.note(method)
         self._scene.fail(method, self._version)
-        return [f"{'weights' if method == 'publish' else method} {self._version}"]
+        ref = ObjectRef(f"{'weights' if method == 'publish' else method} {self._version}")
+        try:
+            self._scene.fail(f"fetch {method}", self._version)
+        except ObjectLostError as error:
+            ref.lost = error
+        return [ref]
 
     async def kill(self) -> None:
         self._scene.num_killed += 1
@@ -236,6 +255,16 @@ async def test_a_record_of_learning_that_cannot_be_written_is_an_event_and_the_r
     ]
 
 
+@pytest.mark.parametrize("method", ["publish", "pack"])
+async def test_what_a_node_says_of_its_weights_and_takes_with_it_is_published_again(method):
+    """Seen before: the run ended, with an error of Ray's."""
+    scene = Scene((f"fetch {method}", 1, ObjectLostError("0", None, "")))
+    await scene.group.start()
+    await scene.learn(1)
+    (ref,) = await getattr(scene.group, method)()
+    assert await ref == ref and scene.num_killed == 1
+
+
 @pytest.mark.parametrize("learned_groups", [8, 0])
 async def test_a_step_that_is_learned_again_loses_its_record_until_it_has_a_new_one(learned_groups: int):
     before = Scene()
@@ -349,7 +378,7 @@ async def test_a_death_while_publishing_publishes_the_same_version_again():
     assert scene.group.version == 1
 
 
-GROUP = RankGroup(name="g", size=2, sender="s", address="here:1", backend="gloo", timeout_s=5.0, lasts=True)
+GROUP = RankGroup(name="g", size=2, sender="s", address="here:1", backend="gloo", timeout_s=5.0, lasts=True, digest="d")
 
 
 async def test_a_death_while_packing_packs_the_same_version_again():

@@ -343,7 +343,7 @@ async def test_groups_that_go_with_the_reference_scorers_node_are_made_again_fro
     asked = []
 
     class Node:
-        async def call_for_columns(self, method, batch, *, deadline_s):
+        async def call_for_batch(self, method, batch, *, deadline_s):
             return self.held(batch.select([]), {"size_bytes": 0})
 
         async def update(self, groups):

@@ -179,6 +179,9 @@ def test_a_small_step_of_a_bfloat16_model_is_published_with_what_changed_and_a_r
     assert 0.0 < manifest.delta.changed_share < 0.1 and len(parts) == 2 * len(whole)
     worker.take_changes(manifest, parts[len(whole) :])
     assert all(map(np.array_equal, worker.buckets, whole))
+    _, packed = learner.pack()
+    base = {"base_version": 1, "base_digest": last["digest"]}
+    assert packed.delta == {**base, "changed_share": 0.0, "sizes_bytes": (0,) * len(whole)}, "the same once more"
     *_, anew = Learner(make_config(model, **settings, weights={"deltas": True})).publish()
     assert anew["delta"] is None
 
@@ -191,7 +194,14 @@ async def test_packed_weights_are_the_published_ones_and_reach_a_group_while_the
     assert described == published and packed.digest == manifest.digest
     assert (packed.backend, packed.receivers_per_worker) == ("gloo", 1)
     group = RankGroup(
-        name="g", size=2, sender=packed.sender, address=packed.address, backend="gloo", timeout_s=240.0, lasts=False
+        name="g",
+        size=2,
+        sender=packed.sender,
+        address=packed.address,
+        backend="gloo",
+        timeout_s=240.0,
+        lasts=False,
+        digest=packed.digest,
     )
     incoming = Incoming(group=group, first_rank=1, manifest=manifest)
     learner.update(*_groups(learner))  # in place: what was packed must not change with it

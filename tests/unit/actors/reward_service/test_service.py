@@ -16,7 +16,7 @@ from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardPart
-from cluster.contracts.schema import added, joined, summarize, validate, with_columns
+from cluster.contracts.schema import joined, summarize, validate, with_columns
 from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
 
@@ -308,8 +308,8 @@ async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_
     async with service(SYNC) as rewards:
         judged, told = await rewards.score(sampled)
     group = Group(pieces=(sampled,), summary=summarize(sampled)).with_columns(judged, told).of([0, 2])
-    columns = ReferenceScorer(model=Fixed()).score(*group.pieces)
-    group = group.with_columns(columns, added(columns))
+    columns, of_columns = ReferenceScorer(model=Fixed()).score(*group.pieces)
+    group = group.with_columns(columns, of_columns)
     (whole,) = map(validate, joined(group.pieces))
     assert whole["reward"].to_pylist() == [1.0, 0.5] and whole["reference_logprobs"].to_pylist() == [[-1.0], [-1.0] * 3]
     told = replace(group.summary, size_bytes=whole.nbytes, part_stats={})

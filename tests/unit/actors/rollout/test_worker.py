@@ -370,15 +370,15 @@ class TakesFromGroups(ScriptedEngine):
         self.weight = load
 
 
-GROUP = RankGroup(name="g", size=3, sender="s", address="here:1", backend="gloo", timeout_s=5.0, lasts=True)
+GROUP = RankGroup(name="g", size=3, sender="s", address="here:1", backend="gloo", timeout_s=5.0, lasts=True, digest="d")
 
 
 async def test_what_a_group_brings_is_attested_as_what_is_loaded(make_worker):
     engine = TakesFromGroups(2.0, 2.0)
-    worker, (manifest, _) = make_worker(engine), weights(2)
+    worker, (manifest, _) = make_worker(engine, keeps_weights=True), weights(2)
     attestation = await worker.receive(manifest, GROUP, 2)
     assert (attestation.policy_version, attestation.digest) == (2, manifest["digest"])
-    assert [(each.group, each.first_rank) for each in engine.taken] == [(GROUP, 2)]
+    assert [(each.group, each.first_rank, each.keeps) for each in engine.taken] == [(GROUP, 2, True)]
     manifest, _ = weights(3)  # the engine still computes with the old ones
     with pytest.raises(WeightsError, match="does not compute policy version 3"):
         await worker.receive(manifest, GROUP, 2)

@@ -101,10 +101,10 @@ async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_of
     scored = []
 
     class Scorer(ScriptedScorer):
-        async def call_for_columns(self, method, object_ref, *args, deadline_s):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
             if self.spec.kind is ActorKind.REFERENCE_SCORER:
                 scored.append(object_ref)
-            return await super().call_for_columns(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, wants_reference=lambda index: index // 4 % 2 == 0)
     assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == list(range(12))

@@ -19,6 +19,7 @@ class Learner:
         self.version = 0
         self.sends = list(sends)
         self.groups: list[RankGroup] = []
+        self.delta: dict[str, Any] | None = None
         self._receivers_per_worker, self._backend = receivers_per_worker, backend
         self._come: dict[str, int] = {}
         self._changed = asyncio.Condition()
@@ -36,6 +37,7 @@ class Learner:
             address="here:1",
             backend=self._backend,
             receivers_per_worker=self._receivers_per_worker,
+            delta=self.delta,
         )
         objects: list[asyncio.Future[Any]] = [asyncio.Future(), asyncio.Future()]
         for place, value in zip(objects, (self.version, packed), strict=True):
@@ -142,7 +144,7 @@ async def test_what_a_learner_dies_with_while_it_sends_is_lost_for_all_and_what_
     workers = [Worker("w0", learner), Worker("w1", learner)]
     lost = await broadcast(transport, learner, workers)
     assert [(name, type(failure)) for name, failure in lost.failures] == [("w0", LostError), ("w1", LostError)]
-    assert "policy version 0 went with the learner" in str(lost.failures[0][1])
+    assert "policy version 0 is not with the learner any more" in str(lost.failures[0][1])
     stats = await broadcast(transport, learner, workers)
     assert [proof.worker for proof in stats.attestations] == ["w0", "w1"]
     assert [group.sender for group in learner.groups] == ["learner 1", "learner 2"]
@@ -163,7 +165,11 @@ async def test_what_went_with_the_learner_cannot_be_caught_up_with(transport):
     learner = Learner(None, death("learner-0", "send"))
     await broadcast(transport, learner, [Worker("w0", learner)])
     ((name, error),) = (await transport.catch_up([Worker("late", learner)])).failures
-    assert name == "late" and isinstance(error, LostError) and "policy version 0 went with the learner" in str(error)
+    assert (
+        name == "late"
+        and isinstance(error, LostError)
+        and "policy version 0 is not with the learner any more" in str(error)
+    )
 
 
 async def test_where_nobody_is_lost_and_nobody_gets_anything_each_is_sent_to_by_itself_and_one_is_to_blame(transport):
@@ -174,3 +180,71 @@ async def test_where_nobody_is_lost_and_nobody_gets_anything_each_is_sent_to_by_
     assert name == "w1" and isinstance(error, WorkerError) and error.actor == "w1" and "no route to host" in str(error)
     assert [proof.worker for proof in stats.attestations] == ["w0"]
     assert [group.size for group in learner.groups] == [3, 3, 2, 2]
+
+
+def learn(learner: Learner) -> None:
+    """A step, of which 2 of 8 bytes are published as changes since the version before."""
+    before = {"base_version": learner.version, "base_digest": str(learner.version)}
+    learner.version += 1
+    learner.delta = {**before, "changed_share": 0.25, "sizes_bytes": (2, 0)}
+
+
+def bases(learner: Learner) -> list[str | None]:
+    """Of all groups: what they were sent the changes since; None where it was the whole."""
+    return [group.base_digest for group in learner.groups]
+
+
+async def test_workers_that_proved_the_version_before_get_what_changed_in_the_same_group(transport):
+    learner = Learner()
+    workers = [Worker("w0", learner), Worker("w1", learner)]
+    first = await broadcast(transport, learner, workers)
+    learn(learner)
+    second = await broadcast(transport, learner, workers)
+    assert bases(learner) == [None, "0"] and len({group.name for group in learner.groups}) == 1
+    assert (first.sent_bytes, first.changed_share, second.sent_bytes, second.changed_share) == (16, None, 4, 0.25)
+
+
+async def test_a_worker_that_joins_gets_the_whole_and_goes_on_with_the_fleet(transport):
+    learner = Learner()
+    old, new = Worker("old", learner), Worker("new", learner)
+    await broadcast(transport, learner, [old])
+    learn(learner)
+    await broadcast(transport, learner, [old])
+    joined = await transport.catch_up([new])
+    learn(learner)
+    together = await broadcast(transport, learner, [old, new])
+    assert bases(learner) == [None, "0", None, "1"]
+    assert (joined.sent_bytes, together.sent_bytes) == (8, 4)
+
+
+async def test_a_worker_that_was_overtaken_while_it_joined_gets_what_changed_in_a_group_of_its_own(transport):
+    learner = Learner()
+    late = Worker("late", learner)
+    await broadcast(transport, learner, [])
+    await transport.catch_up([late])
+    learn(learner)
+    await transport.publish(learner)
+    await transport.catch_up([late])
+    assert bases(learner) == [None, "0"]
+
+
+async def test_one_worker_without_the_version_before_has_all_of_its_group_get_the_whole_once(transport):
+    learner = Learner()
+    old, other = Worker("w0", learner), Worker("w0", learner)
+    await broadcast(transport, learner, [old])
+    for workers in ([old, other], [old, other]):
+        learn(learner)
+        await broadcast(transport, learner, workers)
+    assert bases(learner) == [None, None, "1"]
+
+
+async def test_those_whose_group_breaks_get_the_whole_and_those_that_have_the_version_keep_what_they_proved(transport):
+    """The copies of the others are new in part."""
+    learner = Learner(receivers_per_worker=0)  # nobody waits for another: w0 has all of it when w1 is lost
+    workers = [Worker("w0", learner), Worker("w1", learner, None, BroadcastError("broken"))]
+    await broadcast(transport, learner, workers)
+    learn(learner)
+    sent = await broadcast(transport, learner, workers)
+    learn(learner)
+    await broadcast(transport, learner, workers)
+    assert bases(learner) == [None, "0", None, "1"] and sent.sent_bytes == 2 + 8

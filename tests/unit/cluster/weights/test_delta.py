@@ -57,7 +57,7 @@ def test_four_changed_elements_of_a_hundred_travel_as_indices_and_values():
     (changes,) = second.changes
     assert first.is_whole and (second.delta.base_version, second.delta.base_digest) == (3, first.manifest.digest)
     assert second.delta.num_changed == (4,) and second.delta.changed_share == 0.04
-    assert second.delta.size_bytes == changes.nbytes == 24
+    assert second.delta.sizes_bytes == (24,) and changes.nbytes == 24
     assert changes[:16].view(np.uint32).tolist() == [1, 10, 50, 99]
     # The upper halves of the float32s 1, -2, 0.5 and 3.
     assert changes[16:].view(np.uint16).tolist() == [0x3F80, 0xC000, 0x3F00, 0x4040]
@@ -73,7 +73,7 @@ def test_a_tensor_travels_whole_where_that_is_smaller_and_not_at_all_where_it_st
     weights["three"][-3:] = 1.0
     second = publish(copy, weights, version=1)
     assert second.delta.num_changed == (4, 3, 0, 0)
-    assert second.delta.size_bytes == 24 + 16 + 8
+    assert second.delta.sizes_bytes == (24 + 16 + 8,)
     base.take_changes(second.manifest, second.changes)
     assert dict(unpack(second.manifest, base.buckets))["three"].tolist() == [0.0] * 9 + [1.0] * 3
 
@@ -100,8 +100,8 @@ def test_changes_of_more_than_half_of_the_bytes_are_not_published():
     more = publish(copy, weights, version=2)
     weights["b"][0] = 2.0
     little = publish(copy, weights, version=3)
-    assert half.delta.size_bytes == 400 and more.is_whole
-    assert (little.delta.base_version, little.delta.size_bytes) == (2, 8 + 8), "each is padded to 8 bytes"
+    assert half.delta.sizes_bytes == (400,) and more.is_whole
+    assert (little.delta.base_version, little.delta.sizes_bytes) == (2, (8 + 8,)), "each is padded to 8 bytes"
 
 
 def test_too_much_is_noticed_before_the_last_bucket(monkeypatch):
@@ -145,7 +145,7 @@ def test_a_version_is_published_again_with_no_changes():
     copy, weights = PublishedCopy(), {"a": torch.zeros(100)}
     base = loaded(publish(copy, weights, version=5))
     again = publish(copy, weights, version=5)
-    assert (again.delta.num_changed, again.delta.size_bytes) == ((0,), 0)
+    assert (again.delta.num_changed, again.delta.sizes_bytes) == ((0,), (0,))
     base.take_changes(again.manifest, again.changes)
 
 

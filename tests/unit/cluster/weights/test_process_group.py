@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ import torch
 
 from cluster.contracts.errors import BroadcastError, LostError, WeightsError
 from cluster.contracts.types import RankGroup
+from cluster.weights.delta import PublishedCopy
 from cluster.weights.manifest import Canary, WeightManifest, packing
 from cluster.weights.process_group import Incoming, Receiver, Sender
 
@@ -33,9 +35,26 @@ def kept(sender: Sender, version: int = 1) -> WeightManifest:
     return sender.keep(packing(weights(version), policy_version=version, bucket_bytes=4000, canary=lambda: CANARY))
 
 
-def group_of(sender: Sender, *, size: int, name: str = "g1", lasts: bool = True, timeout_s: float = 120.0) -> RankGroup:
+def group_of(
+    sender: Sender,
+    manifest: WeightManifest,
+    *,
+    size: int,
+    name: str = "g1",
+    lasts: bool = True,
+    timeout_s: float = 120.0,
+    base_digest: str | None = None,
+) -> RankGroup:
     return RankGroup(
-        name=name, size=size, sender=sender.id, address=sender.address, backend="gloo", timeout_s=timeout_s, lasts=lasts
+        name=name,
+        size=size,
+        sender=sender.id,
+        address=sender.address,
+        backend="gloo",
+        timeout_s=timeout_s,
+        lasts=lasts,
+        digest=manifest.digest,
+        base_digest=base_digest,
     )
 
 
@@ -103,7 +122,8 @@ def sums(version: int) -> list[tuple[str, float]]:
 
 def test_every_process_gets_every_version_over_one_group(sender, processes):
     for version in (1, 2):
-        manifest, group = kept(sender, version), group_of(sender, size=4)
+        manifest = kept(sender, version)
+        group = group_of(sender, manifest, size=4)
         for rank, process in enumerate(processes, 1):
             process.take(group, rank, manifest)
         sender.send(group)
@@ -112,7 +132,8 @@ def test_every_process_gets_every_version_over_one_group(sender, processes):
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_death_in_mid_broadcast_is_seen_by_all_and_the_living_get_it_again(sender, processes, victim):
-    manifest, group = kept(sender), group_of(sender, size=4)
+    manifest = kept(sender)
+    group = group_of(sender, manifest, size=4)
     for rank, process in enumerate(processes, 1):
         process.take(group, rank, manifest, dies_at=1 if rank - 1 == victim else None)
     with in_thread(sender.send, group) as sending:
@@ -125,7 +146,7 @@ def test_a_death_in_mid_broadcast_is_seen_by_all_and_the_living_get_it_again(sen
     living = [process for number, process in enumerate(processes) if number != victim]
     # A broadcast goes through a tree: one whose branch was whole may have all of it.
     assert all(isinstance(found, BroadcastError) or found == sums(1) for found in (each.answer() for each in living))
-    again = group_of(sender, size=3, name="g2")
+    again = group_of(sender, manifest, size=3, name="g2")
     for rank, process in enumerate(living, 1):
         process.take(again, rank, manifest)
     sender.send(again)
@@ -134,7 +155,8 @@ def test_a_death_in_mid_broadcast_is_seen_by_all_and_the_living_get_it_again(sen
 
 def test_a_member_that_is_silent_costs_the_others_no_more_than_the_call_to_give_up(sender, processes):
     silent, *others = processes
-    manifest, group = kept(sender), group_of(sender, size=4)
+    manifest = kept(sender)
+    group = group_of(sender, manifest, size=4)
     for rank, process in enumerate(processes, 1):
         process.take(group, rank, manifest)
     sender.send(group)  # all have joined
@@ -151,15 +173,27 @@ def test_a_member_that_is_silent_costs_the_others_no_more_than_the_call_to_give_
 
 
 def test_a_member_that_never_comes_is_waited_for_until_the_groups_limit(sender):
-    group = group_of(sender, size=2, timeout_s=0.2)
-    kept(sender)
+    group = group_of(sender, kept(sender), size=2, timeout_s=0.2)
     with pytest.raises(BroadcastError, match=r"not done within 0\.2 s"):
         sender.send(group)
 
 
+def test_a_member_that_comes_when_the_group_was_given_up_waits_for_nobody(sender):
+    """All others had come, and left. It took the group's whole limit to connect to them."""
+    manifest = kept(sender)
+    group = group_of(sender, manifest, size=3, timeout_s=20.0)
+    with in_thread(sender.send, group) as sending, in_thread(received, group, manifest) as receiving:
+        sender.give_up(group)
+        for each in (sending, receiving):
+            with pytest.raises(BroadcastError, match="given up"):
+                each.result(240)
+    with pytest.raises(BroadcastError, match="given up"):
+        list(Receiver().tensors(Incoming(group=group, first_rank=2, manifest=manifest), place=0, device=CPU))
+
+
 def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_sent_to(sender):
     manifest = kept(sender)
-    groups = [group_of(sender, size=2, name=f"joins {number}", lasts=False) for number in range(2)]
+    groups = [group_of(sender, manifest, size=2, name=f"joins {number}", lasts=False) for number in range(2)]
     with contextlib.ExitStack() as stack:
         sending = [stack.enter_context(in_thread(sender.send, group)) for group in groups]
         for group in groups:
@@ -169,8 +203,8 @@ def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_
 
 def test_a_bucket_that_is_altered_on_the_way_is_refused_before_its_tensors_are_given_out(sender):
     manifest = kept(sender)
-    sender._kept[1][7] ^= 1
-    group = group_of(sender, size=2)
+    sender._kept[manifest.digest, None][1][7] ^= 1
+    group = group_of(sender, manifest, size=2)
     got: list[str] = []
     with in_thread(sender.send, group), pytest.raises(WeightsError, match="bucket 1 of 4"):
         try:
@@ -181,13 +215,71 @@ def test_a_bucket_that_is_altered_on_the_way_is_refused_before_its_tensors_are_g
     assert got == ["w0"]
 
 
+class Deltas:
+    """A sender and a receiver that have version 1, and the changes from there to version 2, which are in bucket 2 of 4."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender, self.receiver, self._published = sender, Receiver(), PublishedCopy()
+        self._names = (f"g{number}" for number in count())
+        self.tensors = weights(1)
+        self.bring(self.keep(1))
+        self.tensors[2][1][7] = 5.0
+        self.manifest = self.keep(2)
+        assert self.manifest.delta and self.manifest.delta.sizes_bytes == (0, 0, 16, 0)
+        self.base = self.manifest.delta.base_digest
+
+    def keep(self, version: int) -> WeightManifest:
+        parts = packing(self.tensors, policy_version=version, bucket_bytes=4000, canary=lambda: CANARY)
+        return self.sender.keep(self._published.compared(parts))
+
+    def bring(self, manifest: WeightManifest, *, base_digest: str | None = None) -> list[str]:
+        """Names of the tensors that it gives out, which are right to the last bit."""
+        group = group_of(self.sender, manifest, size=2, lasts=False, base_digest=base_digest, name=next(self._names))
+        wanted, got = dict(self.tensors), list[str]()
+        with in_thread(self.sender.send, group):
+            incoming = Incoming(group=group, first_rank=1, manifest=manifest, keeps=True)
+            try:
+                for name, tensor in self.receiver.tensors(incoming, place=0, device=CPU):
+                    assert torch.equal(tensor, wanted[name])
+                    got.append(name)
+            except WeightsError:
+                self.sender.give_up(group)
+                raise
+        return got
+
+
+def test_changes_are_added_to_what_a_process_got_before_and_buckets_without_any_do_not_travel(sender):
+    deltas = Deltas(sender)
+    assert deltas.bring(deltas.manifest, base_digest=deltas.base) == ["w0", "w1", "w2", "w3"]
+    deltas.tensors[0][1][0] = -1.0
+    manifest = deltas.keep(3)
+    assert deltas.bring(manifest, base_digest=deltas.manifest.digest) == ["w0", "w1", "w2", "w3"]
+
+
+def test_changes_that_are_altered_on_the_way_are_refused_and_the_process_needs_the_whole(sender):
+    deltas = Deltas(sender)
+    sender._kept[deltas.manifest.digest, deltas.base][2][0] ^= 1
+    with pytest.raises(WeightsError, match="bucket 2 of 4"):
+        deltas.bring(deltas.manifest, base_digest=deltas.base)
+    with pytest.raises(WeightsError, match="this worker has none; it needs the whole weights"):
+        deltas.bring(deltas.manifest, base_digest=deltas.base)
+    assert len(deltas.bring(deltas.manifest)) == 4
+
+
 def test_a_restarted_learner_has_nothing_of_what_was_packed_before(sender):
     manifest = kept(sender)
     after = Sender("127.0.0.1", device=CPU)
-    assert manifest and after.id != sender.id
-    for group in (group_of(after, size=2), group_of(sender, size=2)):
-        with pytest.raises(LostError, match="is gone"):
+    for group in (group_of(after, manifest, size=2), group_of(sender, manifest, size=2)):
+        with pytest.raises(LostError, match="keeps other weights"):
             after.send(group)
+
+
+def test_weights_in_whose_place_newer_ones_are_kept_are_not_sent(sender):
+    """A worker that joins may have its turn late. It was sent the newer ones, which are not those of its manifest."""
+    group = group_of(sender, kept(sender, 1), size=2)
+    kept(sender, 2)
+    with pytest.raises(LostError, match="keeps other weights"):
+        sender.send(group)
 
 
 def test_the_store_listens_at_its_own_host_alone(sender):

@@ -140,7 +140,10 @@ def test_what_groups_cannot_carry_is_refused(tmp_path, model, settings, said):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("weights.transport=collective", "weights.deltas=true with weights.transport=collective"),
+        (
+            "weights.transport=cluster.weights.object_store:object_store",
+            "weights.deltas=true with weights.transport=cluster.weights.object_store:object_store: treadwheel's own",
+        ),
         ("learner.lora.publish=adapter", "weights.deltas=true is for whole models, and learner.lora.publish=adapter"),
     ],
 )

@@ -54,13 +54,18 @@ def test_the_version_that_the_first_rank_keeps_for_groups_counts_once_whatever_t
 
 
 def test_deltas_take_a_copy_in_every_worker_and_a_copy_with_its_changes_on_the_first_rank(tmp_path):
-    """The changes are half of the weights at most, in its memory and in the object store."""
+    """The changes are half of the weights at most, in its memory and in the object store, or there alone for groups, which keep a version
+    anyway. Of an engine in a group each process has a copy."""
     path = write("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
 
-    def estimate(**weights) -> machine.Memory:
-        settings = {"model": {"path": str(path)}, "prompts": "file", "rollout": {"num_workers": 3}, "weights": weights}
+    def estimate(parallel: int = 1, **weights) -> machine.Memory:
+        rollout = {"num_workers": 3, "tensor_parallel_size": parallel}
+        settings = {"model": {"path": str(path)}, "prompts": "file", "rollout": rollout, "weights": weights}
         return machine.estimate(validated(settings), frozenset(), is_local=False)
 
     off, on = estimate(), estimate(deltas=True)
     assert on.worker - off.worker == 2 * 494_032_768
     assert on.total - off.total == (3 + 2) * 2 * 494_032_768
+    off, on = (estimate(2, transport="collective", deltas=deltas) for deltas in (False, True))
+    assert on.worker - off.worker == 2 * 2 * 494_032_768
+    assert on.total - off.total == 3 * (on.worker - off.worker) + 494_032_768
