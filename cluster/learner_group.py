@@ -77,6 +77,8 @@ class LearnerGroup:
         self.saved_version = 0
         """Version of the newest checkpoint that was begun and has not failed so far; 0 without one."""
         self._saved_before = 0
+        self._evaluated: tuple[int, float | None] = (0, None)
+        """The version that `save` was last called for, and its evaluation."""
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
         """The step that the ranks were asked for last, and what its groups are."""
         self._trajectories = ""
@@ -100,7 +102,8 @@ class LearnerGroup:
                 await self._let_go(error)
 
     async def restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
-        """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did."""
+        """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did. The last one may not
+        be saved yet: see `owes_a_save`."""
         async with self._turn:
             try:
                 return await self._restore()
@@ -172,9 +175,14 @@ class LearnerGroup:
     def is_save_due(self) -> bool:
         return self._saving.is_due(self.version)
 
+    def owes_a_save(self) -> bool:
+        """Whether the step that was learned again last is to be saved without an evaluation. The run's last one gets its own."""
+        return self.saved_version < self.version < self._num_steps and self.is_save_due()
+
     async def save(self, metric: float | None) -> None:
         """A checkpoint of the current version; `metric` is its evaluation. A save that fails is an event, and leaves the last good one."""
         async with self._turn:
+            self._evaluated = self.version, metric
             while True:
                 try:
                     await self._save(metric)
@@ -289,6 +297,8 @@ class LearnerGroup:
         self._saving.note_save()
         await self._begin_turn(ends_with_broadcast=False)
         step, summaries = self._asked
+        if metric is None and self.version == self._evaluated[0]:  # a death broke that save off
+            metric = self._evaluated[1]
         if metric is None and step == self.version:
             metric = self._saving.metric_of(summaries)
         provenance = await asyncio.to_thread(self._provenance, self.version)
@@ -391,8 +401,8 @@ class LearnerGroup:
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self.version):
             learned.append(await self._learn_again(record))
-            # Nothing is sampled to evaluate it. The last step is saved with an evaluation when the run ends.
-            if self.version < self._num_steps and self.is_save_due():
+            # The last one is evaluated and told before it is saved, by those who go on from here.
+            if self.version < self._ledger.version and self.is_save_due():
                 await self._save(None)
         return learned
 

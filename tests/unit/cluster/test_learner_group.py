@@ -434,10 +434,59 @@ async def test_steps_learned_again_are_saved_on_the_way_so_that_a_second_death_l
     assert scene.saves == []
     scene.failures.append(("update", 5, death("learner-0", "update")))
     await scene.learn(1)
-    assert scene.saves == [2, 4, 6] and scene.group.saved_version == 6
+    assert scene.saves == [2, 4] and scene.group.is_save_due(), "the loop evaluates step 6 and saves it"
+    await scene.group.save(None)
     scene.failures.append(("update", 6, death("learner-0", "update")))
     await scene.learn(1)
     assert scene.events.events[-1]["rolled_back_to"] == 6 and scene.events.events[-1]["steps_learned_again"] == 1
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_a_learner_that_dies_before_its_step_is_saved_leaves_the_save_to_those_who_evaluate_the_step(
+    is_idle: bool,
+):
+    """Seen in review: the restored learner saved it unrated, and a save of what is saved writes nothing: the best checkpoint was pruned."""
+    scene = Scene(num_steps=9, checkpoint={"every_steps": 2}, evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(1)
+    dies = death("learner-0", "update")
+    scene.failures += [] if is_idle else [("update", 1, dies)]
+    await scene.learn(1)
+    if is_idle:  # while step 2 is evaluated
+        await scene.group.heal(scene.group.actors()[0], dies)
+    assert scene.events.kinds()[-1] == "recovery" and scene.group.version == 2
+    assert scene.saves == [] and scene.group.is_save_due()
+
+
+async def test_a_save_that_a_death_broke_off_is_made_again_with_its_evaluation():
+    """Seen in review: what was written again in the background's place was unrated, and pruned though it was the best."""
+    scene = Scene(num_steps=9, checkpoint={"every_steps": 2}, evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(2)
+    await scene.group.save(0.5)
+    scene.saved = 0  # it is still being written
+    scene.failures.append(("update", 2, death("learner-0", "update")))
+    await scene.learn(1)
+    saved = [
+        (event["policy_version"], event["metric"]) for event in scene.events.events if event["kind"] == "checkpoint"
+    ]
+    assert saved == [(2, 0.5), (2, 0.5)]
+
+
+@pytest.mark.parametrize(("num_steps", "owes"), [(3, True), (2, False)])
+async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_again_unless_it_is_the_runs_last(
+    num_steps, owes
+):
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(journal=before.journal, num_steps=num_steps, checkpoint={"every_steps": 1})
+    scene.recorded = before.recorded
+    await scene.group.start()
+    await scene.group.restore()
+    assert scene.saves == [1] and scene.group.owes_a_save() is owes
+    await scene.group.save(None)
+    assert not scene.group.owes_a_save()
 
 
 async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_step():
