@@ -76,6 +76,8 @@ class LearnerGroup:
         """Policy version of the ranks: completed optimizer steps."""
         self.saved_version = 0
         """Version of the newest checkpoint that was begun and has not failed so far; 0 without one."""
+        self.saved_metric: float | None = None
+        """What it is rated by."""
         self._saved_before = 0
         self._evaluated: tuple[int, float | None] = (0, None)
         """The version that `save` was last called for, and its evaluation."""
@@ -307,7 +309,7 @@ class LearnerGroup:
             await self._all("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra)
         except CheckpointError as error:
             return self._tell_failure(error, version=self.version)
-        self._saved_before, self.saved_version = self.saved_version, self.version
+        self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self.version, metric
         self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
 
     async def _finish_saving(self) -> None:
@@ -398,6 +400,7 @@ class LearnerGroup:
         newest = None if self._records else self._ledger.version - 1
         extra = await self._all("restore_latest", self._checkpoints, newest)
         self.version = self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
+        self.saved_metric = extra.get("metric") if extra else None
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self.version):
             learned.append(await self._learn_again(record))

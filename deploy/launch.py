@@ -235,9 +235,10 @@ def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
 
 
 async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
-    """For a run that was stopped between its last step and its last save, or whose last save failed. Raises CheckpointError."""
+    """For a run that was stopped between its last step and the end of its evaluation, or whose last save failed. Raises CheckpointError."""
     learner = made.learner
-    if learner.saved_version == learner.version:
+    is_evaluated = evaluator is None or learner.saved_metric is not None
+    if learner.saved_version == learner.version and is_evaluated:
         return
     held_out = await evaluator.run(made.production, version=learner.version, log=log) if evaluator else {}
     if held_out:

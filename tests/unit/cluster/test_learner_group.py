@@ -73,7 +73,8 @@ class ScriptedRank(RemoteActor):
         match method:
             case "restore_latest":
                 self._version = min([self._scene.saved, *(newest for newest in args[1:] if newest is not None)])
-                return {"policy_version": self._version} if self._version else None
+                metric = self._scene.metrics.get(self._version)
+                return {"policy_version": self._version, "metric": metric} if self._version else None
             case "last_step":
                 return self._last_step
             case "describe":
@@ -81,6 +82,7 @@ class ScriptedRank(RemoteActor):
             case "save":
                 self._scene.saved = self._version
                 self._scene.saves.append(self._version)
+                self._scene.metrics[self._version] = args[1]["metric"]
             case "update":
                 self._version += 1
                 (step,) = args if isinstance(args[0], tuple) else (args,)  # as it was recorded, or as it was read
@@ -149,6 +151,8 @@ class Scene:
         self.now_s = 0.0
         self.saved = 0
         self.saves: list[int] = []
+        self.metrics: dict[int, float | None] = {}
+        """Of what is saved, by version."""
         self.learned: list[tuple[Any, ...]] = []
         self.recorded: dict[str, tuple[Any, ...]] = {}
         self.kept: dict[str, tuple[Any, ...]] = {}
@@ -471,6 +475,18 @@ async def test_a_save_that_a_death_broke_off_is_made_again_with_its_evaluation()
         (event["policy_version"], event["metric"]) for event in scene.events.events if event["kind"] == "checkpoint"
     ]
     assert saved == [(2, 0.5), (2, 0.5)]
+
+
+@pytest.mark.parametrize("metric", [None, 0.5])
+async def test_a_checkpoint_says_after_a_restart_whether_it_was_evaluated(metric: float | None):
+    scene = Scene(evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(metric)
+    assert scene.group.saved_metric == metric
+    scene.group.saved_metric = 9.0
+    await scene.group.restore()
+    assert scene.group.saved_metric == metric
 
 
 @pytest.mark.parametrize(("num_steps", "owes"), [(3, True), (2, False)])
