@@ -192,27 +192,28 @@ class LearnerGroup:
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
 
-    async def save_progress(self) -> tuple[StepStats, list[GroupSummary]] | None:
-        """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last.
+    async def save_progress(self, tell: Callable[[StepStats, list[GroupSummary]], None]) -> None:
+        """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last. It is on the
+        disk when this returns, unless an event says that it failed.
 
-        Nothing is saved of a step that failed between its updates: the last checkpoint stands, and the steps after it are learned again.
-
-        It is on the disk when this returns, unless an event says that it failed. Returns what that step did, None where there is
-        nothing to tell: the ranks made no step, or failed in the one under way.
+        `tell` hears of that step first: who goes on from its checkpoint does not tell of it again. Nothing is told and saved of a step
+        that failed between its updates: the last checkpoint stands, and the steps after it are learned again.
         """
         async with self._turn:
-            # A rank answers after the step under way, whose caller no longer waits for it.
             if not self._ranks or not self._are_built:
-                return None
-            stats = await self._save_last_step()
+                return
+            # A rank answers after the step under way, whose caller no longer waits for it.
+            stats: StepStats | None = await self._all("last_step")
             step, summaries = self._asked
-            if stats is None or step != self.version:
-                return None
-            try:
-                await self._record_learned()
-            except TreadwheelError as error:  # the step is saved
-                self._tell_unrecorded(error)
-            return stats, summaries
+            is_whole = stats is not None and stats.policy_version == step
+            if stats is not None and is_whole:
+                tell(stats, summaries)
+            await self._save_last_step(stats)
+            if is_whole:
+                try:
+                    await self._record_learned()
+                except TreadwheelError as error:  # the step is saved
+                    self._tell_unrecorded(error)
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
         """`rank` is dead. New ranks, unless a call found that out before.
@@ -245,7 +246,7 @@ class LearnerGroup:
             stats: StepStats = await self._all("update", *pieces)
         except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
             if self._records:
-                await self._save_last_step()
+                await self._save_last_step(await self._all("last_step"))
             saved = f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
             raise DataError(
                 f"step {self._asked[0]} is recorded and cannot be learned: {error}; mend what made it and begin another run_dir with "
@@ -282,16 +283,14 @@ class LearnerGroup:
             "learned_not_recorded", policy_version=self.version, reason=str(error), message=str(error)
         )
 
-    async def _save_last_step(self) -> StepStats | None:
-        """What the last step did; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
-        stats: StepStats | None = await self._all("last_step")
+    async def _save_last_step(self, stats: StepStats | None) -> None:
+        """The step that did this; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
         await self._finish_saving()
         if stats is not None:
             self.version = stats.policy_version
             if self.version != self.saved_version:
                 await self._save(None)
                 await self._finish_saving()
-        return stats
 
     async def _save(self, metric: float | None) -> None:
         self._ledger.check_claim()
