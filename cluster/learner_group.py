@@ -73,7 +73,9 @@ class LearnerGroup:
         self._are_built = False
         self._turn = asyncio.Lock()
         self.version = 0
-        """Policy version of the ranks: completed optimizer steps."""
+        """Policy version: completed optimizer steps. It stays what it is while ranks that died are restored to it."""
+        self._held = 0
+        """That of the ranks now."""
         self.saved_version = 0
         """Version of the newest checkpoint that was begun and has not failed so far; 0 without one."""
         self.saved_metric: float | None = None
@@ -138,7 +140,7 @@ class LearnerGroup:
                 stats = await self._learn([everything], trajectories=name)
             except (WorkerError, DeadlineError, LostError) as error:
                 stats, _ = (await self._recover(error))[-1]
-            assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
+            assert self._held == record.step, f"learner is at {self._held} after step {record.step}"
             return stats
 
     async def lost(self, groups: Sequence[tuple[int, Group]]) -> set[int]:
@@ -252,7 +254,7 @@ class LearnerGroup:
                 f"step {self._asked[0]} is recorded and cannot be learned: {error}; mend what made it and begin another run_dir with "
                 f"{saved if self.saved_version else 'the same model.path'}"
             ) from error
-        self.version = stats.policy_version
+        self._hold(stats.policy_version)
         await self._record_learned()
         return stats
 
@@ -263,7 +265,7 @@ class LearnerGroup:
         parts = await self.learned()
         self._ledger.check_claim()
         try:
-            about = self._trajectories, self.version - 1
+            about = self._trajectories, self._held - 1
             await self._recorder.call("record_learned", *about, *parts, deadline_s=self._update_s)
         except StorageError as error:
             self._tell_unrecorded(error)
@@ -280,15 +282,15 @@ class LearnerGroup:
 
     def _tell_unrecorded(self, error: TreadwheelError) -> None:
         self._supervisor.events.event(
-            "learned_not_recorded", policy_version=self.version, reason=str(error), message=str(error)
+            "learned_not_recorded", policy_version=self._held, reason=str(error), message=str(error)
         )
 
     async def _save_last_step(self, stats: StepStats | None) -> None:
         """The step that did this; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
         await self._finish_saving()
         if stats is not None:
-            self.version = stats.policy_version
-            if self.version != self.saved_version:
+            self._hold(stats.policy_version)
+            if self._held != self.saved_version:
                 await self._save(None)
                 await self._finish_saving()
 
@@ -298,18 +300,18 @@ class LearnerGroup:
         self._saving.note_save()
         await self._begin_turn(ends_with_broadcast=False)
         step, summaries = self._asked
-        if metric is None and self.version == self._evaluated[0]:  # a death broke that save off
+        if metric is None and self._held == self._evaluated[0]:  # a death broke that save off
             metric = self._evaluated[1]
-        if metric is None and step == self.version:
+        if metric is None and step == self._held:
             metric = self._saving.metric_of(summaries)
-        provenance = await asyncio.to_thread(self._provenance, self.version)
-        extra = {"policy_version": self.version, "metric": metric, **provenance.as_extra()}
+        provenance = await asyncio.to_thread(self._provenance, self._held)
+        extra = {"policy_version": self._held, "metric": metric, **provenance.as_extra()}
         try:
-            await self._all("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra)
+            await self._all("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
         except CheckpointError as error:
-            return self._tell_failure(error, version=self.version)
-        self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self.version, metric
-        self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
+            return self._tell_failure(error, version=self._held)
+        self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self._held, metric
+        self._supervisor.events.event("checkpoint", policy_version=self._held, metric=metric)
 
     async def _finish_saving(self) -> None:
         """The last save that was begun is over; one that failed did not save its version."""
@@ -339,13 +341,16 @@ class LearnerGroup:
         except LostError:
             return False
 
+    def _hold(self, version: int) -> None:
+        self._held, self.version = version, max(self.version, version)
+
     async def _begin(self) -> None:
         config = self._supervisor.config
         self._are_built = False
         self._ranks = await self._spawn_all()
         address = await self._ranks[0].reserve_address()
         await together(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
-        self.version, self._are_built = 0, True
+        self._held, self._are_built = 0, True
 
     async def _begin_again(self) -> None:
         """As `_begin`, for ranks that came up before: it waits for room, and a deliberate error is one more failure."""
@@ -398,13 +403,14 @@ class LearnerGroup:
         # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.
         newest = None if self._records else self._ledger.version - 1
         extra = await self._all("restore_latest", self._checkpoints, newest)
-        self.version = self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
+        self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
+        self._hold(self.saved_version)
         self.saved_metric = extra.get("metric") if extra else None
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
-        for record in await asyncio.to_thread(self._ledger.after, self.version):
+        for record in await asyncio.to_thread(self._ledger.after, self._held):
             learned.append(await self._learn_again(record))
             # The last one is evaluated and told before it is saved, by those who go on from here.
-            if self.version < self._ledger.version and self.is_save_due():
+            if self._held < self._ledger.version and self._saving.is_due(self._held):
                 await self._save(None)
         return learned
 
@@ -440,9 +446,9 @@ class LearnerGroup:
                 actor_kind=str(failed.kind),
                 actor_pid=self._ranks[0].pid,
                 seconds=time.monotonic() - began,
-                rolled_back_to=self.version - len(learned),
+                rolled_back_to=self._held - len(learned),
                 steps_learned_again=len(learned),
-                policy_version=self.version,
+                policy_version=self._held,
                 version_at_failure=lost,
                 driver_pid=os.getpid(),
             )

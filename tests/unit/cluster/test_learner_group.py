@@ -511,6 +511,21 @@ async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_agai
     assert not scene.group.owes_a_save()
 
 
+async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_restored():
+    """Seen in simulation: the last evaluation ended meanwhile. It was told as that of version 0, and the run ended without its last save."""
+    scene = Scene(num_steps=3, checkpoint={"every_steps": 2})
+    await scene.group.start()
+    await scene.learn(2)
+    await scene.group.save(None)
+    await scene.learn(1)
+    healing = asyncio.create_task(scene.group.heal(scene.group.actors()[0], death("learner-0", "progress")))
+    seen: set[tuple[int, bool]] = set()
+    while not healing.done():
+        seen.add((scene.group.version, scene.group.is_save_due()))
+        await asyncio.sleep(0)
+    assert seen == {(3, True)} and scene.group.saved_version == 2
+
+
 async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_step():
     """Seen before: one that was saved while steps were learned again, or when the run was stopped, could not be kept as the best."""
     scene = Scene(("update", 2, death("learner-0", "update")), num_steps=9, checkpoint={"every_steps": 2})
