@@ -81,8 +81,8 @@ class LearnerGroup:
         self.saved_metric: float | None = None
         """What it is rated by."""
         self._saved_before = 0
-        self._evaluated: tuple[int, float | None] = (0, None)
-        """The version that `save` was last called for, and its evaluation."""
+        self._evaluations: dict[int, float | None] = {}
+        """By version, what `save` was given: a save that a death broke off is made again."""
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
         """The step that the ranks were asked for last, and what its groups are."""
         self._trajectories = ""
@@ -186,10 +186,10 @@ class LearnerGroup:
     async def save(self, metric: float | None) -> None:
         """A checkpoint of the current version; `metric` is its evaluation. A save that fails is an event, and leaves the last good one."""
         async with self._turn:
-            self._evaluated = self.version, metric
+            self._evaluations[self.version] = metric
             while True:
                 try:
-                    await self._save(metric)
+                    await self._save()
                     return await self._end_turn()
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
@@ -291,17 +291,15 @@ class LearnerGroup:
         if stats is not None:
             self._hold(stats.policy_version)
             if self._held != self.saved_version:
-                await self._save(None)
+                await self._save()
                 await self._finish_saving()
 
-    async def _save(self, metric: float | None) -> None:
+    async def _save(self) -> None:
         self._ledger.check_claim()
         await self._finish_saving()
         self._saving.note_save()
         await self._begin_turn(ends_with_broadcast=False)
-        step, summaries = self._asked
-        if metric is None and self._held == self._evaluated[0]:  # a death broke that save off
-            metric = self._evaluated[1]
+        metric, (step, summaries) = self._evaluations.get(self._held), self._asked
         if metric is None and step == self._held:
             metric = self._saving.metric_of(summaries)
         provenance = await asyncio.to_thread(self._provenance, self._held)
@@ -411,7 +409,7 @@ class LearnerGroup:
             learned.append(await self._learn_again(record))
             # The last one is evaluated and told before it is saved, by those who go on from here.
             if self._held < self._ledger.version and self._saving.is_due(self._held):
-                await self._save(None)
+                await self._save()
         return learned
 
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:

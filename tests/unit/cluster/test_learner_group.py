@@ -474,13 +474,12 @@ async def test_a_save_that_a_death_broke_off_is_made_again_with_its_evaluation()
     await scene.group.start()
     await scene.learn(2)
     await scene.group.save(0.5)
-    scene.saved = 0  # it is still being written
-    scene.failures.append(("update", 2, death("learner-0", "update")))
     await scene.learn(1)
-    saved = [
-        (event["policy_version"], event["metric"]) for event in scene.events.events if event["kind"] == "checkpoint"
-    ]
-    assert saved == [(2, 0.5), (2, 0.5)]
+    scene.saved = 0  # it is still being written
+    scene.failures.append(("finish_saving", 3, death("learner-0", "finish_saving")))
+    await scene.group.save(0.25)
+    saved = [event for event in scene.events.events if event["kind"] == "checkpoint"]
+    assert [(event["policy_version"], event["metric"]) for event in saved] == [(2, 0.5), (2, 0.5), (3, 0.25)]
 
 
 @pytest.mark.parametrize("metric", [None, 0.5])
