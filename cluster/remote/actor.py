@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
@@ -74,6 +75,8 @@ class RemoteActor:
         self.is_hung = False
         """Killed for silence: its callers' errors mean a hang, not a death."""
         self.last_seen = time.monotonic()
+        self.silent_since = -math.inf
+        """When it was first asked in vain; before `last_seen` where it has answered since."""
         self.last_progress: Progress | None = None
         self._phases: list[Phase] = []
         self._told = 0.0
