@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,6 +83,17 @@ def test_a_download_that_breaks_off_leaves_nothing_that_looks_whole(store: Stora
         local_folder(URL, field="model.path")
     server.fault = lambda method, path, number: None
     assert (Path(local_folder(URL, field="model.path")) / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_disk_that_takes_a_part_of_a_file_is_full_and_the_checkpoint_is_not_altered(store: Storage):
+    """Seen in review: the system takes what has room and says how much, which nobody read; the digest of the rest was then wrong."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"model\.path='s3://.*cannot be downloaded into .*No space left on device"):
+            local_folder(URL, field="model.path")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("path", [f"{CHECKPOINT}/adapters", "s3://models/elsewhere/model", "s3://models/model"])
