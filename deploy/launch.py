@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import sys
-import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -171,12 +170,6 @@ async def noting_the_end(log: MetricLog) -> AsyncIterator[None]:
         log.end("failed", error=type(error).__name__, reason=str(error))
         raise
     log.end("finished")
-
-
-def _details(error: BaseException) -> str:
-    """What happened where: of an actor's failure there, of any other here."""
-    of_actor = error.details if isinstance(error, TreadwheelError) else None
-    return of_actor or "".join(traceback.format_exception(error))
 
 
 async def _train(

@@ -59,11 +59,6 @@ class Weights:
         """Takes the learner's weights to where workers that join can fetch them; asks no worker."""
         return self._note(await self._publish())
 
-    async def broadcast(self, fleet: WorkerFleet) -> BroadcastStats:
-        """`begin_broadcast`, then `finish_broadcast`."""
-        published = await self.begin_broadcast()
-        return await self.finish_broadcast(fleet, published)
-
     async def begin_broadcast(self) -> BroadcastStats:
         """Publishes, and keeps workers from joining until `finish_broadcast`. The learner may learn on when this returns.
 

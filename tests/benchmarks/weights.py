@@ -143,7 +143,8 @@ async def measure(run: Path, model: Path, settings: dict[str, Any]) -> Measured:
     async with connected(None), started(config, run_dir, Ledger(run_dir), MetricLog([])) as cluster:
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            sent = await cluster.weights.broadcast(cluster.production.fleet)
+            published = await cluster.weights.begin_broadcast()
+            sent = await cluster.weights.finish_broadcast(cluster.production.fleet, published)
             learner.append(time.perf_counter() - began)
             publishing.append(sent.publish_seconds)
             workers.append(max(proof.pause_seconds for proof in sent.attestations))

@@ -511,7 +511,7 @@ async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_agai
 
 
 async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_restored():
-    """Seen in simulation: the last evaluation ended meanwhile. It was told as that of version 0, and the run ended without its last save."""
+    """Seen in simulation: the last evaluation ended meanwhile. It was told as version 0's, and the run ended without its last save."""
     scene = Scene(num_steps=3, checkpoint={"every_steps": 2})
     await scene.group.start()
     await scene.learn(2)

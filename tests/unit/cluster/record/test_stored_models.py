@@ -90,7 +90,9 @@ def test_a_disk_that_takes_a_part_of_a_file_is_full_and_the_checkpoint_is_not_al
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4, hard))
     try:
-        with pytest.raises(ConfigError, match=r"model\.path='s3://.*cannot be downloaded into .*No space left on device"):
+        with pytest.raises(
+            ConfigError, match=r"model\.path='s3://.*cannot be downloaded into .*No space left on device"
+        ):
             local_folder(URL, field="model.path")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -78,6 +78,10 @@ class Fleet:
         self.replaced.append((actor.name, error))
 
 
+async def broadcast(weights: Weights, fleet: Fleet) -> BroadcastStats:
+    return await weights.finish_broadcast(fleet, await weights.begin_broadcast())
+
+
 def weights_over(transport: ScriptedTransport, *, num_workers: int = 1, events: ListedEvents | None = None) -> Weights:
     return Weights(transport, learner=None, num_workers=num_workers, events=events or ListedEvents())
 
@@ -90,7 +94,7 @@ async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
     transport.loading.clear()
     joining = asyncio.create_task(weights.join(new))  # begins to load version 0 ...
     await asyncio.sleep(0)
-    sending = asyncio.create_task(weights.broadcast(fleet))  # ... while version 1 goes to the others
+    sending = asyncio.create_task(broadcast(weights, fleet))  # ... while version 1 goes to the others
     await asyncio.sleep(0)
     transport.loading.set()
     await asyncio.gather(joining, sending)
@@ -119,7 +123,7 @@ async def broadcasting(weights: Weights, fleet: Fleet, *, num_steps: int) -> lis
     ended: list[float] = []
     for _ in range(num_steps):
         await asyncio.sleep(5.0)
-        await weights.broadcast(fleet)
+        await broadcast(weights, fleet)
         ended.append(asyncio.get_running_loop().time())
     return ended
 
@@ -181,7 +185,7 @@ async def test_a_worker_that_cannot_prove_the_version_before_is_not_counted_amon
     """It joined under version 0 and is refused when version 1 is published already, and on its way to the one worker of the fleet."""
     transport = ScriptedTransport({"new": [WeightsError("off by 3 nats")]})
     weights, fleet = weights_over(transport), Fleet("old")
-    await weights.broadcast(fleet)
+    await broadcast(weights, fleet)
     transport.loading.clear()
     joining = asyncio.create_task(weights.join(ScriptedWorker("new")))
     await asyncio.sleep(0)
@@ -209,7 +213,7 @@ async def test_weights_that_cannot_be_published_keep_no_worker_from_joining():
 
 async def test_a_broadcast_takes_as_long_as_its_two_halves():
     weights = weights_over(ScriptedTransport())
-    sent = await weights.broadcast(Fleet("a"))
+    sent = await broadcast(weights, Fleet("a"))
     assert (sent.seconds, sent.publish_seconds) == (2.0, 1.0)
     assert (weights.stats()["time/broadcast_s"], weights.stats()["time/publish_s"]) == (2.0, 1.0)
 
@@ -218,12 +222,12 @@ async def test_the_bytes_sent_are_the_whole_for_each_worker_unless_the_transport
     """In 2 s to two workers: 1 byte each, or 3 bytes of changes together, which are a share of 0.25."""
     transport = ScriptedTransport()
     weights, fleet = weights_over(transport), Fleet("a", "b")
-    await weights.broadcast(fleet)
+    await broadcast(weights, fleet)
     whole = weights.stats()
     assert (whole["weights/sent_bytes"], whole["weights/bytes_per_s"]) == (2.0, 1.0)
     assert "weights/changed_share" not in whole
     transport.sent = {"sent_bytes": 3, "changed_share": 0.25}
-    await weights.broadcast(fleet)
+    await broadcast(weights, fleet)
     changes = weights.stats()
     assert (changes["weights/sent_bytes"], changes["weights/bytes_per_s"]) == (3.0, 1.5)
     assert (changes["weights/size_bytes"], changes["weights/changed_share"]) == (1.0, 0.25)
@@ -232,7 +236,7 @@ async def test_the_bytes_sent_are_the_whole_for_each_worker_unless_the_transport
 async def test_a_fleet_whose_weights_went_with_the_learner_gets_those_that_it_publishes_next():
     lost = LostError("policy version 0 went with the learner")
     transport, fleet = ScriptedTransport({"a": [lost], "b": [lost]}), Fleet("a", "b")
-    sent = await weights_over(transport, num_workers=2).broadcast(fleet)
+    sent = await broadcast(weights_over(transport, num_workers=2), fleet)
     assert sent.policy_version == 1 and [worker.version for worker in fleet.workers()] == [1, 1]
     assert fleet.replaced == [], "no worker is to blame"
 
@@ -240,18 +244,18 @@ async def test_a_fleet_whose_weights_went_with_the_learner_gets_those_that_it_pu
 async def test_dead_workers_are_handed_to_the_fleet_and_not_waited_for():
     died = death("a", "load")
     fleet = Fleet("a", "b")
-    stats = await weights_over(ScriptedTransport({"a": [died]})).broadcast(fleet)
+    stats = await broadcast(weights_over(ScriptedTransport({"a": [died]})), fleet)
     assert fleet.replaced == [("a", died)] and stats.policy_version == 0
 
 
 async def test_one_worker_that_fails_its_canary_is_replaced_and_counted():
     fleet = Fleet("a", "b")
     weights = weights_over(ScriptedTransport({"a": [WeightsError("off by 3 nats")]}))
-    await weights.broadcast(fleet)
+    await broadcast(weights, fleet)
     ((name, error),) = fleet.replaced
     assert name == "a" and isinstance(error, WorkerError) and "off by 3 nats" in str(error)
     assert weights.stats()["weights/num_refused"] == 1.0
-    await weights.broadcast(Fleet("a", "b"))
+    await broadcast(weights, Fleet("a", "b"))
     assert weights.stats()["weights/num_refused"] == 1.0
 
 
@@ -259,7 +263,7 @@ async def test_the_run_stops_when_most_workers_fail_a_version():
     errors = {name: [WeightsError("off by 3 nats")] for name in ("a", "b")}
     fleet = Fleet("a", "b", "c")
     with pytest.raises(WeightsError, match="2 of 3 workers: off by 3 nats"):
-        await weights_over(ScriptedTransport(errors)).broadcast(fleet)
+        await broadcast(weights_over(ScriptedTransport(errors)), fleet)
     assert fleet.replaced == []
 
 
@@ -281,7 +285,7 @@ async def test_a_worker_that_fails_while_others_are_still_to_come_is_that_worker
 
 async def test_a_bad_machine_that_joins_a_healthy_fleet_does_not_stop_the_run():
     weights = weights_over(ScriptedTransport({"b": [WeightsError("off")] * 5}))
-    await weights.broadcast(Fleet("a"))
+    await broadcast(weights, Fleet("a"))
     for _ in range(5):  # however often it is tried: its restart budget ends that
         with pytest.raises(WorkerError):
             await weights.join(ScriptedWorker("b"))
@@ -310,9 +314,9 @@ async def test_a_new_version_is_judged_afresh():
     errors = {"a": [WeightsError("off")], "b": [WeightsError("off")]}
     transport = ScriptedTransport({"a": errors["a"]})
     weights = weights_over(transport)
-    await weights.broadcast(Fleet("a", "b", "c"))
+    await broadcast(weights, Fleet("a", "b", "c"))
     transport.errors = {"b": errors["b"]}
-    await weights.broadcast(Fleet("a", "b", "c"))
+    await broadcast(weights, Fleet("a", "b", "c"))
     assert weights.stats()["weights/num_refused"] == 2.0
 
 
@@ -347,7 +351,7 @@ async def test_the_noise_floor_of_a_worker_is_an_event_and_a_metric():
             "distinguishable": False,
         }
     ]
-    await weights.broadcast(Fleet("a", "b"))
+    await broadcast(weights, Fleet("a", "b"))
     stats = weights.stats()
     assert (stats["weights/canary_error"], stats["weights/noise_floor"]) == (0.02, 0.018)
     assert stats["weights/num_indistinguishable"] == 2.0
