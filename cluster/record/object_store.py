@@ -162,9 +162,8 @@ class ObjectStore:
 
             def fetch(start: int) -> None:
                 part = self.read_range(name, start, min(_PART_BYTES, size_bytes - start))
-                if (
-                    os.pwrite(file.fileno(), part, start) != part.size
-                ):  # an almost full disk takes some without an error
+                # An almost full disk takes a part without an error.
+                if os.pwrite(file.fileno(), part, start) != part.size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
             list(pool.map(fetch, range(0, size_bytes, _PART_BYTES)))
