@@ -103,7 +103,7 @@ class RemoteActor:
         )
         try:
             stays = spec.keeps_to_seat or spec.num_gpus > 0
-            while stays or not await is_seat_lost(seat):
+            while stays or not await _is_known_lost(seat):
                 done, _ = await asyncio.wait({starting}, timeout=None if stays else _SEAT_CHECK_S)
                 if done:
                     return starting.result()
@@ -224,6 +224,13 @@ def describe(who: str, progress: Progress | None) -> str:
         f"{who} is in phase {progress.phase!r} at policy version {progress.policy_version}, pid {progress.pid}, "
         f"last progress {ago:.0f} s ago{', ' + progress.detail if progress.detail else ''}"
     )
+
+
+async def _is_known_lost(seat: Seat) -> bool:
+    """False too while Ray's head node does not answer."""
+    with contextlib.suppress(TreadwheelError):
+        return await is_seat_lost(seat)
+    return False
 
 
 async def _identified(spec: ActorSpec, options: Mapping[str, Any], made: list[Any]) -> Any:
