@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV, local_folder, with_local_models
 from tests.object_store import quick_requests, s3
 from tests.store_proxy import Proxy
+from tests.unit.learner.disk import largest_file
 
 CHECKPOINT = "s3://models/run/checkpoints/step-000010"
 URL = f"{CHECKPOINT}/model"
@@ -87,15 +87,9 @@ def test_a_download_that_breaks_off_leaves_nothing_that_looks_whole(store: Stora
 
 def test_a_disk_that_takes_a_part_of_a_file_is_full_and_the_checkpoint_is_not_altered(store: Storage):
     """Seen in review: the system takes what has room and says how much, which nobody read; the digest of the rest was then wrong."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4, hard))
-    try:
-        with pytest.raises(
-            ConfigError, match=r"model\.path='s3://.*cannot be downloaded into .*No space left on device"
-        ):
-            local_folder(URL, field="model.path")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    says = r"model\.path='s3://.*cannot be downloaded into .*No space left on device"
+    with largest_file(4), pytest.raises(ConfigError, match=says):
+        local_folder(URL, field="model.path")
 
 
 @pytest.mark.parametrize("path", [f"{CHECKPOINT}/adapters", "s3://models/elsewhere/model", "s3://models/model"])
