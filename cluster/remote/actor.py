@@ -74,7 +74,7 @@ class RemoteActor:
         self._handle = handle
         self.is_hung = False
         """Killed for silence: its callers' errors mean a hang, not a death."""
-        self.last_seen = time.monotonic()
+        self.last_seen = self._known_since = time.monotonic()
         self.silent_since = -math.inf
         """When it was first asked in vain; before `last_seen` where it has answered since."""
         self.last_progress: Progress | None = None
@@ -197,7 +197,7 @@ class RemoteActor:
         """Ends the process, even one that is stopped or deaf: Ray's way first, then SIGKILL by pid on its node."""
         _end(self._handle)
         with contextlib.suppress(RayError, TreadwheelError):
-            await kill_on_node(self.pid, self.node_id)
+            await kill_on_node(self.pid, self.node_id, known_for_s=time.monotonic() - self._known_since)
 
     async def _answer(self, call: Awaitable[T], *, stage: str, deadline_s: float) -> T:
         answer = await answer_of(call, actor=self.name, stage=stage, deadline_s=deadline_s, last_words=self._last_words)
