@@ -74,10 +74,16 @@ class LearnerGroup:
         self._are_built = False
         self._turn = asyncio.Lock()
         self.version = 0
-        """Policy version of the ranks: completed optimizer steps."""
+        """Policy version: completed optimizer steps. It stays what it is while ranks that died are restored to it."""
+        self._held = 0
+        """That of the ranks now."""
         self.saved_version = 0
         """Version of the newest checkpoint that was begun and has not failed so far; 0 without one."""
+        self.saved_metric: float | None = None
+        """What it is rated by."""
         self._saved_before = 0
+        self._evaluations: dict[int, float | None] = {}
+        """By version, what `save` was given: a save that a death broke off is made again."""
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
         """The step that the ranks were asked for last, and what its groups are."""
         self._trajectories = ""
@@ -101,7 +107,8 @@ class LearnerGroup:
                 await self._let_go(error)
 
     async def restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
-        """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did."""
+        """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did. The last one may not
+        be saved yet: see `owes_a_save`."""
         async with self._turn:
             try:
                 return await self._restore()
@@ -134,7 +141,7 @@ class LearnerGroup:
                 stats = await self._learn([everything], trajectories=name)
             except (WorkerError, DeadlineError, LostError) as error:
                 stats, _ = (await self._recover(error))[-1]
-            assert self.version == record.step, f"learner is at {self.version} after step {record.step}"
+            assert self._held == record.step, f"learner is at {self._held} after step {record.step}"
             return stats
 
     async def lost(self, groups: Sequence[tuple[int, Group]]) -> set[int]:
@@ -173,37 +180,43 @@ class LearnerGroup:
     def is_save_due(self) -> bool:
         return self._saving.is_due(self.version)
 
+    def owes_a_save(self) -> bool:
+        """Whether the step that was learned again last is to be saved without an evaluation. The run's last one gets its own."""
+        return self.saved_version < self.version < self._num_steps and self.is_save_due()
+
     async def save(self, metric: float | None) -> None:
         """A checkpoint of the current version; `metric` is its evaluation. A save that fails is an event, and leaves the last good one."""
         async with self._turn:
+            self._evaluations[self.version] = metric
             while True:
                 try:
-                    await self._save(metric)
+                    await self._save()
                     return await self._end_turn()
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
 
-    async def save_progress(self) -> tuple[StepStats, list[GroupSummary]] | None:
-        """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last.
+    async def save_progress(self, tell: Callable[[StepStats, list[GroupSummary]], None]) -> None:
+        """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last. It is on the
+        disk when this returns, unless an event says that it failed.
 
-        Nothing is saved of a step that failed between its updates: the last checkpoint stands, and the steps after it are learned again.
-
-        It is on the disk when this returns, unless an event says that it failed. Returns what that step did, None where there is
-        nothing to tell: the ranks made no step, or failed in the one under way.
+        `tell` hears of that step first: who goes on from its checkpoint does not tell of it again. Nothing is told and saved of a step
+        that failed between its updates: the last checkpoint stands, and the steps after it are learned again.
         """
         async with self._turn:
-            # A rank answers after the step under way, whose caller no longer waits for it.
             if not self._ranks or not self._are_built:
-                return None
-            stats = await self._save_last_step()
+                return
+            # A rank answers after the step under way, whose caller no longer waits for it.
+            stats: StepStats | None = await self._all("last_step")
             step, summaries = self._asked
-            if stats is None or step != self.version:
-                return None
-            try:
-                await self._record_learned()
-            except TreadwheelError as error:  # the step is saved
-                self._tell_unrecorded(error)
-            return stats, summaries
+            is_whole = stats is not None and stats.policy_version == step
+            if stats is not None and is_whole:
+                tell(stats, summaries)
+            await self._save_last_step(stats)
+            if is_whole:
+                try:
+                    await self._record_learned()
+                except TreadwheelError as error:  # the step is saved
+                    self._tell_unrecorded(error)
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
         """`rank` is dead. New ranks, unless a call found that out before.
@@ -236,13 +249,13 @@ class LearnerGroup:
             stats: StepStats = await self._all("update", *pieces)
         except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
             if self._records:
-                await self._save_last_step()
+                await self._save_last_step(await self._all("last_step"))
             saved = f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
             raise DataError(
                 f"step {self._asked[0]} is recorded and cannot be learned: {error}; mend what made it and begin another run_dir with "
                 f"{saved if self.saved_version else 'the same model.path'}"
             ) from error
-        self.version = stats.policy_version
+        self._hold(stats.policy_version)
         await self._record_learned()
         return stats
 
@@ -253,7 +266,7 @@ class LearnerGroup:
         parts = await self.learned()
         self._ledger.check_claim()
         try:
-            about = self._trajectories, self.version - 1
+            about = self._trajectories, self._held - 1
             await self._recorder.call("record_learned", *about, *parts, deadline_s=self._update_s)
         except StorageError as error:
             self._tell_unrecorded(error)
@@ -270,36 +283,34 @@ class LearnerGroup:
 
     def _tell_unrecorded(self, error: TreadwheelError) -> None:
         self._supervisor.events.event(
-            "learned_not_recorded", policy_version=self.version, reason=str(error), message=str(error)
+            "learned_not_recorded", policy_version=self._held, reason=str(error), message=str(error)
         )
 
-    async def _save_last_step(self) -> StepStats | None:
-        """What the last step did; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
-        stats: StepStats | None = await self._all("last_step")
+    async def _save_last_step(self, stats: StepStats | None) -> None:
+        """The step that did this; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
         await self._finish_saving()
         if stats is not None:
-            self.version = stats.policy_version
-            if self.version != self.saved_version:
-                await self._save(None)
+            self._hold(stats.policy_version)
+            if self._held != self.saved_version:
+                await self._save()
                 await self._finish_saving()
-        return stats
 
-    async def _save(self, metric: float | None) -> None:
+    async def _save(self) -> None:
         self._ledger.check_claim()
         await self._finish_saving()
         self._saving.note_save()
         await self._begin_turn(ends_with_broadcast=False)
-        step, summaries = self._asked
-        if metric is None and step == self.version:
+        metric, (step, summaries) = self._evaluations.get(self._held), self._asked
+        if metric is None and step == self._held:
             metric = self._saving.metric_of(summaries)
-        provenance = await asyncio.to_thread(self._provenance, self.version)
-        extra = {"policy_version": self.version, "metric": metric, **provenance.as_extra()}
+        provenance = await asyncio.to_thread(self._provenance, self._held)
+        extra = {"policy_version": self._held, "metric": metric, **provenance.as_extra()}
         try:
-            await self._all("save", f"{self._checkpoints}/{checkpoint_name(self.version)}", extra)
+            await self._all("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
         except CheckpointError as error:
-            return self._tell_failure(error, version=self.version)
-        self._saved_before, self.saved_version = self.saved_version, self.version
-        self._supervisor.events.event("checkpoint", policy_version=self.version, metric=metric)
+            return self._tell_failure(error, version=self._held)
+        self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self._held, metric
+        self._supervisor.events.event("checkpoint", policy_version=self._held, metric=metric)
 
     async def _finish_saving(self) -> None:
         """The last save that was begun is over; one that failed did not save its version."""
@@ -329,13 +340,16 @@ class LearnerGroup:
         except LostError:
             return False
 
+    def _hold(self, version: int) -> None:
+        self._held, self.version = version, max(self.version, version)
+
     async def _begin(self) -> None:
         config = self._supervisor.config
         self._are_built = False
         self._ranks = await self._spawn_all()
         address = await self._ranks[0].reserve_address()
         await together(*(rank.build(deadline_s=config.start_s, rendezvous=address) for rank in self._ranks))
-        self.version, self._are_built = 0, True
+        self._held, self._are_built = 0, True
 
     async def _begin_again(self) -> None:
         """As `_begin`, for ranks that came up before: it waits for room, and a deliberate error is one more failure."""
@@ -390,13 +404,15 @@ class LearnerGroup:
         # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.
         newest = None if self._records else self._ledger.version - 1
         extra = await self._all("restore_latest", self._checkpoints, newest)
-        self.version = self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
+        self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
+        self._hold(self.saved_version)
+        self.saved_metric = extra.get("metric") if extra else None
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
-        for record in await asyncio.to_thread(self._ledger.after, self.version):
+        for record in await asyncio.to_thread(self._ledger.after, self._held):
             learned.append(await self._learn_again(record))
-            # Nothing is sampled to evaluate it. The last step is saved with an evaluation when the run ends.
-            if self.version < self._num_steps and self.is_save_due():
-                await self._save(None)
+            # The last one is evaluated and told before it is saved, by those who go on from here.
+            if self._held < self._ledger.version and self._saving.is_due(self._held):
+                await self._save()
         return learned
 
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:
@@ -431,9 +447,9 @@ class LearnerGroup:
                 actor_kind=str(failed.kind),
                 actor_pid=self._ranks[0].pid,
                 seconds=time.monotonic() - began,
-                rolled_back_to=self.version - len(learned),
+                rolled_back_to=self._held - len(learned),
                 steps_learned_again=len(learned),
-                policy_version=self.version,
+                policy_version=self._held,
                 version_at_failure=lost,
                 driver_pid=os.getpid(),
             )

@@ -220,11 +220,11 @@ class MetricLog:
         self._leave_behind(self._sinks)
 
     async def written(self) -> None:
-        """Returns once what was logged is in the object store, if the run lies in one: lines wait there for others, on a disk they do not.
+        """Returns once what was logged is on the disk, or in the object store, where lines else wait for others.
 
         A store that takes none is no reason to stop: the lines are kept, an event says so, and they are written later."""
         directory = self._directory
-        if directory is None or directory.is_local:
+        if directory is None:
             return
         # A tracker that is late is for the end to leave behind; it is waited for once until it has caught up.
         await asyncio.to_thread(self._late, [sink for sink in self._sinks if not sink.is_late])

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import sys
-import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -173,12 +172,6 @@ async def noting_the_end(log: MetricLog) -> AsyncIterator[None]:
     log.end("finished")
 
 
-def _details(error: BaseException) -> str:
-    """What happened where: of an actor's failure there, of any other here."""
-    of_actor = error.details if isinstance(error, TreadwheelError) else None
-    return of_actor or "".join(traceback.format_exception(error))
-
-
 async def _train(
     config: RunConfig,
     run_dir: RunDirectory,
@@ -235,9 +228,10 @@ def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
 
 
 async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
-    """For a run that was stopped between its last step and its last save, or whose last save failed. Raises CheckpointError."""
+    """For a run that was stopped between its last step and the end of its evaluation, or whose last save failed. Raises CheckpointError."""
     learner = made.learner
-    if learner.saved_version == learner.version:
+    is_evaluated = evaluator is None or learner.saved_metric is not None
+    if learner.saved_version == learner.version and is_evaluated:
         return
     held_out = await evaluator.run(made.production, version=learner.version, log=log) if evaluator else {}
     if held_out:

@@ -23,7 +23,7 @@ from cluster.metrics import MetricLog, step_metrics
 from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
 from cluster.supervision.supervisor import SupervisedActor
 from deploy.cluster_up.connection import connected, named
-from deploy.cluster_up.start_up import learner_alone, note_passport
+from deploy.cluster_up.start_up import learner_alone, note_passport, restore
 from deploy.cluster_up.stopping import saved_when_stopped
 from deploy.launch import as_a_run, noting_the_end, open_ledger, save_the_end
 from deploy.recorded import RecordedGroups
@@ -64,8 +64,7 @@ async def _learn(
         alone as (learner, reference),
         saved_when_stopped(learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
     ):
-        for stats, summaries in await learner.restore():
-            log.step(stats.policy_version, step_metrics(summaries, stats))
+        await restore(learner, log)
         digest = await _published(config, learner, log)
         await note_passport(run_dir, config, learner, weights_digest=digest)
         while learner.version < config.num_steps:

@@ -6,6 +6,7 @@ and finds its own content.
 """
 
 import contextlib
+import errno
 import itertools
 import os
 import posixpath
@@ -160,7 +161,10 @@ class ObjectStore:
         with open(local_path, "wb") as file, ThreadPoolExecutor(_MANY) as pool:
 
             def fetch(start: int) -> None:
-                os.pwrite(file.fileno(), self.read_range(name, start, min(_PART_BYTES, size_bytes - start)), start)
+                part = self.read_range(name, start, min(_PART_BYTES, size_bytes - start))
+                # An almost full disk takes a part without an error.
+                if os.pwrite(file.fileno(), part, start) != part.size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
             list(pool.map(fetch, range(0, size_bytes, _PART_BYTES)))
             os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
@@ -73,7 +74,9 @@ class RemoteActor:
         self._handle = handle
         self.is_hung = False
         """Killed for silence: its callers' errors mean a hang, not a death."""
-        self.last_seen = time.monotonic()
+        self.last_seen = self._known_since = time.monotonic()
+        self.silent_since = -math.inf
+        """When it was first asked in vain; before `last_seen` where it has answered since."""
         self.last_progress: Progress | None = None
         self._phases: list[Phase] = []
         self._told = 0.0
@@ -100,7 +103,7 @@ class RemoteActor:
         )
         try:
             stays = spec.keeps_to_seat or spec.num_gpus > 0
-            while stays or not await is_seat_lost(seat):
+            while stays or not await _is_known_lost(seat):
                 done, _ = await asyncio.wait({starting}, timeout=None if stays else _SEAT_CHECK_S)
                 if done:
                     return starting.result()
@@ -189,7 +192,7 @@ class RemoteActor:
         """Ends the process, even one that is stopped or deaf: Ray's way first, then SIGKILL by pid on its node."""
         _end(self._handle)
         with contextlib.suppress(RayError, TreadwheelError):
-            await kill_on_node(self.pid, self.node_id)
+            await kill_on_node(self.pid, self.node_id, known_for_s=time.monotonic() - self._known_since)
 
     async def _answer(self, call: Awaitable[T], *, stage: str, deadline_s: float) -> T:
         answer = await answer_of(call, actor=self.name, stage=stage, deadline_s=deadline_s, last_words=self._last_words)
@@ -216,6 +219,13 @@ def describe(who: str, progress: Progress | None) -> str:
         f"{who} is in phase {progress.phase!r} at policy version {progress.policy_version}, pid {progress.pid}, "
         f"last progress {ago:.0f} s ago{', ' + progress.detail if progress.detail else ''}"
     )
+
+
+async def _is_known_lost(seat: Seat) -> bool:
+    """False too while Ray's head node does not answer."""
+    with contextlib.suppress(TreadwheelError):
+        return await is_seat_lost(seat)
+    return False
 
 
 async def _identified(spec: ActorSpec, options: Mapping[str, Any], made: list[Any]) -> Any:

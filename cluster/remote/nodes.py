@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -23,6 +24,9 @@ _MAX_AGE_S = 3.0
 
 _EXIT_S = 1.0
 """What a process that was told to end gets to do so."""
+
+_SLACK_S = 5.0
+"""What a node's clock may be set meanwhile."""
 
 
 class Seat(NamedTuple):
@@ -121,20 +125,22 @@ def _draining_nodes() -> dict[str, int]:
     return state.get_draining_nodes()
 
 
-async def kill_on_node(pid: int, node_id: str) -> None:
-    """SIGKILL, if the process is still there after a moment."""
+async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
+    """SIGKILL, if the process is still there after a moment. A younger one has the number of one that is gone, and is left alone."""
     if node_id == drivers_node():
-        await asyncio.to_thread(_kill_process, pid)
+        await asyncio.to_thread(_kill_process, pid, known_for_s)
         return
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
-    await answer_of(task.remote(pid), actor=f"node {node_id[:8]}", stage="kill", deadline_s=10.0)
+    await answer_of(task.remote(pid, known_for_s), actor=f"node {node_id[:8]}", stage="kill", deadline_s=10.0)
 
 
-def _kill_process(pid: int) -> None:
+def _kill_process(pid: int, known_for_s: float) -> None:
     """Waits a moment for a process that was told to end, so that Ray takes its end for intended; then kills it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
+        if time.time() - process.create_time() < known_for_s - _SLACK_S:
+            return
         with contextlib.suppress(psutil.TimeoutExpired):
             process.wait(timeout=_EXIT_S)
         process.kill()

@@ -289,9 +289,11 @@ async def _check(actor: RemoteActor, supervisor: Supervisor) -> TreadwheelError 
         if error.kind is FailureKind.DEATH:
             return error
         now = time.monotonic()
-        # While the driver itself stood still it heard nobody: that is no silence of the actor's.
+        # While the driver itself stood still it asked and heard nobody: that is no silence of the actor's.
         stood_still_s = max(now - asked - config.heartbeat_s, 0.0)
-        silent_s = now - actor.last_seen - stood_still_s
+        is_new = actor.silent_since < actor.last_seen
+        actor.silent_since = (asked if is_new else actor.silent_since) + stood_still_s
+        silent_s = now - actor.silent_since
         if silent_s > config.hang_s and not actor.is_hung:
             supervisor.events.event(
                 "hang", actor=actor.name, actor_pid=actor.pid, silent_s=silent_s, driver_pid=os.getpid()

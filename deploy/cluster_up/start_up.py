@@ -161,11 +161,19 @@ async def _learn_and_publish(
     learner = made.learner
     await together(made.recorder.ready(), learner.start())
     learner_up.set()
-    for stats, summaries in await learner.restore():
-        log.step(stats.policy_version, step_metrics(summaries, stats))
+    await restore(learner, log)
     sent = await made.weights.publish()
     log.event("published", policy_version=sent.policy_version, digest=sent.digest)
     await note_passport(run_dir, config, learner, weights_digest=sent.digest)
+
+
+async def restore(learner: LearnerGroup, log: Log) -> None:
+    """Goes to where the record stands. What is learned again is told before its checkpoint says that it need not be told again."""
+    for stats, summaries in await learner.restore():
+        log.step(stats.policy_version, step_metrics(summaries, stats))
+    if learner.owes_a_save():
+        await log.written()
+        await learner.save(None)
 
 
 async def note_passport(

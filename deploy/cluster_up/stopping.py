@@ -113,10 +113,10 @@ async def saved_when_stopped(
             log.event("stopping", message=f"saves a checkpoint, in at most {timeout_s:g} s; {why}")
             try:
                 async with asyncio.timeout(timeout_s):
-                    saved = await learner.save_progress()
-                if saved is not None:  # the loop may have been stopped before it could log this step
-                    stats, summaries = saved
-                    log.step(stats.policy_version, step_metrics(summaries, stats))
+                    # The loop may have been stopped before it could log this step.
+                    await learner.save_progress(
+                        lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats))
+                    )
             except (TimeoutError, TreadwheelError) as error:
                 reason = str(error) or f"it takes longer than {_limit(stopped, timeout_s)}"
                 log.event("checkpoint_failed", reason=reason, message=f"no checkpoint was saved: {reason}")

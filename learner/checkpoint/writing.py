@@ -87,7 +87,8 @@ def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
         discard(left)
     with contextlib.suppress(StorageError):  # the checkpoint that was saved stands; the next save prunes again
         for place in superfluous(Storage(str(root)), keep_last=keep_last, keep_best=keep_best):
-            discard(_hide(root / place.name))
+            with contextlib.suppress(OSError):
+                discard(_hide(root / place.name))
 
 
 def _hide(directory: Path) -> Path:

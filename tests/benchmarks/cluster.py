@@ -70,8 +70,7 @@ async def _sample(cluster: Cluster) -> float:
 
 async def _broadcast(cluster: Cluster) -> tuple[float, float]:
     """(seconds, bytes/s): gathered, packed, carried, loaded and proven by the canary."""
-    published = await cluster.weights.begin_broadcast()
-    await cluster.weights.finish_broadcast(cluster.production.fleet, published)
+    await cluster.weights.finish_broadcast(cluster.production.fleet, await cluster.weights.begin_broadcast())
     stats = cluster.weights.stats()
     return stats["time/broadcast_s"], stats["weights/bytes_per_s"]
 

@@ -1,3 +1,4 @@
+import asyncio
 import math
 import threading
 
@@ -151,6 +152,29 @@ async def test_what_is_written_of_a_run_in_a_store_another_process_reads():
             log.step(1, {"eval/accuracy": 0.25})
             await log.written()
             assert read_steps(found)[1].items() >= {"reward/mean": 0.5, "eval/accuracy": 0.25}.items()
+
+
+async def test_what_is_written_of_a_run_on_a_disk_has_left_the_threads_that_write_it(directory):
+    """Seen in review: a resumed run was killed after its first save, while a long metrics.jsonl was still made anew for lines before it."""
+    is_begun, is_free = threading.Event(), threading.Event()
+
+    class Slow(Listed):
+        def step(self, version, metrics):
+            is_begun.set()
+            assert is_free.wait(timeout=60)
+            super().step(version, metrics)
+
+    slow = Slow()
+    with MetricLog([slow], directory=directory) as log:
+        log.event("broadcast")
+        log.step(1, {})
+        writing = asyncio.create_task(log.written())
+        assert await asyncio.to_thread(is_begun.wait, 60)
+        is_done_before = writing.done()
+        is_free.set()
+        await writing
+        assert not is_done_before and slow.seen[-1] == (1, {})
+        assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["broadcast"]
 
 
 async def test_a_store_that_takes_no_lines_is_an_event_and_stops_nothing(monkeypatch):

@@ -15,6 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from deploy import launch
 from deploy.cluster_up.steering import CONTROL
 from deploy.config.loading import validated
+from tests.fakes import ListedEvents
 from tests.models import make_tiny_model
 
 
@@ -58,6 +59,33 @@ def test_a_judge_that_fails_in_an_evaluation_is_told_of_on_the_terminal(tmp_path
     config = validated({"model": {"path": "m"}, "prompts": "file", "run_dir": str(tmp_path)})
     assert launch.evaluate(config) == {"eval/num_failed": 1.0}
     assert capsys.readouterr().out == "reward_failure: prompt 'p0': 1 of 1 rewards failed: KeyError: 'anser'\n"
+
+
+@pytest.mark.parametrize(
+    ("saved_version", "metric", "is_evaluated"), [(3, None, True), (2, 0.5, True), (3, 0.0, False)]
+)
+async def test_a_last_step_that_was_saved_while_it_was_evaluated_is_evaluated_when_the_run_goes_on(
+    saved_version, metric, is_evaluated
+):
+    """Seen in review: Ctrl-C in the last evaluation saved the step, and the same command then ended without one."""
+
+    class Learner:
+        version = 3
+
+        def __init__(self):
+            self.saved_version, self.saved_metric = saved_version, metric
+
+        async def save(self, metric):
+            self.saved_version, self.saved_metric = 3, metric
+
+    class Scores:
+        async def run(self, rollouts, *, version, log):
+            return {"eval/reward": 0.75}
+
+    learner, log = Learner(), ListedEvents()
+    await launch._save_the_end(SimpleNamespace(learner=learner, production=None), Scores(), log)
+    assert log.steps == ([(3, {"eval/reward": 0.75})] if is_evaluated else [])
+    assert (learner.saved_version, learner.saved_metric) == (3, 0.75 if is_evaluated else 0.0)
 
 
 def test_a_run_that_ends_says_so(ended):

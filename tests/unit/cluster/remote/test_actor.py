@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cluster.contracts.errors import DeadlineError
 from cluster.contracts.types import ActorKind
 from cluster.remote import actor as actor_module
 from cluster.remote.actor import ActorSpec, RemoteActor
@@ -19,10 +20,14 @@ class Seats:
         self.num_asked = 0
         self.spawned: list[dict[str, Any]] = []
         self.may_start = asyncio.Event()
+        self.error: Exception | None = None
+        """In place of every answer."""
         self._lost_after = lost_after
 
     async def is_lost(self, seat: Seat) -> bool:
         self.num_asked += 1
+        if self.error:
+            raise self.error
         return self.num_asked > self._lost_after
 
     async def spawn(self, spec: ActorSpec, *, deadline_s: float, **options: Any) -> RemoteActor:
@@ -68,6 +73,18 @@ async def test_an_actor_that_keeps_to_its_lost_seat_waits_there_for_the_replacem
     assert not waiting.done()
     found.may_start.set()
     await asyncio.wait_for(waiting, 120)
+    assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]
+
+
+async def test_an_actor_starts_though_rays_head_node_does_not_say_whether_its_seat_is_lost(seats):
+    """Seen in review: its silence was no failure of the actor's, and ended the run."""
+    found = seats(lost_after=1000)
+    found.error = DeadlineError("Ray's head node did not finish 'describe nodes' within 30 s", actor="Ray's head node")
+    starting = spawning(num_gpus=0)
+    while found.num_asked < 3 and not starting.done():
+        await asyncio.sleep(0.001)
+    found.may_start.set()
+    await asyncio.wait_for(starting, 120)
     assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]
 
 

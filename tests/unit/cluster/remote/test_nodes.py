@@ -1,6 +1,8 @@
 """What Ray's head node is asked about nodes and seats, and how often."""
 
 import asyncio
+import signal
+import subprocess
 
 import pytest
 import ray
@@ -112,3 +114,12 @@ async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_anoth
     assert await watched.take() == {"lost"}
     assert asked[3:] == ["moved", "lost"], "the node of the third is there"
     assert await watched.take() == set() and len(asked) == 5
+
+
+@pytest.mark.parametrize(("known_for_s", "is_killed"), [(0.0, True), (3600.0, False)])
+def test_a_process_that_is_younger_than_the_actor_whose_number_it_has_is_not_killed(known_for_s, is_killed):
+    """Numbers come again, after 32,768 processes on many machines: a learner that died at rest is ended when it is needed next."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        nodes._kill_process(process.pid, known_for_s)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == (-signal.SIGKILL if is_killed else -signal.SIGTERM)

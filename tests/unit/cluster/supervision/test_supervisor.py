@@ -129,17 +129,21 @@ class Silent(RemoteActor):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "silent_s"),
+    ("unseen_s", "seconds", "silent_s"),
     [
-        ([5.0] * 12, []),
-        ([5.0] * 13, [65.0]),
-        pytest.param([100.0], [], id="the driver itself stood still"),
+        (0.0, [5.0] * 12, []),
+        (0.0, [5.0] * 13, [65.0]),
+        pytest.param(0.0, [5.0, 100.0, 5.0], [], id="the driver itself stood still"),
+        pytest.param(100.0, [5.0], [], id="the driver stood still before it asked"),
     ],
 )
 @simulated
-async def test_an_actor_is_hung_that_left_questions_unanswered_for_hang_s(seconds, silent_s, supervisor, monkeypatch):
+async def test_an_actor_is_hung_that_left_questions_unanswered_for_hang_s(
+    unseen_s, seconds, silent_s, supervisor, monkeypatch
+):
     monkeypatch.setattr("cluster.supervision.supervisor.time", clock := Clock())
     actor, healed = Silent(clock, *seconds), []
+    clock.now += unseen_s
     watching = heartbeats(
         lambda: [actor],
         supervisor,

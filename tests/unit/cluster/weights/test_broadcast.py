@@ -78,6 +78,10 @@ class Fleet:
         self.replaced.append((actor.name, error))
 
 
+async def broadcast(weights: Weights, fleet: Fleet) -> BroadcastStats:
+    return await weights.finish_broadcast(fleet, await weights.begin_broadcast())
+
+
 def weights_over(transport: ScriptedTransport, *, num_workers: int = 1, events: ListedEvents | None = None) -> Weights:
     return Weights(transport, learner=None, num_workers=num_workers, events=events or ListedEvents())
 
@@ -180,6 +184,35 @@ async def test_a_worker_that_joins_while_the_learner_learns_on_waits_until_the_f
     await weights.finish_broadcast(fleet, published)
     await joining
     assert (fleet.workers()[0].version, new.version) == (1, 1)
+
+
+@simulated
+async def test_a_worker_for_which_the_learner_published_a_later_version_joins_while_the_one_before_still_travels():
+    """Seen in review: it loaded again for ever, and the next broadcast waited for it."""
+
+    class Transport(ScriptedTransport):
+        async def deliver(self, workers: Any) -> BroadcastStats:
+            sent = await self._load(workers)
+            await asyncio.sleep(60.0)
+            return sent
+
+        async def catch_up(self, workers: Any) -> BroadcastStats:
+            sent = await self._load(workers)
+            await asyncio.sleep(5.0)
+            return sent
+
+    transport = Transport({"new": [LostError("its node is gone")]})
+    weights, fleet, new = weights_over(transport), Fleet("old"), ScriptedWorker("new")
+    await weights.publish()
+    joining = asyncio.create_task(weights.join(new))
+    await asyncio.sleep(1.0)
+    published = await weights.begin_broadcast()  # of version 1; version 2 is published for the new worker
+    await weights.finish_broadcast(fleet, published)
+    async with asyncio.timeout(60.0):
+        await joining
+    assert (fleet.workers()[0].version, new.version) == (1, 2)
+    await broadcast(weights, fleet)
+    assert fleet.workers()[0].version == 3
 
 
 async def test_a_worker_that_cannot_prove_the_version_before_is_not_counted_among_those_of_the_next():

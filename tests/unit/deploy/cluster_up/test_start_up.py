@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
+from cluster.contracts.types import StepStats
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.placement import ClusterResources, Node
 from deploy.cluster_up import start_up
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import validated
-from tests.fakes import ListedEvents
+from tests.fakes import ListedEvents, group_summary
 
 
 async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch, tmp_path):
@@ -23,6 +24,9 @@ async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch,
 
         async def restore(self):
             return []
+
+        def owes_a_save(self):
+            return False
 
         async def formula(self):
             return {}, {}
@@ -44,6 +48,26 @@ async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch,
         None, made, RunDirectory(str(tmp_path)), ListedEvents(), learner_up=asyncio.Event()
     )
     assert len(writing) == 1 and here not in writing
+
+
+async def test_a_step_that_was_learned_again_is_told_before_its_checkpoint_ends_the_telling():
+    """The driver may be killed right after the save, and the next one begins at the checkpoint."""
+    done = []
+
+    class Learner:
+        async def restore(self):
+            stats = StepStats(policy_version=4, metrics={}, num_trajectories=2, num_trained_tokens=8, seconds=1.0)
+            return [(stats, [group_summary(0, rewards=(1.0, 0.0))])]
+
+        def owes_a_save(self):
+            return True
+
+        async def save(self, metric):
+            done.append(("saved", metric, log.num_written_steps))
+
+    log = ListedEvents()
+    await start_up.restore(Learner(), log)
+    assert [version for version, _ in log.steps] == [4] and done == [("saved", None, 1)]
 
 
 class NoSeats(Exception):

@@ -25,15 +25,15 @@ class ScriptedLearner:
         self.is_saved = False
         self._error, self._is_stuck = error, is_stuck
 
-    async def save_progress(self) -> Any:
+    async def save_progress(self, tell: Any) -> None:
         if self._is_stuck:
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
         if self._error is not None:
             raise self._error
-        self.is_saved = True
         stats = StepStats(policy_version=3, metrics={}, num_trajectories=2, num_trained_tokens=8, seconds=1.0)
-        return stats, [group_summary(0, version=2, rewards=(1.0, 0.0))]
+        tell(stats, [group_summary(0, version=2, rewards=(1.0, 0.0))])
+        self.is_saved = True
 
 
 async def _run(
@@ -99,7 +99,7 @@ async def test_a_run_whose_node_goes_away_saves_if_the_node_has_the_time(seconds
 
 async def test_a_step_that_the_node_has_no_time_for_is_not_saved_and_it_is_said(monkeypatch):
     class Slow(ScriptedLearner):
-        async def save_progress(self):
+        async def save_progress(self, tell):
             await asyncio.Event().wait()
 
     monkeypatch.setattr("time.time", lambda: 1000.0)
@@ -154,7 +154,7 @@ def test_a_run_that_is_to_stop_at_once_saves_nothing():
 
 async def test_saving_ends_with_its_deadline_and_the_run_is_still_stopped():
     class Slow:
-        async def save_progress(self) -> None:
+        async def save_progress(self, tell: Any) -> None:
             await asyncio.Event().wait()
 
     log = ListedEvents()

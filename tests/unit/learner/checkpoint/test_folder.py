@@ -171,6 +171,15 @@ def test_a_best_one_that_cannot_be_read_for_a_moment_stays_and_the_save_stands(
     assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == ["step-000001", "step-000003"]
 
 
+def test_an_old_one_that_cannot_be_removed_stays_and_the_save_stands(tmp_path: Path):
+    """Seen in review: a checkpoint that an administrator had protected, and every later save was said to have failed."""
+    for step in (1, 2, 3):
+        _save(tmp_path / f"step-{step:06d}")
+    (tmp_path / ".step-000001.removing").write_text("no folder can take this name")
+    prune(tmp_path, keep_last=1, keep_best=False)
+    assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == ["step-000001", "step-000003"]
+
+
 def _failing_for(checkpoint: str, whole: Callable[[Storage, str], str]) -> Callable[[Storage, str], str]:
     def read_text(storage: Storage, name: str) -> str:
         if name.startswith(checkpoint):
