@@ -86,11 +86,6 @@ def weights_over(transport: ScriptedTransport, *, num_workers: int = 1, events: 
     return Weights(transport, learner=None, num_workers=num_workers, events=events or ListedEvents())
 
 
-async def broadcast(weights: Weights, fleet: Fleet) -> BroadcastStats:
-    """A whole one."""
-    return await weights.finish_broadcast(fleet, await weights.begin_broadcast())
-
-
 async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
     transport = ScriptedTransport()
     weights = weights_over(transport)
