@@ -184,10 +184,9 @@ class Weights:
                 self._none_overtaken.set()
 
     def _note(self, stats: BroadcastStats) -> BroadcastStats:
-        # A broadcast may end after a later version was published for a worker that joins.
-        if stats.policy_version > self._version:
-            self._version = stats.policy_version
+        if stats.policy_version != self._version:
             self._proofs.clear()
+        self._version = stats.policy_version
         self._last = stats
         self._is_published.set()
         return stats
