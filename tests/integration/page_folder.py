@@ -60,7 +60,8 @@ _ANSWERS = {
 _MADE_BY_PAGE = {
     "runs/mine": r"train my_run\.yaml(?!.*run_dir=)",
     "runs/other": r"other\.yaml",
-    "runs/quickstart": r"treadwheel quickstart|train deploy/runs/quickstart\.yaml(?!.*run_dir=)",
+    "runs/quickstart": r"treadwheel quickstart(?!.*run_dir=)|train deploy/runs/quickstart\.yaml(?!.*run_dir=)",
+    "runs/first": r"run_dir=runs/first",
 }
 """Finished runs that a page finds if it names them, unless a block of this pattern makes them."""
 _JUDGE = """

@@ -28,7 +28,7 @@ from tests.ports import free_ports
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 MODEL = ROOT / "deploy/quickstart/model"
 JUDGES = "tests.integration.judges"
-NUM_STEPS, MODEL_ACTOR = 40, "reward-model-signs"
+NUM_STEPS, MODEL_ACTOR = 20, "reward-model-signs"
 
 
 def question(left: int, operator: str, right: int) -> str:
@@ -136,7 +136,7 @@ def run(tmp_path_factory) -> Iterator[Run]:
 
 def test_it_learns_what_all_three_parts_reward(run):
     steps = [*run.metrics().values()]
-    for name, least in (("reward/right", 0.8), ("reward/runs/sums", 0.8)):
+    for name, least in (("reward/right", 0.65), ("reward/runs/sums", 0.65)):
         before, after = (fmean(step[name] for step in part) for part in (steps[:3], steps[-3:]))
         assert before < 0.6 and after > least, (name, before, after)
     before, after = (fmean(step["reward/sign/differences"] for step in part) for part in (steps[:3], steps[-3:]))

@@ -15,14 +15,12 @@ from tests.models import make_tiny_model
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 WAYS: dict[str, dict[str, Any]] = {
-    "all weights": {},
-    "LoRA": {"learner__lora": {"rank": 4, "publish": "adapter"}},
-    "PPO": {"algorithm": {"preset": "ppo", "value": {"learning_rate": 1e-3}}},
-    "shared passes": {},
+    "all weights and a critic's": {"algorithm": {"preset": "ppo", "value": {"learning_rate": 1e-3}}},
+    "LoRA in shared passes": {"learner__lora": {"rank": 4, "publish": "adapter"}},
 }
 COMPARED = ("reward/mean", "learner/policy_logprob_mean", "learner/gradient_norm", "learner/tokens")
 TWO = ("learner.num_ranks=2", "learner.cpus_per_rank=0.5", "rollout.num_workers=2")
-MORE = {"shared passes": ("learner.sequence_parallel_size=2",)}
+MORE = {"LoRA in shared passes": ("learner.sequence_parallel_size=2",)}
 
 
 @pytest.mark.parametrize("way", WAYS)

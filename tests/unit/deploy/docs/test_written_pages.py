@@ -103,6 +103,12 @@ def parsed(arguments: list[str], *, is_whole: bool) -> None:
     assert {word.partition("=")[0] for word in left if word.startswith("-")} <= there, f"{arguments}: {there}"
 
 
+def settings_of(arguments: list[str]) -> list[str]:
+    """That a command has for its run."""
+    is_of_run = arguments[0] in ("train", "quickstart", "learn")
+    return [word for word in arguments if re.match(r"[a-z_.]+=", word)] if is_of_run else []
+
+
 @pytest.mark.parametrize("block", places(lambda block: True))
 def test_every_block_is_run_or_read_or_says_why_not(block: Block):
     assert block.language in RUN | READ | SHOWN, f"{block.place}: name the language of the fence: `text` for output"
@@ -115,6 +121,12 @@ def test_every_block_is_run_or_read_or_says_why_not(block: Block):
 def test_commands_of_a_block_are_those_of_the_command_line(block: Block):
     for arguments in commands(block.text):
         parsed(arguments, is_whole=True)
+
+
+@pytest.mark.parametrize("block", places(lambda block: any(map(settings_of, commands(block.text)))))
+def test_settings_of_a_blocks_commands_can_be_set(block: Block):
+    for arguments in commands(block.text):
+        validated(copy.deepcopy(QUICKSTART), settings_of(arguments))
 
 
 @pytest.mark.parametrize("text", pages_of(lambda text: (code for code in inline_code(text) if commands(code))))
