@@ -31,6 +31,9 @@ constraints: $(STAMP) ## write down as tested the versions in .venv, after `rm -
 train: $(STAMP) ## the quickstart; RUN=guess trains deploy/runs/guess.yaml, ARGS="num_steps=20" goes to `treadwheel train`
 	@$(BIN)/treadwheel train deploy/runs/$(RUN).yaml $(ARGS)
 
+# Two processes share the cores: threads of one that spin while they wait for each other take the other's time.
+test acceptance: export OMP_WAIT_POLICY := PASSIVE
+
 test: $(STAMP) ## unit and contract tests, golden vectors, integration tests: real clusters, two at a time
 	@$(FAST) tests/golden -m "not gpu"
 	@$(INTEGRATION) tests/gpu -m "not acceptance and not gpu"

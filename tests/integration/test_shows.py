@@ -19,15 +19,16 @@ pytestmark = [
 
 BLIND_BOUND = 6 / 20
 """Six guesses among twenty numbers, of a player who hears nothing."""
-GRID_STEPS = "num_steps=10"
-"""Of 15: twice as many as it takes to arrive half of the time."""
+STEPS = {"guess": 32, "calculator": 5, "note": 8, "grid": 7}
+"""Of 45, 8, 12 and 15: by then it solves far more than a player who learned nothing, and the rest of a show perfects it."""
 
 
 def trained(
     show: str, run_dir: Path, *overrides: str, environment: str | None = None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The metrics of each step, and the summary."""
-    result = treadwheel("train", f"deploy/runs/{show}.yaml", f"run_dir={run_dir}", *overrides)
+    settings = (f"run_dir={run_dir}", f"num_steps={STEPS[show]}", *overrides)
+    result = treadwheel("train", f"deploy/runs/{show}.yaml", *settings)
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "reward/mean" in line]
@@ -41,24 +42,25 @@ def mean(steps: list[dict[str, Any]], metric: str) -> float:
 
 @pytest.fixture(scope="module")
 def guessed(tmp_path_factory):
-    """The run of the guessing show."""
-    return tmp_path_factory.mktemp("guess") / "run"
+    """The run of the guessing show, its steps and its summary."""
+    run_dir = tmp_path_factory.mktemp("guess") / "run"
+    return run_dir, *trained("guess", run_dir)
 
 
 def test_it_learns_to_guess_by_what_it_is_told(guessed):
-    steps, summary = trained("guess", guessed)
+    run_dir, steps, summary = guessed
     assert mean(steps[:1], "environment/guess/solved") < BLIND_BOUND
-    assert mean(steps[-5:], "environment/guess/solved") >= 0.7
+    assert mean(steps[-5:], "environment/guess/solved") >= 0.55
     # Sampled at temperature 1, on secrets that were not trained on.
     assert summary["eval_first"] < BLIND_BOUND
-    assert summary["eval_last"] >= 0.7
-    assert treadwheel("verify", guessed).returncode == 0
+    assert summary["eval_last"] >= 0.55
+    assert treadwheel("verify", run_dir).returncode == 0
 
 
 def test_where_the_answers_are_noise_what_it_learnt_is_no_better_than_blind(guessed, tmp_path):
     """Nor what it goes on to learn from them."""
-    *_, last = sorted((guessed / "checkpoints").iterdir())
-    noise = ("environment.feedback=noise", f"model.path={last / 'model'}", "num_steps=8", "evaluation.prompts=null")
+    *_, last = sorted((guessed[0] / "checkpoints").iterdir())
+    noise = ("environment.feedback=noise", f"model.path={last / 'model'}", "num_steps=5", "evaluation.prompts=null")
     steps, _ = trained("guess", tmp_path / "run", *noise)
     # A group shares its secret: groups are the independent draws.
     error = sqrt(BLIND_BOUND * (1 - BLIND_BOUND) / sum(step["learner/groups"] for step in steps))
@@ -73,7 +75,7 @@ def test_it_learns_to_ask_the_calculator(tmp_path):
 
 
 def test_a_broken_calculator_is_asked_less_and_less(tmp_path):
-    steps, _ = trained("calculator", tmp_path / "run", "environment.tool=broken", "num_steps=6")
+    steps, _ = trained("calculator", tmp_path / "run", "environment.tool=broken")
     assert mean(steps[-2:], "environment/calculator/called") < 0.5 * mean(steps[:1], "environment/calculator/called")
     assert mean(steps, "environment/calculator/right") < 0.01
 
@@ -96,7 +98,7 @@ def test_where_the_last_segment_alone_is_credited_notes_stay_as_they_were(tmp_pa
 
 
 def test_it_learns_to_walk_by_what_each_step_earns(tmp_path):
-    steps, _ = trained("grid", tmp_path / "run", GRID_STEPS)
+    steps, _ = trained("grid", tmp_path / "run")
     assert mean(steps[:1], "environment/grid/arrived") < 0.2
     assert mean(steps[-3:], "environment/grid/arrived") >= 0.5
     assert mean(steps[-3:], "reward/mean") >= mean(steps[:1], "reward/mean") + 0.5
@@ -104,5 +106,5 @@ def test_it_learns_to_walk_by_what_each_step_earns(tmp_path):
 
 def test_where_steps_are_paid_for_those_of_another_walk_it_does_not_learn_to_walk(tmp_path):
     anothers = "algorithm.advantage={name: 'tests.integration.credit:earned_by_another', lambda_: 0.9}"
-    steps, _ = trained("grid", tmp_path / "run", GRID_STEPS, anothers)
+    steps, _ = trained("grid", tmp_path / "run", anothers)
     assert mean(steps[-3:], "environment/grid/arrived") < 0.2
