@@ -92,7 +92,7 @@ def learned(
         "algorithm": algorithm,
         "checkpoint": {"asynchronous": asynchronous},
         "optimizer": {"learning_rate": LEARNING_RATE, "max_grad_norm": 0.5, "weight_decay": 0.1},
-        "learner": {"num_ranks": num_ranks, "num_threads": 1, "max_tokens_per_micro_batch": 40, "timeout_s": 240}
+        "learner": {"num_ranks": num_ranks, "num_threads": 1, "max_tokens_per_micro_batch": 40, "timeout_s": 600}
         | learner,
     }
     found = ranks.do(

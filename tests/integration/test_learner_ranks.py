@@ -21,6 +21,8 @@ from tests.models import make_tiny_model, make_tokenizer
 from tests.object_store import AWS, s3
 from tests.store_proxy import Fault, Proxy
 
+pytestmark = pytest.mark.timeout(900)  # two ranks that compile at once, with nothing kept from before
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
