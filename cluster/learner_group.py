@@ -208,11 +208,11 @@ class LearnerGroup:
             # A rank answers after the step under way, whose caller no longer waits for it.
             stats: StepStats | None = await self._all("last_step")
             step, summaries = self._asked
-            is_whole = stats is not None and stats.policy_version == step
-            if stats is not None and is_whole:
-                tell(stats, summaries)
+            asked_for = stats if stats and stats.policy_version == step else None
+            if asked_for:
+                tell(asked_for, summaries)
             await self._save_last_step(stats)
-            if is_whole:
+            if asked_for:
                 try:
                     await self._record_learned()
                 except TreadwheelError as error:  # the step is saved

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 
 from actors.chat.encoding import TextEncoder
 from actors.chat.hub import why_not_loaded
+from actors.chat.rendering import ChatTemplate
 from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
@@ -73,7 +74,7 @@ class ChatFormatter:
 
     @cached_property
     def _encoder(self) -> TextEncoder:
-        return self.turns().encoder
+        return TextEncoder(self._tokenizer, template=ChatTemplate(self._tokenizer).source)
 
     @property
     def num_token_ids(self) -> int:
@@ -129,14 +130,14 @@ class ChatFormatter:
 
         Raises DataError naming the prompt when the completion is empty, or the two do not fit the context.
         """
-        prompt_ids = self.encode(prompt).token_ids
-        space, end = self._around(prompt, completion)
-        token_ids = self._encoder.encode_after(prompt_ids[-1], space + completion)
+        encoded = self.encode(prompt)
+        space, end = self._around(prompt, encoded.text, completion)
+        token_ids = self._encoder.encode_after(encoded.token_ids[-1], space + completion)
         if not token_ids:
             raise _refused(prompt, "has an empty completion; leave the row out")
         if end is not None and token_ids[-1] not in self.stop_token_ids:
             token_ids = [*token_ids, end]
-        num_tokens = len(prompt_ids) + len(token_ids)
+        num_tokens = len(encoded.token_ids) + len(token_ids)
         if num_tokens > self.max_context:
             raise _refused(
                 prompt,
@@ -153,7 +154,7 @@ class ChatFormatter:
         """Each token as text, special ones as they are written."""
         return tuple(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in token_ids)
 
-    def _around(self, prompt: Prompt, completion: str) -> tuple[str, int | None]:
+    def _around(self, prompt: Prompt, prompt_text: str, completion: str) -> tuple[str, int | None]:
         """White space that the template writes before this completion, and the first token after it that ends one; the tokenizer's eos
         where the template writes none."""
         if not completion or not self.has_template or prompt.messages is None:
@@ -163,7 +164,7 @@ class ChatFormatter:
         # Some templates strip it.
         words = completion.strip() or completion
         before, _, after = rendered.rpartition(words)
-        space = before.removeprefix(self._text(prompt)).removesuffix(completion.partition(words)[0])
+        space = before.removeprefix(prompt_text).removesuffix(completion.partition(words)[0])
         tail = self._tokenizer(after, add_special_tokens=False).input_ids
         ends = (token_id for token_id in tail if token_id in self.stop_token_ids)
         return "" if space.strip() else space, next(ends, self._tokenizer.eos_token_id)

@@ -54,11 +54,10 @@ class VllmEngine:
         """Loads the model from disk (seconds). Each of the engine's processes computes with `num_threads`. Raises ConfigError when vLLM
         refuses the settings."""
         rollout, sampling = config.rollout, config.sampling
-        _prepare_process(num_threads=num_threads, enforce_eager=rollout.enforce_eager, dtype=config.model.dtype)
-        with (
-            importing_for_good(),
-            _no_compiler(is_left_out=rollout.enforce_eager and not torch.accelerator.is_available()),
-        ):
+        # Eager vLLM still compiles on GPUs.
+        compiles = not rollout.enforce_eager or torch.accelerator.is_available()
+        _prepare_process(num_threads=num_threads, compiles=compiles, dtype=config.model.dtype)
+        with importing_for_good(), contextlib.nullcontext() if compiles else _no_compiler():
             import vllm
             from vllm.exceptions import VLLMClientError
             from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -339,10 +338,10 @@ def _logprobs_of(token_ids: Sequence[int], found: Sequence[Any]) -> list[float]:
 
 
 @contextlib.contextmanager
-def _no_compiler(*, is_left_out: bool) -> Iterator[None]:
+def _no_compiler() -> Iterator[None]:
     """vLLM imports torch's compiler, 140 modules, to change a list of it: for nothing where nothing is compiled."""
     name = "torch._inductor.lowering"
-    if not is_left_out or name in sys.modules:
+    if name in sys.modules:
         yield
         return
     sys.modules[name] = None  # pyright: ignore[reportArgumentType]  so that its import fails, which vLLM takes
@@ -459,7 +458,7 @@ def _register_architecture(vllm: Any, model: ModelConfig) -> None:
             vllm.ModelRegistry.register_model(name, known.load_model_cls())
 
 
-def _prepare_process(*, num_threads: int, enforce_eager: bool, dtype: str) -> None:
+def _prepare_process(*, num_threads: int, compiles: bool, dtype: str) -> None:
     """Settings that vLLM and torch read from the environment when they are imported. What the user has set stays."""
     defaults = {
         # The engine's core in this process: it starts in seconds, and weights reach it without a copy.
@@ -480,8 +479,8 @@ def _prepare_process(*, num_threads: int, enforce_eager: bool, dtype: str) -> No
         os.environ.setdefault(name, value)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
-    if enforce_eager and not torch.accelerator.is_available():
-        # Eager vLLM still compiles one function of its sampler with a C++ compiler, for 15 s on a first start, and gains nothing.
+    if not compiles:
+        # Eager vLLM would compile one function of its sampler with a C++ compiler, for 15 s on a first start, and gains nothing.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         torch._dynamo.config.disable = True
     # vLLM replaces set_num_threads by one that does nothing but complain, so a second engine in a process keeps the first one's.

@@ -67,7 +67,7 @@ def test_a_build_of_vllm_for_other_hardware_than_the_worker_was_given_is_refused
 def test_attention_of_a_float32_engine_is_float32_on_gpus_too(monkeypatch, dtype, precision):
     monkeypatch.setattr(os, "environ", {"TREADWHEEL_TEST": "1"})
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    _prepare_process(num_threads=1, enforce_eager=False, dtype=dtype)
+    _prepare_process(num_threads=1, compiles=True, dtype=dtype)
     assert os.environ.get("TRITON_F32_DEFAULT") == precision
 
 
@@ -99,7 +99,7 @@ def test_a_gpu_that_does_not_multiply_fp8_is_refused_for_it(scheme, is_cpu, capa
 
 def test_vllm_is_imported_without_torchs_compiler_where_nothing_is_compiled(monkeypatch):
     monkeypatch.delitem(sys.modules, COMPILER, raising=False)
-    with _no_compiler(is_left_out=True), pytest.raises(ImportError):
+    with _no_compiler(), pytest.raises(ImportError):
         importlib.import_module(COMPILER)
     assert COMPILER not in sys.modules
 
@@ -107,6 +107,6 @@ def test_vllm_is_imported_without_torchs_compiler_where_nothing_is_compiled(monk
 def test_a_compiler_that_is_there_already_stays(monkeypatch):
     there = ModuleType(COMPILER)
     monkeypatch.setitem(sys.modules, COMPILER, there)
-    with _no_compiler(is_left_out=True):
+    with _no_compiler():
         assert importlib.import_module(COMPILER) is there
     assert sys.modules[COMPILER] is there
