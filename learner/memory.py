@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import MAX_UNREDUCED_BYTES
-from learner.model.attention import MAX_MASK_CELLS
+from learner.model.attention import MAX_MASK_CELLS, takes_lengths
 from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import critic_config
-from learner.model.head import MAX_KEPT_BYTES, MAX_TILE_VOCABULARY
+from learner.model.head import MAX_KEPT_BYTES, tile_shape
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import CRITIC_PATH, read_config
 from learner.model.reference import reference_models
@@ -42,7 +42,7 @@ class MemoryEstimate:
     """Logits that exist at one time, and the hidden states that they are made from."""
     mask_bytes: int
     """Of attention where completions share their prompt, at most: all sequences as long as the run allows, or as those with masks are.
-    0 with flash_attention_2."""
+    0 with flash attention."""
     factors_bytes: int
     """Of the largest linear layer, where bfloat16 is multiplied in float32."""
     gathered_bytes: int
@@ -119,7 +119,7 @@ def of_run(config: RunConfig) -> MemoryEstimate:
     # it is less than 2 · P. A window that slides always needs a mask.
     masked = min(longest, max(math.isqrt(2 * MAX_MASK_CELLS), 2 * (longest - config.sampling.max_tokens)))
     masked = masked if getattr(text, "sliding_window", None) is None else longest
-    has_masks = model.attention != "flash_attention_2" and config.buffer.trajectories_per_group > 1
+    has_masks = config.buffer.trajectories_per_group > 1 and not _takes_flash(text, model=model, device=device)
     activations = tokens * item * values_per_token
     num_unreduced = num_trained if 4 * num_trained <= MAX_UNREDUCED_BYTES else 0
     in_float32 = item < 4 and device.type == "cpu" and multiplies_in_float32()
@@ -130,7 +130,9 @@ def of_run(config: RunConfig) -> MemoryEstimate:
         gradients_bytes=4 * per_rank if is_full else 0,
         optimizer_bytes=8 * per_rank + averages if is_full else 0,
         activations_bytes=activations,
-        head_bytes=_head_bytes(text, tokens=tokens, chunk_tokens=learner.head_chunk_tokens),
+        head_bytes=_head_bytes(
+            text, tokens=tokens, chunk_tokens=learner.head_chunk_tokens, on_gpu=device.type == "cuda"
+        ),
         mask_bytes=_mask_bytes(tokens * slices, longest=masked, item=item, num_kept=num_kept) if has_masks else 0,
         factors_bytes=_factors_bytes(text, tokens=tokens) if in_float32 else 0,
         gathered_bytes=gathered,
@@ -152,15 +154,18 @@ def of_reference(config: RunConfig) -> int:
         config.model,
         max_tokens=reference.max_tokens_per_micro_batch,
         chunk_tokens=config.learner.head_chunk_tokens,
+        has_head=True,
         on_gpu=reference.gpus > 0,
     )
 
 
-def reading_bytes(model: ModelConfig, *, max_tokens: int, on_gpu: bool, chunk_tokens: int | None = None) -> int:
-    """Of a pass without gradients: the activations of one layer, and a head's logits for so many tokens at a time; None has no head."""
+def reading_bytes(
+    model: ModelConfig, *, max_tokens: int, on_gpu: bool, has_head: bool = False, chunk_tokens: int | None = None
+) -> int:
+    """Of a pass without gradients: the activations of one layer, and a head's logits for so many tokens at a time."""
     text, device = read_config(model).get_text_config(), torch.device("cuda" if on_gpu else "cpu")
     tokens = tokens_per_pass(max_tokens, device=device)
-    head = _head_bytes(text, tokens=tokens, chunk_tokens=chunk_tokens) if chunk_tokens is not None else 0
+    head = _head_bytes(text, tokens=tokens, chunk_tokens=chunk_tokens, on_gpu=on_gpu) if has_head else 0
     return tokens * model.item_bytes * _values_of_layer(text) + head
 
 
@@ -197,6 +202,14 @@ def free_bytes(device: torch.device) -> int:
     return min(found)
 
 
+def _takes_flash(text: PretrainedConfig, *, model: ModelConfig, device: torch.device) -> bool:
+    """Whether attention makes no masks: on a GPU, in a type and with heads that flash attention takes."""
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    is_plain = getattr(text, "attn_logit_softcapping", None) is None
+    packed = device.type == "cuda" and is_plain and takes_lengths(getattr(torch, model.dtype), size, size)
+    return packed or model.attention == "flash_attention_2"
+
+
 def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
     """Numbers kept for backward per token: per layer its norms, projections, rotated and bucketed copies, attention and MLP."""
     layer = _values_of_layer(text)
@@ -214,9 +227,10 @@ def _values_of_layer(text: PretrainedConfig) -> int:
     return 8 * hidden + 5 * queries + 6 * keys + 4 * inner
 
 
-def _head_bytes(text: PretrainedConfig, *, tokens: int, chunk_tokens: int) -> int:
+def _head_bytes(text: PretrainedConfig, *, tokens: int, chunk_tokens: int | None, on_gpu: bool) -> int:
     """A tile's logits with what is made of them, or those of a small head, which are kept; and the hidden states, in float32."""
-    tile = 4 * chunk_tokens * min(text.vocab_size, MAX_TILE_VOCABULARY)
+    positions, width = tile_shape(chunk_tokens, on_gpu=on_gpu)
+    tile = 4 * min(positions, tokens) * min(text.vocab_size, width)
     logits = max(3 * tile, 2 * min(MAX_KEPT_BYTES, 4 * tokens * text.vocab_size))
     return logits + 8 * tokens * text.hidden_size
 

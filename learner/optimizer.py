@@ -240,8 +240,9 @@ def _master(parameter: nn.Parameter, *, compute_dtype: torch.dtype) -> nn.Parame
     def add(computed: Tensor) -> None:
         if computed.grad is not None:
             # Sums of micro-batches in bfloat16 would depend on how the batch was split.
-            gradient = computed.grad.float()
-            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            # GPUs convert as they add; on CPUs that is slow.
+            gradient = computed.grad if computed.is_cuda else computed.grad.float()
+            master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
             computed.grad = None
 
     parameter.register_post_accumulate_grad_hook(add)

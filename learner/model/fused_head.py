@@ -14,23 +14,36 @@ from torch import Tensor
 
 _REDUCED, _WRITTEN = 4096, 2048
 """Columns that a program has at a time."""
-_ROWS = 64
-"""Of the tile of the proof."""
+_ROWS, _SPLIT = 64, _REDUCED + _REDUCED // 2
+"""Rows of the proof's tile, and columns of the tiles that it is reduced by."""
 _TOLERANCE = 1e-4
 """Of a value, with 0.001 beside it: what rounding makes of float32 is a tenth of that."""
 
 
-def reduce_(logits_CV: Tensor, *, maximum_C: Tensor, total_C: Tensor, weighted_C: Tensor | None) -> None:
+def reduce_(
+    logits_CV: Tensor,
+    *,
+    targets_C: Tensor,
+    first: int,
+    target_C: Tensor,
+    maximum_C: Tensor,
+    total_C: Tensor,
+    weighted_C: Tensor | None,
+) -> None:
     """Takes a tile into the running log-sum-exp of its rows, in place: the largest logit so far, the sum of exp(logit - largest), and the
-    sum of that times the logit. All in float32, each without gaps."""
+    sum of that times the logit. `first` is the tile's first token: where a row's target is in the tile, its logit goes to `target_C`. All
+    in float32 but the targets' ids, each without gaps."""
     assert logits_CV.is_contiguous()
     num_rows, width = logits_CV.shape
     with torch.cuda.device_of(logits_CV):
         _reduce[(num_rows,)](
             logits_CV,
+            targets_C,
+            target_C,
             maximum_C,
             total_C,
             total_C if weighted_C is None else weighted_C,
+            first,
             width,
             WEIGHTED=weighted_C is not None,
             BLOCK=_REDUCED,
@@ -42,8 +55,9 @@ def gradient(
     *,
     normalizer_C: Tensor,
     sum_C: Tensor,
-    columns_C: Tensor,
-    target_C: Tensor,
+    targets_C: Tensor,
+    first: int,
+    gradient_C: Tensor,
     entropies: tuple[Tensor, Tensor] | None,
     cap: float,
     factor: float,
@@ -51,9 +65,9 @@ def gradient(
 ) -> Tensor:
     """The loss's gradient in the logits as their product made them, before cap and temperature: [C, V] in `dtype`.
 
-    `sum_C` is minus its gradient in each row's normalizer. `target_C` is its gradient in the target's log-prob, and `columns_C` says where
-    the target is; 0 for a row whose target is in another tile. `entropies`: each row's entropy, and the gradient in it. Temperature and
-    scale multiply by `factor`, and a `cap` other than 0 multiplies by 1 - (cap * logit)^2.
+    `sum_C` is minus its gradient in each row's normalizer, `gradient_C` its gradient in the log-prob of the row's target, which counts where
+    the target is in the tile, whose first token is `first`. `entropies`: each row's entropy, and the gradient in it. Temperature and scale
+    multiply by `factor`, and a `cap` other than 0 multiplies by 1 - (cap * logit)^2.
     """
     assert logits_CV.is_contiguous()
     num_rows, width = logits_CV.shape
@@ -65,10 +79,11 @@ def gradient(
             found_CV,
             normalizer_C,
             sum_C,
-            columns_C,
-            target_C,
+            targets_C,
+            gradient_C,
             entropies_C,
             pull_C,
+            first,
             width,
             cap,
             factor,
@@ -98,15 +113,19 @@ def differs(device: torch.device) -> str | None:
 
 
 def _difference(device: torch.device, width: int, *, is_full: bool) -> str | None:
-    """With entropies, cap and float32, or without and in bfloat16. Some logits are dropped, some rows have no target here."""
+    """With entropies, cap and float32, or without and in bfloat16. Some logits are dropped, some rows have their target elsewhere."""
     generator, kind = torch.Generator("cpu").manual_seed(width), torch.float32
     logits_CV = 4 * torch.randn(_ROWS, width, generator=generator, dtype=kind, device="cpu")
     logits_CV[:, ::7] = -1e15
+    # The tile begins with this token, and some targets are before or behind it.
+    first = 48
     columns_C = torch.randint(width, (_ROWS,), generator=generator, device="cpu")
+    columns_C[::4], columns_C[2::8] = columns_C[::4] + width, -1
     pulls = torch.randn(3, _ROWS, generator=generator, dtype=kind, device="cpu")
     pulls[1, ::2] = 0
     logits_CV, columns_C = logits_CV.to(device), columns_C.to(device)
-    sum_C, target_C, pull_C = pulls.to(device)
+    sum_C, gradient_C, pull_C = pulls.to(device)
+    is_inside_C, inside_C1 = (columns_C >= 0) & (columns_C < width), columns_C.clamp(0, width - 1)[:, None]
     cap, factor = (0.05, 0.5) if is_full else (0.0, 1.0)
 
     exact_CV = logits_CV.double()
@@ -116,19 +135,29 @@ def _difference(device: torch.device, width: int, *, is_full: bool) -> str | Non
     pulls_CV = sum_C[:, None].expand_as(exact_CV)
     if is_full:
         pulls_CV = pulls_CV + pull_C[:, None] * (exact_CV - normalizer_C[:, None] + entropies_C[:, None])
-    expected_CV = (-shares_CV * pulls_CV).scatter_add(1, columns_C[:, None], target_C.double()[:, None])
+    expected_CV = (-shares_CV * pulls_CV).scatter_add(1, inside_C1, (gradient_C * is_inside_C).double()[:, None])
     expected_CV *= factor * (1 - (cap * exact_CV).square())
 
     maximum_C = torch.full_like(sum_C, -torch.inf)
     total_C, weighted_C = torch.zeros_like(sum_C), torch.zeros_like(sum_C) if is_full else None
-    for tile_CV in logits_CV.split(_REDUCED + _REDUCED // 2, 1):
-        reduce_(tile_CV.contiguous(), maximum_C=maximum_C, total_C=total_C, weighted_C=weighted_C)
+    target_C = torch.zeros_like(sum_C)
+    for tile_CV, begins in zip(logits_CV.split(_SPLIT, 1), range(first, first + width, _SPLIT), strict=True):
+        reduce_(
+            tile_CV.contiguous(),
+            targets_C=first + columns_C,
+            first=begins,
+            target_C=target_C,
+            maximum_C=maximum_C,
+            total_C=total_C,
+            weighted_C=weighted_C,
+        )
     found_CV = gradient(
         logits_CV,
         normalizer_C=normalizer_C.float(),
         sum_C=sum_C,
-        columns_C=columns_C,
-        target_C=target_C,
+        targets_C=first + columns_C,
+        first=first,
+        gradient_C=gradient_C,
         entropies=(entropies_C.float(), pull_C) if is_full else None,
         cap=cap,
         factor=factor,
@@ -137,6 +166,7 @@ def _difference(device: torch.device, width: int, *, is_full: bool) -> str | Non
     # Of a dropped logit the cap makes a gradient without meaning, on both sides.
     kept_CV = logits_CV > -1e15
     pairs = {
+        "the targets' logits": (target_C, (exact_CV.gather(1, inside_C1)[:, 0] * is_inside_C), _TOLERANCE),
         "the normalizer": (maximum_C + total_C.log(), normalizer_C, _TOLERANCE),
         "the gradient": (found_CV[kept_CV], expected_CV[kept_CV], _TOLERANCE if is_full else 2**-7),
     }
@@ -150,8 +180,22 @@ def _difference(device: torch.device, width: int, *, is_full: bool) -> str | Non
 
 
 @triton.jit
-def _reduce(logits, maximum, total, weighted, width, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr):
+def _reduce(
+    logits,
+    targets,
+    target,
+    maximum,
+    total,
+    weighted,
+    first,
+    width,
+    WEIGHTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0)
+    column = tl.load(targets + row) - first
+    is_here = (column >= 0) & (column < width)
+    tl.store(target + row, tl.load(logits + row.to(tl.int64) * width + column, mask=is_here, other=0.0), mask=is_here)
     largest = tl.load(maximum + row)
     sum_ = tl.load(total + row)
     weighted_sum = tl.load(weighted + row)
@@ -179,9 +223,10 @@ def _gradient(
     normalizer,
     sums,
     targets,
-    of_targets,
+    gradients,
     entropies,
     pulls,
+    first,
     width,
     cap,
     factor,
@@ -199,7 +244,7 @@ def _gradient(
     if ENTROPIES:
         pull += (logprobs + tl.load(entropies + row)) * tl.load(pulls + row)
     result = -tl.exp(logprobs) * pull
-    result += tl.where(columns == tl.load(targets + row), tl.load(of_targets + row), 0.0)
+    result += tl.where(columns == tl.load(targets + row) - first, tl.load(gradients + row), 0.0)
     if CAPPED:
         capped = values * cap
         result *= 1.0 - capped * capped

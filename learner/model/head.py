@@ -1,8 +1,8 @@
 """The vocabulary head: log-probs of the sampled tokens, of chosen others, and entropies, from hidden states.
 
-Logits of a batch never exist. They are made tile by tile (`chunk_tokens` positions x at most `MAX_TILE_VOCABULARY` tokens), reduced
-with a running log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`), and with them the weight in
-the type of sums if it has another, they are kept instead, which is faster. Everything is summed in float32 (float64 for float64
+Logits of a batch never exist. They are made tile by tile (`tile_shape`: so many positions x so many tokens), reduced with a running
+log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`), and with them the weight in the type of sums if it
+has another, they are kept instead, which is faster. Everything is summed in float32 (float64 for float64
 inputs) whatever the inputs' type; bfloat16 inputs are multiplied as such where the machine is fast at it, else in float32. On a GPU where
 the kernels of `learner.model.fused_head` prove themselves, they do what lies between the products, a tile in one pass over it.
 
@@ -28,14 +28,16 @@ from torch.autograd.function import once_differentiable
 from learner.algorithms.running_sums import running_sum
 from learner.model.compute_type import multiplies_in_float32
 
-MAX_TILE_VOCABULARY = 16_384
-"""Columns of one tile: with 1,024 positions 64 MiB of logits, whatever the vocabulary."""
-CPU_TILE_VOCABULARY = 2_048
-"""The same on CPUs, 8 MiB: they stay in the cache, and their memory is used again (larger ones go back to the system each time)."""
+CPU_TILE_POSITIONS, CPU_TILE_VOCABULARY = 1_024, 2_048
+"""Rows and columns of one tile, 8 MiB: they stay in the cache, and their memory is used again (larger ones go back to the system each time)."""
+GPU_TILE_POSITIONS, GPU_TILE_VOCABULARY = 16_384, 8_192
+"""512 MiB: a GPU computes faster than it is told to, so that calls are to be few and large."""
 MAX_KEPT_BYTES = 64 * 1024**2
 """Logits of a micro-batch up to this size are kept for backward, and a weight up to this size is converted whole."""
 LEAST_REST = 1e-26
 """What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
+_CPU_SORTED, _GPU_SORTED = 2**22, 2**25
+"""Logits that are looked at together where whole rows are sorted."""
 _NEVER_SAMPLED = -1e15
 """A dropped token's logit: its exponential is 0, and no product of it overflows to inf, whose product with 0 would be NaN."""
 
@@ -56,8 +58,8 @@ class Head:
     """Of those, the most likely tokens that reach this probability together; 1 keeps all."""
     min_p: float = 0.0
     """Only tokens at least this times as likely as the likeliest are kept; 0 keeps all."""
-    chunk_tokens: int = 1024
-    """Positions of one tile."""
+    chunk_tokens: int | None = None
+    """Positions of one tile; None takes what is fast on the device."""
 
     @property
     def truncates(self) -> bool:
@@ -99,6 +101,14 @@ def selected_logprobs(
     return Selected(logprobs_C, entropies_C if entropies else None, None if candidates_CK is None else partition_CP)
 
 
+def tile_shape(chunk_tokens: int | None, *, on_gpu: bool) -> tuple[int, int]:
+    """Positions and tokens of a tile of logits, at most."""
+    positions, tokens = (
+        (GPU_TILE_POSITIONS, GPU_TILE_VOCABULARY) if on_gpu else (CPU_TILE_POSITIONS, CPU_TILE_VOCABULARY)
+    )
+    return chunk_tokens or positions, tokens
+
+
 @torch.no_grad()
 def top_tokens(
     hidden_CH: Tensor, weight_VH: Tensor, *, num_tokens: int, head: Head, bias_V: Tensor | None = None
@@ -132,19 +142,22 @@ class _SelectedLogprobs(torch.autograd.Function):
         kept: Tensor | None = None
         for tile, chunk in _tiles(hidden_CH, size, head=head, whole=keeps):
             logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
-            targets = _Targets.of(targets_C[chunk], tile)
-            target_C[chunk] = torch.where(targets.are_inside, logits[targets.cells], target_C[chunk])
             if floor_C is not None:
-                _drop_below(floor_C[chunk], logits, targets=targets)
+                _drop_below(floor_C[chunk], logits, targets=_Targets.of(targets_C[chunk], tile))
             kept = logits if keeps else None
             if kernels is not None and candidates_CK is None:
                 kernels.reduce_(
                     logits,
+                    targets_C=targets_C[chunk],
+                    first=tile.start,
+                    target_C=target_C[chunk],
                     maximum_C=maximum_C[chunk],
                     total_C=total_C[chunk],
                     weighted_C=weighted_C[chunk] if entropies else None,
                 )
                 continue
+            targets = _Targets.of(targets_C[chunk], tile)
+            target_C[chunk] = torch.where(targets.are_inside, logits[targets.cells], target_C[chunk])
             larger = torch.maximum(maximum_C[chunk], logits.amax(1))
             shrink = (maximum_C[chunk] - larger).exp_()
             probabilities = (logits - larger[:, None]).exp_()
@@ -194,29 +207,30 @@ class _SelectedLogprobs(torch.autograd.Function):
         # Vocabulary outside, positions inside: a tile of the weight's gradient is summed in float32 and rounded once.
         summed = _WeightGradient(weight_gradient_VH, hidden_CH) if weight_gradient_VH is not None else None
         for tile, chunk in _tiles(hidden_CH, size, head=head, whole=kept is not None):
-            logits, targets = kept, _Targets.of(targets_C[chunk], tile)
+            logits = kept
             if logits is None:
                 logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
                 if floor_C is not None:
-                    _drop_below(floor_C[chunk], logits, targets=targets)
+                    _drop_below(floor_C[chunk], logits, targets=_Targets.of(targets_C[chunk], tile))
             options: dict[str, Any] = {
                 "normalizer_C": normalizer_C[chunk],
                 "sum_C": sum_C[chunk],
-                "target_C": torch.where(targets.are_inside, gradient_C[chunk], 0),
+                "gradient_C": gradient_C[chunk],
                 "entropies": None if entropy_gradient_C is None else (entropies_C[chunk], entropy_gradient_C[chunk]),
                 "cap": 0.0 if head.soft_cap is None else head.temperature / head.soft_cap,
                 "factor": head.scale / head.temperature,
             }
             if kernels is not None:
-                dtype = _matmul_dtype(hidden_CH)
-                gradient = kernels.gradient(logits, columns_C=targets.cells[1], dtype=dtype, **options)
+                options |= {"targets_C": targets_C[chunk], "first": tile.start, "dtype": _matmul_dtype(hidden_CH)}
+                gradient = kernels.gradient(logits, **options)
             else:
                 partition: _Partition | None = None
                 if partition_gradient_CP is not None:
                     places, cells = _inside(candidates_CK[chunk], tile)
                     rest_gradient_C = partition_gradient_CP[chunk, -1] / rest_C[chunk]
                     partition = _Partition(cells, partition_gradient_CP[chunk][places], rest_gradient_C)
-                gradient = _gradient(logits, cells=targets.cells, partition=partition, **options)
+                targets = _Targets.of(targets_C[chunk], tile)
+                gradient = _gradient(logits, targets=targets, partition=partition, **options)
             inside = gradient.to(_matmul_dtype(hidden_CH))
             if hidden_gradient_CH is not None:
                 _add_product(hidden_gradient_CH[chunk], inside, weight_VH[tile])
@@ -250,14 +264,14 @@ def _gradient(
     *,
     normalizer_C: Tensor,
     sum_C: Tensor,
-    cells: tuple[Tensor, Tensor],
-    target_C: Tensor,
+    targets: "_Targets",
+    gradient_C: Tensor,
     entropies: tuple[Tensor, Tensor] | None,
     partition: _Partition | None,
     cap: float,
     factor: float,
 ) -> Tensor:
-    """As `fused_head.gradient`, in the type of the logits, by torch. `cells` are of the targets."""
+    """As `fused_head.gradient`, in the type of the logits, by torch."""
     logprobs = logits - normalizer_C[:, None]
     gradient = logprobs.exp()
     others = None if partition is None else gradient * partition.rest_gradient_C[:, None]
@@ -267,7 +281,7 @@ def _gradient(
         gradient.mul_(pull.add_(sum_C[:, None]).neg_())
     else:
         gradient.mul_(-sum_C[:, None])
-    gradient[cells] += target_C
+    gradient[targets.cells] += torch.where(targets.are_inside, gradient_C, 0)
     if partition is not None and others is not None:
         others[partition.cells] = partition.gradient
         gradient.add_(others)
@@ -350,8 +364,8 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head
 
 
 def _whole_rows(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Iterator[Tensor]:
-    """Logits of all tokens, some positions at a time. They take a quarter of a tile: sorting copies them."""
-    height = max(1, head.chunk_tokens * MAX_TILE_VOCABULARY // (4 * weight_VH.shape[0]))
+    """Logits of all tokens, some positions at a time."""
+    height = max(1, (_GPU_SORTED if hidden_CH.is_cuda else _CPU_SORTED) // weight_VH.shape[0])
     return (_logits(rows, weight_VH, bias_V, head=head) for rows in hidden_CH.split(height))
 
 
@@ -412,7 +426,7 @@ def _tiles(hidden_CH: Tensor, size: int, *, head: Head, whole: bool) -> list[tup
         return []
     if whole:
         return [(slice(0, size), slice(0, num_positions))]
-    width, height = MAX_TILE_VOCABULARY if hidden_CH.is_cuda else CPU_TILE_VOCABULARY, head.chunk_tokens
+    height, width = tile_shape(head.chunk_tokens, on_gpu=hidden_CH.is_cuda)
     return [
         (slice(v, min(v + width, size)), slice(c, min(c + height, num_positions)))
         for v in range(0, size, width)

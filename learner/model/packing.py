@@ -21,6 +21,8 @@ from learner.model.attention import Segment, Segments, bucketed
 from learner.model.routing import Routes
 from learner.sequence_parallel import SequenceGroup
 
+MAX_REPEATED = 0.02
+"""Share of a batch's tokens that prompts may cost which are computed more than once to save a pass."""
 MAX_CPU_TOKENS = 4096
 """Tokens of one pass on a CPU, whatever the budget: larger ones leave its caches and take up to twice as long."""
 Layout = Literal["shared", "packed", "padded"]
@@ -302,23 +304,39 @@ def _pad_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int) -> list[t
 
 
 def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, shares: bool) -> list[tuple[int, ...]]:
-    """Longest unit first into the emptiest bin, as few bins as the budget allows, in multiples of the ranks."""
+    """Longest unit first into the emptiest bin, as few bins as the budget allows, in multiples of the ranks.
+
+    Where whole units would need another bin, a quarter of a bin each may do without; prompts that are then computed more than once may
+    cost `MAX_REPEATED` of the tokens.
+    """
     layout: Layout = "shared" if shares else "packed"
     total = cost(rows, range(len(rows)), layout=layout)
     num_bins = num_ranks * max(-(-total // (max_tokens * num_ranks)), 1)
     while True:
         limit = min(max_tokens, -(-total // num_bins)) if num_bins > 1 else max_tokens
-        units = _units(rows, max_tokens=limit, shares=shares)
-        costs = [cost(rows, unit, layout=layout) for unit in units]
-        loads, bins = [0] * num_bins, [list[int]() for _ in range(num_bins)]
-        for index in sorted(range(len(units)), key=lambda u: (-costs[u], u)):
-            lightest = loads.index(min(loads))
-            loads[lightest] += costs[index]
-            bins[lightest].extend(units[index])
+        bins, loads = _filled(_units(rows, max_tokens=limit, shares=shares), rows, num_bins=num_bins, layout=layout)
+        if shares and num_bins > 1 and max(loads) > max_tokens:
+            small = _units(rows, max_tokens=limit // 4, shares=True)
+            found, costs = _filled(small, rows, num_bins=num_bins, layout=layout)
+            if max(costs) <= max_tokens and sum(costs) <= (1 + MAX_REPEATED) * total:
+                bins, loads = found, costs
         fits = all(load <= max_tokens or len(chosen) == 1 for load, chosen in zip(loads, bins, strict=True))
         if fits or num_bins >= len(rows):
             return [tuple(sorted(chosen)) for chosen in bins if chosen]
         num_bins += num_ranks
+
+
+def _filled(
+    units: Sequence[tuple[int, ...]], rows: Sequence[Row], *, num_bins: int, layout: Layout
+) -> tuple[list[list[int]], list[int]]:
+    """Bins, and the tokens of each."""
+    costs = [cost(rows, unit, layout=layout) for unit in units]
+    loads, bins = [0] * num_bins, [list[int]() for _ in range(num_bins)]
+    for index in sorted(range(len(units)), key=lambda u: (-costs[u], u)):
+        lightest = loads.index(min(loads))
+        loads[lightest] += costs[index]
+        bins[lightest].extend(units[index])
+    return bins, loads
 
 
 def _units(rows: Sequence[Row], *, max_tokens: int, shares: bool) -> list[tuple[int, ...]]:

@@ -24,7 +24,7 @@ def assert_computes_the_same(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Of 7 positions and 23 tokens, by tiles of 11, 11 and 1, or kept whole."""
-    for name in ("CPU_TILE_VOCABULARY", "MAX_TILE_VOCABULARY"):
+    for name in ("CPU_TILE_VOCABULARY", "GPU_TILE_VOCABULARY"):
         monkeypatch.setattr(head_module, name, 11)
     if not is_kept:
         monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 0)

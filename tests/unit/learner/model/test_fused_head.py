@@ -15,7 +15,7 @@ from tests.unit.learner.model.test_head import HEADS
 triton = pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[4]
-POINTERS = {"found": "*bf16", "targets": "*i64", "width": "i32", "cap": "fp32", "factor": "fp32"}
+POINTERS = {"found": "*bf16", "targets": "*i64", "first": "i32", "width": "i32", "cap": "fp32", "factor": "fp32"}
 """Of arguments; all others point at float32."""
 
 

@@ -27,7 +27,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 0)
     if request.param == "tiled":
         monkeypatch.setattr(head_module, "CPU_TILE_VOCABULARY", 4)
-        monkeypatch.setattr(head_module, "MAX_TILE_VOCABULARY", 4)
+        monkeypatch.setattr(head_module, "GPU_TILE_VOCABULARY", 4)
     return request.param
 
 

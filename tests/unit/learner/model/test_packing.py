@@ -1,12 +1,14 @@
 """Packing changes how tokens are laid out, and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -42,6 +44,70 @@ def _logprobs_and_gradient(policy: PolicyModel, rows: list[TokenRow], *, layout:
         (logprobs_BT * torch.linspace(-1, 2, width, device=logprobs_BT.device)).sum().backward()
         result[list(chosen)] = logprobs_BT.detach().double().cpu()
     return result, {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, most_queries: int, most_keys: int,
+    *, scale: float | None, window_size: tuple[int, int], enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """What torch says of `varlen_attn`, which only GPUs have: segment after segment, each one's last query at its last key."""
+    found: list[Tensor] = []
+    assert query_ends.dtype == key_ends.dtype == torch.int32 and query.shape[1:] == value.shape[1:] or enable_gqa
+    for (start, end), (first, last) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist()), strict=True):
+        assert 0 < end - start <= most_queries and 0 < last - first <= most_keys
+        place_Q1 = torch.arange(last - first)[-(end - start) :, None]
+        distance_QK = place_Q1 - torch.arange(last - first)
+        left = distance_QK.shape[1] if window_size[0] < 0 else window_size[0]
+        own = (x.transpose(0, 1) for x in (query[start:end], key[first:last], value[first:last]))
+        sees_QK = (distance_QK >= -window_size[1]) & (distance_QK <= left)
+        attended = F.scaled_dot_product_attention(*own, attn_mask=sees_QK, scale=scale, enable_gqa=enable_gqa)
+        found.append(attended.transpose(0, 1))
+    return torch.cat(found)
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Packed attention as on a GPU that has flash attention; it is used."""
+    kernel = Mock(side_effect=_attended)
+    monkeypatch.setattr(attention, "has_flash", lambda device: True)
+    monkeypatch.setattr(attention, "takes_lengths", lambda dtype, head_size, value_size: True)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    yield
+    kernel.assert_called()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_moe"])
+@pytest.mark.usefixtures("flash")
+def test_segments_as_they_lie_in_the_row_give_what_padded_rows_give(tmp_path: Path, architecture: str):
+    model = ModelConfig(path=str(make_tiny_model(tmp_path, architecture=architecture)), dtype="float32")
+    causal_lm = load(model, dtype=torch.float64)
+    causal_lm.set_experts_implementation("eager")  # torch's grouped product of experts knows no float64
+    policy = prove(causal_lm, model=model, packing="auto", sampling=SamplingConfig(), head_chunk_tokens=16)
+    assert policy.layout == "shared"
+    rows = _rows(max_length=90)
+    expected, expected_gradient = _logprobs_and_gradient(policy, rows, layout="padded", max_tokens=10**6)
+    for layout in LAYOUTS[:2]:
+        for max_tokens in (40, 10**6):
+            result, gradient = _logprobs_and_gradient(policy, rows, layout=layout, max_tokens=max_tokens)
+            assert_close(result, expected, rtol=1e-6, atol=1e-9)
+            for name, value in expected_gradient.items():
+                assert_close(gradient[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "serves"),
+    [
+        (torch.bfloat16, (64, 64), True),
+        (torch.float32, (64, 64), False),
+        (torch.bfloat16, (60, 60), False),
+        (torch.bfloat16, (192, 128), False),
+        (torch.bfloat16, (512, 512), False),
+    ],
+)
+def test_flash_attention_takes_half_types_and_heads_of_up_to_256(
+    dtype: torch.dtype, sizes: tuple[int, int], serves: bool
+):
+    assert attention.takes_lengths(dtype, *sizes) is serves
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_moe"])
@@ -191,3 +257,16 @@ def test_ranks_get_like_loads():
         for rank in plan(rows, max_tokens=10**6, layout="shared", num_ranks=4)
     ]
     assert max(loads) <= 1.15 * min(loads)
+
+
+def _num_passes(*, prompt: int, completion: int, max_tokens: int) -> int:
+    """Of four groups of four."""
+    groups = [token_row([group] * prompt, [5] * completion) for group in range(4) for _ in range(4)]
+    return len(plan(groups, max_tokens=max_tokens, layout="shared")[0])
+
+
+def test_a_group_is_divided_where_that_saves_a_pass_and_its_prompt_costs_little():
+    # 4 groups of 1 + 4 * 100 tokens: of 3 passes of 610, one would have two whole groups.
+    assert _num_passes(prompt=1, completion=101, max_tokens=610) == 3
+    # 4 of 50 + 4 * 100: prompts of divided groups would be more than one token in fifty.
+    assert _num_passes(prompt=50, completion=101, max_tokens=700) == 4
