@@ -15,7 +15,7 @@ Shapes: T tokens of a row, S segments of a bucket, Q query tokens, K key tokens,
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,25 +207,48 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    otherwise: Callable[..., Tensor] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, A, T, D], key and value [1, heads, T, D]; result [1, T, A, D].
 
-    With a sequence group T is of this rank's slice, and attention is over the whole row for a part of the heads. Without segments (a
-    model that doesn't hand them down) rows are attended causally, so that the proof of `learner.model.policy` finds a difference instead
-    of an exception.
+    With a sequence group T is of this rank's slice, and attention is over the whole row for a part of the heads. `otherwise` is for what
+    flash attention does not take, and for such groups: `attend_in_buckets`, or what stands for it.
     """
+    options: dict[str, Any] = {"segments": segments, "scaling": scaling, "window": sliding_window, "softcap": softcap}
+    if segments is not None and segments.sequence_group is None and _takes_flash(query, value, segments, softcap):
+        return _attend_row(query, key, value, **options), None
+    return (otherwise or attend_in_buckets)(query, key, value, **options), None
+
+
+def attend_in_buckets(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    segments: Segments | None,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """As `packed_attention`. Without segments (a model that doesn't hand them down) rows are attended causally, so that the proof of
+    `learner.model.policy` finds a difference instead of an exception."""
     if segments is None:
         attended = _attend(query, key, value, None, scaling=scaling, softcap=softcap)
-        return attended.transpose(1, 2).contiguous(), None
-    options: dict[str, Any] = {"segments": segments, "scaling": scaling, "window": sliding_window, "softcap": softcap}
+        return attended.transpose(1, 2).contiguous()
+    options: dict[str, Any] = {"segments": segments, "scaling": scaling, "window": window, "softcap": softcap}
     group = segments.sequence_group
     if group is None:
-        return _attend_row(query, key, value, **options), None
+        return _attend_row(query, key, value, **options)
     num_tokens, num_padded = segments.cell_index_T.numel(), group.size * query.shape[2]
     whole = (group.to_heads(x)[:, :, :num_tokens] for x in (query, key, value))
     attended = F.pad(_attend_row(*whole, **options), (0, 0, 0, 0, 0, num_padded - num_tokens))
-    return group.to_positions(attended), None
+    return group.to_positions(attended)
+
+
+def _takes_flash(query: Tensor, value: Tensor, segments: Segments, softcap: float | None) -> bool:
+    has_lengths = segments.lengths is not None and softcap is None
+    return has_lengths and takes_lengths(query.dtype, query.shape[-1], value.shape[-1])
 
 
 def _attend_row(
@@ -239,7 +262,7 @@ def _attend_row(
     softcap: float | None,
 ) -> Tensor:
     """A whole row, of whose heads some may be elsewhere; [1, T, A, D]."""
-    if segments.lengths is not None and softcap is None and takes_lengths(query.dtype, query.shape[-1], value.shape[-1]):
+    if segments.lengths is not None and _takes_flash(query, value, segments, softcap):
         return _attend_lengths(query, key, value, segments.lengths, scaling=scaling, window=window)
     num_heads = query.shape[1]
     query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))

@@ -1,8 +1,8 @@
 """Decoder layers compiled by torch (`learner.compile`); embeddings, the vocabulary head and the losses stay as they are.
 
 Layers of one kind share their code, and so its compilations: one for all of them, and one more where gradients are wanted or not, where
-a window slides, where adapters are switched off. Sizes of passes are dynamic from the first one on. Packed attention is left out: how many
-buckets a pass has, and which of them have masks, is Python's to decide, and each answer would be a compilation of its own.
+a window slides, where adapters are switched off. Sizes of passes are dynamic from the first one on. Packed attention in buckets is left
+out: how many a pass has, and which of them have masks, is Python's to decide, and each answer would be a compilation of its own.
 """
 
 import functools
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cluster.contracts.errors import ConfigError, headline
-from learner.model.attention import PACKED, packed_attention
+from learner.model.attention import PACKED, attend_in_buckets, packed_attention
 
 _SHARDED = "FSDP"
 """What torch puts before the name of a sharded layer's class."""
@@ -35,7 +35,8 @@ def compile_layers(module: nn.Module) -> None:
 
     # Else backward is compiled inside of backward, where nobody tells its errors apart.
     backward.force_non_lazy_backward_lowering = True
-    ALL_ATTENTION_FUNCTIONS.register(PACKED, torch.compiler.disable(packed_attention))
+    otherwise = torch.compiler.disable(attend_in_buckets)
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, functools.partial(packed_attention, otherwise=otherwise))
     for layer in _layers(module):
         layer.forward = _compiled(layer.forward, error_kind=TorchDynamoException)
 
