@@ -1,7 +1,7 @@
 """How much memory a rank of the learner needs: estimated from the model's configuration, nothing loaded.
 
 An estimate, meant to be right within about a third: weights, gradients and moments are counted exactly, activations and what several
-ranks gather by formula. Not counted are the copies of a shared prompt's keys and values that attention makes for each completion.
+ranks gather by formula. Where attention makes masks, the copies of a shared prompt's keys and values beside them are not counted.
 """
 
 import math
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import MAX_UNREDUCED_BYTES
-from learner.model.attention import MAX_MASK_CELLS, takes_lengths
+from learner.model.attention import MAX_MASK_CELLS, has_flash, takes_lengths
 from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import critic_config
 from learner.model.head import MAX_KEPT_BYTES, tile_shape
@@ -40,9 +40,10 @@ class MemoryEstimate:
     """Of one micro-batch."""
     head_bytes: int
     """Logits that exist at one time, and the hidden states that they are made from."""
-    mask_bytes: int
-    """Of attention where completions share their prompt, at most: all sequences as long as the run allows, or as those with masks are.
-    0 with flash attention."""
+    attention_bytes: int
+    """Where completions share their prompt. Masks, at most: all sequences as long as the run allows, or as those with masks are. With torch's
+    flash attention none, but copies of the prompts' keys and values, and what its backward pass of a layer sums in: all sequences as long
+    as the run allows. 0 with the package's."""
     factors_bytes: int
     """Of the largest linear layer, where bfloat16 is multiplied in float32."""
     gathered_bytes: int
@@ -67,7 +68,7 @@ class MemoryEstimate:
     @property
     def passing_bytes(self) -> int:
         """While a micro-batch is in its pass, beyond what lasts."""
-        return self.activations_bytes + self.head_bytes + self.mask_bytes + self.factors_bytes + self.gathered_bytes
+        return self.activations_bytes + self.head_bytes + self.attention_bytes + self.factors_bytes + self.gathered_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -77,11 +78,13 @@ class MemoryEstimate:
 
 def check_rank(config: RunConfig, *, device: torch.device) -> None:
     """Raises ConfigError, before anything is loaded, when a rank does not fit into what is free on its device."""
-    check_fits(of_run(config), free_bytes=free_bytes(device), model=config.model)
+    estimated = of_run(config, has_flash=has_flash(device))
+    check_fits(estimated, free_bytes=free_bytes(device), model=config.model)
 
 
-def of_run(config: RunConfig) -> MemoryEstimate:
-    """Of one rank, with full float32 masters; LoRA trains so little that only the base counts.
+def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
+    """Of one rank, with full float32 masters; LoRA trains so little that only the base counts. `has_flash`: its GPU, if it has one, has
+    flash attention.
 
     Raises ConfigError when a model's configuration cannot be read.
     """
@@ -119,7 +122,15 @@ def of_run(config: RunConfig) -> MemoryEstimate:
     # it is less than 2 · P. A window that slides always needs a mask.
     masked = min(longest, max(math.isqrt(2 * MAX_MASK_CELLS), 2 * (longest - config.sampling.max_tokens)))
     masked = masked if getattr(text, "sliding_window", None) is None else longest
-    has_masks = config.buffer.trajectories_per_group > 1 and not _takes_flash(text, model=model, device=device)
+    takes_flash = device.type == "cuda" and has_flash and _takes_flash(text, item=item)
+    attention = 0
+    if model.attention != "flash_attention_2" and config.buffer.trajectories_per_group > 1:
+        passed = tokens * slices
+        attention = (
+            _copies_bytes(passed, text=text, config=config, longest=longest, item=item, num_kept=num_kept)
+            if takes_flash
+            else _mask_bytes(passed, longest=masked, item=item, num_kept=num_kept)
+        )
     activations = tokens * item * values_per_token
     num_unreduced = num_trained if 4 * num_trained <= MAX_UNREDUCED_BYTES else 0
     in_float32 = item < 4 and device.type == "cpu" and multiplies_in_float32()
@@ -133,7 +144,7 @@ def of_run(config: RunConfig) -> MemoryEstimate:
         head_bytes=_head_bytes(
             text, tokens=tokens, chunk_tokens=learner.head_chunk_tokens, on_gpu=device.type == "cuda"
         ),
-        mask_bytes=_mask_bytes(tokens * slices, longest=masked, item=item, num_kept=num_kept) if has_masks else 0,
+        attention_bytes=attention,
         factors_bytes=_factors_bytes(text, tokens=tokens) if in_float32 else 0,
         gathered_bytes=gathered,
         loading_bytes=0 if is_sharded else 4 * num_trained,
@@ -202,12 +213,22 @@ def free_bytes(device: torch.device) -> int:
     return min(found)
 
 
-def _takes_flash(text: PretrainedConfig, *, model: ModelConfig, device: torch.device) -> bool:
-    """Whether attention makes no masks: on a GPU, in a type and with heads that flash attention takes."""
+def _takes_flash(text: PretrainedConfig, *, item: int) -> bool:
+    """Whether flash attention takes all of the model's heads, in a type of so many bytes."""
+    if item != 2 or getattr(text, "attn_logit_softcapping", None) is not None:
+        return False
+    query, value = _head_sizes(text)
+    largest = max(query, getattr(text, "global_head_dim", None) or 0)
+    return takes_lengths(torch.bfloat16, query, value) and takes_lengths(torch.bfloat16, largest, largest)
+
+
+def _head_sizes(text: PretrainedConfig) -> tuple[int, int]:
+    """Of queries and keys, and of values."""
+    latent, rotated = (getattr(text, f"qk_{name}_head_dim", None) for name in ("nope", "rope"))
+    if latent and rotated:
+        return latent + rotated, getattr(text, "v_head_dim", None) or latent
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    is_plain = getattr(text, "attn_logit_softcapping", None) is None
-    packed = device.type == "cuda" and is_plain and takes_lengths(getattr(torch, model.dtype), size, size)
-    return packed or model.attention == "flash_attention_2"
+    return size, size
 
 
 def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
@@ -220,11 +241,16 @@ def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
 
 def _values_of_layer(text: PretrainedConfig) -> int:
     hidden = text.hidden_size
-    head = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
-    queries = text.num_attention_heads * head
-    keys = (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head
+    queries, keys = _widths(text)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     return 8 * hidden + 5 * queries + 6 * keys + 4 * inner
+
+
+def _widths(text: PretrainedConfig) -> tuple[int, int]:
+    """Of all queries of a token, and of its keys."""
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    num_keys = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return text.num_attention_heads * head, num_keys * head
 
 
 def _head_bytes(text: PretrainedConfig, *, tokens: int, chunk_tokens: int | None, on_gpu: bool) -> int:
@@ -240,6 +266,20 @@ def _mask_bytes(tokens: int, *, longest: int, item: int, num_kept: int) -> int:
     that it is made from are int64, of one bucket at a time (`learner.model.attention`)."""
     cells = tokens * longest
     return cells * (1 + item) * num_kept + 8 * min(cells, max(MAX_MASK_CELLS, longest**2))
+
+
+def _copies_bytes(
+    tokens: int, *, text: PretrainedConfig, config: RunConfig, longest: int, item: int, num_kept: int
+) -> int:
+    """A group's completions have their prompt's keys and values each, which every layer keeps. One layer's gradients of queries are summed in
+    float32, segment by segment in blocks of 128, and those of keys and values for each head of the queries."""
+    group, completion = config.buffer.trajectories_per_group, min(config.sampling.max_tokens, longest)
+    prompt = longest - completion
+    num_groups = tokens / (prompt + group * completion)
+    num_copied, num_segments = num_groups * group * prompt, num_groups * (1 + group)
+    queries, keys = _widths(text)
+    kept = 2 * item * keys * num_copied * num_kept
+    return int(kept + 4 * queries * (tokens + 128 * num_segments) + 2 * item * queries * (tokens + num_copied))
 
 
 def _factors_bytes(text: PretrainedConfig, *, tokens: int) -> int:

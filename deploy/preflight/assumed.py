@@ -127,7 +127,7 @@ def rows(found: Assumed, config: RunConfig) -> Rows:
         "learner rank",
         f"{_peak(rank)}: weights {gib(rank.weights_bytes)}, gradients {gib(rank.gradients_bytes)}, optimizer "
         f"{gib(rank.optimizer_bytes)}, activations {gib(rank.activations_bytes)}, logits {gib(rank.head_bytes)}, masks "
-        f"{gib(rank.mask_bytes)}, gathered {gib(rank.gathered_bytes)}",
+        f"or copies {gib(rank.attention_bytes)}, gathered {gib(rank.gathered_bytes)}",
     )
     if (engine := taken.engine) is not None:
         yield (

@@ -68,8 +68,10 @@ class Copies:
     """For each token of the row, its place as a key of its own segment."""
     shared_P: Tensor
     """Tokens that are keys of other segments too."""
-    places_PM: Tensor
-    """All their places; for a token with fewer than others, K, where nothing is."""
+    places_C: Tensor
+    """All places that they have as such..."""
+    whose_C: Tensor
+    """...and which of them has each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +134,9 @@ def _copies(order: Sequence[Segment], *, device: torch.device | str) -> Copies:
     index_K = np.concatenate([np.arange(start, start + length) for (start, length), _ in ranges])
     is_own_K = np.repeat([start == s.start for (start, _), s in ranges], [length for (_, length), _ in ranges])
     own_T = np.flatnonzero(is_own_K)
-    others = np.flatnonzero(~is_own_K)
-    others = others[np.argsort(index_K[others], kind="stable")]
-    shared_P, first_P, count_P = np.unique(index_K[others], return_index=True, return_counts=True)
-    places_PM = np.full((len(shared_P), 1 + count_P.max()), len(index_K))
-    places_PM[:, 0] = own_T[shared_P]
-    turn = np.arange(len(others)) - np.repeat(first_P, count_P)
-    places_PM[np.repeat(np.arange(len(shared_P)), count_P), 1 + turn] = others
-    return Copies(*(torch.from_numpy(x).to(device) for x in (index_K, own_T, shared_P, places_PM)))
+    places_C = np.flatnonzero(~is_own_K)
+    shared_P, whose_C = np.unique(index_K[places_C], return_inverse=True)
+    return Copies(*(torch.from_numpy(x).to(device) for x in (index_K, own_T, shared_P, places_C, whose_C)))
 
 
 def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.device | str = "cpu") -> Segments:
@@ -207,16 +204,20 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     otherwise: Callable[..., Tensor] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, A, T, D], key and value [1, heads, T, D]; result [1, T, A, D].
 
     With a sequence group T is of this rank's slice, and attention is over the whole row for a part of the heads. `otherwise` is for what
-    flash attention does not take, and for such groups: `attend_in_buckets`, or what stands for it.
+    flash attention does not take, and for such groups: `attend_in_buckets`, or what stands for it. Sinks of attention (`s_aux`) are not known
+    here: all is NaN then, with which the proof of `learner.model.policy` fails.
     """
+    if s_aux is not None:
+        return query.new_full((1, query.shape[2], query.shape[1], value.shape[-1]), torch.nan), None
     options: dict[str, Any] = {"segments": segments, "scaling": scaling, "window": sliding_window, "softcap": softcap}
-    if segments is not None and segments.sequence_group is None and _takes_flash(query, value, segments, softcap):
+    if segments is not None and segments.sequence_group is None and _takes_flash(query, key, value, segments, softcap):
         return _attend_row(query, key, value, **options), None
     return (otherwise or attend_in_buckets)(query, key, value, **options), None
 
@@ -246,9 +247,9 @@ def attend_in_buckets(
     return group.to_positions(attended)
 
 
-def _takes_flash(query: Tensor, value: Tensor, segments: Segments, softcap: float | None) -> bool:
-    has_lengths = segments.lengths is not None and softcap is None
-    return has_lengths and takes_lengths(query.dtype, query.shape[-1], value.shape[-1])
+def _takes_flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, softcap: float | None) -> bool:
+    is_plain = segments.lengths is not None and softcap is None and query.dtype == key.dtype == value.dtype
+    return is_plain and takes_lengths(query.dtype, query.shape[-1], value.shape[-1])
 
 
 def _attend_row(
@@ -262,7 +263,7 @@ def _attend_row(
     softcap: float | None,
 ) -> Tensor:
     """A whole row, of whose heads some may be elsewhere; [1, T, A, D]."""
-    if segments.lengths is not None and _takes_flash(query, value, segments, softcap):
+    if segments.lengths is not None and _takes_flash(query, key, value, segments, softcap):
         return _attend_lengths(query, key, value, segments.lengths, scaling=scaling, window=window)
     num_heads = query.shape[1]
     query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
@@ -307,11 +308,11 @@ def _attend_lengths(
         enable_gqa=key.shape[1] != query.shape[1],
     )
     assert isinstance(attended, Tensor), "with its sums it would be two"
-    return attended[None]
+    return attended[None].contiguous()
 
 
 class _Copied(torch.autograd.Function):
-    """Keys or values of the row, [T, heads, D], as those of all segments. Gradients of a shared prompt are summed in float32, in one order."""
+    """Keys or values of the row, [T, heads, D], as those of all segments. Gradients of a shared prompt are summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x_T: Tensor, copies: Copies) -> Tensor:
@@ -323,11 +324,10 @@ class _Copied(torch.autograd.Function):
         copies: Copies = ctx.copies
         (gradient_K,) = gradients
         found_T = gradient_K[copies.own_T]
-        places_PM, num_keys = copies.places_PM, gradient_K.shape[0]
-        all_PM = gradient_K[places_PM.clamp(max=num_keys - 1)]
-        all_PM.masked_fill_((places_PM == num_keys)[..., None, None], 0)
         kind = torch.promote_types(found_T.dtype, torch.float32)
-        found_T[copies.shared_P] = all_PM.sum(1, dtype=kind).to(found_T.dtype)
+        shared_P = found_T[copies.shared_P].to(kind)
+        shared_P.index_add_(0, copies.whose_C, gradient_K[copies.places_C].to(kind))
+        found_T[copies.shared_P] = shared_P.to(found_T.dtype)
         return found_T, None
 
 

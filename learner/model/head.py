@@ -36,8 +36,8 @@ MAX_KEPT_BYTES = 64 * 1024**2
 """Logits of a micro-batch up to this size are kept for backward, and a weight up to this size is converted whole."""
 LEAST_REST = 1e-26
 """What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
-_CPU_SORTED, _GPU_SORTED = 2**22, 2**25
-"""Logits that are looked at together where whole rows are sorted."""
+_LEAST_SORTED = 2**22
+"""Logits that are looked at together where whole rows are sorted, or a sixth of a tile if that is more: sorting copies them, with places."""
 _NEVER_SAMPLED = -1e15
 """A dropped token's logit: its exponential is 0, and no product of it overflows to inf, whose product with 0 would be NaN."""
 
@@ -365,7 +365,8 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head
 
 def _whole_rows(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Iterator[Tensor]:
     """Logits of all tokens, some positions at a time."""
-    height = max(1, (_GPU_SORTED if hidden_CH.is_cuda else _CPU_SORTED) // weight_VH.shape[0])
+    positions, width = tile_shape(head.chunk_tokens, on_gpu=hidden_CH.is_cuda)
+    height = max(1, max(positions * width // 6, _LEAST_SORTED) // weight_VH.shape[0])
     return (_logits(rows, weight_VH, bias_V, head=head) for rows in hidden_CH.split(height))
 
 

@@ -314,29 +314,33 @@ def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, shares: 
     num_bins = num_ranks * max(-(-total // (max_tokens * num_ranks)), 1)
     while True:
         limit = min(max_tokens, -(-total // num_bins)) if num_bins > 1 else max_tokens
-        bins, loads = _filled(_units(rows, max_tokens=limit, shares=shares), rows, num_bins=num_bins, layout=layout)
-        if shares and num_bins > 1 and max(loads) > max_tokens:
+        bins = _filled(_units(rows, max_tokens=limit, shares=shares), rows, num_bins=num_bins, layout=layout)
+        if shares and num_bins > 1 and not _fit(bins, rows, max_tokens=max_tokens, layout=layout):
             small = _units(rows, max_tokens=limit // 4, shares=True)
-            found, costs = _filled(small, rows, num_bins=num_bins, layout=layout)
-            if max(costs) <= max_tokens and sum(costs) <= (1 + MAX_REPEATED) * total:
-                bins, loads = found, costs
-        fits = all(load <= max_tokens or len(chosen) == 1 for load, chosen in zip(loads, bins, strict=True))
-        if fits or num_bins >= len(rows):
+            divided = _filled(small, rows, num_bins=num_bins, layout=layout)
+            repeated = sum(cost(rows, chosen, layout=layout) for chosen in divided) - total
+            bins = divided if repeated <= MAX_REPEATED * total else bins
+        if num_bins >= len(rows) or _fit(bins, rows, max_tokens=max_tokens, layout=layout):
             return [tuple(sorted(chosen)) for chosen in bins if chosen]
         num_bins += num_ranks
 
 
+def _fit(bins: Sequence[Sequence[int]], rows: Sequence[Row], *, max_tokens: int, layout: Layout) -> bool:
+    """Whether each bin is within the budget, or one row."""
+    return all(len(chosen) == 1 or cost(rows, chosen, layout=layout) <= max_tokens for chosen in bins)
+
+
 def _filled(
     units: Sequence[tuple[int, ...]], rows: Sequence[Row], *, num_bins: int, layout: Layout
-) -> tuple[list[list[int]], list[int]]:
-    """Bins, and the tokens of each."""
+) -> list[list[int]]:
+    """Bins of about as many tokens each."""
     costs = [cost(rows, unit, layout=layout) for unit in units]
     loads, bins = [0] * num_bins, [list[int]() for _ in range(num_bins)]
     for index in sorted(range(len(units)), key=lambda u: (-costs[u], u)):
         lightest = loads.index(min(loads))
         loads[lightest] += costs[index]
         bins[lightest].extend(units[index])
-    return bins, loads
+    return bins
 
 
 def _units(rows: Sequence[Row], *, max_tokens: int, shares: bool) -> list[tuple[int, ...]]:

@@ -52,17 +52,27 @@ def test_a_single_rank_that_is_sharded_computes_what_a_whole_one_computes(
     assert_learned_alike(sharded, whole, is_half=dtype == "bfloat16")
 
 
+@pytest.mark.gpu
+def test_compiled_layers_that_take_flash_attention_in_compute_what_others_compute(ranks: Ranks, tmp_path: Path):
+    model = make_tiny_model(tmp_path / "model")
+    options: dict[str, Any] = {"num_ranks": 1, "gpus_per_rank": 1, "dtype": "bfloat16"}
+    plain = learned(ranks, tmp_path / "plain", model, **options)
+    compiled = learned(ranks, tmp_path / "compiled", model, compile=True, **options)
+    assert_learned_alike(compiled, plain, is_half=True)
+
+
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_two_ranks_on_two_gpus_compute_what_a_cpu_computes(ranks: Ranks, tmp_path: Path, name: str):
     assert_gpus_compute_what_a_cpu_computes(ranks, tmp_path, name, num_gpus=2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_deterministic_learner_that_goes_on_from_a_checkpoint_learns_the_same_bits(
-    ranks: Ranks, tmp_path: Path, device: torch.device
+    ranks: Ranks, tmp_path: Path, device: torch.device, dtype: str
 ):
     model, checkpoints = make_tiny_model(tmp_path / "model"), tmp_path / "checkpoints"
-    options = {"num_ranks": 1, **gpus(device), **DETERMINISTIC}
+    options = {"num_ranks": 1, "dtype": dtype, **gpus(device), **DETERMINISTIC}
     whole = learned(ranks, tmp_path / "whole", model, **options)
     first = learned(ranks, tmp_path / "first", model, until=3, save=str(checkpoints / "step-000003"), **options)
     resumed = learned(ranks, tmp_path / "resumed", model, restore=str(checkpoints), **options)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen2Config
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
@@ -96,7 +96,7 @@ def test_masks_grow_with_the_longest_row_and_flash_attention_makes_none(model_pa
         changed = {"attention": attention, "dtype": "bfloat16", "max_context": max_context}
         model = config.model.model_copy(update=changed)
         sampling = config.sampling.model_copy(update={"max_tokens": max_tokens})
-        return of_run(config.model_copy(update={"model": model, "sampling": sampling})).mask_bytes
+        return of_run(config.model_copy(update={"model": model, "sampling": sampling})).attention_bytes
 
     # 1,000 queries x 10 keys: a byte and a bfloat16 in each of two layers, and int64 distances.
     assert masks(10) == 10_000 * 3 * 2 + 8 * 10_000
@@ -106,6 +106,28 @@ def test_masks_grow_with_the_longest_row_and_flash_attention_makes_none(model_pa
     # Long completions have none behind shorter prompts: 2,896 queries x 5,792 keys are the longest with a mask.
     assert masks(8192) == masks(6000, max_context=8192) == 8192 * 5792 * 3 * 2 + 5792**2 * 8
     assert masks(10, attention="flash_attention_2") == 0
+
+
+def test_on_gpus_flash_attention_copies_prompts_instead(model_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def attention(*, dtype: str = "bfloat16", has_flash: bool = True) -> int:
+        options = {"max_tokens_per_micro_batch": 3600, "gpus_per_rank": 1}
+        config = make_config(model_path, dtype=dtype, learner=options, sampling={"max_tokens": 100})
+        model = config.model.model_copy(update={"max_context": 200})
+        return of_run(config.model_copy(update={"model": model}), has_flash=has_flash).attention_bytes
+
+    # 3,600 tokens are 4 groups of 100 + 8 * 100: 3,200 copies, of 2 heads by 32, of keys and of values in each of two layers; 36
+    # segments; 4 heads by 32 for queries.
+    summed = 4 * 128 * (3600 + 128 * 36) + 2 * 2 * 128 * (3600 + 3200)
+    assert attention() == 2 * 2 * 64 * 3200 * 2 + summed
+    masks = attention(has_flash=False)
+    assert masks == 3600 * 200 * 3 * 2 + 8 * 3600 * 200 and attention(dtype="float32") > masks
+    monkeypatch.setattr(memory, "_head_sizes", lambda text: (192, 128))
+    assert attention() == masks
+
+
+def test_heads_are_as_large_as_the_model_makes_them():
+    assert memory._head_sizes(DeepseekV3Config()) == (192, 128)
+    assert memory._head_sizes(Qwen2Config(hidden_size=896, num_attention_heads=14)) == (64, 64)
 
 
 def test_ranks_that_share_passes_have_a_slice_each_and_masks_of_the_whole(model_path: Path):
@@ -120,7 +142,7 @@ def test_ranks_that_share_passes_have_a_slice_each_and_masks_of_the_whole(model_
     alone, shared = estimate(1, max_tokens=8000), estimate(4, max_tokens=8000)
     # The longest row, 8,000 tokens, beyond the budget: 2,000 on each of four ranks.
     assert alone.activations_bytes == 4 * shared.activations_bytes and shared.head_bytes < alone.head_bytes
-    assert shared.mask_bytes == alone.mask_bytes and shared.weights_bytes == alone.weights_bytes
+    assert shared.attention_bytes == alone.attention_bytes and shared.weights_bytes == alone.weights_bytes
     # A short row: all ranks have the budget each.
     assert estimate(4, max_tokens=10).activations_bytes == estimate(1, max_tokens=10).activations_bytes
 
@@ -161,7 +183,7 @@ def test_a_layers_factors_count_where_bfloat16_is_multiplied_in_float32(
     found = _estimate(model_path, max_tokens_per_micro_batch=2000)
     # 64 x 128 weights, and 2,000 tokens of 64 inputs and 128 outputs, in float32.
     assert found.factors_bytes == 4 * (64 * 128 + 2000 * (64 + 128))
-    assert found.passing_bytes == found.activations_bytes + found.head_bytes + found.mask_bytes + found.factors_bytes
+    assert found.passing_bytes == found.activations_bytes + found.head_bytes + found.attention_bytes + found.factors_bytes
     others = [_estimate(model_path, dtype="float32"), _estimate(model_path, gpus_per_rank=1)]
     monkeypatch.setattr(memory, "multiplies_in_float32", lambda: False)
     assert [each.factors_bytes for each in (*others, _estimate(model_path))] == [0, 0, 0]
@@ -176,7 +198,7 @@ def test_what_does_not_fit_is_refused_with_every_part():
         optimizer_bytes=3 * gib,
         activations_bytes=4 * gib,
         head_bytes=3 * gib,
-        mask_bytes=gib,
+        attention_bytes=gib,
         factors_bytes=0,
         gathered_bytes=gib,
         loading_bytes=14 * gib,

@@ -1,14 +1,12 @@
 """Packing changes how tokens are laid out, and nothing else."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -20,6 +18,7 @@ from learner.model.attention import PACKED, Segment, bucketed, packed_attention
 from learner.model.packing import EpisodeRow, Layout, Row, TokenRow, lay_out, plan
 from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
+from tests.unit.learner.model import flash
 
 LAYOUTS: tuple[Layout, ...] = ("shared", "packed", "padded")
 
@@ -46,39 +45,11 @@ def _logprobs_and_gradient(policy: PolicyModel, rows: list[TokenRow], *, layout:
     return result, {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
-def _attended(
-    query: Tensor, key: Tensor, value: Tensor, query_ends: Tensor, key_ends: Tensor, most_queries: int, most_keys: int,
-    *, scale: float | None, window_size: tuple[int, int], enable_gqa: bool,
-) -> Tensor:  # fmt: skip
-    """What torch says of `varlen_attn`, which only GPUs have: segment after segment, each one's last query at its last key."""
-    found: list[Tensor] = []
-    assert query_ends.dtype == key_ends.dtype == torch.int32 and query.shape[1:] == value.shape[1:] or enable_gqa
-    for (start, end), (first, last) in zip(pairwise(query_ends.tolist()), pairwise(key_ends.tolist()), strict=True):
-        assert 0 < end - start <= most_queries and 0 < last - first <= most_keys
-        place_Q1 = torch.arange(last - first)[-(end - start) :, None]
-        distance_QK = place_Q1 - torch.arange(last - first)
-        left = distance_QK.shape[1] if window_size[0] < 0 else window_size[0]
-        own = (x.transpose(0, 1) for x in (query[start:end], key[first:last], value[first:last]))
-        sees_QK = (distance_QK >= -window_size[1]) & (distance_QK <= left)
-        attended = F.scaled_dot_product_attention(*own, attn_mask=sees_QK, scale=scale, enable_gqa=enable_gqa)
-        found.append(attended.transpose(0, 1))
-    return torch.cat(found)
-
-
-@pytest.fixture
-def flash(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Packed attention as on a GPU that has flash attention; it is used."""
-    kernel = Mock(side_effect=_attended)
-    monkeypatch.setattr(attention, "has_flash", lambda device: True)
-    monkeypatch.setattr(attention, "takes_lengths", lambda dtype, head_size, value_size: True)
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    yield
-    kernel.assert_called()
-
-
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_moe"])
-@pytest.mark.usefixtures("flash")
-def test_segments_as_they_lie_in_the_row_give_what_padded_rows_give(tmp_path: Path, architecture: str):
+def test_segments_as_they_lie_in_the_row_give_what_padded_rows_give(
+    tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
+):
+    kernel = flash.serve(monkeypatch)
     model = ModelConfig(path=str(make_tiny_model(tmp_path, architecture=architecture)), dtype="float32")
     causal_lm = load(model, dtype=torch.float64)
     causal_lm.set_experts_implementation("eager")  # torch's grouped product of experts knows no float64
@@ -92,6 +63,14 @@ def test_segments_as_they_lie_in_the_row_give_what_padded_rows_give(tmp_path: Pa
             assert_close(result, expected, rtol=1e-6, atol=1e-9)
             for name, value in expected_gradient.items():
                 assert_close(gradient[name], value, rtol=1e-3, atol=1e-5)
+    kernel.assert_called()
+
+
+def test_a_model_with_sinks_of_attention_is_padded():
+    query, value = torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 16)
+    segments = bucketed([Segment(start=0, length=6)], num_tokens=6)
+    found, _ = packed_attention(torch.nn.Identity(), query, query, value, None, segments=segments, s_aux=torch.ones(4))
+    assert found.shape == (1, 6, 4, 16) and found.isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -259,9 +238,10 @@ def test_ranks_get_like_loads():
     assert max(loads) <= 1.15 * min(loads)
 
 
-def _num_passes(*, prompt: int, completion: int, max_tokens: int) -> int:
-    """Of four groups of four."""
+def _num_passes(*, prompt: int, completion: int, max_tokens: int, longest: int = 0) -> int:
+    """Of four groups of four, and a row of another."""
     groups = [token_row([group] * prompt, [5] * completion) for group in range(4) for _ in range(4)]
+    groups += [token_row([9], [5] * longest)] if longest else []
     return len(plan(groups, max_tokens=max_tokens, layout="shared")[0])
 
 
@@ -270,3 +250,5 @@ def test_a_group_is_divided_where_that_saves_a_pass_and_its_prompt_costs_little(
     assert _num_passes(prompt=1, completion=101, max_tokens=610) == 3
     # 4 of 50 + 4 * 100: prompts of divided groups would be more than one token in fifty.
     assert _num_passes(prompt=50, completion=101, max_tokens=700) == 4
+    # A row beyond the budget has a pass of its own, whatever the others do.
+    assert _num_passes(prompt=1, completion=101, max_tokens=610, longest=700) == 4
