@@ -41,9 +41,9 @@ class MemoryEstimate:
     head_bytes: int
     """Logits that exist at one time, and the hidden states that they are made from."""
     attention_bytes: int
-    """Where completions share their prompt. Masks, at most: all sequences as long as the run allows, or as those with masks are. With torch's
-    flash attention none, but copies of the prompts' keys and values, and what its backward pass of a layer sums in: all sequences as long
-    as the run allows. 0 with the package's."""
+    """Where completions share their prompt. Masks, at most: all sequences as long as the run allows, or as those with masks are. With
+    torch's flash attention none, but copies of the prompts' keys and values, and what its backward pass of a layer sums in: all sequences
+    as long as the run allows. 0 with the package's."""
     factors_bytes: int
     """Of the largest linear layer, where bfloat16 is multiplied in float32."""
     gathered_bytes: int
@@ -68,7 +68,9 @@ class MemoryEstimate:
     @property
     def passing_bytes(self) -> int:
         """While a micro-batch is in its pass, beyond what lasts."""
-        return self.activations_bytes + self.head_bytes + self.attention_bytes + self.factors_bytes + self.gathered_bytes
+        return (
+            self.activations_bytes + self.head_bytes + self.attention_bytes + self.factors_bytes + self.gathered_bytes
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -271,8 +273,8 @@ def _mask_bytes(tokens: int, *, longest: int, item: int, num_kept: int) -> int:
 def _copies_bytes(
     tokens: int, *, text: PretrainedConfig, config: RunConfig, longest: int, item: int, num_kept: int
 ) -> int:
-    """A group's completions have their prompt's keys and values each, which every layer keeps. One layer's gradients of queries are summed in
-    float32, segment by segment in blocks of 128, and those of keys and values for each head of the queries."""
+    """A group's completions have their prompt's keys and values each, which every layer keeps. One layer's gradients of queries are summed
+    in float32, segment by segment in blocks of 128, and those of keys and values for each head of the queries."""
     group, completion = config.buffer.trajectories_per_group, min(config.sampling.max_tokens, longest)
     prompt = longest - completion
     num_groups = tokens / (prompt + group * completion)

@@ -211,8 +211,8 @@ def packed_attention(
     """transformers' attention interface: query [1, A, T, D], key and value [1, heads, T, D]; result [1, T, A, D].
 
     With a sequence group T is of this rank's slice, and attention is over the whole row for a part of the heads. `otherwise` is for what
-    flash attention does not take, and for such groups: `attend_in_buckets`, or what stands for it. Sinks of attention (`s_aux`) are not known
-    here: all is NaN then, with which the proof of `learner.model.policy` fails.
+    flash attention does not take, and for such groups: `attend_in_buckets`, or what stands for it. Sinks of attention (`s_aux`) are not
+    known here: all is NaN then, with which the proof of `learner.model.policy` fails.
     """
     if s_aux is not None:
         return query.new_full((1, query.shape[2], query.shape[1], value.shape[-1]), torch.nan), None

@@ -35,7 +35,7 @@ def compile_layers(module: nn.Module) -> None:
 
     # Else backward is compiled inside of backward, where nobody tells its errors apart.
     backward.force_non_lazy_backward_lowering = True
-    otherwise = torch.compiler.disable(attend_in_buckets)
+    otherwise: Any = torch.compiler.disable(attend_in_buckets)
     ALL_ATTENTION_FUNCTIONS.register(PACKED, functools.partial(packed_attention, otherwise=otherwise))
     for layer in _layers(module):
         layer.forward = _compiled(layer.forward, error_kind=TorchDynamoException)

@@ -65,9 +65,9 @@ def gradient(
 ) -> Tensor:
     """The loss's gradient in the logits as their product made them, before cap and temperature: [C, V] in `dtype`.
 
-    `sum_C` is minus its gradient in each row's normalizer, `gradient_C` its gradient in the log-prob of the row's target, which counts where
-    the target is in the tile, whose first token is `first`. `entropies`: each row's entropy, and the gradient in it. Temperature and scale
-    multiply by `factor`, and a `cap` other than 0 multiplies by 1 - (cap * logit)^2.
+    `sum_C` is minus its gradient in each row's normalizer, `gradient_C` its gradient in the log-prob of the row's target, which counts
+    where the target is in the tile, whose first token is `first`. `entropies`: each row's entropy, and the gradient in it. Temperature and
+    scale multiply by `factor`, and a `cap` other than 0 multiplies by 1 - (cap * logit)^2.
     """
     assert logits_CV.is_contiguous()
     num_rows, width = logits_CV.shape

@@ -2,9 +2,9 @@
 
 Logits of a batch never exist. They are made tile by tile (`tile_shape`: so many positions x so many tokens), reduced with a running
 log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`), and with them the weight in the type of sums if it
-has another, they are kept instead, which is faster. Everything is summed in float32 (float64 for float64
-inputs) whatever the inputs' type; bfloat16 inputs are multiplied as such where the machine is fast at it, else in float32. On a GPU where
-the kernels of `learner.model.fused_head` prove themselves, they do what lies between the products, a tile in one pass over it.
+has another, they are kept instead, which is faster. Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type;
+bfloat16 inputs are multiplied as such where the machine is fast at it, else in float32. On a GPU where the kernels of
+`learner.model.fused_head` prove themselves, they do what lies between the products, a tile in one pass over it.
 
 Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds for each position the floor
 below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
@@ -29,7 +29,8 @@ from learner.algorithms.running_sums import running_sum
 from learner.model.compute_type import multiplies_in_float32
 
 CPU_TILE_POSITIONS, CPU_TILE_VOCABULARY = 1_024, 2_048
-"""Rows and columns of one tile, 8 MiB: they stay in the cache, and their memory is used again (larger ones go back to the system each time)."""
+"""Rows and columns of one tile, 8 MiB: they stay in the cache, and their memory is used again (larger ones go back to the system each
+time)."""
 GPU_TILE_POSITIONS, GPU_TILE_VOCABULARY = 16_384, 8_192
 """512 MiB: a GPU computes faster than it is told to, so that calls are to be few and large."""
 MAX_KEPT_BYTES = 64 * 1024**2
@@ -37,7 +38,8 @@ MAX_KEPT_BYTES = 64 * 1024**2
 LEAST_REST = 1e-26
 """What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
 _LEAST_SORTED = 2**22
-"""Logits that are looked at together where whole rows are sorted, or a sixth of a tile if that is more: sorting copies them, with places."""
+"""Logits that are looked at together where whole rows are sorted, or a sixth of a tile if that is more: sorting copies them, and their
+places."""
 _NEVER_SAMPLED = -1e15
 """A dropped token's logit: its exponential is 0, and no product of it overflows to inf, whose product with 0 would be NaN."""
 

@@ -330,9 +330,7 @@ def _fit(bins: Sequence[Sequence[int]], rows: Sequence[Row], *, max_tokens: int,
     return all(len(chosen) == 1 or cost(rows, chosen, layout=layout) <= max_tokens for chosen in bins)
 
 
-def _filled(
-    units: Sequence[tuple[int, ...]], rows: Sequence[Row], *, num_bins: int, layout: Layout
-) -> list[list[int]]:
+def _filled(units: Sequence[tuple[int, ...]], rows: Sequence[Row], *, num_bins: int, layout: Layout) -> list[list[int]]:
     """Bins of about as many tokens each."""
     costs = [cost(rows, unit, layout=layout) for unit in units]
     loads, bins = [0] * num_bins, [list[int]() for _ in range(num_bins)]

@@ -251,7 +251,12 @@ def fix_rotations(module: nn.Module, *, model: ModelConfig) -> None:
 
 
 def prove(
-    causal_lm: PreTrainedModel, *, model: ModelConfig, packing: str, sampling: SamplingConfig, head_chunk_tokens: int | None
+    causal_lm: PreTrainedModel,
+    *,
+    model: ModelConfig,
+    packing: str,
+    sampling: SamplingConfig,
+    head_chunk_tokens: int | None,
 ) -> PolicyModel:
     """The policy in the fastest layout that is proven; see `choose_layout`."""
     fix_rotations(causal_lm, model=model)
@@ -262,7 +267,11 @@ def prove(
 
 
 def unproven(
-    causal_lm: PreTrainedModel, *, sampling: SamplingConfig, head_chunk_tokens: int | None, replays_routing: bool = False
+    causal_lm: PreTrainedModel,
+    *,
+    sampling: SamplingConfig,
+    head_chunk_tokens: int | None,
+    replays_routing: bool = False,
 ) -> PolicyModel:
     """The policy, padded; its head is read off the configuration. Raises ConfigError as `Routing` where it `replays_routing`."""
     head = Head(

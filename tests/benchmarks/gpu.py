@@ -1,8 +1,8 @@
 """Half a billion parameters in bfloat16 on a GPU (the shape of Qwen2.5-0.5B, random weights): learning, sampling, broadcasts, memory.
 
 A learner's tokens are those that it computes: prompts of a group count once where they are shared. Their FLOP are 6 x parameters, which
-leaves attention out, and the peak is the GPU's own in bfloat16 without sparsity, by its name. Its passes are as large as fit, of those that
-`TOKENS_PER_PASS` names; the aim is that of compiled layers, as runs on GPUs are advised to have them. Sampling is compiled with CUDA graphs on
+leaves attention out, and the peak is the GPU's own in bfloat16 without sparsity, by its name. Passes are as large as fit, of those that
+`TOKENS_PER_PASS` names; the aim is for compiled layers, which runs on GPUs are advised to have. Sampling is compiled with CUDA graphs on
 both sides. A broadcast is timed from the call until all workers have proven the weights, as in `weights`, and its baseline is the same.
 Learner, worker and the bare engine share the first GPU, each with a part of its memory; NCCL takes a second one. Measured by
 `make bench GPU=1`, in ten minutes; build/gpu_profile.txt then says which kernels a step of the learner spends its time in.

@@ -183,7 +183,9 @@ def test_a_layers_factors_count_where_bfloat16_is_multiplied_in_float32(
     found = _estimate(model_path, max_tokens_per_micro_batch=2000)
     # 64 x 128 weights, and 2,000 tokens of 64 inputs and 128 outputs, in float32.
     assert found.factors_bytes == 4 * (64 * 128 + 2000 * (64 + 128))
-    assert found.passing_bytes == found.activations_bytes + found.head_bytes + found.attention_bytes + found.factors_bytes
+    assert (
+        found.passing_bytes == found.activations_bytes + found.head_bytes + found.attention_bytes + found.factors_bytes
+    )
     others = [_estimate(model_path, dtype="float32"), _estimate(model_path, gpus_per_rank=1)]
     monkeypatch.setattr(memory, "multiplies_in_float32", lambda: False)
     assert [each.factors_bytes for each in (*others, _estimate(model_path))] == [0, 0, 0]

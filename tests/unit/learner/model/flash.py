@@ -1,4 +1,4 @@
-"""Flash attention's stand-in on CPUs: what torch says of `varlen_attn`, which only GPUs have, as one operation that compilers do not look into.
+"""Flash attention's stand-in on CPUs: what torch says of `varlen_attn`, which only GPUs have, as an operation that compilers do not enter.
 
 Shapes: T query tokens of all segments, K key tokens, A heads, D head size.
 """
