@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import MAX_UNREDUCED_BYTES
-from learner.model.attention import MAX_MASK_CELLS, has_flash, takes_lengths
+from learner.model.attention import MAX_MASK_CELLS
 from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import critic_config
+from learner.model.flash import has_flash, takes_lengths
 from learner.model.head import MAX_KEPT_BYTES, tile_shape
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import CRITIC_PATH, read_config

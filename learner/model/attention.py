@@ -7,14 +7,13 @@ attention sees little. `learner.model.packing` builds segments, `learner.model.p
 Segments of their own are plainly causal, for which torch takes its fastest kernel. Completions that share a prompt, and windows shorter
 than a segment, need a mask. A long completion behind a shorter prompt asks the prompt's questions again instead, and is plainly causal.
 
-On GPUs flash attention takes segments as they lie, whatever their lengths, prompts and windows: no buckets, no masks (`Lengths`). It is
-for 16-bit types without a soft cap. What it does not take goes through buckets there too, in torch's memory-efficient kernel.
+On GPUs flash attention takes segments as they lie (`learner.model.flash`). What it does not take goes through buckets there too, in torch's
+memory-efficient kernel.
 `model.attention: flash_attention_2` packs without sharing.
 
 Shapes: T tokens of a row, S segments of a bucket, Q query tokens, K key tokens, A attention heads, D head size.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from learner.model.flash import Lengths, Segment, attend_lengths, has_flash, laid_in_row, takes_lengths
 from learner.sequence_parallel import SequenceGroup
 
 PACKED = "treadwheel_packed"
@@ -39,16 +39,6 @@ FLOAT32_KEYS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Queries at [start, start + length) of the row; keys are the same tokens, after those of a shared prompt if there is one."""
-
-    start: int
-    length: int
-    prompt_start: int = 0
-    prompt_length: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     query_index_SQ: Tensor
     """Places in the row; padding repeats a segment's first token. A long segment's begin with those of its shared prompt."""
@@ -56,35 +46,6 @@ class Bucket:
     offset_S: Tensor
     """Keys before a segment's first query: the length of its shared prompt, unless its queries begin there."""
     has_prompts: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Keys of all segments one after another, those of a shared prompt before each of its completions."""
-
-    index_K: Tensor
-    """Places in the row."""
-    own_T: Tensor
-    """For each token of the row, its place as a key of its own segment."""
-    shared_P: Tensor
-    """Tokens that are keys of other segments too."""
-    places_C: Tensor
-    """All places that they have as such..."""
-    whose_C: Tensor
-    """...and which of them has each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """All segments in the row's order, as flash attention takes them. A segment's last query sees its last key, and so on backwards."""
-
-    query_ends: Tensor
-    """0 and the end of each segment's queries, int32; queries are the row itself."""
-    key_ends: Tensor
-    most_queries: int
-    most_keys: int
-    copies: Copies | None
-    """None where keys are the row itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,47 +57,6 @@ class Segments:
     """None on devices without flash attention."""
     sequence_group: SequenceGroup | None = None
     """The ranks that have the row in slices; None where this rank has all of it."""
-
-
-MOST_HEAD_SIZE = 256
-"""Of flash attention."""
-
-
-@functools.cache
-def has_flash(device: torch.device) -> bool:
-    """Whether torch has flash attention for this device: NVIDIA's from Ampere on."""
-    return (
-        device.type == "cuda"
-        and torch.version.hip is None
-        and torch.backends.cuda.is_flash_attention_available()
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-
-
-def laid_in_row(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> Lengths:
-    """Segments, which cover the row exactly once."""
-    order = sorted(segments, key=lambda s: s.start)
-    queries, keys = [s.length for s in order], [s.prompt_length + s.length for s in order]
-    query_ends, key_ends = (
-        torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device) for lengths in (queries, keys)
-    )
-    return Lengths(
-        query_ends=query_ends,
-        key_ends=key_ends,
-        most_queries=max(queries),
-        most_keys=max(keys),
-        copies=None if queries == keys else _copies(order, device=device),
-    )
-
-
-def _copies(order: Sequence[Segment], *, device: torch.device | str) -> Copies:
-    ranges = [(r, s) for s in order for r in ((s.prompt_start, s.prompt_length), (s.start, s.length))]
-    index_K = np.concatenate([np.arange(start, start + length) for (start, length), _ in ranges])
-    is_own_K = np.repeat([start == s.start for (start, _), s in ranges], [length for (_, length), _ in ranges])
-    own_T = np.flatnonzero(is_own_K)
-    places_C = np.flatnonzero(~is_own_K)
-    shared_P, whose_C = np.unique(index_K[places_C], return_inverse=True)
-    return Copies(*(torch.from_numpy(x).to(device) for x in (index_K, own_T, shared_P, places_C, whose_C)))
 
 
 def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.device | str = "cpu") -> Segments:
@@ -264,7 +184,7 @@ def _attend_row(
 ) -> Tensor:
     """A whole row, of whose heads some may be elsewhere; [1, T, A, D]."""
     if segments.lengths is not None and _takes_flash(query, key, value, segments, softcap):
-        return _attend_lengths(query, key, value, segments.lengths, scaling=scaling, window=window)
+        return attend_lengths(query, key, value, segments.lengths, scaling=scaling, window=window)
     num_heads = query.shape[1]
     query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
     cells: list[Tensor] = []
@@ -278,57 +198,6 @@ def _attend_row(
         cells.append(attended.transpose(1, 2).reshape(-1, num_heads * value.shape[-1]))
     row_T = F.embedding(segments.cell_index_T, cells[0] if len(cells) == 1 else torch.cat(cells))
     return row_T.view(1, -1, num_heads, value.shape[-1])
-
-
-def takes_lengths(dtype: torch.dtype, head_size: int, value_size: int) -> bool:
-    """Whether flash attention takes such heads."""
-    is_fit = head_size == value_size <= MOST_HEAD_SIZE and head_size % 8 == 0
-    return is_fit and dtype in (torch.bfloat16, torch.float16)
-
-
-def _attend_lengths(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *, scaling: float | None, window: int | None
-) -> Tensor:
-    query_T, key_K, value_K = (x[0].transpose(0, 1) for x in (query, key, value))
-    if lengths.copies is not None:
-        key_K, value_K = (_Copied.apply(x, lengths.copies) for x in (key_K, value_K))
-    from torch.nn.attention.varlen import varlen_attn  # takes a second, which a start on a CPU does not have to
-
-    attended = varlen_attn(
-        query_T,
-        key_K,
-        value_K,
-        lengths.query_ends,
-        lengths.key_ends,
-        lengths.most_queries,
-        lengths.most_keys,
-        scale=scaling,
-        # Keys before a query that it sees.
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=key.shape[1] != query.shape[1],
-    )
-    assert isinstance(attended, Tensor), "with its sums it would be two"
-    return attended[None].contiguous()
-
-
-class _Copied(torch.autograd.Function):
-    """Keys or values of the row, [T, heads, D], as those of all segments. Gradients of a shared prompt are summed in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, x_T: Tensor, copies: Copies) -> Tensor:
-        ctx.copies = copies
-        return x_T[copies.index_K]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        copies: Copies = ctx.copies
-        (gradient_K,) = gradients
-        found_T = gradient_K[copies.own_T]
-        kind = torch.promote_types(found_T.dtype, torch.float32)
-        shared_P = found_T[copies.shared_P].to(kind)
-        shared_P.index_add_(0, copies.whose_C, gradient_K[copies.places_C].to(kind))
-        found_T[copies.shared_P] = shared_P.to(found_T.dtype)
-        return found_T, None
 
 
 def _attend(

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.model.attention import Segment, Segments, bucketed
+from learner.model.attention import Segments, bucketed
+from learner.model.flash import Segment
 from learner.model.routing import Routes
 from learner.sequence_parallel import SequenceGroup
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.model.attention import Segment, Segments, bucketed, packed_attention
+from learner.model.attention import Segments, bucketed, packed_attention
+from learner.model.flash import Segment
 
 QUERY_HEADS, KEY_HEADS, SIZE = 14, 2, 64
 """Of Qwen2.5-0.5B."""

@@ -14,7 +14,8 @@ from torch.testing import assert_close
 
 from cluster.contracts.config import ModelConfig, SamplingConfig
 from learner.model import attention
-from learner.model.attention import PACKED, Segment, bucketed, packed_attention
+from learner.model.attention import PACKED, bucketed, packed_attention
+from learner.model.flash import Segment
 from learner.model.packing import EpisodeRow, Layout, Row, TokenRow, lay_out, plan
 from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
