@@ -4,14 +4,13 @@ It reads text in its own tokens. The model is handed in. A completion that it ca
 """
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 from transformers import AutoConfig, AutoTokenizer
 
 from actors.chat.hub import why_not_loaded
-from actors.reward_service.service import conversation
+from actors.reward_service.service import Told, told
 from cluster.contracts import schema
 from cluster.contracts.errors import ConfigError, DataError, headline
 from cluster.contracts.protocols import ClassifyingModel
@@ -51,22 +50,23 @@ class Reading:
         self._max_tokens = min(longest, self._tokenizer.model_max_length)
         self._vocab_size: int = getattr(model.get_text_config(), "vocab_size", sys.maxsize)
 
-    def read(self, columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[int] | str:
+    def read(self, trajectory: Told) -> list[int] | str:
         """Token ids, or why there are none that the model could score."""
         try:
-            return self._token_ids(columns, prompt=prompt, completion=completion)
+            return self._token_ids(trajectory)
         except DataError as error:
             return str(error)
 
-    def _token_ids(self, columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[int]:
+    def _token_ids(self, trajectory: Told) -> list[int]:
         """Raises DataError for more tokens than the model takes, for none, for one that it does not know, and for messages that the
         template refuses.
         """
-        text = completion if self._text == "completion" else prompt + completion
-        if self._text == "messages":
-            messages = conversation(columns, prompt=prompt, completion=completion)
+        text = trajectory.completion
+        if self._text == "prompt_and_completion":
+            text = trajectory.prompt + text
+        elif self._text == "messages":
             try:
-                text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+                text = self._tokenizer.apply_chat_template(trajectory.messages, tokenize=False)
             except Exception as error:
                 raise DataError(f"its chat template refuses: {type(error).__name__}: {headline(error)}") from error
         # A template writes its bos itself: the model's own in messages, and the policy's in a prompt.
@@ -96,12 +96,9 @@ class RewardModel:
         One call of the model per batch, so that what is computed together depends on the group alone, and a repeated run gives the same
         bits. Raises DataError when the batch breaks the schema.
         """
-        schema.validate(batch, ["info", "prompt_text", "completion_text"])
+        schema.validate(batch, ["info", "prompt_text", "completion_text", "messages"])
         batch = whole(batch)
-        columns, prompt = schema.info_of(batch, 0), batch["prompt_text"][0].as_py()
-        rows = [
-            self._reading.read(columns, prompt=prompt, completion=each) for each in batch["completion_text"].to_pylist()
-        ]
+        rows = [self._reading.read(each) for each in told(batch, schema.info_of(batch, 0))]
         scores = iter(self._model.score([row for row in rows if not isinstance(row, str)]))
         said = [row if isinstance(row, str) else next(scores) for row in rows]
         return [each if isinstance(each, str) else dict(zip(self._reading.labels, each, strict=True)) for each in said]

@@ -12,6 +12,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, CHECKPOINTS, RUN_YAML, RunDirectory
 from cluster.record.storage import Storage
 from deploy.config import loading as configuration
+from deploy.config.yaml_text import flow
 from deploy.reports import run_info
 
 
@@ -31,11 +32,11 @@ def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None 
 
 def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunConfig:
     """The target's configuration with the model that it stands for, and a run directory of its own."""
-    own = [f"run_dir={run_dir}"]
+    own = [f"run_dir={flow(run_dir)}"]
     if target.endswith((".yaml", ".yml")):
         return configuration.load(target, [*overrides, *own])
     run, checkpoint = _run_and_checkpoint(target)
-    return run_info.config_of(run, [*overrides, *own, f"model.path={checkpoint}"])
+    return run_info.config_of(run, [*overrides, *own, f"model.path={flow(str(checkpoint))}"])
 
 
 def print_scores(target: str, scores: Mapping[str, Any]) -> None:

@@ -63,6 +63,8 @@ def app(service: RewardService, *, key: str | None) -> Starlette:
     """The service as a web application."""
 
     async def judge(request: Request) -> Response:
+        if "origin" in request.headers:
+            return _refusal(403, "a page in a browser asks no judge")
         said = request.headers.get("authorization", "")
         if key is not None and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode()):
             return _refusal(401, "the bearer token is missing or wrong")

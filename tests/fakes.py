@@ -92,6 +92,7 @@ def group_summary(
         "oldest_versions": (version,) * (len(rewards) or 2),
         "rewards": rewards,
         "completion_lengths": (5,) * (len(rewards) or 2),
+        "sampled_lengths": (5,) * (len(rewards) or 2),
         "truncated": (False,) * (len(rewards) or 2),
     }
     return GroupSummary(**{**values, **fields})

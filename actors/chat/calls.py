@@ -14,8 +14,10 @@ from cluster.contracts.episodes import ToolCall
 from cluster.contracts.errors import DataError, headline
 from cluster.contracts.plugins import REPLY_PARSERS, Plugin, resolve
 
-_OF_PARSING = (ValueError, LookupError, TypeError, AttributeError)
-"""What the parser raises: for broken JSON, and for a call that lacks what is read of it."""
+_OF_PARSING = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What the parser raises: for broken JSON, for a call that lacks what is read of it, and for brackets within a thousand brackets."""
+_MOST_LEVELS = 100
+"""Of objects and lists within each other in a call. Pydantic writes 255."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,4 +84,21 @@ def _call(found: Any) -> ToolCall:
     name, arguments = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise DataError(f"a tool call is malformed: it needs a name and an object of arguments, got {str(found)[:200]}")
+    if _is_deep(arguments):
+        raise DataError(f"a tool call is malformed: its arguments have more than {_MOST_LEVELS} levels")
     return ToolCall(name=writable(name), arguments=with_texts(arguments, writable))
+
+
+def _is_deep(value: Any) -> bool:
+    """By level, and not by recursion: it looks for what recursion does not take."""
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [
+            part
+            for each in level
+            if isinstance(each, dict | list)
+            for part in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True

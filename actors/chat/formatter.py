@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 
 from actors.chat.encoding import TextEncoder
 from actors.chat.hub import why_not_loaded
-from actors.chat.rendering import ChatTemplate
+from actors.chat.rendering import ChatTemplate, fresh_word
 from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
@@ -159,12 +159,12 @@ class ChatFormatter:
         where the template writes none."""
         if not completion or not self.has_template or prompt.messages is None:
             return "", self._tokenizer.eos_token_id
-        dialogue = [*prompt.messages, {"role": "assistant", "content": completion}]
+        # A completion such as `end` stands in `<|im_end|>` too.
+        words = fresh_word("Zqsaid", [prompt.messages, str(self._tokenizer.chat_template)])
+        dialogue = [*prompt.messages, {"role": "assistant", "content": words}]
         rendered: str = self._tokenizer.apply_chat_template(dialogue, tokenize=False)
-        # Some templates strip it.
-        words = completion.strip() or completion
         before, _, after = rendered.rpartition(words)
-        space = before.removeprefix(prompt_text).removesuffix(completion.partition(words)[0])
+        space = before.removeprefix(prompt_text)
         tail = self._tokenizer(after, add_special_tokens=False).input_ids
         ends = (token_id for token_id in tail if token_id in self.stop_token_ids)
         return "" if space.strip() else space, next(ends, self._tokenizer.eos_token_id)

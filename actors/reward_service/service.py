@@ -252,6 +252,30 @@ def conversation(columns: Mapping[str, Any], *, prompt: str, completion: str) ->
     return [*asked, {"role": "assistant", "content": completion}]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A trajectory, in words."""
+
+    prompt: str
+    completion: str
+    """Of an episode, what it said last: the words of environments and tools are not the model's."""
+    messages: list[Any]
+
+
+def told(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> list[Told]:
+    """Of each row, which is a whole trajectory; `columns` are their prompt's."""
+    found: list[Told] = []
+    for row in batch.select(["prompt_text", "completion_text", "messages"]).to_pylist():
+        prompt, completion = row["prompt_text"], row["completion_text"]
+        if row["messages"] is None:
+            messages = conversation(columns, prompt=prompt, completion=completion)
+        else:
+            messages = json.loads(row["messages"])
+            completion = _last_words(messages)
+        found.append(Told(prompt=prompt, completion=completion, messages=messages))
+    return found
+
+
 def _last_words(messages: Sequence[Mapping[str, Any]]) -> str:
     return next((str(each["content"] or "") for each in reversed(messages) if each["role"] == "assistant"), "")
 
@@ -269,19 +293,11 @@ def _asked(batch: pa.RecordBatch, wanted: Sequence[str], scores: Sequence[Scores
     """The group with what is `wanted` of its trajectories: token ids cost much, and few judges read them."""
     columns = schema.info_of(batch, 0)
     of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
-    told = [None if each is None else json.loads(each) for each in batch["messages"].to_pylist()]
+    said = told(batch, columns)
     if "completion" in wanted:
-        # Of an episode, what it said last: the words of environments and tools are not the model's.
-        of_each["completion"] = [
-            text if messages is None else _last_words(messages)
-            for text, messages in zip(of_each["completion"], told, strict=True)
-        ]
+        of_each["completion"] = [each.completion for each in said]
     if "messages" in wanted:
-        prompt, completions = batch["prompt_text"][0].as_py(), batch["completion_text"].to_pylist()
-        of_each["messages"] = [
-            conversation(columns, prompt=prompt, completion=text) if messages is None else messages
-            for text, messages in zip(completions, told, strict=True)
-        ]
+        of_each["messages"] = [each.messages for each in said]
     if "scores" in wanted:
         of_each["scores"] = scores or [{}] * batch.num_rows
     rows = range(batch.num_rows)

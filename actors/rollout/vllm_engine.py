@@ -313,6 +313,11 @@ class VllmEngine:
         if reason is not None:
             self._running.discard(output.request_id)
             self._seams.pop(output.request_id, None)
+            if reason == "error":
+                why = "vLLM ended it: its `structure` does not compile, or does not take what was sampled"
+                return EngineOutput(
+                    request_id=output.request_id, token_ids=[], logprobs=[], finish_reason=None, refusal=why
+                )
             if reason not in _FINISH_REASONS:
                 raise WorkerError(f"request {output.request_id}: vLLM ended it with {reason!r}")
         return EngineOutput(

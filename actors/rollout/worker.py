@@ -80,6 +80,8 @@ class RolloutWorker:
         self._copy = LoadedCopy()
         self._inboxes: set[Inbox] = set()
         self._groups: dict[str, tuple[AnyGroup, Inbox]] = {}
+        self._handed: dict[str, _HandOver] = {}
+        """By the group's key, until its `generate` has read it."""
         self._num_groups = 0
         self._engine = EngineThread(make_engine, on_update=on_update)
         self._engine.ended.add_done_callback(self._tell_everyone)
@@ -255,7 +257,12 @@ class RolloutWorker:
         kept = await self._wait_for(self._engine.hand_over(unfinished))
         ended = {group.ticket.group_id: _HandOver(group, kept, asyncio.Future()) for group, _ in wanted}
         for group, inbox in wanted:
-            inbox.put(("", ended[group.ticket.group_id]))
+            event = ended[group.ticket.group_id]
+            if group.key in self._groups:
+                self._handed[group.key] = event
+                inbox.put(("", event))
+            else:  # it has ended meanwhile, and perhaps nobody reads its inbox any more
+                event.sampled.set_result(None)
         return [await ended[group_id].sampled if group_id in ended else None for group_id in group_ids]
 
     def progress(self) -> Progress:
@@ -287,6 +294,7 @@ class RolloutWorker:
     def _give_away(self, event: _HandOver) -> bool:
         """Whether the group was still open."""
         group = event.group
+        self._handed.pop(group.key, None)
         if is_open := group.key in self._groups:
             self._end(group)
         sampling = group.ticket.sampling
@@ -329,6 +337,8 @@ class RolloutWorker:
         for group in groups:
             if group.key in self._groups:
                 self._end(group)
+            if (unread := self._handed.pop(group.key, None)) and not unread.sampled.done():
+                unread.sampled.set_result(None)
         self._inboxes.discard(inbox)
 
     def _result(

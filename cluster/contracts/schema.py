@@ -173,13 +173,15 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
     segments. Raises DataError for one that is incomplete."""
     batch = whole(batch)
     lengths = pc.list_value_length(batch["completion_token_ids"]).to_pylist()
+    sampled = tuple(pc.sum(mask.values).as_py() or 0 for mask in batch["loss_mask"])
     return GroupSummary(
         group_id=batch["group_id"][0].as_py(),
         prompt_id=batch["prompt_id"][0].as_py(),
         num_trajectories=batch.num_rows,
-        num_tokens=pc.sum(batch["loss_mask"].flatten()).as_py() or 0,
+        num_tokens=sum(sampled),
         oldest_versions=tuple(_oldest_versions(batch)),
         completion_lengths=tuple(lengths),
+        sampled_lengths=sampled,
         truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),
         episodes=_episode_stats(batch),
         **added(batch),

@@ -196,7 +196,9 @@ class GroupSummary:
     part_stats: dict[str, PartStats] = field(default_factory=dict[str, PartStats])
     """By part, as it was judged; empty for a group that is read from its record. The name of the only judge is empty."""
     completion_lengths: tuple[int, ...] = ()
-    """Completion tokens, one per trajectory."""
+    """Completion tokens, one per trajectory; of an episode those of its environment too."""
+    sampled_lengths: tuple[int, ...] = ()
+    """Those that were sampled; `num_tokens` are all of them."""
     truncated: tuple[bool, ...] = ()
     """One per trajectory."""
     episodes: EpisodeStats | None = None
@@ -218,11 +220,13 @@ class GroupSummary:
 
     def of(self, rows: Sequence[int]) -> "GroupSummary":
         """Of these trajectories alone, with known rewards. The size stays the same: the others stay in the object store."""
-        lengths = tuple(self.completion_lengths[row] for row in rows)
+        lengths, sampled = (
+            tuple(each[row] for row in rows) for each in (self.completion_lengths, self.sampled_lengths)
+        )
         return replace(
             self,
             num_trajectories=len(rows),
-            num_tokens=sum(lengths),
+            num_tokens=sum(sampled),
             oldest_versions=tuple(self.oldest_versions[row] for row in rows),
             rewards=tuple(self.rewards[row] for row in rows),
             reward_components={
@@ -232,6 +236,7 @@ class GroupSummary:
             num_reward_timeouts=0,
             reward_failures=(),
             completion_lengths=lengths,
+            sampled_lengths=sampled,
             truncated=tuple(self.truncated[row] for row in rows),
         )
 

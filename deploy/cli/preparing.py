@@ -36,6 +36,8 @@ def check(
 
         config = configuration.load(run, overrides or [])
         if resolve:
+            if assume is not None or address is not None:
+                raise ConfigError("--resolve asks no cluster; leave --assume and --address out")
             typer.echo(configuration.full_yaml(config), nl=False)
             return
         if assume is not None:
@@ -168,6 +170,10 @@ def kubernetes(
 
         read = ray_job.read(run, overrides or [])
         if check is not None:
+            if site is not None or cluster or serve is not None:
+                raise ConfigError(
+                    f"--check={check!r} looks at that file alone; leave --site, --cluster and --serve out"
+                )
             typer.echo(f"{check}: {seating.check(check, read)}")
             return
         if cluster and serve is not None:
@@ -222,7 +228,8 @@ def play(
         from deploy import playing
 
         if episode is not None:
-            _play_again(environment, episode, alone=not (params or say or prompt or env or model))
+            asked = params or say or prompt or env or model or seed or columns != "{}"
+            _play_again(environment, episode, alone=not asked)
             return
         given = (params or [], prompt, columns, env or [])
         game = playing.game(environment, *given, seed=seed)

@@ -49,7 +49,9 @@ def quickstart(
 ) -> None:
     """Train the small model that comes with treadwheel, in two to five minutes on two cores: into runs/quickstart, where you stand."""
     home = Path(deploy.__file__).parent
-    model = f"model.path={home / 'quickstart/model'}"
+    from deploy.config.yaml_text import flow
+
+    model = f"model.path={flow(str(home / 'quickstart/model'))}"
     _train(str(home / "runs/quickstart.yaml"), [model, *(overrides or [])], address, "0s", None, quiet, debug)
 
 
@@ -120,7 +122,9 @@ def learn(
             return learning.learn(config, address=address)
 
         wait_s = seconds(wait_for_claim, option="--wait-for-claim")
-        config = configuration.load(run, [*(overrides or []), f"recorded={recorded}"])
+        from deploy.config.yaml_text import flow
+
+        config = configuration.load(run, [*(overrides or []), f"recorded={flow(recorded)}"])
         config = configuration.quiet(config) if quiet else config
         show(config.run_dir, once_free(config.run_dir, checked_and_learned, wait_s=wait_s))
 

@@ -42,10 +42,12 @@ _DEFAULTS: dict[str, Any] = {
     **_at(
         "trainer", total_epochs=30, total_training_steps=None, critic_warmup=0, test_freq=-1, experiment_name="gsm8k"
     ),
+    **_at("trainer", val_only=False),
     **_at("trainer.v1", trainer_mode="sync"),
     **_at("trainer.v1.sampler.custom_sampler", path=None),
     **_at(_ROLLOUT, n=1, temperature=1.0, top_p=1, top_k=-1, do_sample=True, ignore_eos=False, max_model_len=None),
     **_at(_ROLLOUT, over_sample_rate=0, quantization=None, enable_rollout_routing_replay=False),
+    **_at(_ROLLOUT, prompt_length=None, response_length=None),
     **_at(f"{_ROLLOUT}.val_kwargs", n=1, temperature=0, top_p=1.0, top_k=-1),
     **_at(f"{_ROLLOUT}.multi_turn", enable=False),
     **_at(f"{_ROLLOUT}.agent", default_agent_loop="single_turn_agent"),
@@ -122,7 +124,8 @@ _DROPPED = {
     ),
     "logging, profiling and checkpoints are named anew, in `metrics` and `checkpoint`": (
         "*profiler* trainer.logger trainer.project_name trainer.log_val_generations trainer.*_data_dir trainer.save_freq "
-        "trainer.resume_* trainer.default_* trainer.max_*_ckpt_to_keep trainer.del_local_* trainer.esi_* trainer.val_* "
+        "trainer.resume_* trainer.default_* trainer.max_*_ckpt_to_keep trainer.del_local_* trainer.esi_* "
+        "trainer.val_before_train "
         "trainer.checkpoint_callback_class *.checkpoint.* *calculate_entropy *calculate_sum_pi_squared skip.* "
         f"{_ROLLOUT}.disable_log_stats {_ROLLOUT}.trace.* {_ROLLOUT}.prometheus.* {_ROLLOUT}.moe_load_balance_*"
     ),
@@ -132,7 +135,7 @@ _DROPPED = {
         "data.val_batch_size data.filter_overlong_prompts_workers data.validation_shuffle data.tool_config_path "
         "data.function_tool_path data.mm_processor_kwargs* data.trust_remote_code data.custom_cls.name *freeze_vision_tower "
         "*.external_lib critic.model.hf_config_path critic.model.tokenizer_path *.mtp *.mtp.* *.num_workers *reward_manager.source "
-        f"*reward_manager.module.* *.lora.* {_BUFFER}.log {_ROLLOUT}.prompt_length {_ROLLOUT}.response_length "
+        f"*reward_manager.module.* *.lora.* {_BUFFER}.log "
         f"{_ROLLOUT}.calculate_log_probs {_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
         f"{_ROLLOUT}.quantization_config_file {_ROLLOUT}.qat {_ROLLOUT}.val_kwargs.* {_ROLLOUT}.multi_turn.* "
         "critic.model.trust_remote_code critic.model.lora_alpha critic.model.target_modules critic.model.exclude_modules "
@@ -189,7 +192,13 @@ def _source(files: Any, column: str) -> dict[str, Any]:
     paths = [files] if isinstance(files, str) else [str(each) for each in files]
     if len(paths) == 1:
         return {"name": "file", "path": paths[0], "column": column}
-    return {"sources": {_name(each): {"name": "file", "path": each, "column": column} for each in paths}}
+    sources: dict[str, Any] = {}
+    for path in paths:
+        name = _name(path)
+        while name in sources:
+            name += "_"  # `a-b` and `a_b`
+        sources[name] = {"name": "file", "path": path, "column": column}
+    return {"sources": sources}
 
 
 def _name(path: str) -> str:
@@ -259,6 +268,10 @@ def _sampling(given: Given) -> Made:
         given.note(
             "top_p, top_k: verl's learner leaves them out of its log-probs. Here learner and engine have the same."
         )
+    for part in ("prompt", "response"):
+        own, of_data = given[f"{_ROLLOUT}.{part}_length"], f"data.max_{part}_length"
+        if own not in (None, given[of_data]):
+            given.refuse(f"{_ROLLOUT}.{part}_length", f"is another length than that of {of_data}; leave it out")
     return {
         "sampling.max_tokens": given["data.max_response_length"],
         "sampling.temperature": given[f"{_ROLLOUT}.temperature"],
@@ -557,7 +570,8 @@ VERL = Peer(
             note="verl takes all rows of the files; here `evaluation.num_prompts` says how many.",
         ),
         Row(
-            of=f"data.max_response_length {_below(_ROLLOUT, 'temperature top_p top_k ignore_eos')}",
+            of="data.max_response_length data.max_prompt_length "
+            f"{_below(_ROLLOUT, 'prompt_length response_length temperature top_p top_k ignore_eos')}",
             ours=_below("sampling", "max_tokens temperature top_p top_k ignore_eos"),
             make=_sampling,
         ),
@@ -689,6 +703,7 @@ VERL = Peer(
             "prompts come in an order of the seed, each once an epoch",
             {"data.shuffle": True, "data.custom_cls.path": None, "trainer.v1.sampler.custom_sampler.path": None},
         ),
+        only("use `treadwheel eval`", {"trainer.val_only": False}),
         only("use sync, and buffer.max_off_policy_steps for asynchronous runs", {"trainer.v1.trainer_mode": "sync"}),
         only("leave it out", {f"{_ROLLOUT}.do_sample": True, f"{_ROLLOUT}.over_sample_rate": 0}),
         only(

@@ -10,9 +10,9 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
-from deploy.manifests.pods import DRAIN, DRAIN_MARGIN_S, HOME, PORTS
+from deploy.manifests.pods import DRAIN_MARGIN_S, HOME, PORTS
 from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, resources
-from deploy.manifests.site import NAME, has_tokens, looks_secret, may_change
+from deploy.manifests.site import DRAIN, NAME, has_tokens, looks_secret, may_change
 
 Problems = Iterator[str]
 _MOST_CHARACTERS = {

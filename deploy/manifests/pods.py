@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deploy.manifests.site import Nodes, Site
+from deploy.manifests.site import DRAIN, STOP_WAIT, Nodes, Site
 from deploy.manifests.sizes import Pods
 
 Manifest = dict[str, Any]
@@ -12,10 +12,9 @@ LABELS = {"app.kubernetes.io/name": "treadwheel"}
 RUN, CONFIG, HOME = "/treadwheel", "/etc/treadwheel", "/home/treadwheel"
 """Never /run: Kubernetes puts a pod's key to the API server below /var/run, which is a link to it in images of Debian."""
 _HEAD_GIB = 8
-DRAIN, DRAIN_MARGIN_S = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", 10
-"""Variable: how long Ray takes of a pod's grace to drain it; the rest is for its processes to end."""
+DRAIN_MARGIN_S = 10
+"""Of a pod's grace, after Ray has drained it, for its processes to end."""
 _LEAST_GRACE_ON_DEMAND_S = 120
-STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 PORTS = {"gcs-server": 6379, "dashboard": 8265, "metrics": 8080, "as-metrics": 44217, "dash-metrics": 44227}
 """Of the head; a worker has the metrics port alone."""
 SERVE_PORT = 8000
@@ -68,11 +67,10 @@ def _grace_s(site: Site, nodes: Nodes) -> int:
 
 
 def _container(site: Site, name: str, *, image: str, config_map: str | None, grace_s: int) -> Manifest:
+    # Kubernetes refuses a name that stands there twice.
+    values = {DRAIN: str(grace_s - DRAIN_MARGIN_S), "HOME": HOME, "HF_HOME": f"{RUN}/hf"} | site.env
     env: list[Manifest] = [
-        {"name": DRAIN, "value": str(grace_s - DRAIN_MARGIN_S)},
-        {"name": "HOME", "value": HOME},
-        {"name": "HF_HOME", "value": f"{RUN}/hf"},
-        *({"name": name, "value": value} for name, value in site.env.items()),
+        *({"name": name, "value": value} for name, value in values.items() if name not in site.secrets),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": each.secret, "key": each.key}}}
             for name, each in site.secrets.items()

@@ -21,6 +21,11 @@ from deploy.config.loading import hidden
 from deploy.config.yaml_text import read_yaml
 
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+"""Variable: how long Ray takes of a pod's grace to drain it; the rest is for its processes to end."""
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+_OWN = {DRAIN, STOP_WAIT, "HOME"}
+"""Variables that the manifest sets itself."""
 
 
 def _only(pattern: str, *, meaning: str) -> AfterValidator:
@@ -97,7 +102,7 @@ class Site(Section, mark=Mark.RESOURCES):
     token_secret: str | None = None
     """Secret with the cluster's token under the key auth_token; None lets KubeRay make one."""
     env: dict[Variable, str] = Field(default={})
-    """Variables of all pods. Secrets go below `secrets`."""
+    """Variables of all pods, in place of the manifest's own HF_HOME too. Secrets go below `secrets`."""
     secrets: dict[Variable, SecretKey] = Field(default={})
     """Variables of all pods, from Secrets: `HF_TOKEN: {secret: hub, key: token}`."""
     on_demand: Nodes = Nodes()
@@ -162,7 +167,15 @@ class Site(Section, mark=Mark.RESOURCES):
                 f"{secret} looks like a secret, which everyone who reads the manifest would see; name a Secret: "
                 f"secrets: {{{secret}: {{secret: NAME, key: KEY}}}}"
             )
+        if own := sorted(_OWN & env.keys()):
+            raise ValueError(f"{own[0]} is what the manifest sets itself, by grace_s or the run; leave it out")
         return env
+
+    @model_validator(mode="after")
+    def _require_one_value_of_each(self) -> "Site":
+        if both := sorted(self.env.keys() & self.secrets.keys()):
+            raise ValueError(f"{both[0]} is in env and in secrets; leave one out")
+        return self
 
 
 def load(path: str | None) -> Site:

@@ -60,7 +60,8 @@ ALERTS = (
         name="TreadwheelRunEndedAbnormally",
         # The newest driver of the run, unless it said how it ended, and unless one is alive.
         expression=f"max by (run) (topk by (run) (1, max by (run, WorkerId) (max_over_time({_TIME}[6h]))) "
-        f'unless on (run, WorkerId) {EVENTS}{{kind=~"finished|stopped"}}) unless on (run) {_TIME}',
+        # Its head may be gone by then, and with it what it said last.
+        f'unless on (run, WorkerId) max_over_time({EVENTS}{{kind=~"finished|stopped"}}[6h])) unless on (run) {_TIME}',
         lasts="2m",
         severity="critical",
         summary="its driver failed, was killed, or is out of sight, and no other has taken over",

@@ -1,10 +1,9 @@
 """The machine: there is room for the actors, and memory for model and batch."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -15,6 +14,7 @@ from deploy.preflight.engine_memory import weights_bytes
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
 """Of a step's trajectories in the store and as the learner's tensors: ids, log-probs, versions, mask, advantages."""
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _LEAST_OF_ESTIMATE = 2 / 3
 """An estimate is right within about a third: what is too large even so is refused."""
 
@@ -51,7 +51,16 @@ def this_machine() -> ClusterResources:
         if visible is not None
         else len(list(Path("/dev").glob("nvidia[0-9]*")))
     )
-    return ClusterResources(nodes=(Node(cpus=float(len(os.sched_getaffinity(0))), gpus=float(gpus)),))
+    return ClusterResources(nodes=(Node(cpus=float(min(len(os.sched_getaffinity(0)), _quota())), gpus=float(gpus)),))
+
+
+def _quota() -> float:
+    """Whole CPUs that a container may use, at least one: Ray counts them so. inf without a limit."""
+    try:
+        quota, period = _CPU_QUOTA.read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return math.inf
+    return math.inf if quota == "max" else max(int(quota) // int(period), 1)
 
 
 def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> PlacementPlan | None:
@@ -70,6 +79,8 @@ def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Placem
 
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
     """Raises ConfigError for a model that cannot fit into this machine's free memory, where it is what counts."""
+    import torch
+
     from learner import memory
     from learner.model.policy import read_config
     from learner.model.sequence_classification import num_bytes
@@ -97,7 +108,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         on_cpu += 0 if server.gpus else size * server.num_servers
     kept = kept_bytes(config, weights) if num_workers else 0
     total = on_cpu + rank.total_bytes * config.learner.num_ranks + kept + worker * num_workers + (reference or 0)
-    free = psutil.virtual_memory().available if is_local else None
+    free = memory.free_bytes(torch.device("cpu")) if is_local else None
     is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0
     if free is not None and is_here:
         memory.check_fits(rank, free_bytes=free, model=config.model)
@@ -155,7 +166,11 @@ def check_batch(config: RunConfig, *, is_local: bool) -> None:
     """Raises ConfigError for a step whose trajectories cannot fit into this machine's free memory, where it is what counts."""
     if not is_local:
         return
-    free = psutil.virtual_memory().available
+    import torch
+
+    from learner import memory
+
+    free = memory.free_bytes(torch.device("cpu"))
     buffer, longest = config.buffer, config.sampling.max_tokens
     distillation = config.algorithm.distillation
     per_token = _BYTES_PER_TOKEN + (16 * (distillation.top_k + 1) if distillation else 0)

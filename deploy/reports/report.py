@@ -150,14 +150,17 @@ def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _commands(directory: RunDirectory, config: RunConfig) -> list[tuple[str, str]]:
     run = shlex.quote(directory.url)
     begin = f"learn {shlex.quote(config.recorded)}" if config.recorded is not None else "train"
-    return [
+    # A run file is read from a disk.
+    file = None if "://" in directory.url else shlex.quote(f"{directory.url}/{RUN_YAML}")
+    found = [
         ("look at it, down to the token", f"treadwheel view {run}"),
         ("check ledger, digests, staleness and checkpoints", f"treadwheel verify {run}"),
         ("learn again from the record, and compare the weights", f"treadwheel replay {run}"),
-        ("go on from the last checkpoint", f"treadwheel {begin} {shlex.quote(f'{directory.url}/{RUN_YAML}')}"),
+        ("go on from the last checkpoint", file and f"treadwheel {begin} {file}"),
         ("evaluate the last checkpoint", f"treadwheel eval {run}"),
         ("compare its mathematics with another run's", f"treadwheel passport diff {run} OTHER"),
     ]
+    return [(what, command) for what, command in found if command is not None]
 
 
 @functools.cache

@@ -3,6 +3,7 @@ import { element, number, short } from "./words.js";
 
 const HEIGHT = 190, LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 24;
 const MANY = 150; // points, from which on a line is noise without its mean
+const NEWS = 50; // steps, after which the server's means are too old
 const SVG = "http://www.w3.org/2000/svg";
 
 function svg(name, attributes, text) {
@@ -19,6 +20,7 @@ export class Curves {
     this.marks = marks;
     this.open = open;
     this.hidden = new Set();
+    this.news = 0;
     this.legend = element("div", { class: "legend" });
     this.plot = svg("svg", { height: HEIGHT, tabindex: 0, role: "img" });
     this.told = element("output", { class: "visually-hidden", "aria-live": "polite" });
@@ -37,12 +39,14 @@ export class Curves {
 
   update(panel, marks) {
     this.panel = panel;
+    this.news = 0;
     this.marks = marks;
     this.list();
     this.draw();
   }
 
-  /** New steps, each `{policy_version, name: value}`. False when the server should be asked anew: too many points, or a new line. */
+  /** New steps, each `{policy_version, name: value}`. False when the server should be asked anew: too many points, means that have grown
+      old, or a new line. */
   push(steps) {
     for (const line of this.panel.lines) {
       for (const step of steps) {
@@ -51,8 +55,9 @@ export class Curves {
       }
     }
     const shown = new Set(this.panel.lines.map((line) => line.name));
+    this.news += steps.length;
     this.draw();
-    return this.panel.lines.every((line) => line.points.length < 1600)
+    return this.panel.lines.every((line) => line.points.length < 1600 && !(line.mean?.length && this.news >= NEWS))
       && !this.panel.wanted.some((name) => !shown.has(name) && steps.some((step) => step[name] !== undefined && step[name] !== null));
   }
 

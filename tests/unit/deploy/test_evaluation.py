@@ -198,3 +198,9 @@ def test_without_held_out_prompts_the_way_out_is_named(run: Path, evaluated: lis
     with pytest.raises(ConfigError, match=r"has no evaluation\.prompts; name a held-out source"):
         evaluate(str(run), ["evaluation.prompts=null"])
     assert evaluated == []
+
+
+def test_a_folder_is_named_as_it_is_whatever_yaml_makes_of_its_name(run: Path, evaluated: list[str]):
+    named = run.rename(run.with_name("2024-01-31 #2: mine"))
+    evaluate(str(named))
+    assert evaluated == [str(named / "checkpoints" / "step-000002" / "model")]

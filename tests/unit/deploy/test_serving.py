@@ -82,8 +82,8 @@ async def test_a_served_judge_gives_the_rewards_components_and_statuses_of_the_j
     assert facts[0] == facts[1]
 
 
-def post(url, body, token=None):
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+def post(url, body, token=None, **headers):
+    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{url}/judge", data=body, headers=headers, method="POST")
     try:
         with urllib.request.urlopen(request) as answer:
@@ -106,6 +106,8 @@ def test_a_server_asks_for_its_token_and_says_what_is_wrong_with_a_request():
     with served("exact_match", "column=target", "--key-env", "KEY", KEY="s3cret") as (url, _):
         assert urllib.request.urlopen(f"{url}/health").status == 200
         assert [post(url, good, token)[0] for token in (None, "wrong")] == [401, 401]
+        # As each page in a browser does with a POST, also one to its own name for this address.
+        assert post(url, good, "s3cret", Origin=url)[0] == 403
         answer = {"groups": [[{"reward": 1.0, "components": {}}]]}
         assert post(url, good, "s3cret") == (200, answer)
         for bad in (b"", b"[1]", b'{"groups": [{"columns": {}, "trajectories": [{"prompt": "?"}]}]}'):

@@ -91,10 +91,12 @@ def test_a_value_in_tags_keeps_its_white_space_and_is_a_number_where_the_schema_
         '<tool_call>\n{"name": ["multiply"], "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "multiply", "arguments": "6"}\n</tool_call>',
         '<tool_call>\n{"name": "multiply", "arguments": {"a": 6}}',
+        f'<tool_call>\n{{"name": "multiply", "arguments": {{"a": {"[" * 300}{"]" * 300}}}}}\n</tool_call>',
+        f'<tool_call>\n{{"name": "multiply", "arguments": {{"a": {"[" * 5000}\n</tool_call>',
     ],
 )
 def test_a_malformed_call_is_an_error_and_not_left_out(broken):
-    if broken.endswith("}}"):
+    if broken.endswith("6}}"):
         assert read("qwen25", broken).calls, "one that nothing closes is whole all the same"
         return
     with pytest.raises(DataError, match="a tool call is malformed"):

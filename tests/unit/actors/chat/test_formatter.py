@@ -122,6 +122,13 @@ def test_a_given_completion_begins_and_ends_as_the_template_writes_it(name: str,
     assert tokenizer_of(name).convert_ids_to_tokens([begun, ended]) == [first, last]
 
 
+@pytest.mark.parametrize("completion", ["e", "im", "end", "user", " a", "\n"])
+def test_a_given_completion_that_stands_in_the_template_too_ends_as_any_other(completion: str):
+    chat = of_family("qwen25")
+    token_ids = chat.encode_completion(asked("x"), completion)
+    assert chat.shown(token_ids)[-1] == "<|im_end|>" and "".join(chat.shown(token_ids[:-1])) == completion
+
+
 def test_a_given_completion_of_a_text_goes_on_where_that_ends():
     chat, prompt = of_family("zephyr"), Prompt(prompt_id="p", text="1+1=")
     token_ids = [*chat.encode(prompt).token_ids, *chat.encode_completion(prompt, "2")]

@@ -133,6 +133,15 @@ def test_tests_of_two_data_sets_are_read():
     assert judged("code_asserts", "def f(x): return x", checked, entry_point="entry_point").value == 0.0
 
 
+@pytest.mark.parametrize(
+    "test", ["assert all(map(lambda x: f(x) == x, [1]))", "for got, want in zip(map(f, [1]), [1]): assert got == want"]
+)
+def test_a_program_does_not_end_the_loop_of_its_test(test: str):
+    for ends in ("StopIteration", "StopAsyncIteration", "GeneratorExit"):
+        assert judged("code_asserts", f"def f(x): raise {ends}", {"tests": [test]}).value == 0.0
+    assert judged("code_asserts", "def f(x): return x", {"tests": [test]}).value == 1.0
+
+
 def test_tests_that_do_not_compile_are_an_error_of_the_data():
     reward = judged("code_asserts", "def f(x): return x", {"tests": ["assert f(2"]})
     assert reward.status is RewardStatus.ERROR and "does not compile" in reward.message

@@ -277,6 +277,19 @@ async def test_a_group_that_no_other_worker_can_go_on_with_begins_anew_with_its_
     assert kept is None
 
 
+async def test_a_group_that_ends_while_it_is_handed_over_hands_over_nothing(make_worker):
+    """It is the last of its call, so that nobody reads the call's inbox any more."""
+    engine = ScriptedEngine(length=lambda request: 5)
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    loop, handing = asyncio.get_running_loop(), []
+    asks = lambda: handing.append(asyncio.run_coroutine_threadsafe(worker.hand_over(["00000000"]), loop))
+    engine.at_step = {4: asks}
+    batches = await collect(worker.generate([ticket(0)]))
+    (kept,) = await asyncio.wait_for(asyncio.wrap_future(handing[0]), 60)
+    assert (kept is None) == bool(batches)
+
+
 async def test_a_group_of_which_nothing_is_sampled_hands_over_nothing(make_worker):
     worker = make_worker(ScriptedEngine())
     await worker.load(*weights(1))

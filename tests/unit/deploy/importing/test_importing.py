@@ -12,7 +12,7 @@ from cluster.contracts.errors import ConfigError
 from deploy.cli import app
 from deploy.config.loading import validated
 from deploy.config.yaml_text import parse
-from deploy.importing import PEERS, run_file
+from deploy.importing import PEERS, run_file, verl
 from deploy.importing.reading import read
 from deploy.importing.table import Given
 
@@ -243,6 +243,9 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_dapo.yaml", "algorithm.rollout_correction.rollout_is_threshold=a_b", "is no bound"),
         ("verl_gsm8k.sh", "data.train_batch_size=0", "must be a whole number above 0"),
         ("verl_gsm8k.sh", "trainer.critic_warmup=10", "no critic learns"),
+        ("verl_gsm8k.sh", "trainer.val_only=true", "use `treadwheel eval`"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.response_length=7", "than that of data.max_response_length"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.prompt_length=7", "than that of data.max_prompt_length"),
         ("verl_gsm8k.sh", "actor_rollout_ref.model.lora.rank=32", "write the adapter as model.lora_rank"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.qat.enable=true", "not quantized"),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.enable_rollout_routing_replay=true", "leave it out"),
@@ -256,6 +259,11 @@ def test_all_that_cannot_be_said_is_refused_at_once():
 )
 def test_what_is_refused_has_a_way_out(name, setting, said):
     assert said in refused(name, *setting.split())
+
+
+def test_files_of_like_names_stay_apart():
+    sources = verl._source(["a/b-c.parquet", "a/b_c.parquet", "a/b_c.jsonl"], "prompt")["sources"]
+    assert [each["path"] for each in sources.values()] == ["a/b-c.parquet", "a/b_c.parquet", "a/b_c.jsonl"]
 
 
 def test_a_share_of_epochs_ends_where_trl_ends():

@@ -23,6 +23,8 @@ def test_a_run_needs_no_site_file():
         ("env: {PROXY: 'http://user:word@host'}", "PROXY looks like a secret"),
         ("env: {NOTE: hf_abcdefghijklmnopqrstuvwxyz01234567}", "NOTE looks like a secret"),
         ("env: {A-B: x}", "env.A-B: 'A-B' is not a variable's name"),
+        ("env: {HOME: /root}", "env: HOME is what the manifest sets itself"),
+        ("{env: {A: x}, secrets: {A: {secret: hub, key: k}}}", "A is in env and in secrets; leave one out"),
         ("secrets: {HF_TOKEN: {secret: hub}}", "secrets.HF_TOKEN.key"),
         ("secrets: {A B: {secret: hub, key: k}}", "secrets.A B: 'A B' is not a variable's name"),
         ("secrets: {A: {secret: Hub_x, key: k}}", "secrets.A.secret: 'Hub_x' is not a Secret's name"),

@@ -49,6 +49,12 @@ CASES = [
     fires("RunEndedAbnormally", "failed", {"last_step_time": "0+60x30 stale", "failed": "_x29 1x90"}),
     fires("RunEndedAbnormally", "killed without a word", {"last_step_time": "0+60x30 stale", "launched": "1x90"}),
     silent("RunEndedAbnormally", "finished", {"last_step_time": "0+60x30 stale", "finished": "_x29 1x90"}),
+    silent(
+        "RunEndedAbnormally",
+        "finished, and its head was deleted an hour later",
+        {"last_step_time": "0+60x30 stale", "finished": "_x29 1x60 stale"},
+        at="2h",
+    ),
     silent("RunEndedAbnormally", "stopped", {"last_step_time": "0+60x30 stale", "stopped": "_x29 1x90"}),
     silent(
         "RunEndedAbnormally",

@@ -69,3 +69,14 @@ def test_deltas_take_a_copy_in_every_worker_and_a_copy_with_its_changes_on_the_f
     off, on = (estimate(2, transport="collective", deltas=deltas) for deltas in (False, True))
     assert on.worker - off.worker == 2 * 2 * 494_032_768
     assert on.total - off.total == 3 * (on.worker - off.worker) + 494_032_768
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("max 100000", 2.0), ("150000 100000", 1.0), ("50000 100000", 1.0), ("900000 100000", 2.0)]
+)
+def test_a_container_has_the_whole_cpus_of_its_quota(tmp_path, monkeypatch, quota, expected):
+    (tmp_path / "cpu.max").write_text(quota + "\n")
+    monkeypatch.setattr(machine, "_CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1})
+    (node,) = machine.this_machine().nodes
+    assert node.cpus == expected
