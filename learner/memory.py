@@ -202,9 +202,10 @@ def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig
     )
 
 
-def free_bytes(device: torch.device) -> int:
-    """What a new process can still take here: on a CPU the least of the machine's available memory and the control group's rest."""
-    if device.type == "cuda":
+def free_bytes(device: torch.device | None = None) -> int:
+    """What a new process can still take here: on a CPU, or without a device, the least of the machine's available memory and the control
+    group's rest."""
+    if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in _lines("/proc/meminfo"):

@@ -18,6 +18,7 @@ from deploy.preflight.judge_servers import check_servers
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
     from actors.reward_model import Reading
+    from actors.reward_service.service import Told
 
 _NUM_PROMPTS = 3
 """Of each source of `reward.by_source`."""
@@ -139,22 +140,24 @@ def _groups(source: PromptSource, config: RewardConfig, *, size: int) -> Iterato
 def _trajectory(
     prompt: Prompt, completion: str, formatter: "ChatFormatter | None", models: Mapping[str, "Reading"]
 ) -> dict[str, Any]:
-    from actors.reward_service.service import conversation
+    from actors.reward_service.service import Told, conversation
 
     text = _text(prompt, formatter)
+    messages = conversation(prompt.info(), prompt=text, completion=completion)
+    told = Told(prompt=text, completion=completion, messages=messages)
     return {
         "prompt": text,
         "completion": completion,
-        "messages": conversation(prompt.info(), prompt=text, completion=completion),
+        "messages": messages,
         "token_ids": _token_ids(prompt, completion, formatter),
         "finish_reason": str(FinishReason.STOP),
         "seed": 0,
-        "scores": {name: _stand_in(each, prompt, text, completion) for name, each in models.items()},
+        "scores": {name: _stand_in(each, told) for name, each in models.items()},
     }
 
 
-def _stand_in(model: "Reading", prompt: Prompt, text: str, completion: str) -> dict[str, float] | str:
-    read = model.read(prompt.info(), prompt=text, completion=completion)
+def _stand_in(model: "Reading", told: "Told") -> dict[str, float] | str:
+    read = model.read(told)
     return read if isinstance(read, str) else dict.fromkeys(model.labels, 0.0)
 
 

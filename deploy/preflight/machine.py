@@ -79,8 +79,6 @@ def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Placem
 
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
     """Raises ConfigError for a model that cannot fit into this machine's free memory, where it is what counts."""
-    import torch
-
     from learner import memory
     from learner.model.policy import read_config
     from learner.model.sequence_classification import num_bytes
@@ -108,7 +106,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         on_cpu += 0 if server.gpus else size * server.num_servers
     kept = kept_bytes(config, weights) if num_workers else 0
     total = on_cpu + rank.total_bytes * config.learner.num_ranks + kept + worker * num_workers + (reference or 0)
-    free = memory.free_bytes(torch.device("cpu")) if is_local else None
+    free = memory.free_bytes() if is_local else None
     is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0
     if free is not None and is_here:
         memory.check_fits(rank, free_bytes=free, model=config.model)
@@ -166,11 +164,9 @@ def check_batch(config: RunConfig, *, is_local: bool) -> None:
     """Raises ConfigError for a step whose trajectories cannot fit into this machine's free memory, where it is what counts."""
     if not is_local:
         return
-    import torch
-
     from learner import memory
 
-    free = memory.free_bytes(torch.device("cpu"))
+    free = memory.free_bytes()
     buffer, longest = config.buffer, config.sampling.max_tokens
     distillation = config.algorithm.distillation
     per_token = _BYTES_PER_TOKEN + (16 * (distillation.top_k + 1) if distillation else 0)
