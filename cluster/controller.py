@@ -208,8 +208,9 @@ async def train(
         timesheet.enter("evaluation", step=version)
         log.step(version, await evaluator.run(rollouts, version=version, log=log))
     async with rollouts.generating(into=buffer), ends.beside():
+        began: float | None = None
         while version < config.num_steps:
-            began = time.monotonic()
+            began = began or time.monotonic()  # a step that lost groups began with them
             timesheet.enter("waiting for rollouts", step=version + 1)
             # In start order, inside the staleness bound.
             groups = await _take(config, rollouts=rollouts, buffer=buffer, ends=ends)
@@ -238,6 +239,7 @@ async def train(
             metrics = step_metrics([group.summary for _, group in groups], stats)
             metrics |= {"time/step_s": now - began, "weights/learner_wait_s": now - learned}
             metrics |= {**rollouts.drain_stats(), **buffer.drain_stats(), **timesheet.drain_stats()}
+            began = None
             if sent is None:
                 ends.start(stats, published, metrics)
                 continue

@@ -32,7 +32,8 @@ class SavingRules:
         """Of a checkpoint without an evaluation: the mean reward of its step.
 
         None in a run that evaluates: an evaluation and a step's reward cannot be compared. None in one that learns from recorded
-        trajectories: their rewards are another policy's.
+        trajectories: their rewards are another policy's. None where trajectories are chosen: the choice makes their mean.
         """
-        is_its_own = self._config.evaluation.prompts is None and self._config.recorded is None
+        config = self._config
+        is_its_own = config.evaluation.prompts is None and config.recorded is None and not config.algorithm.selection
         return mean_reward(summaries) if is_its_own and summaries else None

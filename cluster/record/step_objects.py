@@ -33,7 +33,8 @@ class StepObjects:
             ) from None
 
     def read_records(self, after: int) -> list[str]:
-        copied = self._store.read_appended(self._file).splitlines()
+        # Not `splitlines`, which ends a line at characters that JSON leaves as they are.
+        copied = self._store.read_appended(self._file).split("\n")[:-1]
         found = self._store.read_many([_name(step) for step in self._steps() if step > max(after, len(copied))])
         return [*copied[after:], *(json.dumps(json.loads(content)["record"]) for content in found if content)]
 

@@ -162,4 +162,4 @@ class Storage:
     def remove_torn_line(self, name: str) -> None:
         """Takes the last line out where a crash left it without an end. In an object store no reader sees such a line."""
         if self.is_local and (text := self._files.read_appended(name)) and not text.endswith("\n"):
-            self.replace_lines(name, text.splitlines()[:-1])
+            self.replace_lines(name, text.split("\n")[:-1])

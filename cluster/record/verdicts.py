@@ -5,8 +5,9 @@ each on the disk and 400 in memory; the newest `MOST_VERDICTS` are kept, and a f
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import VERDICTS, RunDirectory
 
 MOST_VERDICTS = 100_000
@@ -32,11 +33,21 @@ class Verdicts:
         self._num_lines += len(new)
         if self._num_lines > 2 * MOST_VERDICTS:
             lines = [_line(key, text) for key, text in self.known.items()]
-            self._num_lines = len(lines)
-            self._run_dir.writer.put(lambda: self._run_dir.replace_lines(VERDICTS, lines))
+            self._run_dir.writer.put(lambda: self._replace(lines, len(new)))
         else:
-            lines = "\n".join(_line(key, text) for key, text in new.items())
-            self._run_dir.writer.put(lambda: self._run_dir.append_line(VERDICTS, lines))
+            self._append([_line(key, text) for key, text in new.items()])
+
+    def _append(self, lines: Sequence[str]) -> None:
+        self._run_dir.writer.put(lambda: self._run_dir.append_line(VERDICTS, "\n".join(lines)))
+
+    def _replace(self, lines: Sequence[str], num_new: int) -> None:
+        """In the writer's thread. A store that is away keeps the long file; the new lines, which are the last, wait for it as others do."""
+        try:
+            self._run_dir.replace_lines(VERDICTS, lines)
+        except StorageError:
+            self._append(lines[-num_new:])
+        else:
+            self._num_lines = len(lines)
 
 
 def remember(known: dict[str, str], new: Mapping[str, str]) -> None:

@@ -219,12 +219,13 @@ class Buffer:
                     self._drop_stragglers(blocking(self._live, count))
         finally:
             self._num_wanted = None
-        self._counters.learner_wait_s = _now() - began
+        self._counters.learner_wait_s += _now() - began
         return self._take_first(count)
 
     def put_back(self, taken: Sequence[tuple[int, Group]], *, lost: Collection[int]) -> None:
         """Groups that were taken and not consumed stand in front again; those in `lost` are under way again."""
         now = _now()
+        self._counters.num_kept -= len(lost)  # each will be kept again
         for index, group in taken:
             self._live[index] = None if index in lost else group
             if index not in lost:

@@ -17,6 +17,14 @@ _MOST_REMEMBERED = 10_000
 """Prompts whose failures are counted at one time: those blamed last."""
 
 
+_Key = tuple[bool, str]
+"""Of a prompt: whether it is held out, and its id. Sources of like names give the same ids to prompts to train on and to held-out ones."""
+
+
+def _key(ticket: Ticket) -> _Key:
+    return ticket.index < 0, ticket.prompt.prompt_id
+
+
 class Suspects:
     """All prompts of a dead actor are blamed. One that fails alone is guilty; one whose group is finished is innocent.
 
@@ -27,13 +35,13 @@ class Suspects:
         """`max_failures` deaths prove a prompt guilty; before the last one it is tried alone."""
         self._max_failures = max_failures
         self._events = events
-        self._num_failures: dict[str, int] = {}
+        self._num_failures: dict[_Key, int] = {}
         """By prompt, the one blamed last at the end."""
-        self._guilty: set[str] = set()
+        self._guilty: set[_Key] = set()
 
     def has(self, ticket: Ticket) -> bool:
         """It was blamed, and one more failure would prove it guilty: it must be tried alone."""
-        num_failures = self._num_failures.get(ticket.prompt.prompt_id, 0)
+        num_failures = self._num_failures.get(_key(ticket), 0)
         return num_failures > 0 and num_failures >= self._max_failures - 1
 
     def any_of(self, tickets: Iterable[Ticket]) -> bool:
@@ -42,23 +50,23 @@ class Suspects:
 
     def is_guilty(self, ticket: Ticket) -> bool:
         """Its prompt was proven guilty before, perhaps in an earlier epoch: it is not tried again."""
-        return ticket.prompt.prompt_id in self._guilty
+        return _key(ticket) in self._guilty
 
     def blame(self, tickets: Sequence[Ticket], error: TreadwheelError, *, alone: bool) -> None:
         """Counts one failure against each prompt. `alone` says that there is one ticket and the actor had nothing else."""
-        for prompt_id in dict.fromkeys(ticket.prompt.prompt_id for ticket in tickets):
-            self._num_failures[prompt_id] = self._num_failures.pop(prompt_id, 0) + 1
+        for key in dict.fromkeys(map(_key, tickets)):
+            self._num_failures[key] = self._num_failures.pop(key, 0) + 1
             if len(self._num_failures) > _MOST_REMEMBERED:
                 del self._num_failures[next(iter(self._num_failures))]
         for ticket in tickets if alone else ():
-            if self._num_failures[ticket.prompt.prompt_id] >= self._max_failures:
+            if self._num_failures[_key(ticket)] >= self._max_failures:
                 self.absolve(ticket)
-                self._guilty.add(ticket.prompt.prompt_id)
+                self._guilty.add(_key(ticket))
                 self.quarantine(ticket, reason=headline(error))
 
     def absolve(self, ticket: Ticket) -> None:
         """Its group is finished: the failures were another's."""
-        self._num_failures.pop(ticket.prompt.prompt_id, None)
+        self._num_failures.pop(_key(ticket), None)
 
     def quarantine(self, ticket: Ticket, *, reason: str) -> None:
         """Writes down that this group will not be trained on, and why."""

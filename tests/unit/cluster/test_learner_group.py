@@ -568,7 +568,13 @@ async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_
 
 
 @pytest.mark.parametrize(
-    ("run", "metric"), [({}, 10.0), ({"evaluation": {"prompts": "file"}}, None), ({"recorded": "there"}, None)]
+    ("run", "metric"),
+    [
+        ({}, 10.0),
+        ({"evaluation": {"prompts": "file"}}, None),
+        ({"recorded": "there"}, None),
+        ({"algorithm": {"selection": "balanced"}, "rollout": {"extra_trajectories": 2}}, None),
+    ],
 )
 def test_a_steps_reward_rates_a_checkpoint_where_it_is_the_policys_own_and_nothing_is_evaluated(run, metric):
     assert SavingRules(run_config(**run)).metric_of([rewarded(0)]) == metric

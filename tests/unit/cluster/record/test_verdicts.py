@@ -1,5 +1,8 @@
+from unittest.mock import Mock
+
 import pytest
 
+from cluster.contracts.errors import StorageError
 from cluster.record import verdicts
 from cluster.record.run_directory import VERDICTS, RunDirectory
 from cluster.record.verdicts import Verdicts
@@ -51,6 +54,24 @@ def test_the_oldest_are_forgotten_beyond_the_limit(directory, monkeypatch):
         directory.writer.flush()
         assert len(directory.read_lines(VERDICTS)) == (number + 1 if number < 6 else number - 3)
     assert [*kept.known] == [*Verdicts(again(directory)).known] == ["5", "6", "7"]
+
+
+def test_a_store_that_is_away_when_the_file_is_made_anew_loses_nothing(directory, monkeypatch):
+    """Room for 3, as above: the seventh is written behind the others, and the eighth makes the file anew."""
+    monkeypatch.setattr(verdicts, "MOST_VERDICTS", 3)
+    kept = Verdicts(directory)
+    for number in range(6):
+        kept.add({str(number): "[[1.0, {}]]"})
+    directory.writer.flush()
+    with monkeypatch.context() as away:
+        away.setattr(directory, "replace_lines", Mock(side_effect=StorageError("away")))
+        kept.add({"6": "[[1.0, {}]]"})
+        directory.writer.flush()
+        directory.writer.flush()
+    assert len(directory.read_lines(VERDICTS)) == 7
+    kept.add({"7": "[[1.0, {}]]"})
+    directory.writer.flush()
+    assert [*Verdicts(again(directory)).known] == ["5", "6", "7"]
 
 
 def test_a_directory_that_the_process_does_not_own_is_not_written(tmp_path):

@@ -229,6 +229,8 @@ async def test_groups_put_back_stand_in_front_and_the_lost_ones_are_under_way_ag
     assert not taking.done(), "group 1 is sampled again, and nobody overtakes it"
     buffer.add(1, group())
     assert [index for index, _ in await taking] == [0, 1]
+    buffer.drop(2, reason="test")
+    assert buffer.drain_stats()["buffer/tries_per_group"] == 5 / 4, "the lost one is kept once"
 
 
 async def test_groups_put_back_are_taken_at_once_although_an_earlier_take_waited_for_one_behind_them():

@@ -43,6 +43,14 @@ def test_a_prompt_is_a_suspect_after_two_deaths_and_guilty_when_the_third_is_its
     assert not watched.is_guilty(b)
 
 
+def test_a_held_out_prompt_of_the_same_id_is_another():
+    watched = suspects(max_failures=1)
+    watched.blame([ticket("a")], death("w"), alone=True)
+    assert watched.is_guilty(ticket("a", index=7)) and not watched.is_guilty(ticket("a", index=-1))
+    watched.blame([ticket("a", index=-1)], death("w"), alone=True)
+    assert watched.is_guilty(ticket("a", index=-3))
+
+
 def test_deaths_in_company_prove_nothing_however_many():
     watched = suspects()
     for _ in range(10):

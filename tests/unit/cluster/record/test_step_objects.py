@@ -1,0 +1,13 @@
+from typing import Any
+from unittest.mock import Mock
+
+from cluster.record.step_objects import StepObjects
+
+
+def test_a_record_that_was_copied_from_a_disk_is_one_line_whatever_characters_stand_in_it():
+    """JSON leaves U+2028, U+2029 and U+0085 as they are, and Python's `splitlines` ends lines there."""
+    lines = ['{"step": 1, "pass_rates": {"a\u2028b": 0.5}}', '{"step": 2, "pass_rates": {"c\x85": 1.0}}']
+    store: Any = Mock(read_appended=lambda name: "".join(f"{line}\n" for line in lines))
+    store.names.return_value, store.read_many.return_value = [], []
+    assert StepObjects(store, file="ledger.jsonl").read_records(0) == lines
+    assert StepObjects(store, file="ledger.jsonl").read_records(1) == lines[1:]
