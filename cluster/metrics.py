@@ -37,8 +37,8 @@ METRICS: dict[str, str] = {
     "prompts/num_skipped": "Times since the last step that `prompts.difficulty` put another prompt in the place of one that "
     "is solved or far from the target.",
     "prompts/num_groups/<source>": "Groups of this source judged since the last step, those of dropped groups too.",
-    "reward/num_errors": "Trajectories whose reward raised; they do not train.",
-    "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train.",
+    "reward/num_errors": "Trajectories whose reward raised; they do not train. With `algorithm.selection` of all candidates.",
+    "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train. Of candidates as `reward/num_errors`.",
     "eval/reward": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
     "eval/accuracy": "Share of the held-out completions whose reward is `evaluation.success_at` (1) or more.",
     "eval/reward_stderr": "Standard error of `eval/reward`, over prompts; those of accuracy and pass@k over all prompts end the same.",

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from cluster.contracts.errors import DataError, DeadlineError
-from cluster.contracts.types import Group
+from cluster.contracts.types import Group, GroupSummary
 from cluster.rollouts.byte_budget import ByteBudget
 from cluster.rollouts.stragglers import Stragglers, blocking
 
@@ -28,7 +28,7 @@ class _Counters:
     num_kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
     """By reason."""
-    candidate_rewards: list[float] = field(default_factory=list[float])
+    candidates: list[GroupSummary] = field(default_factory=list[GroupSummary])
     learner_wait_s: float = 0.0
     head_of_line_s: float = 0.0
 
@@ -154,9 +154,9 @@ class Buffer:
             self._finished_at[index] = _now()
         self._notify()
 
-    def note_candidates(self, rewards: Sequence[float]) -> None:
-        """Rewards of an over-sampled group, before some of its trajectories are chosen."""
-        self._counters.candidate_rewards += rewards
+    def note_candidates(self, summary: GroupSummary) -> None:
+        """Of an over-sampled group, before some of its trajectories are chosen."""
+        self._counters.candidates.append(summary)
 
     def drop(self, index: int, *, reason: str, why: str = "") -> None:
         """Group `index` leaves untrained, and another one may start in its place. `reason` is one of few, `why` the group's own.
@@ -255,7 +255,7 @@ class Buffer:
             "buffer/size_bytes": float(self.size_bytes),
             "buffer/max_size_bytes": float(self._bytes.max_size_bytes),
             "staleness/bound": float(self._bound),
-            **({"buffer/candidate_reward": fmean(candidates)} if (candidates := drained.candidate_rewards) else {}),
+            **_of_candidates(drained.candidates),
             **({"buffer/kept_share": drained.num_kept / num_ended} if num_ended else {}),
             **({"buffer/tries_per_group": num_ended / drained.num_kept} if drained.num_kept else {}),
             **{
@@ -350,3 +350,14 @@ class Buffer:
 def _now() -> float:
     """The event loop's clock, so that waits and measurements agree, also where a test simulates it."""
     return asyncio.get_running_loop().time()
+
+
+def _of_candidates(candidates: Sequence[GroupSummary]) -> dict[str, float]:
+    """Of the chosen ones alone, failed rewards would be none."""
+    if not candidates:
+        return {}
+    return {
+        "buffer/candidate_reward": fmean(reward for each in candidates for reward in each.known_rewards),
+        "reward/num_errors": float(sum(each.num_reward_errors for each in candidates)),
+        "reward/num_timeouts": float(sum(each.num_reward_timeouts for each in candidates)),
+    }

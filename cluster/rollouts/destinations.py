@@ -94,7 +94,7 @@ class TrainingGroups:
         if self._measure is not None:
             self._measure(ticket.index, group.summary)
         if self._choose is not None:
-            self._buffer.note_candidates(group.summary.known_rewards)
+            self._buffer.note_candidates(group.summary)
             group = group.of(self._choose(group.summary))
         if name := self._dropped_by(group.summary):
             self._drop(ticket, reason=name, why=f"filter {name!r} dropped it")

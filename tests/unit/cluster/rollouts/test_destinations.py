@@ -83,7 +83,13 @@ async def test_a_run_whose_filter_drops_everything_gives_up_and_names_the_filter
 async def test_a_group_is_chosen_before_a_filter_sees_it_and_what_was_not_chosen_is_gone():
     """Of three trajectories the best and the worst make the group: 1 and 0, or 1 and 1, which the filter drops."""
     scene = Scene(
-        score=lambda i: group_summary(i, num_trajectories=3, rewards=(1.0, 0.5 - i % 2, 1.0 * (i % 2))),
+        score=lambda i: group_summary(
+            i,
+            num_trajectories=3,
+            rewards=(1.0, 0.5 - i % 2, 1.0 * (i % 2)),
+            num_reward_errors=i % 2,
+            num_reward_timeouts=1 - i % 2,
+        ),
         choose=lambda summary: [0, 2],
         dropped_by=lambda summary: "zero_variance" if len(set(summary.rewards)) == 1 else None,
     )
@@ -92,7 +98,9 @@ async def test_a_group_is_chosen_before_a_filter_sees_it_and_what_was_not_chosen
         taken = await buffer.take(4)
     assert [(index, group.summary.rewards) for index, group in taken] == [(i, (1.0, 0.0)) for i in (0, 2, 4, 6)]
     assert taken[1][1].pieces == (2, "reward-0 of 2", [0, 2])
-    assert buffer.drain_stats()["buffer/candidate_reward"] == 0.5, "of all three, in each group"
+    stats = buffer.drain_stats()
+    assert stats["buffer/candidate_reward"] == 0.5, "of all three, in each group"
+    assert (stats["reward/num_errors"], stats["reward/num_timeouts"]) == (3.0, 4.0)
 
 
 @simulated
