@@ -19,6 +19,7 @@ import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from actors.reward_model import Reading
+from actors.reward_service.service import Told, conversation
 from learner.model.sequence_classification import SequenceClassifier
 from tests.integration.commands import QUICKSTART, ROOT, Background
 from tests.integration.faults import Run
@@ -173,6 +174,7 @@ def test_the_model_that_was_killed_cost_no_reward_and_its_replacement_scores_as_
     for step in (1, NUM_STEPS):
         rows = [(json.loads(row["info"]), row) for row in tables[step].to_pylist()]
         rows = [(info, row) for info, row in rows if info["source"] == "differences"]
-        read = [reading.read(info, prompt=row["prompt_text"], completion=row["completion_text"]) for info, row in rows]
+        said = [(info, {"prompt": row["prompt_text"], "completion": row["completion_text"]}) for info, row in rows]
+        read = [reading.read(Told(**texts, messages=conversation(info, **texts))) for info, texts in said]
         signs = [dict(row["reward_components"])["sign"] for _, row in rows]
         assert signs == pytest.approx([sign for sign, _ in classifier.score(read)], abs=1e-4)
