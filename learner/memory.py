@@ -231,8 +231,11 @@ def _head_sizes(text: PretrainedConfig) -> tuple[int, int]:
     latent, rotated = (getattr(text, f"qk_{name}_head_dim", None) for name in ("nope", "rope"))
     if latent and rotated:
         return latent + rotated, getattr(text, "v_head_dim", None) or latent
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return size, size
+    return _head_size(text), _head_size(text)
+
+
+def _head_size(text: PretrainedConfig) -> int:
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
 def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
@@ -252,9 +255,8 @@ def _values_of_layer(text: PretrainedConfig) -> int:
 
 def _widths(text: PretrainedConfig) -> tuple[int, int]:
     """Of all queries of a token, and of its keys."""
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     num_keys = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return text.num_attention_heads * head, num_keys * head
+    return text.num_attention_heads * _head_size(text), num_keys * _head_size(text)
 
 
 def _head_bytes(text: PretrainedConfig, *, tokens: int, chunk_tokens: int | None, on_gpu: bool) -> int:

@@ -293,7 +293,7 @@ def _asked(batch: pa.RecordBatch, wanted: Sequence[str], scores: Sequence[Scores
     """The group with what is `wanted` of its trajectories: token ids cost much, and few judges read them."""
     columns = schema.info_of(batch, 0)
     of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
-    said = told(batch, columns)
+    said = told(batch, columns) if {"completion", "messages"} & {*wanted} else []
     if "completion" in wanted:
         of_each["completion"] = [each.completion for each in said]
     if "messages" in wanted:

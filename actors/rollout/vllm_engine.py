@@ -255,11 +255,7 @@ class VllmEngine:
             try:
                 self._start(request)
             except self._refusals as error:
-                refused.append(
-                    EngineOutput(
-                        request_id=request.request_id, token_ids=[], logprobs=[], finish_reason=None, refusal=str(error)
-                    )
-                )
+                refused.append(_refused(request.request_id, str(error)))
             else:
                 self._running.add(request.request_id)
         return refused
@@ -315,9 +311,7 @@ class VllmEngine:
             self._seams.pop(output.request_id, None)
             if reason == "error":
                 why = "vLLM ended it: its `structure` does not compile, or does not take what was sampled"
-                return EngineOutput(
-                    request_id=output.request_id, token_ids=[], logprobs=[], finish_reason=None, refusal=why
-                )
+                return _refused(output.request_id, why)
             if reason not in _FINISH_REASONS:
                 raise WorkerError(f"request {output.request_id}: vLLM ended it with {reason!r}")
         return EngineOutput(
@@ -336,6 +330,10 @@ class VllmEngine:
         if seam.is_past:
             del self._seams[request_id]
         return ends
+
+
+def _refused(request_id: str, why: str) -> EngineOutput:
+    return EngineOutput(request_id=request_id, token_ids=[], logprobs=[], finish_reason=None, refusal=why)
 
 
 def _logprobs_of(token_ids: Sequence[int], found: Sequence[Any]) -> list[float]:

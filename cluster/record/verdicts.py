@@ -35,17 +35,15 @@ class Verdicts:
             lines = [_line(key, text) for key, text in self.known.items()]
             self._run_dir.writer.put(lambda: self._replace(lines, len(new)))
         else:
-            self._append([_line(key, text) for key, text in new.items()])
-
-    def _append(self, lines: Sequence[str]) -> None:
-        self._run_dir.writer.put(lambda: self._run_dir.append_line(VERDICTS, "\n".join(lines)))
+            lines = "\n".join(_line(key, text) for key, text in new.items())
+            self._run_dir.writer.put(lambda: self._run_dir.append_line(VERDICTS, lines))
 
     def _replace(self, lines: Sequence[str], num_new: int) -> None:
         """In the writer's thread. A store that is away keeps the long file; the new lines, which are the last, wait for it as others do."""
         try:
             self._run_dir.replace_lines(VERDICTS, lines)
         except StorageError:
-            self._append(lines[-num_new:])
+            self._run_dir.append_line(VERDICTS, "\n".join(lines[-num_new:]))
         else:
             self._num_lines = len(lines)
 

@@ -137,8 +137,10 @@ def packed_attention(
     if s_aux is not None:
         return query.new_full((1, query.shape[2], query.shape[1], value.shape[-1]), torch.nan), None
     options: dict[str, Any] = {"segments": segments, "scaling": scaling, "window": sliding_window, "softcap": softcap}
-    if segments is not None and segments.sequence_group is None and _takes_flash(query, key, value, segments, softcap):
-        return _attend_row(query, key, value, **options), None
+    if segments is not None and segments.sequence_group is None:
+        lengths = _lengths(query, key, value, segments, softcap=softcap)
+        if lengths is not None:
+            return attend_lengths(query, key, value, lengths, scaling=scaling, window=sliding_window), None
     return (otherwise or attend_in_buckets)(query, key, value, **options), None
 
 
@@ -167,9 +169,10 @@ def attend_in_buckets(
     return group.to_positions(attended)
 
 
-def _takes_flash(query: Tensor, key: Tensor, value: Tensor, segments: Segments, softcap: float | None) -> bool:
-    is_plain = segments.lengths is not None and softcap is None and query.dtype == key.dtype == value.dtype
-    return is_plain and takes_lengths(query.dtype, query.shape[-1], value.shape[-1])
+def _lengths(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, softcap: float | None) -> Lengths | None:
+    """Of the segments, where flash attention takes them."""
+    is_plain = softcap is None and query.dtype == key.dtype == value.dtype
+    return segments.lengths if is_plain and takes_lengths(query.dtype, query.shape[-1], value.shape[-1]) else None
 
 
 def _attend_row(
@@ -183,8 +186,8 @@ def _attend_row(
     softcap: float | None,
 ) -> Tensor:
     """A whole row, of whose heads some may be elsewhere; [1, T, A, D]."""
-    if segments.lengths is not None and _takes_flash(query, key, value, segments, softcap):
-        return attend_lengths(query, key, value, segments.lengths, scaling=scaling, window=window)
+    if (lengths := _lengths(query, key, value, segments, softcap=softcap)) is not None:
+        return attend_lengths(query, key, value, lengths, scaling=scaling, window=window)
     num_heads = query.shape[1]
     query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
     cells: list[Tensor] = []

@@ -316,12 +316,14 @@ def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, shares: 
     while True:
         limit = min(max_tokens, -(-total // num_bins)) if num_bins > 1 else max_tokens
         bins = _filled(_units(rows, max_tokens=limit, shares=shares), rows, num_bins=num_bins, layout=layout)
-        if shares and num_bins > 1 and not _fit(bins, rows, max_tokens=max_tokens, layout=layout):
+        fits = _fit(bins, rows, max_tokens=max_tokens, layout=layout)
+        if shares and num_bins > 1 and not fits:
             small = _units(rows, max_tokens=limit // 4, shares=True)
             divided = _filled(small, rows, num_bins=num_bins, layout=layout)
             repeated = sum(cost(rows, chosen, layout=layout) for chosen in divided) - total
-            bins = divided if repeated <= MAX_REPEATED * total else bins
-        if num_bins >= len(rows) or _fit(bins, rows, max_tokens=max_tokens, layout=layout):
+            if repeated <= MAX_REPEATED * total:
+                bins, fits = divided, _fit(divided, rows, max_tokens=max_tokens, layout=layout)
+        if fits or num_bins >= len(rows):
             return [tuple(sorted(chosen)) for chosen in bins if chosen]
         num_bins += num_ranks
 
