@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from cluster.contracts.sockets import bound
 from cluster.contracts.types import RankGroup
 from cluster.weights.delta import LoadedCopy
 from cluster.weights.manifest import WeightManifest, bucket_sizes, owned, unpack_bucket, verify_bucket
+
+T = TypeVar("T")
 
 _CONNECT_S = 60.0
 """To reach a store that listens already, and for each of its answers."""
@@ -61,15 +64,21 @@ class Member:
         self._num_rounds, self._until = 0, 0.0
         self.begin_round()
         with self._breaking():
-            store = store_at(group.address, within_s=min(_CONNECT_S, group.timeout_s))
+            connect_s = min(_CONNECT_S, group.timeout_s)
+            refuse_absent = partial(_refuse_absent, group.address, within_s=connect_s)
+            refuse_absent()
+            store: Any = self._made(partial(store_at, group.address, within_s=connect_s), look=refuse_absent)
             self._store = c10d.PrefixStore(group.name, store)
             # Only when all are here do they connect: a connection waits for its other end, whatever becomes of that.
             self._store.set(_here(rank), "")
             here = [_here(each) for each in range(group.size)]
             self._wait(lambda: self._store.check(here), longest_pause_s=0.05)
             self._refuse_given_up()  # all others may have come, and left
-            make = _nccl if group.backend == "nccl" else _gloo
-            self._backend: Any = make(self._store, group, rank=rank, device=device)
+            if group.backend == "nccl":
+                self._backend: Any = _nccl(self._store, group, rank=rank, device=device)
+            else:  # over a connection of its own: on this one nobody else is answered while gloo waits for another's address
+                own = c10d.PrefixStore(group.name, store.clone())
+                self._backend = self._made(partial(_gloo, own, group, rank=rank), look=self._refuse_given_up)
 
     def begin_round(self) -> None:
         """To be called before each broadcast but the first."""
@@ -110,7 +119,17 @@ class Member:
         ending, self._backend = [self._backend], None
         threading.Thread(target=_end, args=(ending,), name="leaving a group", daemon=True).start()
 
-    def _wait(self, is_over: Callable[[], bool], *, longest_pause_s: float) -> None:
+    def _made(self, make: Callable[[], T], *, look: Callable[[], None]) -> T:
+        # Torch tries to connect for the whole time, whatever has become of the others. It may go on with that, in a thread.
+        making = Future[T]()
+        threading.Thread(target=_bring_about, args=(making, make), name="joining a group", daemon=True).start()
+        self._wait(making.done, longest_pause_s=0.005, look=look)
+        return making.result()
+
+    def _wait(
+        self, is_over: Callable[[], bool], *, longest_pause_s: float, look: Callable[[], None] | None = None
+    ) -> None:
+        """`look` raises when there is nothing to wait for any more; None looks whether the group was given up."""
         looked = time.monotonic()
         pause_s = 0.0002
         while not is_over():
@@ -119,7 +138,7 @@ class Member:
                 raise BroadcastError(f"group {self._group.name} was not done within {self._group.timeout_s:g} s")
             if now - looked > _LOOK_S:
                 looked = now
-                self._refuse_given_up()
+                (look or self._refuse_given_up)()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_pause_s)
 
@@ -129,10 +148,10 @@ class Member:
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Raises BroadcastError for torch's errors, which are RuntimeErrors."""
+        """Raises BroadcastError for torch's errors, which are RuntimeErrors, and for a socket's."""
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise BroadcastError(f"group {self._group.name} is broken: {error}") from error
 
 
@@ -286,6 +305,19 @@ def _arriving(member: Member, sizes: Sequence[int], *, device: torch.device) -> 
     yield coming[0]
 
 
+def _bring_about(result: Future[T], make: Callable[[], T]) -> None:
+    try:
+        result.set_result(make())
+    except BaseException as error:  # noqa: BLE001  it goes on in those that wait
+        result.set_exception(error)
+
+
+def _refuse_absent(address: str, *, within_s: float) -> None:
+    """Raises OSError where nobody listens: torch would ask again until the time is over."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=within_s).close()
+
+
 def _here(rank: int) -> str:
     return f"here {rank}"
 
@@ -306,7 +338,7 @@ def store_at(address: str, *, within_s: float) -> TCPStore:
     return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=within_s))
 
 
-def _gloo(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.device) -> Any:
+def _gloo(store: c10d.Store, group: RankGroup, *, rank: int) -> Any:
     gloo: Any = c10d.ProcessGroupGloo  # torch's own way to give it a device; its stubs have another name for it
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=_address_towards(group.address))]

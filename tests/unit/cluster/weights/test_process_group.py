@@ -5,16 +5,20 @@ import multiprocessing
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]  torch documents it there
 
 from cluster.contracts.errors import BroadcastError, LostError, WeightsError
+from cluster.contracts.sockets import bound
 from cluster.contracts.types import RankGroup
 from cluster.weights.delta import PublishedCopy
 from cluster.weights.manifest import Canary, WeightManifest, packing
@@ -191,6 +195,28 @@ def test_a_member_that_comes_when_the_group_was_given_up_waits_for_nobody(sender
         list(Receiver().tensors(Incoming(group=group, first_rank=2, manifest=manifest), place=0, device=CPU))
 
 
+def test_members_that_connect_to_one_that_is_gone_by_then_wait_until_the_group_is_given_up(sender):
+    """It said that it is here, and never connects. Gloo alone would wait for the group's whole limit."""
+    manifest = kept(sender)
+    group = group_of(sender, manifest, size=3, timeout_s=20.0)
+    store = PrefixStore(group.name, sender._store)
+    store.set("here 2", "")
+    with in_thread(sender.send, group) as sending, in_thread(received, group, manifest) as receiving:
+        until(lambda: store.check(["here 0", "here 1"]))
+        time.sleep(0.3)  # both look once more before they connect
+        sender.give_up(group)
+        for each in (sending, receiving):
+            with pytest.raises(BroadcastError, match="given up"):
+                each.result(240)
+
+
+def test_a_member_whose_sender_is_gone_asks_nobody_again_and_again(sender):
+    manifest = kept(sender)
+    listener, address = bound("127.0.0.1")  # nobody will listen
+    with listener, pytest.raises(BroadcastError, match="refused"):
+        received(replace(group_of(sender, manifest, size=2, timeout_s=20.0), address=address), manifest)
+
+
 def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_sent_to(sender):
     manifest = kept(sender)
     groups = [group_of(sender, manifest, size=2, name=f"joins {number}", lasts=False) for number in range(2)]
@@ -293,6 +319,13 @@ def test_the_store_listens_at_its_own_host_alone(sender):
 def received(group: RankGroup, manifest: WeightManifest) -> list[tuple[str, float]]:
     incoming = Incoming(group=group, first_rank=1, manifest=manifest)
     return [(name, float(tensor.sum())) for name, tensor in Receiver().tensors(incoming, place=0, device=CPU)]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
