@@ -191,7 +191,10 @@ class Optimizer:
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """What `state` gave, of the same parameters. Raises CheckpointError naming the first that does not fit."""
+        """What `state` gave, of the same parameters: those that never had a gradient have none in it.
+
+        Raises CheckpointError naming the first that does not fit.
+        """
         by_parameter: dict[str, dict[str, Tensor]] = {}
         averages: dict[str, Tensor] = {}
         for key, value in state.items():
@@ -211,11 +214,6 @@ class Optimizer:
                 "the checkpoint has no averaged policy, which algorithm.proximal='ewma' clips around; resume with the proximal of the run "
                 "that saved it, or start a run from its model folder"
             )
-        # The policy has no state before it trains, while its critic warms up.
-        parts = {name.partition(".")[0] for name in by_parameter}
-        missing = {name for name in self._masters if name.partition(".")[0] in parts} - set(by_parameter)
-        if missing:
-            raise CheckpointError(f"no optimizer state of {min(missing)!r}")
         if self._average is not None:
             self._average.averages = averages
         self._adam.state.clear()

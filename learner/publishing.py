@@ -4,6 +4,7 @@ Shapes: C probe tokens after the first.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -108,10 +109,20 @@ def exported_adapter(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Itera
 
 
 @torch.no_grad()
-def exported(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, whole tensor in `dtype`), tied ones once; a sharded model is gathered tensor by tensor, on all ranks."""
+def exported(
+    causal_lm: PreTrainedModel, *, dtype: torch.dtype, with_buffers: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, whole tensor in `dtype`), tied ones once; a sharded model is gathered tensor by tensor, on all ranks.
+
+    Buffers that a checkpoint has, such as a router's bias, are not trained: engines have them from the start. They keep their type.
+    """
     converts = bool(getattr(causal_lm, "_weight_conversions", None))
-    for name, tensor in merged(causal_lm):
-        tensor = tensor.to(dtype)
+    named = ((name, tensor.to(dtype)) for name, tensor in merged(causal_lm))
+    for name, tensor in chain(named, _stored_buffers(causal_lm) if with_buffers else ()):
         # Some families are computed in another form than they are stored (fused experts).
         yield from revert_weight_conversion(causal_lm, {name: tensor}).items() if converts else [(name, tensor)]
+
+
+def _stored_buffers(causal_lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    stored = causal_lm.state_dict().keys()
+    return ((name, buffer) for name, buffer in causal_lm.named_buffers() if name in stored)

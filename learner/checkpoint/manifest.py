@@ -52,6 +52,8 @@ class Manifest(BaseModel):
     """That saved; any number may restore."""
     parameters_digest: str
     """Of the trained parameters' names and shapes: another model's checkpoint is foreign."""
+    base: str = Field(default="", exclude_if=lambda base: not base)
+    """Fingerprint of the model's files that adapters were trained on: these hold no weights of it. Empty without LoRA."""
     metric: float | None
     """Higher is better; None is not compared."""
     learner: dict[str, Any]

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from cluster.contracts.config import RunConfig
 from cluster.contracts.provenance import Provenance
 from cluster.weights.adapter import write_adapter
+from cluster.weights.model_files import fingerprint
 from learner.checkpoint.card import NAME, Kind, model_card
 from learner.checkpoint.manifest import FileEntry
 from learner.checkpoint.writing import seal, write_tensors
@@ -30,10 +31,12 @@ class ModelFolder:
     def __init__(self, causal_lm: PreTrainedModel, config: RunConfig) -> None:
         self._causal_lm, self._config = causal_lm, config
         self._model, self._lora = config.model, config.learner.lora
+        self.base = (fingerprint(config.model) or "") if self._lora else ""
+        """Fingerprint of the files that an adapter is trained on; empty without LoRA."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor on the CPU), gathered from all ranks one at a time: every rank must iterate, also if it writes nothing."""
-        return self._on_cpu(exported(self._causal_lm, dtype=self._dtype))
+        return self._on_cpu(exported(self._causal_lm, dtype=self._dtype, with_buffers=True))
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """The adapter's matrices, as `weights`; none without LoRA."""

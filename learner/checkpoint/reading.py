@@ -19,10 +19,11 @@ def checkpoints(root: Storage, *, newest: int | None = None) -> list[Place]:
     return [Place(root, name) for version, name in found if newest is None or version <= newest]
 
 
-def read_manifest(place: Place, *, expected_parameters: str | None = None) -> Manifest:
+def read_manifest(place: Place, *, expected_parameters: str | None = None, expected_base: str = "") -> Manifest:
     """Raises CheckpointError when there is none, or it is not ours.
 
-    `expected_parameters` is asked for a checkpoint that is to be restored: it must be of this version and of the run's model.
+    `expected_parameters` is asked for a checkpoint that is to be restored: it must be of this version and of the run's model, and where
+    both name one of the same base.
     """
     try:
         manifest = Manifest.model_validate_json(place.read_text(MANIFEST))
@@ -35,7 +36,7 @@ def read_manifest(place: Place, *, expected_parameters: str | None = None) -> Ma
     if manifest.digest != manifest.own_digest():
         raise unfit(place, f"was altered: {MANIFEST} has another digest")
     if expected_parameters is not None:
-        _refuse_foreign(place, manifest, expected_parameters)
+        _refuse_foreign(place, manifest, expected_parameters, expected_base)
     return manifest
 
 
@@ -86,7 +87,7 @@ def unfit(place: Place, problem: str) -> CheckpointError:
     return CheckpointError(f"checkpoint {place} {problem}{_offer(place)}")
 
 
-def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str) -> None:
+def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str, expected_base: str) -> None:
     if manifest.format != FORMAT:
         raise CheckpointError(
             f"checkpoint {place} was written by another version of treadwheel, in format {manifest.format!r} instead of {FORMAT!r}; "
@@ -94,6 +95,8 @@ def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str) 
         )
     if manifest.parameters_digest != expected_parameters:
         raise unfit(place, "is foreign: its parameters are not those of this run's model")
+    if manifest.base and expected_base and manifest.base != expected_base:
+        raise unfit(place, "is foreign: its adapters were trained on other weights than model.path has now")
 
 
 def _offer(place: Place) -> str:

@@ -141,7 +141,7 @@ class Saver:
         self.finish()
         self._written = None
         place = Place.of(directory)
-        manifest = read_manifest(place, expected_parameters=self._parameters_digest())
+        manifest = read_manifest(place, expected_parameters=self._parameters_digest(), expected_base=self._model.base)
         states = States(place, manifest)
         masters = self._optimizer.masters()
         moments: dict[str, Tensor] = {}
@@ -245,6 +245,7 @@ class Saver:
             policy_version=policy_version,
             num_ranks=self._ranks.size,
             parameters_digest=self._parameters_digest(),
+            base=self._model.base,
             metric=extra.get("metric"),
             learner={name: part.state_dict() for name, part in self._small.items()},
             extra=dict(extra),

@@ -145,16 +145,23 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
     is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
     for rows, group in group_rules.of_batch(batch):
         is_kept_N[rows] = group_rules.dropped_by(group, parts=parts) is None
+    of_tokens: list[Variant] = []
     for chosen in parts.filters:
         if chosen.is_of_a_group:
             continue
         result = chosen.with_given(offered)
-        if isinstance(result, Selection):
-            gradient_NT, denominator_NT = gradient_NT & result.gradient_NT, denominator_NT & result.denominator_NT
-        elif result.dim() == 2:
-            gradient_NT = gradient_NT & result
+        if isinstance(result, Selection) or result.dim() == 2:
+            of_tokens.append(chosen)
         else:
             is_kept_N = is_kept_N & result
+    # Tokens are chosen among those of the trajectories that stay.
+    remaining = offered | {"loss_mask_NT": batch.loss_mask_NT & is_kept_N[:, None]}
+    for chosen in of_tokens:
+        result = chosen.with_given(remaining)
+        if isinstance(result, Selection):
+            gradient_NT, denominator_NT = gradient_NT & result.gradient_NT, denominator_NT & result.denominator_NT
+        else:
+            gradient_NT = gradient_NT & result
     return denominator_NT & is_kept_N[:, None], gradient_NT & is_kept_N[:, None], is_kept_N
 
 

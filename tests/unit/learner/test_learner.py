@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -508,6 +509,19 @@ def test_lora_trains_adapters_alone_and_publishes_them_merged(model_path: Path, 
     ids = torch.tensor([manifest.canary.token_ids])
     logprobs = served(ids).logits[0].float().log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
     assert (logprobs - torch.tensor(manifest.canary.logprobs)).abs().mean() < (1e-4 if dtype == "float32" else 0.1)
+
+
+def test_adapters_are_foreign_on_other_weights_than_they_were_trained_on(tmp_path: Path):
+    """A branch of the hub moved, or a folder was written anew: shapes and settings are the same."""
+    path = make_tiny_model(tmp_path / "model")
+    config = make_config(path, learner={"lora": {"rank": 2}}, checkpoint={"asynchronous": False})
+    directory = str(tmp_path / "step-000000")
+    Learner(config).save(directory, {})
+    Learner(config).restore(directory)
+    file = path / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="step-000000 is foreign: its adapters were trained on other weights"):
+        Learner(config).restore(directory)
 
 
 def test_lora_on_the_vocabulary_head_is_refused(tmp_path: Path):

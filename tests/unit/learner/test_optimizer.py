@@ -83,3 +83,18 @@ def test_foreign_state_is_refused_by_name():
         optimizer.load_state({"exp_avg/v": torch.zeros(2)})
     with pytest.raises(CheckpointError, match=r"\[3\], not \[2\]"):
         optimizer.load_state({"exp_avg/w": torch.zeros(3)})
+
+
+def test_a_parameter_that_never_had_a_gradient_has_no_state_and_comes_back_without():
+    """A vision tower that no text goes through."""
+
+    def made() -> tuple[dict[str, nn.Parameter], Optimizer]:
+        parameters = {name: nn.Parameter(torch.zeros(2)) for name in ("policy.used", "policy.unused")}
+        return parameters, Optimizer(parameters.items(), config=OptimizerConfig(), num_steps=2)
+
+    parameters, optimizer = made()
+    parameters["policy.used"].grad = torch.ones(2)
+    optimizer.step(0, gradient_norms=optimizer.gradient_norms())
+    _, resumed = made()
+    resumed.load_state(optimizer.state())
+    assert set(resumed.state()) == {f"{kind}/policy.used" for kind in ("step", "exp_avg", "exp_avg_sq")}

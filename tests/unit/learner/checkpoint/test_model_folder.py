@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from learner.checkpoint import model_folder
+from learner.publishing import exported
 
 
 def test_large_models_are_split_into_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -16,3 +18,38 @@ def test_large_models_are_split_into_files_with_an_index(tmp_path: Path, monkeyp
         "model.safetensors.index.json",
     ]
     assert load_file(tmp_path / "model-00002-of-00003.safetensors")["b"].tolist() == [1.0] * 8
+
+
+def test_a_folder_has_the_buffers_that_a_checkpoint_has(tmp_path: Path):
+    """DeepSeek-V3's routers add a bias to their scores, which is no parameter."""
+    model = DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=16,
+            moe_intermediate_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            n_routed_experts=4,
+            n_group=2,
+            topk_group=1,
+            num_experts_per_tok=2,
+            kv_lora_rank=8,
+            q_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=4,
+            v_head_dim=4,
+            first_k_dense_replace=1,
+        )
+    )
+    bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.copy_(torch.arange(4) / 3)
+    model_folder.write_weights(tmp_path, exported(model, dtype=torch.bfloat16, with_buffers=True))
+    model.config.save_pretrained(tmp_path)
+    again, info = DeepseekV3ForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    found = again.model.layers[1].mlp.gate.e_score_correction_bias
+    assert found.dtype == torch.float32 and found.equal(bias)
+    published = dict(exported(model, dtype=torch.bfloat16))
+    assert not [name for name in published if "correction" in name], "engines have it from the start"

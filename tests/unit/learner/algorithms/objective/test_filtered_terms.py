@@ -46,3 +46,28 @@ def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_te
     assert report["entropy_loss"] == pytest.approx(-0.5 * (4 + 2) / 2)
     # k3 of log-ratios −1 and −3
     assert report["kl_loss"] == pytest.approx(0.1 * ((math.exp(-1) + 1 - 1) + (math.exp(-3) + 3 - 1)) / 2)
+
+
+def test_tokens_are_chosen_among_those_of_trajectories_that_other_filters_keep():
+    """The first trajectory was cut off, and rambles: over both the top fifth would be its tokens alone. Of the second's entropies 1 to 5
+    the threshold is at place 0.8 * 4 = 3.2, that is 4.2: its last token stays."""
+    ones = torch.ones(2, 5, dtype=torch.float64)
+    entropies = tensor([[9.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]])
+    batch = dataclasses.replace(
+        case(0).rows([0, 1]).batch,
+        loss_mask_NT=torch.ones(2, 5, dtype=torch.bool),
+        rollout_logprobs_NT=-ones,
+        proximal_logprobs_NT=-ones,
+        reference_logprobs_NT=-ones,
+        entropies_NT=entropies,
+        policy_versions_NT=torch.zeros(2, 5, dtype=torch.int64),
+        rewards_N=tensor([2.0, 1.0], dtype=torch.float64),
+        completion_lengths_N=tensor([5, 5]),
+        truncated_N=tensor([True, False]),
+        values_NT=None,
+        reference_partition_NTP=None,
+    )
+    for filters in (["high_entropy_tokens", "overlong_mask"], ["overlong_mask", "high_entropy_tokens"]):
+        settings = {"advantage": "raw_reward", "policy_loss": "reinforce", "filters": filters}
+        prepared = Objective.from_config(AlgorithmConfig.model_validate(settings)).prepare(batch)
+        assert prepared.gradient_mask_NT.tolist() == [[False] * 5, [False] * 4 + [True]]
