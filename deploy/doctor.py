@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from packaging.requirements import Requirement
 from rich.table import Table
 from rich.text import Text
 
 from cluster.contracts.errors import ConfigError
+from cluster.machine import free_memory_bytes, total_memory_bytes
 from deploy.preflight.machine import GIB, this_machine
 from learner.processor import cpu_facts, multiplies_bfloat16_fast
 
@@ -129,9 +129,9 @@ def _processors() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    memory = psutil.virtual_memory()
-    value = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
-    is_enough = memory.available >= _LEAST_MEMORY_GIB * GIB
+    free, total = free_memory_bytes(), total_memory_bytes()
+    value = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    is_enough = free >= _LEAST_MEMORY_GIB * GIB
     yield Finding(
         name="memory",
         value=value,
@@ -140,7 +140,7 @@ def _memory() -> Iterator[Finding]:
     shared = Path("/dev/shm")
     if shared.is_dir():
         free = shutil.disk_usage(shared).free
-        size = max(4, int(memory.total / GIB * 0.3))
+        size = max(4, int(total / GIB * 0.3))
         advice = f"give the container more, as in --shm-size={size}g: Ray keeps trajectories there, else on the disk"
         is_enough = free >= _LEAST_SHARED_GIB * GIB
         yield Finding(name="shared memory", value=f"{free / GIB:.1f} GiB free", advice="" if is_enough else advice)

@@ -5,9 +5,7 @@ ranks gather by formula. Where attention makes masks, the copies of a shared pro
 """
 
 import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -16,6 +14,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.machine import free_memory_bytes
 from learner.distributed import MAX_UNREDUCED_BYTES
 from learner.model.attention import MAX_MASK_CELLS
 from learner.model.compute_type import multiplies_in_float32
@@ -203,18 +202,10 @@ def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig
 
 
 def free_bytes(device: torch.device | None = None) -> int:
-    """What a new process can still take here: on a CPU, or without a device, the least of the machine's available memory and the control
-    group's rest."""
+    """What a new process can still take here: of a GPU's memory, or on a CPU and without a device of the machine's."""
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
-    if limit and used and limit[0] != "max":
-        found.append(max(int(limit[0]) - int(used[0]), 0))
-    return min(found)
+    return free_memory_bytes()
 
 
 def _takes_flash(text: PretrainedConfig, *, item: int) -> bool:
@@ -324,13 +315,6 @@ def _without_memory(model: ModelConfig, *, field: str = "model.path") -> PreTrai
 
 def _count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
 
 
 def _gib(size_bytes: int) -> str:

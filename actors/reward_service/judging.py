@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig, server_of
 from cluster.contracts.types import Hold, Reward, RewardStatus
+from cluster.machine import num_cpus
 from cluster.record.verdicts import remember
 
 _PATIENCE_S = 0.2
@@ -73,7 +73,7 @@ class Judging:
         self.servers: Mapping[str, Sequence[str]] = {}
         """Where the run's servers are: no part of a question, for they may move while a call waits."""
         self.asks, self.is_of_groups = first.asks, first.is_of_groups
-        num_cores = max(1, _num_cores() // config.num_services)
+        num_cores = max(1, num_cpus() // config.num_services)
         self._max_processes = 1 if first.is_async else min(part.max_concurrency, num_cores)
         self._requests_each = part.max_concurrency if first.is_async else 1
         self._calls_per_request = 1 if first.is_async else _CALLS_PER_REQUEST
@@ -252,7 +252,3 @@ class Judging:
 
 def _rewards(text: str) -> list[Reward]:
     return [Reward(value=value, components=components) for value, components in json.loads(text)]
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

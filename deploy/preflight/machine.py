@@ -1,12 +1,13 @@
 """The machine: there is room for the actors, and memory for model and batch."""
 
-import math
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.machine import num_cpus
 from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan, plan_learning
 from deploy.preflight.engine_memory import weights_bytes
@@ -14,7 +15,6 @@ from deploy.preflight.engine_memory import weights_bytes
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
 """Of a step's trajectories in the store and as the learner's tensors: ids, log-probs, versions, mask, advantages."""
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _LEAST_OF_ESTIMATE = 2 / 3
 """An estimate is right within about a third: what is too large even so is refused."""
 
@@ -46,21 +46,15 @@ def is_own_cluster(address: str | None) -> bool:
 def this_machine() -> ClusterResources:
     """What a local Ray will find here."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = (
-        len([each for each in visible.split(",") if each])
-        if visible is not None
-        else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    # As CUDA and Ray read it: what follows a name that is none is hidden.
+    shown = (
+        itertools.takewhile(_is_gpu, visible.split(",")) if visible is not None else Path("/dev").glob("nvidia[0-9]*")
     )
-    return ClusterResources(nodes=(Node(cpus=float(min(len(os.sched_getaffinity(0)), _quota())), gpus=float(gpus)),))
+    return ClusterResources(nodes=(Node(cpus=float(num_cpus()), gpus=float(len(list(shown)))),))
 
 
-def _quota() -> float:
-    """Whole CPUs that a container may use, at least one: Ray counts them so. inf without a limit."""
-    try:
-        quota, period = _CPU_QUOTA.read_text(encoding="utf-8").split()
-    except (OSError, ValueError):
-        return math.inf
-    return math.inf if quota == "max" else max(int(quota) // int(period), 1)
+def _is_gpu(visible: str) -> bool:
+    return visible.strip() not in ("", "NoDevFiles") and not visible.strip().startswith("-")
 
 
 def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> PlacementPlan | None:

@@ -217,7 +217,7 @@ async def test_a_process_that_left_the_judges_session_keeps_no_group_waiting(tmp
 
 
 async def test_where_the_machine_has_no_room_for_a_second_process_the_first_goes_on(monkeypatch):
-    monkeypatch.setattr(judging, "_num_cores", lambda: 2)
+    monkeypatch.setattr(judging, "num_cpus", lambda: 2)
     monkeypatch.setattr(judging, "_PATIENCE_S", 0.01)
     async with service(f"{JUDGES}:slow") as rewards:
         await rewards.warm_up()
@@ -320,7 +320,7 @@ async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_
 
 
 async def test_a_judge_that_cannot_be_built_a_second_time_goes_on_in_its_first_process(monkeypatch, tmp_path):
-    monkeypatch.setattr(judging, "_num_cores", lambda: 2)
+    monkeypatch.setattr(judging, "num_cpus", lambda: 2)
     judge = Plugin(name="tests.unit.actors.judges:BuiltOnce", params={"marker": str(tmp_path / "built")})
     rewards = RewardService(RewardConfig(judge=judge))
     try:
@@ -355,7 +355,7 @@ async def test_the_judges_that_started_end_when_another_one_does_not(monkeypatch
 
 
 async def test_the_services_of_a_run_share_the_cores(monkeypatch):
-    monkeypatch.setattr(judging, "_num_cores", lambda: 8)
+    monkeypatch.setattr(judging, "num_cpus", lambda: 8)
     for num_services, num_processes in ((1, 8), (4, 2), (16, 1)):
         async with service(SYNC, num_services=num_services) as rewards:
             await rewards.warm_up()

@@ -72,11 +72,9 @@ def test_deltas_take_a_copy_in_every_worker_and_a_copy_with_its_changes_on_the_f
 
 
 @pytest.mark.parametrize(
-    ("quota", "expected"), [("max 100000", 2.0), ("150000 100000", 1.0), ("50000 100000", 1.0), ("900000 100000", 2.0)]
+    ("visible", "expected"), [("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,1", 2), ("1,-1,0", 1), ("GPU-8c, GPU-9d", 2)]
 )
-def test_a_container_has_the_whole_cpus_of_its_quota(tmp_path, monkeypatch, quota, expected):
-    (tmp_path / "cpu.max").write_text(quota + "\n")
-    monkeypatch.setattr(machine, "_CPU_QUOTA", tmp_path / "cpu.max")
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1})
+def test_gpus_are_those_that_cuda_shows(monkeypatch, visible, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     (node,) = machine.this_machine().nodes
-    assert node.cpus == expected
+    assert node.gpus == expected
