@@ -4,6 +4,7 @@ go away."""
 import asyncio
 import contextlib
 import time
+import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
@@ -22,7 +23,9 @@ from cluster.supervision.tasks import background
 from deploy.cluster_up.wiring import Cluster
 from deploy.reports.run_info import config_of
 
-CONTROL = "control.json"
+ORDERS = "orders"
+"""Folder of the run directory. Each order is a file of its own, which the driver removes: none replaces another, or is removed unread."""
+_SUFFIX = ".json"
 _POLL_S, _STORE_POLL_S = 1.0, 5.0
 """How often an order is looked for: on a disk, and in an object store, which bills each look."""
 _CLUSTER_POLL_S = 1.0
@@ -32,7 +35,7 @@ SETTINGS = {"rollout_workers": "rollout.num_workers", "reward_services": "reward
 
 
 class _Order(BaseModel):
-    """What control.json asks for; None leaves a number as it is."""
+    """What a file of orders asks for; None leaves a number as it is."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,8 +50,7 @@ def scale(run_dir: RunDirectory, *, actors: str, number: int) -> None:
     if run_dir.owner() is None:
         raise ConfigError(f"{run_dir.url!r} has no living driver; set {SETTINGS[actors]} and start the run")
     _check(config, actors, number, url=run_dir.url)
-    waiting = _order_of(run_dir.read_text(CONTROL)) if run_dir.exists(CONTROL) else _Order()
-    run_dir.write_json(CONTROL, waiting.model_copy(update={actors: number}).model_dump(exclude_none=True))
+    run_dir.write_json(f"{ORDERS}/{time.time_ns()}-{uuid.uuid4().hex[:8]}{_SUFFIX}", {actors: number})
 
 
 def _check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
@@ -92,7 +94,7 @@ def _order_of(text: str) -> _Order:
         return _Order.model_validate_json(text)
     except ValidationError as error:
         raise ConfigError(
-            f"{CONTROL}={text!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`"
+            f"{ORDERS}: {text!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`"
         ) from error
 
 
@@ -167,10 +169,10 @@ class Steering:
 
     async def _look(self) -> None:
         self._run_dir.check_claim()
-        order = await asyncio.to_thread(self._asked)
-        for actors, number in order.model_dump(exclude_none=True).items():
-            _check(self._config, actors, number, url=self._run_dir.url)
-            self._set(actors, number, why="treadwheel scale")
+        while order := await asyncio.to_thread(self._asked):
+            for actors, number in order.model_dump(exclude_none=True).items():
+                _check(self._config, actors, number, url=self._run_dir.url)
+                self._set(actors, number, why="treadwheel scale")
         if self._config.keeps_its_workers:
             return
         fleet = self._fleet_now()
@@ -197,11 +199,14 @@ class Steering:
         self._loads.clear()
         pool.want(number)
 
-    def _asked(self) -> _Order:
-        if not self._run_dir.exists(CONTROL):
-            return _Order()
-        order = self._run_dir.read_text(CONTROL)
-        self._run_dir.remove(CONTROL)
+    def _asked(self) -> _Order | None:
+        """The first that waits, if one does."""
+        waiting = [name for name in self._run_dir.names(ORDERS) if name.endswith(_SUFFIX)]
+        if not waiting:
+            return None
+        name = f"{ORDERS}/{waiting[0]}"
+        order = self._run_dir.read_text(name)
+        self._run_dir.remove(name)
         return _order_of(order)
 
     async def _leave_draining_nodes(self, tasks: asyncio.TaskGroup) -> None:

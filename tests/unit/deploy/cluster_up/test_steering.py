@@ -10,7 +10,7 @@ from cluster.contracts.config import RolloutConfig
 from cluster.contracts.errors import ClaimLostError, ConfigError, PreemptedError
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.supervisor import Supervisor
-from deploy.cluster_up.steering import CONTROL, Steering, scale
+from deploy.cluster_up.steering import ORDERS, Steering, scale
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml, validated
 from tests.fakes import ListedEvents
@@ -23,10 +23,14 @@ def claimed(path, **settings) -> RunDirectory:
     return directory
 
 
+def orders(directory: RunDirectory) -> list[dict]:
+    return [json.loads(directory.read_text(f"{ORDERS}/{name}")) for name in directory.names(ORDERS)]
+
+
 def test_an_order_is_left_for_the_driver(tmp_path):
     directory = claimed(tmp_path)
     scale(directory, actors="rollout_workers", number=4)
-    assert directory.read_text(CONTROL) == '{\n  "rollout_workers": 4\n}\n'
+    assert orders(directory) == [{"rollout_workers": 4}]
 
 
 @pytest.mark.parametrize(
@@ -63,15 +67,17 @@ def test_what_the_driver_would_not_do_is_refused(settings, asked, reason, tmp_pa
     actors, number = asked.split("=")
     with pytest.raises(ConfigError, match=reason):
         scale(directory, actors=actors, number=int(number))
-    assert not directory.exists(CONTROL)
+    assert not orders(directory)
 
 
-def test_an_order_that_waits_for_the_driver_is_kept_beside_the_next_one_and_replaced_by_one_of_its_kind(tmp_path):
+def test_orders_wait_for_the_driver_in_their_order(tmp_path):
     """The bounds of `elastic` are of rollout workers."""
     directory = claimed(tmp_path, elastic={"max_workers": 3})
-    for actors, number in (("rollout_workers", 2), ("reward_services", 4), ("rollout_workers", 3)):
+    asked = [{"rollout_workers": 2}, {"reward_services": 4}, {"rollout_workers": 3}]
+    for order in asked:
+        ((actors, number),) = order.items()
         scale(directory, actors=actors, number=number)
-    assert json.loads(directory.read_text(CONTROL)) == {"rollout_workers": 3, "reward_services": 4}
+    assert orders(directory) == asked
 
 
 def test_a_run_without_a_driver_is_not_steered(tmp_path):
@@ -161,12 +167,10 @@ async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fl
     announce_none(monkeypatch)
     directory = RunDirectory(str(tmp_path))
     async with asyncio.timeout(120), steering.steering():
-        directory.write_file(CONTROL, b'{"rollout_workers": "many"}')
-        while not steering._log.events:
-            await asyncio.sleep(0)
-        directory.write_json(CONTROL, {"rollout_workers": 5})
+        directory.write_file(f"{ORDERS}/1.json", b'{"rollout_workers": "many"}')
+        directory.write_json(f"{ORDERS}/2.json", {"rollout_workers": 5})
         await fleet.was_told.wait()
-    assert fleet.told == [("want", 5)] and not directory.exists(CONTROL)
+    assert fleet.told == [("want", 5)] and not orders(directory)
     assert [event["kind"] for event in steering._log.events] == ["steering_failed", "scale"]
     assert "is not an order; use `treadwheel scale" in steering._log.events[0]["reason"]
 
@@ -183,6 +187,27 @@ async def test_a_run_directory_that_another_driver_took_ends_the_run(steering, m
             await asyncio.Event().wait()
 
 
+async def test_an_order_that_comes_while_another_is_read_is_obeyed_too(
+    steering, fleet, services, tmp_path, monkeypatch
+):
+    announce_none(monkeypatch)
+    directory = RunDirectory(str(tmp_path))
+    read_text = steering._run_dir.read_text
+
+    def read_while_the_next_one_comes(name: str) -> str:
+        text = read_text(name)
+        if name.endswith("/1.json"):
+            directory.write_json(f"{ORDERS}/2.json", {"reward_services": 3})
+        return text
+
+    monkeypatch.setattr(steering._run_dir, "read_text", read_while_the_next_one_comes)
+    directory.write_json(f"{ORDERS}/1.json", {"rollout_workers": 5})
+    async with asyncio.timeout(120), steering.steering():
+        await fleet.was_told.wait()
+        await services.was_told.wait()
+    assert (fleet.told, services.told) == ([("want", 5)], [("want", 3)])
+
+
 @pytest.mark.parametrize("deterministic", [True])
 async def test_a_deterministic_run_changes_its_reward_services_and_never_its_workers(
     steering, fleet, services, tmp_path, monkeypatch
@@ -191,9 +216,9 @@ async def test_a_deterministic_run_changes_its_reward_services_and_never_its_wor
     announce_none(monkeypatch)
     directory = RunDirectory(str(tmp_path))
     async with asyncio.timeout(120), steering.steering():
-        directory.write_json(CONTROL, {"reward_services": 3})
+        directory.write_json(f"{ORDERS}/1.json", {"reward_services": 3})
         await services.was_told.wait()
-        directory.write_json(CONTROL, {"rollout_workers": 5})
+        directory.write_json(f"{ORDERS}/2.json", {"rollout_workers": 5})
         while len(steering._log.events) < 2:
             await asyncio.sleep(0)
     assert services.told == [("want", 3)] and not fleet.told
@@ -204,7 +229,7 @@ async def test_a_deterministic_run_changes_its_reward_services_and_never_its_wor
 
 async def test_an_order_that_came_while_the_run_started_is_obeyed(steering, fleet, tmp_path, monkeypatch):
     announce_none(monkeypatch)
-    RunDirectory(str(tmp_path)).write_json(CONTROL, {"rollout_workers": 5})
+    RunDirectory(str(tmp_path)).write_json(f"{ORDERS}/1.json", {"rollout_workers": 5})
     async with asyncio.timeout(120), steering.steering():
         await fleet.was_told.wait()
     assert fleet.told == [("want", 5)]
