@@ -206,15 +206,20 @@ class MetricLog:
         """Logs one event. A `message` among the fields is for people: the console shows it."""
         facts = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
         record = finite(facts)
-        if directory := self._directory:
-            directory.writer.put(lambda: directory.append_json(EVENTS, record))
         for sink in (*self._listeners, *self._sinks):
             sink.event(record)
+        if directory := self._directory:
+            directory.writer.put(lambda: directory.append_json(EVENTS, record))
 
     def end(self, kind: str, **fields: Any) -> None:
-        """Logs how the run ended, one of `ENDS`: the first call does. Sinks have it when this returns, or are left behind."""
+        """Logs how the run ended, one of `ENDS`: the first call does. Sinks have it when this returns, or are left behind.
+
+        A run whose events a disk did not take has not `finished`: that raises, and logs nothing.
+        """
         if self._has_ended:
             return
+        if kind == "finished" and self._directory:
+            self._directory.writer.flush()
         self._has_ended = True
         self.event(kind, **fields)
         self._leave_behind(self._sinks)

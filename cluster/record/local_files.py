@@ -5,7 +5,9 @@ import errno
 import os
 import posixpath
 import shutil
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -20,6 +22,8 @@ _ADVICE = {
     errno.EROFS: "its file system takes no writes: mount it otherwise, or name another place",
 }
 _OTHER_ADVICE = "mend that, then start the same command again"
+_ABANDONED_S = 3600.0
+"""A file aside that nobody has written to for so long is nobody's."""
 
 
 class LocalFiles:
@@ -110,7 +114,13 @@ class LocalFiles:
                     os.fsync(file.fileno())
 
     def read_appended(self, name: str) -> str:
-        return self.read(name).to_pybytes().decode() if self.exists(name) else ""
+        if not self.exists(name):
+            return ""
+        content = self.read(name).to_pybytes()
+        end = content.rfind(b"\n") + 1
+        return content[:end].decode() + content[end:].decode(
+            errors="replace"
+        )  # the last line may be torn within a character
 
     def replace_appended(self, name: str, text: str) -> None:
         self.write(name, text.encode())
@@ -131,6 +141,14 @@ class LocalFiles:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(aside)
         sync_folder(os.path.dirname(target))
+
+
+def remove_leftovers(folder: str) -> None:
+    """What killed processes were writing aside. Nothing young: who writes it may live."""
+    for path in Path(folder).glob("*.tmp-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                path.unlink()
 
 
 def write_synced(path: str | os.PathLike[str], content: "pa.Buffer | bytes") -> None:

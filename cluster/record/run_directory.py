@@ -18,7 +18,7 @@ from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record import store_claim
 from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
-from cluster.record.local_files import naming, reason
+from cluster.record.local_files import naming, reason, remove_leftovers
 from cluster.record.lock import Claim, in_use, owner_of
 from cluster.record.resume_rules import check_same_run, differing
 from cluster.record.step_objects import StepObjects
@@ -216,6 +216,9 @@ class RunDirectory(Storage):
             self._start_over()
         for name in (METRICS, EVENTS, VERDICTS, PHASES):
             self.remove_torn_line(name)
+        if self.is_local:
+            for folder in ("", "trajectories", LEARNED):
+                remove_leftovers(self.path(folder))
         self.write_file(RUN_YAML, run_yaml.encode())
         return is_resumed
 

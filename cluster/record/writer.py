@@ -16,23 +16,25 @@ class Writer:
         self._lock = threading.Lock()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Returns at once; `call` is made after all that were put before."""
-        self._raise_error()
+        """Returns at once; `call` is made after all that were put before, also when their error is raised."""
+        error = self._taken_error()
         self._submit(call)
+        _raise(error)
 
     def put_latest(self, name: str, call: Callable[[], None]) -> None:
         """As `put`, for a file that each call writes anew: takes the place of a call of the same name that is not made yet."""
-        self._raise_error()
+        error = self._taken_error()
         with self._lock:
             is_waiting = name in self._latest
             self._latest[name] = call
         if not is_waiting:
             self._submit(lambda: self._make_latest(name))
+        _raise(error)
 
     def flush(self) -> None:
         """Returns when all calls are made."""
         self._thread.submit(lambda: None).result()
-        self._raise_error()
+        _raise(self._taken_error())
 
     def _submit(self, call: Callable[[], None]) -> None:
         self._thread.submit(call).add_done_callback(self._note_error)
@@ -45,10 +47,14 @@ class Writer:
     def _note_error(self, done: "Future[None]") -> None:
         self._error = self._error or done.exception()
 
-    def _raise_error(self) -> None:
+    def _taken_error(self) -> BaseException | None:
         error, self._error = self._error, None
-        if error is not None:
-            raise error
+        return error
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
 
 
 class SideThread:

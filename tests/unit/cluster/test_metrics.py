@@ -114,6 +114,40 @@ def test_an_event_that_cannot_be_written_stops_the_run(directory):
         log.close()
 
 
+def test_a_run_whose_events_a_disk_did_not_take_has_failed_and_all_hear_of_it(directory, monkeypatch):
+    log, listener = MetricLog([], directory=directory), Listed()
+    log.add(listener)
+    append = directory.append_json
+
+    def full(name: str, record: dict) -> None:
+        monkeypatch.setattr(directory, "append_json", append)
+        raise StorageError("disk full")
+
+    monkeypatch.setattr(directory, "append_json", full)
+    log.event("checkpoint")
+    with pytest.raises(StorageError, match="disk full"):
+        log.end("finished")
+    log.end("failed")
+    log.close()
+    assert [record["kind"] for record in listener.seen] == ["checkpoint", "failed"]
+    assert [record["kind"] for record in directory.read_json_lines(EVENTS)] == ["failed"]
+
+
+def test_an_event_after_one_that_was_lost_is_not_lost_too(directory, monkeypatch):
+    log, listener = MetricLog([], directory=directory), Listed()
+    log.add(listener)
+    append = directory.append_json
+    monkeypatch.setattr(directory, "append_json", lambda name, record: directory.nothing)
+    log.event("lost")
+    directory.writer._thread.submit(lambda: None).result()
+    monkeypatch.setattr(directory, "append_json", append)
+    with pytest.raises(AttributeError):
+        log.event("failure")
+    log.close()
+    assert [record["kind"] for record in listener.seen] == ["lost", "failure"]
+    assert [record["kind"] for record in directory.read_json_lines(EVENTS)] == ["failure"]
+
+
 def test_an_unknown_sink_names_its_setting(directory):
     with pytest.raises(
         ConfigError, match=r"metrics.sinks\[1\]='carrier_pigeon' is not there; cluster.sinks has: console, jsonl"

@@ -222,6 +222,21 @@ def test_a_torn_last_line_is_cut_when_a_run_goes_on(directory):
     assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["a", "c"]
 
 
+def test_a_last_line_may_be_torn_within_a_character(directory):
+    directory.write_file(EVENTS, '{"kind": "数"}\n{"kind": "数'.encode()[:-1])
+    assert directory.read_lines(EVENTS) == ['{"kind": "数"}', ""]
+    directory.claim(CONFIG)
+    assert directory.read_file(EVENTS).to_pybytes() == '{"kind": "数"}\n'.encode()
+
+
+def test_what_a_killed_process_wrote_aside_is_gone_when_a_run_goes_on_and_what_may_be_a_living_ones_stays(directory):
+    for number in (1, 2):
+        directory.write_file(f"trajectories/step-000003.arrow.tmp-{number}", b"half")
+    os.utime(directory.path("trajectories/step-000003.arrow.tmp-1"), (0, 0))
+    directory.claim(CONFIG)
+    assert directory.names("trajectories") == ["step-000003.arrow.tmp-2"]
+
+
 def test_a_broken_line_in_the_middle_is_an_error(directory):
     directory.write_file(EVENTS, b'{"kind"\n{"kind": "b"}\n')
     with pytest.raises(StorageError, match=r"events\.jsonl line 1 is not JSON"):
