@@ -188,12 +188,15 @@ class LearnerGroup:
         """A checkpoint of the current version; `metric` is its evaluation. A save that fails is an event, and leaves the last good one."""
         async with self._turn:
             self._evaluations[self.version] = metric
+            is_saved = False
             while True:
                 try:
-                    await self._save()
+                    if not is_saved:
+                        await self._save()
                     return await self._end_turn()
                 except (WorkerError, DeadlineError) as error:
                     await self._recover(error)
+                    is_saved = True
 
     async def save_progress(self, tell: Callable[[StepStats, list[GroupSummary]], None]) -> None:
         """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last. It is on the
@@ -410,8 +413,9 @@ class LearnerGroup:
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self._held):
             learned.append(await self._learn_again(record))
-            # The last one is evaluated and told before it is saved, by those who go on from here.
-            if self._held < self._ledger.version and self._saving.is_due(self._held):
+            # The last one is evaluated and told before it is saved, by those who go on from here, unless that was done and the save lost.
+            is_before_last = self._held < self._ledger.version
+            if self._held in self._evaluations or (is_before_last and self._saving.is_due(self._held)):
                 await self._save()
         return learned
 

@@ -93,14 +93,17 @@ class TrainingGroups:
             return self._drop(ticket, reason="rewards failed", why=describe(group.summary))
         if self._measure is not None:
             self._measure(ticket.index, group.summary)
+        candidates = group.summary
         if self._choose is not None:
-            self._buffer.note_candidates(group.summary)
-            group = group.of(self._choose(group.summary))
-        if name := self._dropped_by(group.summary):
-            self._drop(ticket, reason=name, why=f"filter {name!r} dropped it")
+            group = group.of(self._choose(candidates))
+        dropped_by = self._dropped_by(group.summary)
+        if not dropped_by and self._wants_reference(ticket.index):
+            group = await self._scorers.with_reference_logprobs(group)
+        if self._choose is not None:  # a group that is lost here may come again
+            self._buffer.note_candidates(candidates)
+        if dropped_by:
+            self._drop(ticket, reason=dropped_by, why=f"filter {dropped_by!r} dropped it")
         else:
-            if self._wants_reference(ticket.index):
-                group = await self._scorers.with_reference_logprobs(group)
             self._buffer.add(ticket.index, group)
 
     def move(self, ticket: Ticket, copies: Mapping[Any, Any]) -> None:

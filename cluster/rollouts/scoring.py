@@ -55,6 +55,7 @@ class Scorers:
         self._model_turns = {name: asyncio.Lock() for name in models}
         self._reward = reward
         self._reference = reference
+        self._reference_turn = asyncio.Lock()
         self._servers = servers
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
@@ -146,7 +147,11 @@ class Scorers:
         if self._reference is None:
             return group
         deadline_s = self._reference_deadline_s
-        return group.with_columns(*await self._reference.call_for_batch("score", *group.pieces, deadline_s=deadline_s))
+        # One group after another, as for models: a scorer with many groups before it is no scorer that hangs.
+        async with self._reference_turn:
+            return group.with_columns(
+                *await self._reference.call_for_batch("score", *group.pieces, deadline_s=deadline_s)
+            )
 
 
 class FailedRewards:

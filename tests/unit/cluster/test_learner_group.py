@@ -511,6 +511,20 @@ async def test_a_save_that_a_death_broke_off_is_made_again_with_its_evaluation()
     assert [(event["policy_version"], event["metric"]) for event in saved] == [(2, 0.5), (2, 0.5), (3, 0.25)]
 
 
+@pytest.mark.parametrize("checkpoint", [{"every_steps": 2}, {"every_steps": None, "every_s": 600}])
+async def test_a_save_in_the_background_that_went_with_an_idle_rank_is_made_again_with_its_evaluation(
+    checkpoint: dict[str, Any],
+):
+    scene = Scene(num_steps=9, checkpoint=checkpoint, evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(2)
+    await scene.group.save(0.5)
+    scene.saved = 0  # it is still being written
+    await scene.group.heal(scene.group.actors()[0], death("learner-0", "progress"))
+    assert scene.saves == [2, 2] and scene.metrics[2] == 0.5
+    assert scene.group.saved_version == 2 and scene.group.saved_metric == 0.5
+
+
 @pytest.mark.parametrize("metric", [None, 0.5])
 async def test_a_checkpoint_says_after_a_restart_whether_it_was_evaluated(metric: float | None):
     scene = Scene(evaluation={"prompts": "file"})

@@ -120,6 +120,25 @@ async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_of
 
 
 @simulated
+async def test_groups_that_wait_for_the_reference_take_none_of_one_anothers_time():
+    """It scores one after another, as its thread does: the last would have had four groups before it within its deadline."""
+    under_way, most = 0, 0
+
+    class Scorer(ScriptedScorer):
+        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+            nonlocal under_way, most
+            if self.spec.kind is ActorKind.REFERENCE_SCORER:
+                under_way += 1
+                most = max(most, under_way)
+                await asyncio.sleep(0.4)
+                under_way -= 1
+            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+
+    assert await Scene(make_scorer=Scorer, wants_reference=lambda index: True).take() == [0, 1, 2, 3]
+    assert most == 1
+
+
+@simulated
 async def test_a_reference_scorer_that_waits_for_the_learner_is_the_last_to_start():
     learner_up, kinds = asyncio.Event(), []
 
