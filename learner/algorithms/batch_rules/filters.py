@@ -4,6 +4,7 @@ A filter on `rewards_G` or `reward_components_GK` looks at one group: false drop
 and samples another prompt in its place; its rewards are shaped then by the steps of `reward_shaping` in front of the first that needs the
 whole batch. The learner asks it the same. Other filters are the learner's alone: they return `[N]` (false: the trajectory leaves the batch
 and its denominators), `[N, T]` (false: the token gets no policy gradient, and stays in the denominator), or a `Selection` that says both.
+The last two see the tokens of the trajectories that stay.
 Shapes: G trajectories of a group, N of the batch, T tokens.
 """
 
