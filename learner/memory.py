@@ -118,21 +118,6 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
     # A row beyond the budget is a pass of its own. Ranks that share a pass have a slice each, but masks of all of it.
     slices = learner.sequence_parallel_size
     tokens = max(tokens_per_pass(learner.max_tokens_per_micro_batch, device=device), -(-longest // slices))
-    num_kept = 1 if learner.activation_checkpointing else text.num_hidden_layers
-    # A completion of Q tokens and K keys, P of them its prompt's, has a mask if that has few cells or if P > Q, as
-    # `learner.model.attention` says. With P <= Q there are at most 2 · Q keys, so few cells mean a K of at most √(2 · cells); with P > Q
-    # it is less than 2 · P. A window that slides always needs a mask.
-    masked = min(longest, max(math.isqrt(2 * MAX_MASK_CELLS), 2 * (longest - config.sampling.max_tokens)))
-    masked = masked if getattr(text, "sliding_window", None) is None else longest
-    takes_flash = device.type == "cuda" and has_flash and _takes_flash(text, item=item)
-    attention = 0
-    if model.attention != "flash_attention_2" and config.buffer.trajectories_per_group > 1:
-        passed = tokens * slices
-        attention = (
-            _copies_bytes(passed, text=text, config=config, longest=longest, item=item, num_kept=num_kept)
-            if takes_flash
-            else _mask_bytes(passed, longest=masked, item=item, num_kept=num_kept)
-        )
     activations = tokens * item * values_per_token
     num_unreduced = num_trained if 4 * num_trained <= MAX_UNREDUCED_BYTES else 0
     in_float32 = item < 4 and device.type == "cpu" and multiplies_in_float32()
@@ -146,7 +131,9 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
         head_bytes=_head_bytes(
             text, tokens=tokens, chunk_tokens=learner.head_chunk_tokens, on_gpu=device.type == "cuda"
         ),
-        attention_bytes=attention,
+        attention_bytes=_attention_bytes(
+            text, config=config, tokens=tokens * slices, longest=longest, has_flash=has_flash and device.type == "cuda"
+        ),
         factors_bytes=_factors_bytes(text, tokens=tokens) if in_float32 else 0,
         gathered_bytes=gathered,
         loading_bytes=0 if is_sharded else 4 * num_trained,
@@ -206,6 +193,22 @@ def free_bytes(device: torch.device | None = None) -> int:
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_memory_bytes()
+
+
+def _attention_bytes(text: PretrainedConfig, *, config: RunConfig, tokens: int, longest: int, has_flash: bool) -> int:
+    """Of a pass of so many tokens, in sequences of at most `longest`: see `MemoryEstimate.attention_bytes`."""
+    if config.model.attention == "flash_attention_2" or config.buffer.trajectories_per_group == 1:
+        return 0
+    item = config.model.item_bytes
+    num_kept = 1 if config.learner.activation_checkpointing else text.num_hidden_layers
+    if has_flash and _takes_flash(text, item=item):
+        return _copies_bytes(tokens, text=text, config=config, longest=longest, item=item, num_kept=num_kept)
+    # A completion of Q tokens and K keys, P of them its prompt's, has a mask if that has few cells or if P > Q, as
+    # `learner.model.attention` says. With P <= Q there are at most 2 · Q keys, so few cells mean a K of at most √(2 · cells); with P > Q
+    # it is less than 2 · P. A window that slides always needs a mask.
+    if getattr(text, "sliding_window", None) is None:
+        longest = min(longest, max(math.isqrt(2 * MAX_MASK_CELLS), 2 * (longest - config.sampling.max_tokens)))
+    return _mask_bytes(tokens, longest=longest, item=item, num_kept=num_kept)
 
 
 def _takes_flash(text: PretrainedConfig, *, item: int) -> bool:
