@@ -15,7 +15,8 @@ def format(*, completion: str, tags: Annotated[Sequence[str], Field(min_length=1
     rest = completion.strip()
     for tag in tags:
         block = re.match(rf"<{re.escape(tag)}>(.+?)</{re.escape(tag)}>\s*", rest, re.DOTALL)
-        if block is None or not block[1].strip() or completion.count(f"<{tag}>") > 1:
+        is_one = all(completion.count(mark) == 1 for mark in (f"<{tag}>", f"</{tag}>"))
+        if block is None or not block[1].strip() or not is_one:
             return 0.0
         rest = rest[block.end() :]
     return float(not rest)

@@ -11,7 +11,7 @@ import jsonschema.validators
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import ConfigError, DataError
 
-_FENCED = re.compile(r"```([\w+#-]*)[ \t]*\n(.*?)```", re.DOTALL)
+_FENCED = re.compile(r"```([\w+#-]*)[ \t]*\r?\n(.*?)```", re.DOTALL)
 
 
 def json_schema(
@@ -37,7 +37,7 @@ def json_schema(
         raise DataError(f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema") from error
     # Fences of other languages count too, or the end of one would begin a block.
     answer = after_reasoning(completion)
-    blocks = [text for mark, text in _FENCED.findall(answer) if mark in ("", "json")]
+    blocks = [text for mark, text in _FENCED.findall(answer) if mark.lower() in ("", "json")]
     try:
         said = json.loads(blocks[-1] if blocks else answer, parse_constant=_refuse)
         return float(validator(wanted).is_valid(said))

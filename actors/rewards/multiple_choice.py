@@ -8,10 +8,16 @@ from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
-_BOXED = re.compile(r"\\boxed\{(?:\s|\\\w+\{|\()*([A-Z])\b")  # also \boxed{\text{(B)}}
-# A small a before another word is an article.
-_CALLED_ANSWER = re.compile(r"\banswer(?:\s+is|\s*:)?[\s*:(]*(?-i:(?!a\s+\w))([A-Z])\b", re.IGNORECASE)
-_ALONE = re.compile(r"(?<![\w'])([A-Z])(?![\w'])")
+_BOXED = re.compile(r"\\boxed\{(?:\s|\\\w+\{|\()*([A-Za-z])\b")  # also \boxed{\text{(B)}}
+# A small a before another word is an article, and e^x a power.
+_CALLED_ANSWER = re.compile(
+    r"\banswer(?:\s+is|\s*:)?(?:[\s*:($\[]|\\\(|\\[a-z]+\{|(?:the|option|choice|letter)\s)*(?-i:(?!a\s+\w))([A-Z])\b(?![\^'’])",
+    re.IGNORECASE,
+)
+# So is a large one that begins a sentence, unless the sentence is of the choice.
+_ALONE = re.compile(
+    r"(?<![\w'])(?!(?:(?<=[.!?]\s)|(?<![\s\S]))A\s+(?!(?:is|or|and|because|seems|would|fits|looks)\b)[a-z])([A-Z])(?![\w'])"
+)
 
 
 def multiple_choice(
@@ -24,7 +30,7 @@ def multiple_choice(
     """
     choices = choices.upper()
     wanted = text_of(columns, column).strip("().").upper()
-    if wanted.isdigit() and int(wanted) < len(choices):
+    if wanted.isdecimal() and int(wanted) < len(choices):
         wanted = choices[int(wanted)]
     if len(wanted) != 1 or wanted not in choices:
         raise DataError(

@@ -13,6 +13,8 @@ from cluster.contracts.errors import DataError
 _NEEDED = ("answer", "metadata", "task", "task_config")
 _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
 """Their verifiers compare with tuples, which JSON has turned into lists."""
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What verifiers raise that read an answer without a doubt, such as that of `prime_factorization` for words."""
 
 
 def reasoning_gym(*, prompt: str, completion: str, columns: Mapping[str, Any], answer_tag: str | None = None) -> float:
@@ -30,7 +32,8 @@ def answer_of(completion: str, *, answer_tag: str | None) -> str | None:
 
 
 def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) -> float:
-    """By the verifier of the task in `columns`. Raises DataError, naming `setting`, when they lack one."""
+    """By the verifier of the task in `columns`; 0 for an answer that it cannot read. Raises DataError, naming `setting`, when they lack
+    one."""
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise DataError(
@@ -38,7 +41,12 @@ def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) ->
         )
     metadata = _tuples(columns["metadata"]) if columns["task"] in _TUPLE_TASKS else columns["metadata"]
     entry = {"answer": columns["answer"], "metadata": metadata}
-    return float(_task(columns["task"], json.dumps(columns["task_config"], sort_keys=True)).score_answer(answer, entry))
+    task = _task(columns["task"], json.dumps(columns["task_config"], sort_keys=True))
+    try:
+        return float(task.score_answer(answer, entry))
+    except _UNREADABLE:
+        task.score_answer(columns["answer"], entry)  # raises where the prompt is to blame, and no answer could be read
+        return 0.0
 
 
 @functools.lru_cache(maxsize=128)

@@ -12,7 +12,8 @@ from cluster.contracts.errors import ConfigError
 def regex(
     *, prompt: str, completion: str, columns: Mapping[str, Any], pattern: str, column: str | None = None
 ) -> float:
-    """Without `column`, 1 if the pattern matches somewhere in the completion. With it, 1 if the last match is the column's text.
+    """Without `column`, 1 if the pattern matches somewhere in the completion. With it, 1 if the last match that is not
+    empty is the column's text.
 
     A match's text is its first group, or all of it where the pattern has no group; `.` matches line ends too. Raises ConfigError
     for a broken pattern and DataError for a missing column. A pattern that backtracks for ever ends at the service's deadline.
@@ -23,7 +24,7 @@ def regex(
     wanted = text_of(columns, column)
     if not matches:
         return 0.0
-    last = matches[-1]
+    last = next((match for match in reversed(matches) if match.group()), matches[-1])
     found = (last.group(1) if last.re.groups else last.group()) or ""
     return float(found.strip() == wanted)
 

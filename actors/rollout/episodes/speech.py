@@ -141,7 +141,10 @@ class Speech:
         """
         if self._parser is None:
             return Heard(text=self._formatter.decode(sampled_ids), reasoning=None, tool_calls=())
-        sampled, written = (self._turns.encoder.decode(ids) for ids in (sampled_ids, written_ids))
+        # Parsers of others know no stop token, which their servers leave out.
+        ends = self._has_own_parser and sampled_ids and sampled_ids[-1] in self._formatter.stop_token_ids
+        read_ids = sampled_ids[:-1] if ends else sampled_ids
+        sampled, written = (self._turns.encoder.decode(ids) for ids in (read_ids, written_ids))
         try:
             reply = self._parser(sampled, prompt=written, tools=tools)
         except DataError:

@@ -35,6 +35,8 @@ def judged_text(name, completion, columns, **params):
         ("```python\ns = 'a\x0cb\u2028c'\r\n```\r\n", "s = 'a\x0cb\u2028c'\n"),
         ("```python\na", None),
         ("a", None),
+        ("<think>\n```python\nx =\n</think>\n```python\nb\n```", "b\n"),
+        ("<think>\n```python\na\n```\n</think>\nI give up.", None),
     ],
 )
 def test_the_program_is_the_last_closed_block_of_the_language_or_else_the_last_unmarked_one(completion, program):

@@ -33,6 +33,11 @@ def test_a_pattern_with_a_column_judges_the_last_match():
     assert said(regex, "#### 8, no: #### 7", {"answer": "8"}, pattern=pattern, column="answer") == 0.0
 
 
+@pytest.mark.parametrize("pattern", [r"[^\n]*$", r"(\d*)\s*$"])
+def test_a_match_of_nothing_behind_the_last_one_is_no_match(pattern):
+    assert said(regex, "so\n42", {"answer": "42"}, pattern=pattern, column="answer") == 1.0
+
+
 def test_a_group_that_took_no_part_in_the_match_is_no_answer():
     assert said(regex, "none", {"answer": "8"}, pattern=r"(\d)?none", column="answer") == 0.0
 
@@ -64,6 +69,14 @@ def test_math_verify_blames_a_bad_answer_on_the_data():
 def test_reasoning_gym_gives_part_of_the_reward_for_the_answer_amid_text():
     assert said(reasoning_gym, "17", SUM) == 1.0
     assert said(reasoning_gym, "it is 17", SUM) == pytest.approx(2 / 8)
+
+
+def test_an_answer_that_a_verifier_cannot_read_earns_nothing_and_a_broken_prompt_is_an_error():
+    """The verifier of `prime_factorization` makes a number of each factor."""
+    columns = {"answer": "2 × 3", "metadata": {"number": 6}, "task": "prime_factorization", "task_config": {}}
+    assert [said(reasoning_gym, text, columns) for text in ("2 × 3", "The factors are 2 and 3")] == [1.0, 0.0]
+    with pytest.raises(ValueError, match="two times three"):
+        said(reasoning_gym, "2 x 3", columns | {"answer": "two times three"})
 
 
 def test_reasoning_gym_judges_the_last_answer_tag_when_told_to():

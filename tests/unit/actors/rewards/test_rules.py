@@ -34,6 +34,13 @@ from cluster.contracts.errors import ConfigError, DataError
         (r"\boxed{\text{(B)}}, for A is false", 1.0),
         ("The answer is a prime number: B", 1.0),
         ("<think>The answer is A? No.</think>\n\nB", 1.0),
+        ("It may seem that the answer is A. It is not: the answer is option B.", 1.0),
+        (r"One could say the answer is A. But the correct answer is $\textbf{B}$.", 1.0),
+        (r"First I thought the answer is C, but the answer is \(\text{B}\).", 1.0),
+        ("The answer is e^x, which is option B.", 1.0),
+        ("I choose B. A whale is a mammal.", 1.0),
+        ("Not B. A is right.", 0.0),
+        (r"\boxed{b}", 1.0),
     ],
 )
 def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
@@ -43,8 +50,9 @@ def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
 
 
 def test_an_answer_that_is_no_choice_is_an_error():
-    with pytest.raises(DataError, match="'answer' is 'seven'"):
-        multiple_choice(completion="B", columns={"answer": "seven"})
+    for answer in ("seven", "²"):
+        with pytest.raises(DataError, match=f"'answer' is '{answer}'"):
+            multiple_choice(completion="B", columns={"answer": answer})
 
 
 @pytest.mark.parametrize("answer", [None, ["B"], {"letter": "B"}])
@@ -74,6 +82,8 @@ def test_mathematics_is_read_after_the_reasoning_and_a_dollar_may_be_money(said,
     [
         '```python\nx = 1\n```\nSo:\n```json\n{"x": 1}\n```',
         '<think>Not this:\n```json\n[]\n```\n</think>{"x": 1}',
+        "```JSON\n{}\n```",
+        "```json\r\n{}```",
     ],
 )
 def test_a_block_of_another_language_or_of_the_reasoning_is_not_the_json(said):
@@ -132,7 +142,8 @@ def test_lengths_that_no_completion_has_are_a_mistake_and_not_a_reward_of_0():
 
 
 @pytest.mark.parametrize(
-    "said", ["<think></think><answer>1</answer>", "so <think>a</think><answer>1</answer>", "<answer>1</answer><think>a</think>",
+    "said", ["<think></think><answer>1</answer>", "so <think>a</think><answer>1</answer>",
+     "<think>a</think><answer>b</think></answer>", "<think>a</answer></think><answer>b</answer>", "<answer>1</answer><think>a</think>",
              "<think>a</think><think>b</think><answer>1</answer>", "<think>a</think><answer>1</answer> done"],
 )  # fmt: skip
 def test_a_format_that_is_not_met_to_the_letter_earns_nothing(said):

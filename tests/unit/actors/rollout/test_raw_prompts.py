@@ -1,17 +1,20 @@
 """Prompts that an agent writes itself: which tokens they become, and where an episode goes on."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Transcript
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, RawPrompt, Rewritten, Said
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Completion, FinishReason, Prompt
 from tests.models import make_tokenizer
 from tests.unit.actors.chat.families import FAMILIES, tokenizer_of
@@ -26,10 +29,22 @@ FUZZ = settings(max_examples=40, deadline=None, derandomize=True, suppress_healt
 
 
 @cache
-def speech_of(name: str) -> Speech:
+def speech_of(name: str, *, parser: NamedParser | None = None) -> Speech:
     tokenizer = tokenizer_of(name)
     stops = tokenizer.convert_tokens_to_ids([*FAMILIES[name].stops])
-    return Speech(ChatFormatter(tokenizer, max_context=512, stop_token_ids=stops))
+    return Speech(ChatFormatter(tokenizer, max_context=512, stop_token_ids=stops), parser=parser)
+
+
+def say(*, text: str, tools: Any) -> tuple[str, list[Any]]:
+    return text, []
+
+
+def test_a_parser_of_anothers_sees_no_stop_token_as_with_its_own_server():
+    speech = speech_of("qwen25", parser=NamedParser(Plugin(name=f"{__name__}:say")))
+    ids = tokenizer_of("qwen25").convert_tokens_to_ids
+    said = [*tokenizer_of("qwen25")("It is 42.", add_special_tokens=False).input_ids, ids("<|im_end|>")]
+    for sampled_ids in (said, said[:-1]):  # the second was cut
+        assert speech.hear(sampled_ids, written_ids=[], tools=(), num_calls=0).text == "It is 42."
 
 
 class Telling:
