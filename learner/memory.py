@@ -24,6 +24,7 @@ from learner.model.head import MAX_KEPT_BYTES, tile_shape
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import CRITIC_PATH, read_config
 from learner.model.reference import reference_models
+from learner.shape import head_size, inner_size, num_key_heads, windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +207,7 @@ def _attention_bytes(text: PretrainedConfig, *, config: RunConfig, tokens: int, 
     # A completion of Q tokens and K keys, P of them its prompt's, has a mask if that has few cells or if P > Q, as
     # `learner.model.attention` says. With P <= Q there are at most 2 · Q keys, so few cells mean a K of at most √(2 · cells); with P > Q
     # it is less than 2 · P. A window that slides always needs a mask.
-    if getattr(text, "sliding_window", None) is None:
+    if not windows(text):
         longest = min(longest, max(math.isqrt(2 * MAX_MASK_CELLS), 2 * (longest - config.sampling.max_tokens)))
     return _mask_bytes(tokens, longest=longest, item=item, num_kept=num_kept)
 
@@ -215,9 +216,7 @@ def _takes_flash(text: PretrainedConfig, *, item: int) -> bool:
     """Whether flash attention takes all of the model's heads, in a type of so many bytes."""
     if item != 2 or getattr(text, "attn_logit_softcapping", None) is not None:
         return False
-    query, value = _head_sizes(text)
-    largest = max(query, getattr(text, "global_head_dim", None) or 0)
-    return takes_lengths(torch.bfloat16, query, value) and takes_lengths(torch.bfloat16, largest, largest)
+    return takes_lengths(torch.bfloat16, *_head_sizes(text))
 
 
 def _head_sizes(text: PretrainedConfig) -> tuple[int, int]:
@@ -225,11 +224,7 @@ def _head_sizes(text: PretrainedConfig) -> tuple[int, int]:
     latent, rotated = (getattr(text, f"qk_{name}_head_dim", None) for name in ("nope", "rope"))
     if latent and rotated:
         return latent + rotated, getattr(text, "v_head_dim", None) or latent
-    return _head_size(text), _head_size(text)
-
-
-def _head_size(text: PretrainedConfig) -> int:
-    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return head_size(text), head_size(text)
 
 
 def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
@@ -243,14 +238,13 @@ def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
 def _values_of_layer(text: PretrainedConfig) -> int:
     hidden = text.hidden_size
     queries, keys = _widths(text)
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    inner = inner_size(text)
     return 8 * hidden + 5 * queries + 6 * keys + 4 * inner
 
 
 def _widths(text: PretrainedConfig) -> tuple[int, int]:
     """Of all queries of a token, and of its keys."""
-    num_keys = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return text.num_attention_heads * _head_size(text), num_keys * _head_size(text)
+    return text.num_attention_heads * head_size(text), num_key_heads(text) * head_size(text)
 
 
 def _head_bytes(text: PretrainedConfig, *, tokens: int, chunk_tokens: int | None, on_gpu: bool) -> int:
@@ -285,7 +279,7 @@ def _copies_bytes(
 def _factors_bytes(text: PretrainedConfig, *, tokens: int) -> int:
     """Weight, input and output of a projection of the MLP."""
     hidden = text.hidden_size
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    inner = inner_size(text)
     return 4 * (hidden * inner + tokens * (hidden + inner))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.contracts.errors import ConfigError
+from learner.shape import head_size, inner_size, largest, num_key_heads
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -41,12 +42,12 @@ def check_divisible(text: "PretrainedConfig", tensor_parallel: int) -> None:
     """
     dealt_out = {
         "attention heads": text.num_attention_heads,
-        "key-value heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        "intermediate_size": getattr(text, "intermediate_size", None),
-        "moe_intermediate_size": getattr(text, "moe_intermediate_size", None),
+        "key-value heads": num_key_heads(text),
+        "intermediate_size": largest(text, "intermediate_size"),
+        "moe_intermediate_size": largest(text, "moe_intermediate_size"),
     }
     for name, number in dealt_out.items():
-        if not isinstance(number, int):  # a model without this layer, or with layers of several sizes
+        if number is None:  # a model without this layer
             continue
         is_copied = name == "key-value heads" and tensor_parallel % number == 0
         if number % tensor_parallel and not is_copied:
@@ -85,16 +86,13 @@ def of_engine(
     and at its end float32 logits, what is sampled from, and a sorted copy. Raises ConfigError as `check_divisible` does.
     """
     check_divisible(text, tensor_parallel)
-    num_heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // num_heads
-    num_keys = max((getattr(text, "num_key_value_heads", None) or num_heads) // tensor_parallel, 1)
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    layer = 4 * text.hidden_size + 3 * inner // tensor_parallel
+    num_keys = max(num_key_heads(text) // tensor_parallel, 1)
+    layer = 4 * text.hidden_size + 3 * inner_size(text) // tensor_parallel
     logits = 3 * 4 * num_sequences * text.vocab_size
     weights = weights_bytes(text, num_parameters=num_parameters, item=item, is_quantized=is_quantized)
     return EngineMemory(
         taken_bytes=int(utilization * gpu_bytes),
         weights_bytes=weights // tensor_parallel,
         passes_bytes=_PREFILL_TOKENS * item * layer + logits + ENGINE_CONTEXT_BYTES,
-        bytes_per_token=2 * text.num_hidden_layers * num_keys * head * item,
+        bytes_per_token=2 * text.num_hidden_layers * num_keys * head_size(text) * item,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from deploy.preflight.compute_type import asked_of_gpus
+from learner.shape import head_size, inner_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -52,12 +53,11 @@ def check_layers(text: "PretrainedConfig", config: RunConfig) -> None:
         )
     if scheme != "fp8_per_block":
         return
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     # An input is rounded by groups as wide as a block. Blocks at the end of a matrix's rows may be smaller.
     sizes = {
         "hidden_size": text.hidden_size,
-        "intermediate_size": text.intermediate_size // parallel,
-        "heads' size": text.num_attention_heads * head // parallel,
+        "intermediate_size": inner_size(text) // parallel,
+        "heads' size": text.num_attention_heads * head_size(text) // parallel,
     }
     for name, size in sizes.items():
         if size % _BLOCK:

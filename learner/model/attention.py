@@ -14,7 +14,8 @@ memory-efficient kernel.
 Shapes: T tokens of a row, S segments of a bucket, Q query tokens, K key tokens, A attention heads, D head size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +168,23 @@ def attend_in_buckets(
     whole = (group.to_heads(x)[:, :, :num_tokens] for x in (query, key, value))
     attended = F.pad(_attend_row(*whole, **options), (0, 0, 0, 0, 0, num_padded - num_tokens))
     return group.to_positions(attended)
+
+
+@contextmanager
+def windows_seen() -> Iterator[set[int | None]]:
+    """The windows that a model's layers ask packed attention for while this is open; None is for one that sees all."""
+    seen: set[int | None] = set()
+    own = ALL_ATTENTION_FUNCTIONS[PACKED]
+
+    def noted(*args: Any, sliding_window: int | None = None, **options: Any) -> tuple[Tensor, None]:
+        seen.add(sliding_window)
+        return own(*args, sliding_window=sliding_window, **options)
+
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, noted)
+    try:
+        yield seen
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register(PACKED, own)
 
 
 def _lengths(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, softcap: float | None) -> Lengths | None:

@@ -9,13 +9,23 @@ from transformers import AutoModel, PreTrainedModel
 
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
+from cluster.contracts.errors import ConfigError
 from learner.distributed import Ranks, reshard, shard
 from learner.model.compiling import compile_layers
 from learner.model.critic import Critic, Networks, check_sequence_parallel, critic_config, refuse_another_architecture
 from learner.model.linear import multiply_fast
 from learner.model.loading import load_shards, materialise, read_score, skeleton
 from learner.model.lora import add_adapters
-from learner.model.policy import CRITIC_PATH, PolicyModel, choose_layout, fix_rotations, load, load_backbone, unproven
+from learner.model.policy import (
+    CRITIC_PATH,
+    PolicyModel,
+    choose_layout,
+    fix_rotations,
+    load,
+    load_backbone,
+    read_config,
+    unproven,
+)
 
 
 def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
@@ -27,6 +37,7 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     compute_dtype: torch.dtype = getattr(torch, model.dtype)
     is_sharded = ranks.mesh is not None
     check_sequence_parallel(config)
+    _refuse_quantized(model)
     causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=ranks.device)
     policy = unproven(
         causal_lm,
@@ -68,6 +79,17 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     return networks, loading
 
 
+def _refuse_quantized(model: ModelConfig) -> None:
+    """Raises ConfigError: weights of fewer bits are not trained, and a checkpoint of them is not written."""
+    found = getattr(read_config(model), "quantization_config", None)
+    if found is not None:
+        method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+        raise ConfigError(
+            f"model.path={model.path!r} has quantized weights ({method or 'of an unknown kind'}), and the learner trains plain ones; give "
+            "the model's form in bfloat16"
+        )
+
+
 def _backbone(own: ModelConfig, *, policy: PolicyModel, value: ValueConfig, is_sharded: bool) -> PreTrainedModel:
     """The critic's own, a skeleton where the policy is one. Raises ConfigError for another architecture than the policy's."""
     causal_lm = policy.causal_lm
@@ -82,7 +104,11 @@ def _backbone(own: ModelConfig, *, policy: PolicyModel, value: ValueConfig, is_s
 
 def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Networks:
     """With adapters and checkpointed activations where they are wanted. Linear layers multiply in the type that is faster on this
-    processor. Works on a skeleton too."""
+    processor. Works on a skeleton too.
+
+    Nothing trains in transformers' sense but the layers that checkpoint, which do so only then: routers that draw experts, or jitter, while
+    they train would make the policy another one than the sampler's.
+    """
     backbone = None if networks.critic is None else networks.critic.backbone
     models = [model for model in (networks.policy.causal_lm, backbone) if model is not None]
     for model in models:
@@ -91,4 +117,7 @@ def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Netwo
         if learner.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
     multiply_fast(networks)
-    return networks.train(learner.activation_checkpointing)
+    networks.eval()
+    for part in networks.modules():
+        part.training = bool(getattr(part, "gradient_checkpointing", False))
+    return networks

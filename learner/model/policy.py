@@ -8,6 +8,7 @@ Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -32,10 +34,11 @@ from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.model_files import refuse_unpinned_code
-from learner.model.attention import PACKED
+from learner.model.attention import PACKED, windows_seen
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
 from learner.model.routing import Routing
+from learner.shape import windows
 
 PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Nats, largest difference of a log-prob; bfloat16 rounds differently in other shapes, another sequence's tokens show as far more."""
@@ -43,6 +46,8 @@ ISOLATION_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Nats, by which a sequence may move when its neighbours in the row are exchanged for others of the same lengths."""
 ModelKind = type[AutoModelForCausalLM] | type[AutoModel] | type[AutoModelForSequenceClassification]
 """A whole causal model, its backbone alone, or a reward model."""
+_OF_A_MODEL = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
+"""What a model's own code raises where it takes packed rows for others."""
 CRITIC_PATH = "algorithm.value.path"
 """The field, for messages."""
 
@@ -273,14 +278,22 @@ def unproven(
     head_chunk_tokens: int | None,
     replays_routing: bool = False,
 ) -> PolicyModel:
-    """The policy, padded; its head is read off the configuration. Raises ConfigError as `Routing` where it `replays_routing`."""
+    """The policy, padded; its head is read off the configuration.
+
+    Raises ConfigError for a model whose backbone is not found, and as `Routing` where it `replays_routing`.
+    """
+    if causal_lm.base_model is causal_lm:  # Llama 4: its positions and chunks are not known here either
+        raise ConfigError(
+            f"model.path: a {type(causal_lm).__name__} has no backbone {causal_lm.base_model_prefix!r} of its own to be trained by; "
+            "take another model"
+        )
     head = Head(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         chunk_tokens=head_chunk_tokens,
-        **_head_parameters(causal_lm.config),
+        **_head_parameters(causal_lm.config.get_text_config()),
     )
     routing = Routing(causal_lm) if replays_routing else None
     return PolicyModel(causal_lm, head=head, layout="padded", routing=routing)
@@ -305,7 +318,6 @@ def choose_layout(
     causal_lm, device = policy.causal_lm, policy.causal_lm.device
     vocabulary_size = output_layer(causal_lm).weight.shape[0]
     rows = _proof_rows(vocabulary_size, shift=0)
-    neighbours = [rows[0], *_proof_rows(vocabulary_size, shift=5)[1:]]
     own_attention = causal_lm.config._attn_implementation or "eager"
     expected = [_own_logprobs(own_logits, row, temperature=policy.head.temperature, device=device) for row in rows]
     error = float("inf")
@@ -314,14 +326,8 @@ def choose_layout(
             PACKED if layout != "padded" and model.attention in ("auto", "sdpa") else own_attention
         )
         policy.layout = layout
-        with policy.full_softmax(temperature=policy.head.temperature):
-            first, second = (
-                score(lambda b: forward(b).logprobs_C, r, layout=layout, max_tokens=10**6, device=device)
-                for r in (rows, neighbours)
-            )
-        error = max(float((a - b).abs().max()) for a, b in zip(first, expected, strict=True))
-        leak = float((first[0] - second[0]).abs().max()) if layout != "padded" else 0.0
-        if error <= PROOF_TOLERANCE.get(dtype, 1e-3) and leak <= ISOLATION_TOLERANCE.get(dtype, 1e-4):
+        error = _largest_error(policy, rows, expected, forward=forward, model=model, dtype=dtype)
+        if error <= PROOF_TOLERANCE.get(dtype, 1e-3):
             return
     name = type(causal_lm).__name__
     if splits_sequences:
@@ -334,6 +340,53 @@ def choose_layout(
             f"learner.packing=packed: {name} does not keep packed sequences apart (off by {error:.3g} nats); use auto"
         )
     raise ConfigError(f"{name} applies its vocabulary head in a way that is not known here (off by {error:.3g} nats)")
+
+
+def _largest_error(
+    policy: PolicyModel,
+    rows: Sequence[TokenRow],
+    expected: Sequence[Tensor],
+    *,
+    forward: Callable[[MicroBatch], TokenOutputs],
+    model: ModelConfig,
+    dtype: torch.dtype,
+) -> float:
+    """Nats, by which the rows' log-probs differ in the policy's layout from those that are expected; infinite for a packed layout in which
+    they depend on their neighbours, that the model's code does not take, or that does not hear of the model's windows."""
+    causal_lm, layout = policy.causal_lm, policy.layout
+
+    def scored(rows: Sequence[TokenRow]) -> list[Tensor]:
+        device = causal_lm.device
+        return score(lambda b: forward(b).logprobs_C, rows, layout=layout, max_tokens=10**6, device=device)
+
+    with policy.full_softmax(temperature=policy.head.temperature):
+        if layout == "padded":
+            return _difference(scored(rows), expected)
+        neighbours = [rows[0], *_proof_rows(output_layer(causal_lm).weight.shape[0], shift=5)[1:]]
+        try:
+            with windows_seen() as seen:
+                found, again = scored(rows), scored(neighbours)
+        except _OF_A_MODEL as error:
+            # It reads the mask, say, which packed rows have not. Ranks that gather shards may not go on after it.
+            is_sharded = any(isinstance(parameter, DTensor) for parameter in causal_lm.parameters())
+            if is_sharded or isinstance(error, torch.OutOfMemoryError):
+                raise
+            return float("inf")
+    # A window may be in masks alone, of which packed attention knows nothing, and these rows are too short to show it.
+    is_blind = bool(seen and _shorter_windows(causal_lm, model=model) - seen)
+    leak = _difference(again[:1], found[:1])
+    return float("inf") if is_blind or leak > ISOLATION_TOLERANCE.get(dtype, 1e-4) else _difference(found, expected)
+
+
+def _difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
+
+
+def _shorter_windows(causal_lm: PreTrainedModel, *, model: ModelConfig) -> set[int | None]:
+    """Of the model's layers, than its longest sequence."""
+    text = causal_lm.config.get_text_config()
+    longest = model.max_context or getattr(text, "max_position_embeddings", None) or sys.maxsize
+    return {window for window in windows(text) if window < longest}
 
 
 def _layouts(packing: str, *, attention: str) -> tuple[Layout, ...]:

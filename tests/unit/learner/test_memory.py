@@ -4,11 +4,20 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma3nConfig,
+    Gemma4TextConfig,
+    Llama4TextConfig,
+    PhimoeConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
-from learner import memory
+from learner import memory, shape
 from learner.memory import MemoryEstimate, check_fits, of_run
 from tests.models import make_tiny_reward_model
 from tests.unit.learner.trajectories import make_config
@@ -215,3 +224,19 @@ def test_what_does_not_fit_is_refused_with_every_part():
     loading = replace(estimated, loading_bytes=16 * gib)
     with pytest.raises(ConfigError, match=r"'large' needs about 16.0 GiB on the only learner rank while it loads"):
         check_fits(loading, free_bytes=15 * gib, model=model)
+
+
+def test_of_layers_that_differ_the_largest_counts():
+    """Gemma 4 has heads of 256 and of 512 numbers, and Gemma 3n gives each layer's MLP its own size."""
+    assert shape.head_size(Gemma4TextConfig()) == 512
+    assert shape.inner_size(Gemma3nConfig().get_text_config()) == 16_384
+    for text in (Gemma4TextConfig(), Gemma3nConfig().get_text_config()):
+        assert memory._values_of_layer(text) > 0
+        assert memory._takes_flash(text, item=2) is (shape.head_size(text) <= 256)
+
+
+def test_windows_are_those_of_layers_that_have_them():
+    assert shape.windows(Gemma4TextConfig(sliding_window=64)) == {64}
+    assert shape.windows(Qwen3Config(sliding_window=64)) == set()
+    assert shape.windows(PhimoeConfig(sliding_window=64)) == {64}
+    assert shape.windows(Llama4TextConfig(attention_chunk_size=128)) == {128}

@@ -1,5 +1,6 @@
 """The policy's log-probs and their gradients are those of the model's own logits, whatever its family does to them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,33 @@ from torch.testing import assert_close
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     GraniteConfig,
     GraniteForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
 )
 
-from cluster.contracts.config import ModelConfig, SamplingConfig
+from cluster.contracts.config import ModelConfig, RunConfig, SamplingConfig
+from cluster.contracts.errors import ConfigError
+from learner.distributed import Ranks
+from learner.model.building import build
 from learner.model.packing import lay_out
-from learner.model.policy import load, prove, token_row
+from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
 
 SIZES: dict[str, Any] = {
@@ -46,11 +60,19 @@ def _with_bias() -> PreTrainedModel:
     return causal_lm
 
 
+def _wrapped() -> PreTrainedModel:
+    """A model with a vision tower: what it does to logits stands in its text model's configuration."""
+    text = SIZES | {"head_dim": 8, "final_logit_softcapping": 2.0, "num_kv_shared_layers": 0}
+    text |= {"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 0}
+    return Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=None, audio_config=None))
+
+
 HEADS: dict[str, Callable[[], PreTrainedModel]] = {
     "tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)),
     "untied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False)),
     "bias": _with_bias,
     "soft-capped": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=2.0)),
+    "soft-capped within another": _wrapped,
     "scaled-up": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
     "scaled-down": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0)),
 }
@@ -76,6 +98,87 @@ def test_log_probs_and_gradients_are_those_of_the_models_own_logits(name: str):
     expected = torch.autograd.grad((expected_C * weighting_C).sum(), list(weights.values()))
     for parameter, own, other in zip(weights, found, expected, strict=True):
         assert_close(own, other, rtol=1e-3, atol=1e-4, msg=lambda text, at=parameter: f"{at}: {text}")
+
+
+def proven(causal_lm: PreTrainedModel, *, packing: str = "auto", max_context: int | None = None) -> PolicyModel:
+    model = ModelConfig(path="made here", dtype="float32", max_context=max_context)
+    return prove(
+        causal_lm.eval(), model=model, packing=packing, sampling=SamplingConfig(temperature=1.0), head_chunk_tokens=16
+    )
+
+
+def windowed_phimoe(window: int | None) -> PreTrainedModel:
+    """Its layers see a window by their mask alone."""
+    torch.manual_seed(0)
+    config = PhimoeConfig(**SIZES, num_local_experts=4, max_position_embeddings=128, sliding_window=window)
+    causal_lm = PhimoeForCausalLM(config)
+    for parameter in causal_lm.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    return causal_lm
+
+
+def test_a_window_that_is_in_masks_alone_keeps_rows_apart_where_a_sequence_may_be_longer():
+    """The proof's rows are shorter than any window: packed, sixty tokens were two nats off."""
+    assert proven(windowed_phimoe(32), max_context=32).layout == proven(windowed_phimoe(None)).layout == "shared"
+    causal_lm = windowed_phimoe(32)
+    policy = proven(causal_lm)
+    assert policy.layout == "padded"
+    ids = [(7 * i + 3) % 128 for i in range(60)]
+    row = token_row(ids[:1], ids[1:])
+    logprobs_C = policy(lay_out([row], [0], layout=policy.layout, width=59)).logprobs_C
+    expected_LV = causal_lm(torch.tensor(ids)[None]).logits[0].log_softmax(-1)[:-1]
+    assert_close(logprobs_C, expected_LV.gather(1, torch.tensor(ids)[1:, None])[:, 0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_window_that_attention_is_told_of_packs():
+    assert proven(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16))).layout == "shared"
+
+
+def test_a_model_that_reads_the_mask_itself_is_padded():
+    config = DeepseekV32Config(
+        **SIZES | {"num_key_value_heads": 4, "first_k_dense_replace": 1},
+        **{"moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
+        **{"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4},
+        **{"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8},
+    )
+    causal_lm = DeepseekV32ForCausalLM(config)
+    assert proven(causal_lm).layout == "padded"
+    with pytest.raises(ConfigError, match=r"learner\.packing=packed: DeepseekV32ForCausalLM"):
+        proven(causal_lm, packing="packed")
+
+
+def test_a_model_without_a_backbone_of_its_own_is_refused():
+    sizes = SIZES | {"intermediate_size_mlp": 64, "head_dim": 8, "num_local_experts": 2}
+    with pytest.raises(ConfigError, match="a Llama4ForCausalLM has no backbone 'language_model'"):
+        proven(Llama4ForCausalLM(Llama4TextConfig(**sizes)))
+
+
+def test_layers_that_checkpoint_their_activations_draw_no_experts(tmp_path: Path):
+    """While it trains, PhiMoE's router samples experts, and the learner's policy would be another one than the sampler's."""
+    windowed_phimoe(None).save_pretrained(tmp_path)
+    learner = {"activation_checkpointing": True}
+    model = {"path": str(tmp_path), "dtype": "float32"}
+    config = RunConfig.model_validate({"model": model, "prompts": "file", "learner": learner})
+    networks, _ = build(config, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
+    calls: list[nn.Module] = []
+    layer = networks.policy.causal_lm.base_model.layers[0]
+    layer.self_attn.register_forward_pre_hook(lambda module, inputs: calls.append(module))
+    batch = lay_out([token_row([5, 6, 7], [*range(8, 40)])], [0], layout=networks.policy.layout, width=32)
+    first, second = (networks(batch)[0].logprobs_C for _ in range(2))
+    assert first.equal(second)
+    calls.clear()
+    first.sum().backward()
+    assert calls, "it is computed again for the gradients"
+
+
+def test_quantized_weights_are_refused(tmp_path: Path):
+    path = make_tiny_model(tmp_path)
+    config = json.loads((path / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (path / "config.json").write_text(json.dumps(config))
+    run = RunConfig.model_validate({"model": {"path": str(path)}, "prompts": "file"})
+    with pytest.raises(ConfigError, match=r"has quantized weights \(mxfp4\).*form in bfloat16"):
+        build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
 
 
 def test_a_loaded_model_has_no_dropout(tmp_path: Path):

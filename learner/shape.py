@@ -1,0 +1,36 @@
+"""Sizes of a language model as its configuration gives them. Where layers differ, the largest counts."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def largest(text: "PretrainedConfig", name: str) -> int | None:
+    """None where no layer has it."""
+    layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text]
+    found = [getattr(layer, name, None) for layer in layers]
+    sizes = [size for each in found for size in (each if isinstance(each, (list, tuple)) else [each])]
+    return max((size for size in sizes if size), default=None)
+
+
+def head_size(text: "PretrainedConfig") -> int:
+    """Of attention."""
+    return largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
+
+
+def num_key_heads(text: "PretrainedConfig") -> int:
+    return largest(text, "num_key_value_heads") or text.num_attention_heads
+
+
+def inner_size(text: "PretrainedConfig") -> int:
+    """Of the MLP."""
+    return largest(text, "intermediate_size") or 4 * text.hidden_size
+
+
+def windows(text: "PretrainedConfig") -> set[int]:
+    """How far back layers see, of those that do not see all."""
+    kinds = getattr(text, "layer_types", None)
+    named = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}
+    found = {largest(text, name) for name, kind in named.items() if kinds is None or kind in kinds}
+    return {size for size in found if size}
