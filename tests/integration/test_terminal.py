@@ -53,6 +53,19 @@ print("and goes on")
 """
 
 
+_SLOWLY = """
+import time
+from rich.panel import Panel
+from cluster.sinks.console.terminal import live
+class Slow:
+    def __rich_console__(self, console, options):
+        time.sleep(0.5)  # some frames
+        yield "printed slowly"
+with live(lambda: Panel("a table"), per_second=20) as console:
+    console.print(Slow())
+"""
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("terminal") / "run"
@@ -76,6 +89,13 @@ def test_what_others_print_scrolls_by_above_the_table_and_the_last_numbers_stay(
     assert sum(line.startswith("╭") for line in lines) == 1, "drawn in place"
     assert "step 3 of 10" in lines[top + 1] and any("0.750" in line for line in lines[top:])
     assert lines[-1] == ("an error of the end" if end == "raised" else "printed after it")
+
+
+def test_a_frame_that_is_due_while_a_line_is_printed_waits_for_it():
+    with Terminal(sys.executable, "-c", _SLOWLY) as terminal:
+        assert terminal.exit_code() == 0
+        lines = terminal.everything.splitlines()
+    assert lines[0] == "printed slowly" and sum(line.startswith("╭") for line in lines) == 1
 
 
 def test_a_wait_is_seen_keeps_what_is_printed_and_leaves_nothing(tmp_path):

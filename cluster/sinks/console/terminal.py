@@ -10,7 +10,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.live import Live
@@ -60,6 +60,12 @@ class _Terminal(Console):
     def __init__(self, frames: _Frames) -> None:
         super().__init__(file=frames, force_terminal=True, highlight=False, markup=False, emoji=False)  # pyright: ignore[reportArgumentType]
         self._frames = frames
+        self.frame_lock = threading.RLock()
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """No frame is drawn between where this begins and what it writes: Rich would draw it below the one before, which stays."""
+        with self.frame_lock:
+            super().print(*objects, **options)
 
     @property
     def size(self) -> ConsoleDimensions:
@@ -91,6 +97,7 @@ def live(
             redirect_stdout=False,
             redirect_stderr=False,
         )
+        terminal.frame_lock = shown._lock
         at_the_end.enter_context(shown)
         at_the_end.enter_context(_printed_above(terminal))
         yield terminal
