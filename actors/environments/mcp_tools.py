@@ -7,12 +7,16 @@ named by its URL.
 
 import contextlib
 import os
+import shutil
+import sys
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import PositiveFloat
 
+from actors.processes import tied
 from actors.schema_tools import schema_tool
 from cluster.contracts.episodes import Episode
 from cluster.contracts.errors import ConfigError, ToolError
@@ -26,6 +30,8 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[mcp]'") from error
 
+_TIED = Path(tied.__file__)
+"""The SDK starts a server in a session of its own: one that hangs would outlive this process."""
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)
 """Without a limit on reading: a server may hold its streams open, and each call has a deadline of its own."""
 
@@ -80,7 +86,12 @@ async def _client(
     if url is None:
         program, *arguments = command
         seen = {name: os.environ[name] for name in env if name in os.environ}
-        async with Client(StdioServerParameters(command=program, args=arguments, env=seen)) as client:
+        if shutil.which(program) is None:
+            raise ConfigError(
+                f"command[0]={program!r} is no program here; install it where environments run, or give its path"
+            )
+        command = ["-I", "-S", str(_TIED), str(os.getpid()), program, *arguments]
+        async with Client(StdioServerParameters(command=sys.executable, args=command, env=seen)) as client:
             yield client
         return
     key = os.environ.get(key_env) if key_env else None

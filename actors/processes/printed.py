@@ -14,6 +14,9 @@ from cluster.contracts.types import Printed
 _MOST_LINES = 5
 _MOST_CHARACTERS = 200
 """Of a line; more is in the log."""
+_PIECE_BYTES = 65_536
+_MOST_PIECES = 17
+"""That a pipe may hold: Linux lets a process enlarge it to 1 MiB. Its end is one more."""
 _STDERR = 2
 
 
@@ -42,14 +45,16 @@ class PrintedLines:
             os.close(writing)
 
     def drain(self) -> None:
-        """Reads what is there. The event loop may end before it does."""
+        """Reads what is there, of each pipe as much as it holds: one that is filled faster than it is read has no end. The event loop may
+        end before it does."""
         for reading in list(self._torn):
             with contextlib.suppress(BlockingIOError):
-                while reading in self._torn:
-                    self._read(reading)
+                for _ in range(_MOST_PIECES):
+                    if reading in self._torn:
+                        self._read(reading)
 
     def _read(self, reading: int) -> None:
-        piece = os.read(reading, 65_536)
+        piece = os.read(reading, _PIECE_BYTES)
         with contextlib.suppress(OSError):
             _write(_STDERR, piece)
         *lines, torn = (self._torn[reading] + piece).split(b"\n")

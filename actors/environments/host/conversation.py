@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from pydantic_core import to_jsonable_python
+
 from actors.environments.host.ends import described, failure
 from actors.environments.host.tool_calls import OverrunError, RunBlocking, answer_of, by_name
 from actors.environments.host.wire import ASKED
@@ -87,6 +89,11 @@ class Conversation:
     def is_over(self) -> bool:
         """Nothing is asked any more."""
         return self._refusal is not None
+
+    @property
+    def is_asking(self) -> bool:
+        """Until the model has answered, and what it calls too."""
+        return self._asking is not None
 
     @property
     def base_url(self) -> str:
@@ -188,6 +195,8 @@ class Conversation:
         if end.status is RewardStatus.ERROR and limit is not None and limit.is_policys_doing:
             end = EpisodeEnd(limit=limit)
         self._refusal = lambda: RuntimeError(f"episode {self.id!r} has ended; nothing asks in it any more")
+        if self._answer is not None and not self._answer.done():
+            self._withdraw()
         return replace(
             self._failure or end,
             events=tuple(self._events),
@@ -220,10 +229,11 @@ class Conversation:
             raise DataError(
                 "ask() has no messages after what the model said; only the first one, or one after rewrite(), needs none"
             )
-        if asked.max_tokens is not None and asked.max_tokens < 1:
-            raise DataError(f"ask(max_tokens={asked.max_tokens}): a turn has at least one token")
-        if not all(asked.stop):
-            raise DataError(f"ask(stop={asked.stop!r}): an empty text would end every turn before it begins")
+        if asked.max_tokens is not None and (type(asked.max_tokens) is not int or asked.max_tokens < 1):
+            raise DataError(f"ask(max_tokens={asked.max_tokens!r}): a turn has at least one token, and a whole number of them")
+        if not all(isinstance(text, str) and text for text in asked.stop):
+            raise DataError(f"ask(stop={asked.stop!r}): an empty text would end every turn before it begins, and what is no text none")
+        _require_json([*asked.tools, *asked.stop], what="what ask() gives beside messages")
         asked = replace(asked, events=events)
         self._answer = asyncio.get_running_loop().create_future()
         self._send("ask", ASKED.dump_python(asked, mode="json"))
@@ -233,7 +243,7 @@ class Conversation:
         except asyncio.CancelledError:
             why = f"a turn of episode {self.id!r} was given up before the model had answered; it cannot go on"
             self._refusal = self._refusal or (lambda: RuntimeError(why))
-            self._events.append(Withdrawn(num_turns=self.num_turns))
+            self._withdraw()
             self._send("gave_up", None)
             raise
         self.num_turns += 1
@@ -243,6 +253,10 @@ class Conversation:
         elif self.context is not None:
             self.context += [*asked.messages, _message(said)]
         return said
+
+    def _withdraw(self) -> None:
+        # Before all that happened since the ask: what was earned then is for the last turn that was seen.
+        self._events.insert(0, Withdrawn(num_turns=self.num_turns))
 
     async def _called(self, call: ToolCall, tools: Mapping[str, Tool]) -> Message:
         self._num_calls += 1
@@ -292,8 +306,14 @@ def _checked(given: Messages) -> tuple[Message, ...]:
             raise DataError(
                 f"the content of a message is text, not {type(message['content']).__name__}: images are not supported"
             )
-        try:
-            json.dumps(dict(message), ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError) as error:
-            raise DataError(f"a message of role {message['role']!r} is not JSON: {error}") from error
+        _require_json(dict(message), what=f"a message of role {message['role']!r}")
     return messages
+
+
+def _require_json(given: Any, *, what: str) -> None:
+    """Raises DataError for what is none, for half a character, which no tokenizer takes, and for levels beyond what pydantic writes."""
+    try:
+        json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+        to_jsonable_python(given)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{what} is not JSON: {error}") from error

@@ -149,7 +149,7 @@ class _Host:
         is_spent |= sum(thread.name == STRAY for thread in threading.enumerate()) > _MAX_STRAY_THREADS
         try:
             self._send(key, "end", END.dump_python(end, mode="json"), is_spent)
-        except DataError as error:
+        except Exception as error:  # noqa: BLE001 - whatever the environment put into its end, it is told
             self._send(key, "end", END.dump_python(raised(error), mode="json"), is_spent)
 
     def _send(self, *message: Any) -> None:

@@ -12,7 +12,7 @@ from actors.environments.host.ends import described, failure
 from actors.environments.host.wire import ASKED, END, LIMITS, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
-from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeLimits, EpisodeTask
+from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeLimits, EpisodeTask, Event
 from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
@@ -37,6 +37,8 @@ class _Open:
     has_changed: asyncio.Event = field(default_factory=asyncio.Event)
     """It has ended, or the model's side has raised."""
     answering: asyncio.Task[None] | None = None
+    untaken: tuple[Event, ...] = ()
+    """Of an ask that the model's side has not begun to answer, and may never: it can be given up before."""
 
     def finish(self, end: EpisodeEnd) -> None:
         if self.end is None:
@@ -161,14 +163,18 @@ class HostProcess:
         if (episode := self._open.get(key)) is None:  # nobody waits any more
             return
         if kind == "end":
-            episode.finish(END.validate_python(body))
+            end = END.validate_python(body)
+            episode.finish(replace(end, events=(*episode.untaken, *end.events)))
         elif kind == "gave_up":
             if episode.answering:
                 episode.answering.cancel()
         else:
-            episode.answering = asyncio.create_task(self._answer(key, episode, ASKED.validate_python(body)))
+            asked = ASKED.validate_python(body)
+            episode.untaken = asked.events
+            episode.answering = asyncio.create_task(self._answer(key, episode, asked))
 
     async def _answer(self, key: str, episode: _Open, asked: Asked) -> None:
+        episode.untaken = ()
         try:
             said = await episode.converse(asked)
         except EpisodeOver as over:

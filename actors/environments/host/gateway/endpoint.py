@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.environments.host.conversation import Conversation
+from actors.environments.host.conversation import Conversation, asks_at_once
 from actors.environments.host.gateway.answers import with_ids
 from actors.environments.host.gateway.history import added_to, without_ids
 from actors.environments.host.gateway.refusals import RefusedError
@@ -49,6 +49,10 @@ class EpisodeEndpoint:
         async with self._is_free:
             if self._conversation.is_over:
                 raise over()
+            if (
+                self._conversation.is_asking
+            ):  # before its history counts: it would take the place of the environment's own
+                raise RefusedError(str(asks_at_once(self._conversation.id)), status=409, code="asks_at_once")
             try:
                 said = await self._said(request)
             except EpisodeOver as error:
@@ -57,7 +61,7 @@ class EpisodeEndpoint:
             except DataError as error:
                 field = "messages" if isinstance(request, ChatRequest) else "prompt"
                 raise RefusedError(str(error), param=field) from error
-            except RuntimeError as error:  # the environment itself asks, or the episode cannot go on
+            except RuntimeError as error:  # the episode cannot go on
                 raise RefusedError(str(error), status=409, code="asks_at_once") from error
             said, made = with_ids(said)
             self._made_ids |= made

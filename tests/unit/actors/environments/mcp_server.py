@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 
@@ -52,6 +53,13 @@ async def sleep() -> str:
 def die() -> str:
     """Ends the server."""
     os._exit(3)
+
+
+@server.tool()
+def stand_still() -> str:
+    """As a server that hangs."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return "goes on"
 
 
 def serve() -> None:

@@ -1,6 +1,9 @@
 """Environments that misbehave: each costs its own episodes, has a status and a stage, and never a zero."""
 
 import asyncio
+import os
+import subprocess
+import threading
 from collections.abc import Callable
 
 import psutil
@@ -263,6 +266,21 @@ async def test_gigabytes_of_prints_pass_through(capfd):
     assert lines.last().num_lines == 64
     assert len(capfd.readouterr().err) >= 64 * 2**20
     assert lines.last().lines[-1] == "x" * 200
+
+
+async def test_a_process_that_prints_without_end_holds_nobody_up(monkeypatch):
+    """Its pipe is full again before it is read: all episodes of the worker waited, and so did its heartbeat."""
+    lines, nowhere = PrintedLines(), os.open(os.devnull, os.O_WRONLY)
+    monkeypatch.setattr("actors.processes.printed._STDERR", nowhere)
+    with lines.pipe() as writing, subprocess.Popen(["yes"], stdout=writing) as printing:
+        ended = threading.Timer(10, printing.kill)
+        ended.start()
+        lines.drain()
+        assert printing.poll() is None, "it was not waited for"
+        ended.cancel()
+        printing.kill()
+    lines.drain()
+    os.close(nowhere)
 
 
 async def test_a_message_of_an_error_is_cut():

@@ -1,5 +1,6 @@
 """Tools of a real MCP server, over stdio and over HTTP on loopback."""
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -14,6 +15,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.adapters import hosted_variant
 from tests.unit.actors.environments.scripted import Scripted, calls, task
+from tests.unit.actors.environments.test_failures import is_gone, until
 
 pytestmark = pytest.mark.slow  # all of it: each environment is a process
 
@@ -48,7 +50,7 @@ async def test_the_model_calls_the_tools_of_the_server_by_their_own_schemas(serv
     assert (end.reward, end.status, end.num_calls, end.num_malformed_calls) == (None, RewardStatus.OK, 2, 0)
     assert model.heard == ["2 notes", "3 notes"]
     schemas = {each["function"]["name"]: each["function"] for each in model.asked[0].tools}
-    assert [*schemas] == ["note", "divide", "picture", "variable", "sleep", "die"]
+    assert [*schemas] == ["note", "divide", "picture", "variable", "sleep", "die", "stand_still"]
     assert schemas["note"]["description"] == "Writes a note down."
     assert schemas["note"]["parameters"]["required"] == ["text"]
 
@@ -82,6 +84,21 @@ async def test_each_episode_has_a_server_of_its_own_which_ends_with_it():
             await host.run(task(), model)
         assert [model.heard for model in models] == [["1 notes"]] * 2
         assert not [each for each in psutil.Process().children(recursive=True) if SERVER[2] in each.cmdline()]
+
+
+async def test_a_server_that_hangs_ends_with_the_process_of_its_environment():
+    def stopped() -> list[psutil.Process]:
+        found = psutil.Process().children(recursive=True)
+        return [each for each in found if each.status() == psutil.STATUS_STOPPED and SERVER[2] in each.cmdline()]
+
+    async with hosted_variant("mcp_tools", command=SERVER) as host:
+        running = asyncio.create_task(host.run(task(), Scripted(calls("stand_still"))))
+        await until(stopped)
+        (server,) = stopped()
+        server.parent().kill()
+        await until(lambda: is_gone(server.pid))
+        running.cancel()
+        await asyncio.wait([running])
 
 
 async def test_only_tools_that_are_named_are_offered_and_a_server_sees_only_variables_that_are(monkeypatch):

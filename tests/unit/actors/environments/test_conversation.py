@@ -1,0 +1,130 @@
+"""An episode inside its host process, with nobody at the other end of the pipe."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.environments.host.conversation import Conversation
+from actors.environments.host.gateway.endpoint import EpisodeEndpoint
+from actors.environments.host.gateway.refusals import RefusedError
+from actors.environments.host.gateway.requests import read_chat_request
+from actors.environments.host.process import HostProcess
+from actors.environments.host.wire import ASKED, END
+from cluster.contracts.episodes import Asked, Earned, EpisodeEnd, EpisodeLimits, Said, Withdrawn
+from cluster.contracts.errors import DataError
+from tests.unit.actors.environments.scripted import task
+
+PROMPT = {"role": "user", "content": "Guess."}
+DEEP: Any = None
+for _ in range(300):
+    DEEP = [DEEP]
+
+
+def begun() -> tuple[Conversation, list[tuple[str, Any]]]:
+    """One, and the lines that it sends."""
+    lines: list[tuple[str, Any]] = []
+
+    async def run_blocking(call: Any) -> Any:
+        return call()
+
+    def send(kind: str, body: Any) -> None:
+        lines.append((kind, body))
+
+    made = Conversation(
+        task(), EpisodeLimits(), send=send, endpoint=lambda conversation: None, run_blocking=run_blocking
+    )
+    return made, lines
+
+
+async def asked(conversation: Conversation, lines: list[tuple[str, Any]], *given: Any) -> asyncio.Task[Said]:
+    """Waits for its answer."""
+    before = len(lines)
+    asking = asyncio.create_task(conversation.converse(*given))
+    while len(lines) == before:
+        await asyncio.sleep(0)
+    return asking
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_tokens": 3.5},
+        {"max_tokens": 0},
+        {"stop": [1]},
+        {"tools": [{"type": "function", "function": {"name": "t", "description": "\ud83d", "parameters": {}}}]},
+    ],
+)
+async def test_what_cannot_be_asked_is_refused_where_it_is_written(given):
+    """It ended the process of all episodes, or the worker's whole call."""
+    conversation, lines = begun()
+    asked_with = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    with pytest.raises(DataError):
+        async with asyncio.timeout(10):
+            await conversation.turn_at_endpoint(Asked(messages=(), **asked_with))
+    assert lines == []
+
+
+def test_a_history_that_cannot_be_told_is_refused():
+    """The end of its episode could not be told either, and its process was killed at the deadline."""
+    with pytest.raises(DataError, match="role 'user' is not JSON"):
+        begun()[0].rewrite([{"role": "user", "content": "x", "more": DEEP}])
+
+
+async def test_a_request_beside_the_environments_own_ask_leaves_its_history_alone():
+    """An agent within a tool: its history took the place of the conversation's, and was refused after that."""
+    conversation, lines = begun()
+    asking = await asked(conversation, lines)
+    endpoint = EpisodeEndpoint(conversation, "http://here")
+    request = read_chat_request(b'{"messages": [{"role": "user", "content": "another"}]}', sampling={})
+    with pytest.raises(RefusedError, match="two tasks ask at once"):
+        await endpoint.answer(request)
+    assert conversation.context == [PROMPT] and conversation._events == []
+    asking.cancel()
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_what_is_earned_while_nobody_sees_the_answer_is_for_the_last_turn_that_was_seen(is_cancelled):
+    """An ask that is given up, or that the episode's end leaves behind."""
+    conversation, lines = begun()
+    first = await asked(conversation, lines)
+    conversation.hear(Said(text="1"))
+    await first
+    second = await asked(conversation, lines, "And?")
+    conversation.earn(1.0)
+    if is_cancelled:
+        second.cancel()
+        await asyncio.wait([second])
+    end = conversation.close(EpisodeEnd(reward=0.0))
+    assert end.events == (Withdrawn(num_turns=1), Earned(reward=1.0, name=None))
+    second.cancel()
+
+
+async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
+    """Both lines are read before the model's side begins."""
+    earned = Earned(reward=1.0, name=None)
+    ask = ASKED.dump_python(Asked(messages=(), events=(earned,)), mode="json")
+    end = END.dump_python(EpisodeEnd(reward=0.0, events=(Withdrawn(num_turns=1),)), mode="json")
+
+    class Process:
+        exit_code = 0
+
+        def __init__(self) -> None:
+            self.lines = iter([["0", "ask", ask], ["0", "gave_up", None], ["0", "end", end]])
+            self.has_started = asyncio.Event()
+
+        def write(self, line: Any) -> None:
+            self.has_started.set()
+
+        async def receive(self) -> Any:
+            await self.has_started.wait()
+            return next(self.lines, None)
+
+        async def wait(self) -> None: ...
+
+        async def kill(self) -> None: ...
+
+    process: Any = HostProcess(Process(), EpisodeLimits())  # pyright: ignore[reportArgumentType]
+    process._reading = asyncio.create_task(process._read())
+    heard = await process.run(task(), None)
+    assert heard.events == (earned, Withdrawn(num_turns=1))
