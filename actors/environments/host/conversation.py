@@ -230,9 +230,13 @@ class Conversation:
                 "ask() has no messages after what the model said; only the first one, or one after rewrite(), needs none"
             )
         if asked.max_tokens is not None and (type(asked.max_tokens) is not int or asked.max_tokens < 1):
-            raise DataError(f"ask(max_tokens={asked.max_tokens!r}): a turn has at least one token, and a whole number of them")
+            raise DataError(
+                f"ask(max_tokens={asked.max_tokens!r}): a turn has at least one token, and a whole number of them"
+            )
         if not all(isinstance(text, str) and text for text in asked.stop):
-            raise DataError(f"ask(stop={asked.stop!r}): an empty text would end every turn before it begins, and what is no text none")
+            raise DataError(
+                f"ask(stop={asked.stop!r}): an empty text would end every turn before it begins, and what is no text none"
+            )
         _require_json([*asked.tools, *asked.stop], what="what ask() gives beside messages")
         asked = replace(asked, events=events)
         self._answer = asyncio.get_running_loop().create_future()
