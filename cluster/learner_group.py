@@ -195,8 +195,7 @@ class LearnerGroup:
                         await self._save()
                     return await self._end_turn()
                 except (WorkerError, DeadlineError) as error:
-                    await self._recover(error)
-                    is_saved = True
+                    is_saved = bool(await self._recover(error))  # what is learned again is saved on the way
 
     async def save_progress(self, tell: Callable[[StepStats, list[GroupSummary]], None]) -> None:
         """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last. It is on the

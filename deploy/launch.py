@@ -27,7 +27,7 @@ from cluster.sinks.console import console
 from deploy.cluster_up.ahead import RayAhead
 from deploy.cluster_up.connection import connected, named
 from deploy.cluster_up.start_up import cluster
-from deploy.cluster_up.steering import ORDERS, Steering
+from deploy.cluster_up.steering import Steering, waiting_orders
 from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
@@ -103,7 +103,8 @@ async def _owning(
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
     with _released_in_the_end(run_dir):
         async with _reported_in_the_end(run_dir):
-            run_dir.remove_folder(ORDERS)  # to an earlier driver; one that comes from now on is for this one
+            for order in waiting_orders(run_dir):  # to an earlier driver; one that comes from now on is for this one
+                run_dir.remove(order)
             with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps, sinks=sinks) as log:
                 async with noting_the_end(log):
                     log.event("launched", started_at=psutil.Process().create_time())

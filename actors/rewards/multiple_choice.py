@@ -8,15 +8,19 @@ from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
-_BOXED = re.compile(r"\\boxed\{(?:\s|\\\w+\{|\()*([A-Za-z])\b")  # also \boxed{\text{(B)}}
+# Also \boxed{\text{(B)}}. A small letter must be all that is boxed.
+_BOXED = re.compile(r"\\boxed\{(?:\s|\\\w+\{|\()*([A-Z]\b|[a-z](?=[\s).}]*\}))")
 # A small a before another word is an article, and e^x a power.
 _CALLED_ANSWER = re.compile(
-    r"\banswer(?:\s+is|\s*:)?(?:[\s*:($\[]|\\\(|\\[a-z]+\{|(?:the|option|choice|letter)\s)*(?-i:(?!a\s+\w))([A-Z])\b(?![\^'’])",
+    r"\banswer(?:(?:\s+is|\s*:)(?:[\s*:($\[]|\\\(|\\[a-z]+\{|(?:the|option|choice|letter)\s)*|[\s*:(]*)"
+    r"(?-i:(?!a\s+\w))([A-Z])\b(?![\^'’-])",
     re.IGNORECASE,
 )
-# So is a large one that begins a sentence, unless the sentence is of the choice.
-_ALONE = re.compile(
-    r"(?<![\w'])(?!(?:(?<=[.!?]\s)|(?<![\s\S]))A\s+(?!(?:is|or|and|because|seems|would|fits|looks)\b)[a-z])([A-Z])(?![\w'])"
+_ALONE = re.compile(r"(?<![\w'])([A-Z])(?![\w'])")
+# A large A that begins a sentence is an article, unless a verb follows: "A matches", "A would".
+_NO_ARTICLE = re.compile(
+    r"(?<![\w'])(?!(?:(?<=[.!?]\s)|(?<![\s\S]))A\s+(?!(?:or|and|also|best|because|correctly|can|cannot|could|may|might|must|should|will|would)\b"
+    r"|[a-z]*[a-rt-z]s\b)[a-z])([A-Z])(?![\w'])"
 )
 
 
@@ -24,7 +28,7 @@ def multiple_choice(
     *, completion: str, columns: Mapping[str, Any], column: str = "answer", choices: str = "ABCDE"
 ) -> float:
     r"""1 if the completion's last letter of `choices` is the prompt's `column`: one in \boxed{}, else one called the answer, else any that
-    stands alone. What stands before a `</think>` is no answer.
+    stands alone, a letter that reads as an article last. What stands before a `</think>` is no answer.
 
     The column holds the letter, or the place of the choice from 0 as a number. Raises DataError when it holds neither.
     """
@@ -37,7 +41,7 @@ def multiple_choice(
             f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or the place of one from 0"
         )
     said = after_reasoning(completion)
-    for pattern in (_BOXED, _CALLED_ANSWER, _ALONE):
+    for pattern in (_BOXED, _CALLED_ANSWER, _NO_ARTICLE, _ALONE):
         if found := [letter for letter in map(str.upper, pattern.findall(said)) if letter in choices]:
             return float(found[-1] == wanted)
     return 0.0

@@ -28,7 +28,7 @@ class EpisodesConfig(Section):
     parser: Mathematics[Plugin | None] = None
     """Reads tool calls in what the model said, where neither the tokenizer's response template nor one made from the chat template passes
     the proof: `{name: vllm, parser: hermes, tokenizer: PATH}`, or a function of yours as 'my_package.module:name' with the parameters
-    `text` and `tools`, which returns the words and the calls. None takes the one that is proven."""
+    `text`, without the token that ended the turn, and `tools`, which returns the words and the calls. None takes the one that is proven."""
     compared_share: Resources[Annotated[float, Field(ge=0, le=1)]] = 0.01
     """Share of episodes whose prompts are held against what the chat template writes of the whole conversation, turn by turn:
     `environment/<name>/uncanonical_share` says how many differ."""

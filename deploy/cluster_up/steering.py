@@ -23,9 +23,8 @@ from cluster.supervision.tasks import background
 from deploy.cluster_up.wiring import Cluster
 from deploy.reports.run_info import config_of
 
-ORDERS = "orders"
-"""Folder of the run directory. Each order is a file of its own, which the driver removes: none replaces another, or is removed unread."""
-_SUFFIX = ".json"
+_ORDER, _SUFFIX = "order-", ".json"
+"""Of files in the run directory. Each order is one of its own, which the driver removes: none replaces another, or is removed unread."""
 _POLL_S, _STORE_POLL_S = 1.0, 5.0
 """How often an order is looked for: on a disk, and in an object store, which bills each look."""
 _CLUSTER_POLL_S = 1.0
@@ -50,7 +49,12 @@ def scale(run_dir: RunDirectory, *, actors: str, number: int) -> None:
     if run_dir.owner() is None:
         raise ConfigError(f"{run_dir.url!r} has no living driver; set {SETTINGS[actors]} and start the run")
     _check(config, actors, number, url=run_dir.url)
-    run_dir.write_json(f"{ORDERS}/{time.time_ns()}-{uuid.uuid4().hex[:8]}{_SUFFIX}", {actors: number})
+    run_dir.write_json(f"{_ORDER}{time.time_ns()}-{uuid.uuid4().hex[:8]}{_SUFFIX}", {actors: number})
+
+
+def waiting_orders(run_dir: RunDirectory) -> list[str]:
+    """Names of their files, the first one first."""
+    return [name for name in run_dir.names() if name.startswith(_ORDER) and name.endswith(_SUFFIX)]
 
 
 def _check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
@@ -93,9 +97,7 @@ def _order_of(text: str) -> _Order:
     try:
         return _Order.model_validate_json(text)
     except ValidationError as error:
-        raise ConfigError(
-            f"{ORDERS}: {text!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`"
-        ) from error
+        raise ConfigError(f"{text!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`") from error
 
 
 def _inputs(decided: Decision, fleet: Fleet) -> dict[str, float | None]:
@@ -201,12 +203,10 @@ class Steering:
 
     def _asked(self) -> _Order | None:
         """The first that waits, if one does."""
-        waiting = [name for name in self._run_dir.names(ORDERS) if name.endswith(_SUFFIX)]
-        if not waiting:
+        if not (waiting := waiting_orders(self._run_dir)):
             return None
-        name = f"{ORDERS}/{waiting[0]}"
-        order = self._run_dir.read_text(name)
-        self._run_dir.remove(name)
+        order = self._run_dir.read_text(waiting[0])
+        self._run_dir.remove(waiting[0])
         return _order_of(order)
 
     async def _leave_draining_nodes(self, tasks: asyncio.TaskGroup) -> None:

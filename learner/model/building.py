@@ -46,6 +46,8 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
         replays_routing=config.rollout.routing_replay,
     )
     own = critic_config(model, value)
+    if own is not None:
+        _refuse_quantized(own, field=CRITIC_PATH)
     critic = None
     if value is not None:
         backbone = None if own is None else _backbone(own, policy=policy, value=value, is_sharded=is_sharded)
@@ -79,13 +81,13 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     return networks, loading
 
 
-def _refuse_quantized(model: ModelConfig) -> None:
+def _refuse_quantized(model: ModelConfig, *, field: str = "model.path") -> None:
     """Raises ConfigError: weights of fewer bits are not trained, and a checkpoint of them is not written."""
-    found = getattr(read_config(model), "quantization_config", None)
+    found = getattr(read_config(model, field=field), "quantization_config", None)
     if found is not None:
         method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
         raise ConfigError(
-            f"model.path={model.path!r} has quantized weights ({method or 'of an unknown kind'}), and the learner trains plain ones; give "
+            f"{field}={model.path!r} has quantized weights ({method or 'of an unknown kind'}), and the learner trains plain ones; give "
             "the model's form in bfloat16"
         )
 

@@ -320,29 +320,27 @@ def choose_layout(
     rows = _proof_rows(vocabulary_size, shift=0)
     own_attention = causal_lm.config._attn_implementation or "eager"
     expected = [_own_logprobs(own_logits, row, temperature=policy.head.temperature, device=device) for row in rows]
-    error = float("inf")
+    why = ""
     for layout in _layouts("packed" if splits_sequences else packing, attention=model.attention):
         causal_lm.set_attn_implementation(
             PACKED if layout != "padded" and model.attention in ("auto", "sdpa") else own_attention
         )
         policy.layout = layout
-        error = _largest_error(policy, rows, expected, forward=forward, model=model, dtype=dtype)
-        if error <= PROOF_TOLERANCE.get(dtype, 1e-3):
+        why = _difference(policy, rows, expected, forward=forward, model=model, dtype=dtype)
+        if why is None:
             return
     name = type(causal_lm).__name__
     if splits_sequences:
         raise ConfigError(
-            f"learner.sequence_parallel_size: {name} sees other positions outside of the attention that ranks split (off by {error:.3g} "
-            "nats); leave it out for this model"
+            f"learner.sequence_parallel_size: {name} sees other positions outside of the attention that ranks split ({why}); leave it out "
+            "for this model"
         )
     if packing == "packed":
-        raise ConfigError(
-            f"learner.packing=packed: {name} does not keep packed sequences apart (off by {error:.3g} nats); use auto"
-        )
-    raise ConfigError(f"{name} applies its vocabulary head in a way that is not known here (off by {error:.3g} nats)")
+        raise ConfigError(f"learner.packing=packed: {name} does not keep packed sequences apart ({why}); use auto")
+    raise ConfigError(f"{name} applies its vocabulary head in a way that is not known here ({why})")
 
 
-def _largest_error(
+def _difference(
     policy: PolicyModel,
     rows: Sequence[TokenRow],
     expected: Sequence[Tensor],
@@ -350,9 +348,9 @@ def _largest_error(
     forward: Callable[[MicroBatch], TokenOutputs],
     model: ModelConfig,
     dtype: torch.dtype,
-) -> float:
-    """Nats, by which the rows' log-probs differ in the policy's layout from those that are expected; infinite for a packed layout in which
-    they depend on their neighbours, that the model's code does not take, or that does not hear of the model's windows."""
+) -> str | None:
+    """How the rows' log-probs differ in the policy's layout from those that are expected; None where they do not. In a packed layout also
+    that they depend on their neighbours, that the model's code does not take it, or that it does not hear of the model's windows."""
     causal_lm, layout = policy.causal_lm, policy.layout
 
     def scored(rows: Sequence[TokenRow]) -> list[Tensor]:
@@ -361,7 +359,7 @@ def _largest_error(
 
     with policy.full_softmax(temperature=policy.head.temperature):
         if layout == "padded":
-            return _difference(scored(rows), expected)
+            return _told(_distance(scored(rows), expected), dtype)
         neighbours = [rows[0], *_proof_rows(output_layer(causal_lm).weight.shape[0], shift=5)[1:]]
         try:
             with windows_seen() as seen:
@@ -371,18 +369,24 @@ def _largest_error(
             is_sharded = any(isinstance(parameter, DTensor) for parameter in causal_lm.parameters())
             if is_sharded or isinstance(error, torch.OutOfMemoryError):
                 raise
-            return float("inf")
-    # A window may be in masks alone, of which packed attention knows nothing, and these rows are too short to show it.
-    is_blind = bool(seen and _shorter_windows(causal_lm, model=model) - seen)
-    leak = _difference(again[:1], found[:1])
-    return float("inf") if is_blind or leak > ISOLATION_TOLERANCE.get(dtype, 1e-4) else _difference(found, expected)
+            return f"its own code raises {type(error).__name__}: {headline(error)}"
+    # Packed attention knows nothing of masks, and these rows are too short to show it.
+    if seen and (hidden := _shorter_windows(causal_lm, model=model) - seen):
+        return f"its window of {min(hidden)} tokens is in masks alone"
+    if (leak := _distance(again[:1], found[:1])) > ISOLATION_TOLERANCE.get(dtype, 1e-4):
+        return f"others in the row move a sequence by {leak:.3g} nats"
+    return _told(_distance(found, expected), dtype)
 
 
-def _difference(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+def _told(error: float, dtype: torch.dtype) -> str | None:
+    return None if error <= PROOF_TOLERANCE.get(dtype, 1e-3) else f"off by {error:.3g} nats"
+
+
+def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True))
 
 
-def _shorter_windows(causal_lm: PreTrainedModel, *, model: ModelConfig) -> set[int | None]:
+def _shorter_windows(causal_lm: PreTrainedModel, *, model: ModelConfig) -> set[int]:
     """Of the model's layers, than its longest sequence."""
     text = causal_lm.config.get_text_config()
     longest = model.max_context or getattr(text, "max_position_embeddings", None) or sys.maxsize

@@ -428,6 +428,17 @@ async def test_a_death_while_saving_saves_again():
     assert scene.saved == 1
 
 
+async def test_a_death_while_a_saved_step_gets_its_evaluation_saves_that_too():
+    """Nothing is learned again: the checkpoint is there, without a rating."""
+    scene = Scene(evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    scene.failures.append(("save", 1, death("learner-0", "save")))
+    await scene.group.save(0.5)
+    assert scene.metrics[1] == 0.5 and scene.group.saved_metric == 0.5
+
+
 async def test_a_full_disk_while_saving_is_an_event_and_the_run_goes_on():
     scene = Scene(("save", 2, CheckpointError("checkpoint was not saved: No space left on device")))
     await scene.group.start()

@@ -13,7 +13,7 @@ from cluster.contracts.sampling_config import SamplingConfig
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
 from deploy import launch
-from deploy.cluster_up.steering import ORDERS
+from deploy.cluster_up.steering import waiting_orders
 from deploy.config.loading import validated
 from tests.fakes import ListedEvents
 from tests.models import make_tiny_model
@@ -219,9 +219,9 @@ def test_an_order_to_an_earlier_driver_is_gone_once_the_directory_is_claimed(tmp
     directory, found = RunDirectory(str(tmp_path)), []
 
     async def work(config, run_dir, log, *, interrupted, address, ahead):
-        found.append(run_dir.names(ORDERS))
+        found.append(waiting_orders(run_dir))
 
-    directory.write_json(f"{ORDERS}/1.json", {"rollout_workers": 5})
+    directory.write_json("order-1.json", {"rollout_workers": 5})
     monkeypatch.setattr(launch, "_train", work)
     launch.train(
         validated({"model": {"path": "m"}, "prompts": "file", "run_dir": str(tmp_path), "metrics": {"sinks": []}})

@@ -41,6 +41,15 @@ from cluster.contracts.errors import ConfigError, DataError
         ("I choose B. A whale is a mammal.", 1.0),
         ("Not B. A is right.", 0.0),
         (r"\boxed{b}", 1.0),
+        (r"\boxed{\text{(b)}}", 1.0),
+        (r"The answer is (B), that is \boxed{a + b}.", 1.0),
+        (r"The answer is B: \boxed{e^x}", 1.0),
+        (r"\boxed{B}, since \boxed{d = 4}", 1.0),
+        ("The answer is B. Answer choice A is wrong because it ignores friction.", 1.0),
+        ("The correct answer is B, while answer option D contradicts the text.", 1.0),
+        ("The answer is B. The answer the A-team gave is wrong.", 1.0),
+        ("B is too weak. A matches the text.", 0.0),
+        ("A class of its own: B", 1.0),
     ],
 )
 def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):

@@ -10,7 +10,7 @@ from cluster.contracts.config import RolloutConfig
 from cluster.contracts.errors import ClaimLostError, ConfigError, PreemptedError
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.supervisor import Supervisor
-from deploy.cluster_up.steering import ORDERS, Steering, scale
+from deploy.cluster_up.steering import Steering, scale, waiting_orders
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml, validated
 from tests.fakes import ListedEvents
@@ -24,7 +24,7 @@ def claimed(path, **settings) -> RunDirectory:
 
 
 def orders(directory: RunDirectory) -> list[dict]:
-    return [json.loads(directory.read_text(f"{ORDERS}/{name}")) for name in directory.names(ORDERS)]
+    return [json.loads(directory.read_text(name)) for name in waiting_orders(directory)]
 
 
 def test_an_order_is_left_for_the_driver(tmp_path):
@@ -167,8 +167,8 @@ async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fl
     announce_none(monkeypatch)
     directory = RunDirectory(str(tmp_path))
     async with asyncio.timeout(120), steering.steering():
-        directory.write_file(f"{ORDERS}/1.json", b'{"rollout_workers": "many"}')
-        directory.write_json(f"{ORDERS}/2.json", {"rollout_workers": 5})
+        directory.write_file("order-1.json", b'{"rollout_workers": "many"}')
+        directory.write_json("order-2.json", {"rollout_workers": 5})
         await fleet.was_told.wait()
     assert fleet.told == [("want", 5)] and not orders(directory)
     assert [event["kind"] for event in steering._log.events] == ["steering_failed", "scale"]
@@ -196,12 +196,12 @@ async def test_an_order_that_comes_while_another_is_read_is_obeyed_too(
 
     def read_while_the_next_one_comes(name: str) -> str:
         text = read_text(name)
-        if name.endswith("/1.json"):
-            directory.write_json(f"{ORDERS}/2.json", {"reward_services": 3})
+        if name == "order-1.json":
+            directory.write_json("order-2.json", {"reward_services": 3})
         return text
 
     monkeypatch.setattr(steering._run_dir, "read_text", read_while_the_next_one_comes)
-    directory.write_json(f"{ORDERS}/1.json", {"rollout_workers": 5})
+    directory.write_json("order-1.json", {"rollout_workers": 5})
     async with asyncio.timeout(120), steering.steering():
         await fleet.was_told.wait()
         await services.was_told.wait()
@@ -216,9 +216,9 @@ async def test_a_deterministic_run_changes_its_reward_services_and_never_its_wor
     announce_none(monkeypatch)
     directory = RunDirectory(str(tmp_path))
     async with asyncio.timeout(120), steering.steering():
-        directory.write_json(f"{ORDERS}/1.json", {"reward_services": 3})
+        directory.write_json("order-1.json", {"reward_services": 3})
         await services.was_told.wait()
-        directory.write_json(f"{ORDERS}/2.json", {"rollout_workers": 5})
+        directory.write_json("order-2.json", {"rollout_workers": 5})
         while len(steering._log.events) < 2:
             await asyncio.sleep(0)
     assert services.told == [("want", 3)] and not fleet.told
@@ -229,7 +229,7 @@ async def test_a_deterministic_run_changes_its_reward_services_and_never_its_wor
 
 async def test_an_order_that_came_while_the_run_started_is_obeyed(steering, fleet, tmp_path, monkeypatch):
     announce_none(monkeypatch)
-    RunDirectory(str(tmp_path)).write_json(f"{ORDERS}/1.json", {"rollout_workers": 5})
+    RunDirectory(str(tmp_path)).write_json("order-1.json", {"rollout_workers": 5})
     async with asyncio.timeout(120), steering.steering():
         await fleet.was_told.wait()
     assert fleet.told == [("want", 5)]
