@@ -6,12 +6,16 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-def largest(text: "PretrainedConfig", name: str) -> int | None:
-    """None where no layer has it."""
+def sizes(text: "PretrainedConfig", name: str) -> set[int]:
+    """Of all layers that have it."""
     layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text]
     found = [getattr(layer, name, None) for layer in layers]
-    sizes = [size for each in found for size in (each if isinstance(each, (list, tuple)) else [each])]
-    return max((size for size in sizes if size), default=None)
+    return {size for each in found for size in (each if isinstance(each, (list, tuple)) else [each]) if size}
+
+
+def largest(text: "PretrainedConfig", name: str) -> int | None:
+    """None where no layer has it."""
+    return max(sizes(text, name), default=None)
 
 
 def head_size(text: "PretrainedConfig") -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.contracts.errors import ConfigError
-from learner.shape import head_size, inner_size, largest, num_key_heads
+from learner.shape import head_size, inner_size, num_key_heads, sizes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -43,11 +43,10 @@ def check_divisible(text: "PretrainedConfig", tensor_parallel: int) -> None:
     dealt_out = {
         "attention heads": text.num_attention_heads,
         "key-value heads": num_key_heads(text),
-        "intermediate_size": largest(text, "intermediate_size"),
-        "moe_intermediate_size": largest(text, "moe_intermediate_size"),
+        **{name: _only(sizes(text, name)) for name in ("intermediate_size", "moe_intermediate_size")},
     }
     for name, number in dealt_out.items():
-        if number is None:  # a model without this layer
+        if number is None:  # a model without this layer, or with layers of several sizes
             continue
         is_copied = name == "key-value heads" and tensor_parallel % number == 0
         if number % tensor_parallel and not is_copied:
@@ -62,6 +61,10 @@ def weights_bytes(text: "PretrainedConfig", *, num_parameters: int, item: int, i
         return item * num_parameters
     num_kept = text.vocab_size * text.hidden_size * (1 if getattr(text, "tie_word_embeddings", False) else 2)
     return item * num_kept + (num_parameters - num_kept)
+
+
+def _only(found: set[int]) -> int | None:
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _told(name: str, number: int) -> str:
