@@ -55,7 +55,8 @@ class Scorers:
         self._model_turns = {name: asyncio.Lock() for name in models}
         self._reward = reward
         self._reference = reference
-        self._reference_turn = asyncio.Lock()
+        self._num_at_reference = 0
+        """Groups that it has not scored yet."""
         self._servers = servers
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
@@ -146,12 +147,15 @@ class Scorers:
         """The group itself when there is no reference scorer. Raises LostError when it went with its node."""
         if self._reference is None:
             return group
-        deadline_s = self._reference_deadline_s
-        # One group after another, as for models: a scorer with many groups before it is no scorer that hangs.
-        async with self._reference_turn:
+        self._num_at_reference += 1
+        # It scores one group after another, and the deadline counts those before this one: a scorer with a long queue does not hang.
+        deadline_s = self._reference_deadline_s * self._num_at_reference
+        try:
             return group.with_columns(
                 *await self._reference.call_for_batch("score", *group.pieces, deadline_s=deadline_s)
             )
+        finally:
+            self._num_at_reference -= 1
 
 
 class FailedRewards:

@@ -120,22 +120,19 @@ async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_of
 
 
 @simulated
-async def test_groups_that_wait_for_the_reference_take_none_of_one_anothers_time():
-    """It scores one after another, as its thread does: the last would have had four groups before it within its deadline."""
-    under_way, most = 0, 0
+async def test_the_deadline_of_a_group_at_the_reference_counts_those_before_it():
+    """It scores one after another: with a long queue it was taken for hung."""
+    deadlines = []
 
     class Scorer(ScriptedScorer):
         async def call_for_batch(self, method, object_ref, *args, deadline_s):
-            nonlocal under_way, most
             if self.spec.kind is ActorKind.REFERENCE_SCORER:
-                under_way += 1
-                most = max(most, under_way)
+                deadlines.append(deadline_s)
                 await asyncio.sleep(0.4)
-                under_way -= 1
             return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
 
     assert await Scene(make_scorer=Scorer, wants_reference=lambda index: True).take() == [0, 1, 2, 3]
-    assert most == 1
+    assert deadlines == [number * deadlines[0] for number in (1, 2, 3, 4)]
 
 
 @simulated
