@@ -139,11 +139,13 @@ def _memory() -> Iterator[Finding]:
     )
     shared = Path("/dev/shm")
     if shared.is_dir():
-        free = shutil.disk_usage(shared).free
+        free_shared = shutil.disk_usage(shared).free
         size = max(4, int(total / GIB * 0.3))
         advice = f"give the container more, as in --shm-size={size}g: Ray keeps trajectories there, else on the disk"
-        is_enough = free >= _LEAST_SHARED_GIB * GIB
-        yield Finding(name="shared memory", value=f"{free / GIB:.1f} GiB free", advice="" if is_enough else advice)
+        is_enough = free_shared >= _LEAST_SHARED_GIB * GIB
+        yield Finding(
+            name="shared memory", value=f"{free_shared / GIB:.1f} GiB free", advice="" if is_enough else advice
+        )
 
 
 def _gpus() -> Iterator[Finding]:

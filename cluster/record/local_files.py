@@ -118,9 +118,8 @@ class LocalFiles:
             return ""
         content = self.read(name).to_pybytes()
         end = content.rfind(b"\n") + 1
-        return content[:end].decode() + content[end:].decode(
-            errors="replace"
-        )  # the last line may be torn within a character
+        # The last line may be torn within a character.
+        return content[:end].decode() + content[end:].decode(errors="replace")
 
     def replace_appended(self, name: str, text: str) -> None:
         self.write(name, text.encode())

@@ -145,19 +145,20 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
     is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
     for rows, group in group_rules.of_batch(batch):
         is_kept_N[rows] = group_rules.dropped_by(group, parts=parts) is None
-    of_tokens: list[Variant] = []
+    of_tokens: list[tuple[Variant, Tensor | Selection]] = []
     for chosen in parts.filters:
         if chosen.is_of_a_group:
             continue
         result = chosen.with_given(offered)
         if isinstance(result, Selection) or result.dim() == 2:
-            of_tokens.append(chosen)
+            of_tokens.append((chosen, result))
         else:
             is_kept_N = is_kept_N & result
     # Tokens are chosen among those of the trajectories that stay.
     remaining = offered | {"loss_mask_NT": batch.loss_mask_NT & is_kept_N[:, None]}
-    for chosen in of_tokens:
-        result = chosen.with_given(remaining)
+    all_stay = bool(is_kept_N.all())
+    for chosen, of_all in of_tokens:
+        result = of_all if all_stay else chosen.with_given(remaining)
         if isinstance(result, Selection):
             gradient_NT, denominator_NT = gradient_NT & result.gradient_NT, denominator_NT & result.denominator_NT
         else:

@@ -49,9 +49,8 @@ class EpisodeEndpoint:
         async with self._is_free:
             if self._conversation.is_over:
                 raise over()
-            if (
-                self._conversation.is_asking
-            ):  # before its history counts: it would take the place of the environment's own
+            # Before the request's history counts: it would take the place of the environment's own.
+            if self._conversation.is_asking:
                 raise RefusedError(str(asks_at_once(self._conversation.id)), status=409, code="asks_at_once")
             try:
                 said = await self._said(request)
