@@ -169,7 +169,8 @@ class Evaluator:
         }
 
     def tickets(self, version: int) -> list[Ticket]:
-        """The first prompts of the source, the same at every evaluation. Their indices are negative: they are never trained on."""
+        """The first prompts of the source, the same at every evaluation. Their indices are negative: they are never trained on, and an
+        environment that makes its task of the seed makes no training group's."""
         held_out = self.config.evaluation
         sampling = self.config.sampling.model_copy(update={"temperature": held_out.temperature})
         return [
@@ -177,7 +178,7 @@ class Evaluator:
                 index=-1 - place,
                 prompt=self.source[place],
                 num_trajectories=held_out.num_samples,
-                seed=sample_seed(self.config.seed, place),
+                seed=sample_seed(self.config.seed, -1 - place),
                 policy_version=version,
                 sampling=sampling,
             )

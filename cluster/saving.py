@@ -32,8 +32,9 @@ class SavingRules:
         """Of a checkpoint without an evaluation: the mean reward of its step.
 
         None in a run that evaluates: an evaluation and a step's reward cannot be compared. None in one that learns from recorded
-        trajectories: their rewards are another policy's. None where trajectories are chosen: the choice makes their mean.
+        trajectories: their rewards are another policy's. None where trajectories or prompts are chosen: the choice makes their mean.
         """
         config = self._config
-        is_its_own = config.evaluation.prompts is None and config.recorded is None and not config.algorithm.selection
-        return mean_reward(summaries) if is_its_own and summaries else None
+        is_its_own = config.evaluation.prompts is None and config.recorded is None
+        is_chosen = config.algorithm.selection or config.algorithm.filters or config.prompts.difficulty
+        return mean_reward(summaries) if is_its_own and not is_chosen and summaries else None

@@ -6,7 +6,7 @@ A prompt is a cluster: its completions are alike, so each error is that of a mea
 import math
 from collections.abc import Mapping, Sequence
 
-from cluster.contracts.types import GroupSummary
+from cluster.contracts.types import GroupSummary, is_success
 
 NAN = float("nan")
 
@@ -19,7 +19,9 @@ def scores(
     A completion is a success when its reward reaches `success_at`; `sources` maps a group's id to its prompt's source.
     """
     rewards_by_prompt = [list(summary.known_rewards) for summary in summaries]
-    successes_by_prompt = [[float(value >= success_at) for value in rewards] for rewards in rewards_by_prompt]
+    successes_by_prompt = [
+        [float(is_success(value, at=success_at)) for value in rewards] for rewards in rewards_by_prompt
+    ]
     found = {
         "eval/reward": _mean(rewards_by_prompt),
         "eval/reward_stderr": standard_error(rewards_by_prompt),

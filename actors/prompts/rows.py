@@ -71,7 +71,7 @@ class RowPrompts:
         if not isinstance(value, list) or not value:
             raise DataError(f"{where}: must be a text or a list of messages, got {str(value)[:80]!r}")
         messages: list[dict[str, Any]] = []
-        for message in cast(list[Any], value):
+        for message in _without_absent(value) if isinstance(self._rows, TableRows) else cast(list[Any], value):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
                 raise DataError(f"{where}: a message must have 'role' and 'content', got {str(message)[:80]!r}")
             messages.append(cast(dict[str, Any], message))
@@ -81,6 +81,15 @@ class RowPrompts:
         if self._system_prompt is None or messages[0]["role"] == "system":
             return messages
         return [{"role": "system", "content": self._system_prompt}, *messages]
+
+
+def _without_absent(value: Any) -> Any:
+    """Messages of a table, in which each has the keys of all: templates take a key that is there, empty or not, for a tool call or an
+    image. A turn without words keeps its empty `content`."""
+    if isinstance(value, dict):
+        found = cast(dict[str, Any], value)
+        return {key: _without_absent(each) for key, each in found.items() if each is not None or key == "content"}
+    return [_without_absent(each) for each in cast(list[Any], value)] if isinstance(value, list) else value
 
 
 def _jsonable(value: Any, where: str) -> Any:

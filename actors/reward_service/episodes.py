@@ -96,7 +96,7 @@ def _own(row: dict[str, object], *, has_earned: bool) -> Own:
     components = row["reward_components"]
     token_rewards = row["token_rewards"]
     assert isinstance(components, list) and isinstance(token_rewards, list | None) and isinstance(value, float | None)
-    earned: float = sum(token_rewards or (), start=0.0)
+    earned = math.fsum(token_rewards or ())
     return Own(
         failure=failure,
         is_episode=row["episode"] is not None,

@@ -449,6 +449,12 @@ def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:
         return piece
 
 
+def is_success(reward: float, *, at: float) -> bool:
+    """Whether the reward is `at` or more, as the run file adds it up: 0.7 + 0.29 + 0.01 are a bit less than 1 in floating point, and what
+    the steps of an episode earned is kept with 7 digits."""
+    return reward >= at - 1e-6 * max(1.0, abs(at))
+
+
 def sample_seed(group_seed: int, sample_index: int) -> int:
     """Seed of one sample, 31 bits: a function of the group's seed and the sample's place alone."""
     mixed = (group_seed * 0x9E3779B97F4A7C15 + (sample_index + 1) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

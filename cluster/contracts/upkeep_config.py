@@ -33,7 +33,7 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     """Checkpoints that stay."""
     keep_best: bool = True
     """Also keeps the checkpoint with the best evaluation, or with the best reward in a run that does not evaluate; none where
-    `algorithm.selection` chooses the trajectories, and with them their reward."""
+    `algorithm.selection`, `algorithm.filters` or `prompts.difficulty` choose what is trained, and with it the reward."""
     asynchronous: bool = True
     """Copies the state, and writes it while training goes on. Training waits where a learner rank has no memory for its copy."""
 

@@ -130,17 +130,18 @@ class Dispatcher:
         """
         held_out = HeldOutGroups(len(tickets))
         self._enqueue([Job(ticket=ticket, destination=held_out) for ticket in tickets])
-        while held_out.num_open:
-            self._moved.clear()
-            try:
-                async with asyncio.timeout(stall_s):
-                    await self._moved.wait()
-            except TimeoutError:
-                if goes_on():
-                    continue
-                raise DeadlineError(
-                    f"the evaluation waits for {held_out.num_open} of {len(tickets)} groups; nothing moved for {stall_s:g} s"
-                ) from None
+        with self._clock.standing():
+            while held_out.num_open:
+                self._moved.clear()
+                try:
+                    async with asyncio.timeout(stall_s):
+                        await self._moved.wait()
+                except TimeoutError:
+                    if goes_on():
+                        continue
+                    raise DeadlineError(
+                        f"the evaluation waits for {held_out.num_open} of {len(tickets)} groups; nothing moved for {stall_s:g} s"
+                    ) from None
         return held_out
 
     # Groups that wait for the learner
@@ -164,7 +165,8 @@ class Dispatcher:
         return sorted(await lane.hand_over(handing_over))
 
     def drain_stats(self) -> dict[str, float]:
-        """Sampling since the last call: seconds with a group under way, tokens, trajectories that groups did without, idle workers."""
+        """Sampling since the last call, evaluations left out: seconds with a group under way, tokens, trajectories that groups did without,
+        idle workers."""
         num_tokens, seconds, idle_share = self._clock.drain()
         num_aborted, self._num_aborted = self._num_aborted, 0
         return {

@@ -1,8 +1,9 @@
 """What each worker has under way, and how tickets are dealt to the free places."""
 
 import asyncio
+import contextlib
 import heapq
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -208,9 +209,21 @@ class SamplingClock:
         self._serving_s = 0.0
         self._lanes: tuple[bool, int, int] = (False, 0, 0)
         self._since = 0.0
+        self._stands = False
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[None]:
+        """While this is open nothing counts: an evaluation is no part of a step."""
+        self._pass(self._lanes)
+        self._stands = True
+        try:
+            yield
+        finally:
+            self._pass(self._lanes)
+            self._stands = False
 
     def count(self, num_tokens: int) -> None:
-        self._num_tokens += num_tokens
+        self._num_tokens += 0 if self._stands else num_tokens
 
     def note(self, lanes: Collection[Lane]) -> None:
         """`lanes` are as they are now, until the next note."""
@@ -229,7 +242,7 @@ class SamplingClock:
     def _pass(self, lanes: tuple[bool, int, int]) -> None:
         now = asyncio.get_running_loop().time()
         is_sampling, num_idle, num_serving = self._lanes
-        seconds = now - self._since
+        seconds = 0.0 if self._stands else now - self._since
         self._seconds += seconds * is_sampling
         self._idle_s += seconds * num_idle
         self._serving_s += seconds * num_serving

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 from cluster.contracts.prompts_config import DifficultyConfig
-from cluster.contracts.types import GroupSummary
+from cluster.contracts.types import GroupSummary, is_success
 
 _LEAST = 0.1
 """Preference of the prompts farthest from the target: what the policy learns elsewhere may have changed them."""
@@ -38,7 +38,7 @@ class PassRates:
     def measure(self, index: int, summary: GroupSummary) -> None:
         """Group `index` is judged, whether a filter drops it or not: a prompt that is solved is one that filters drop."""
         if rewards := summary.known_rewards:
-            passed = sum(reward >= self._config.success_at for reward in rewards)
+            passed = sum(is_success(reward, at=self._config.success_at) for reward in rewards)
             self._measured[index] = summary.prompt_id, passed / len(rewards)
 
     def of_step(self, next_index: int) -> dict[str, float]:

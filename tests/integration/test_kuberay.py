@@ -91,7 +91,8 @@ def grown(tmp_path_factory) -> Grown:
             operator.quota = None
             until(lambda: run.pid("rollout-1"), process=job)
             assert len(joined.actors()) == 1
-        until(lambda: joined.is_scaled_down, process=job)
+        with slowed(run, "learner-0"):  # workers finish all that they may before it is through with a step
+            until(lambda: joined.is_scaled_down, process=job)
         job.stop()
         until(job.is_over)
         logs = job.output

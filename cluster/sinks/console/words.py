@@ -102,7 +102,7 @@ def _connecting(record: Record) -> str:
 
 def _checkpoint(record: Record) -> str:
     metric = record.get("metric")
-    rated = "" if metric is None else f", held-out reward {metric:.3f}"
+    rated = "" if metric is None else f", rated {metric:.3f}"
     return f"step {record.get('policy_version')} is saved{rated}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.contracts.errors import DeadlineError, LostError, MismatchError, StalenessError, WeightsError
-from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, StepStats
+from cluster.contracts.types import BroadcastStats, Group, GroupSummary, Prompt, StepStats, sample_seed
 from cluster.controller import Evaluator, train
 from cluster.rollouts.buffer import Buffer
 from cluster.supervision.timesheet import Timesheet
@@ -175,6 +175,14 @@ def test_evaluation_is_the_same_every_time_and_never_a_training_group():
     evaluator = Evaluator(config=run_config(evaluation={"num_prompts": 9}), source=NumberedPrompts(5))
     tickets = evaluator.tickets(0)
     assert tickets == evaluator.tickets(0) and [t.index for t in tickets] == [-1, -2, -3, -4, -5]
+
+
+def test_no_held_out_prompt_has_the_seed_of_a_training_group():
+    """Seen before: an environment that makes its task of the seed was evaluated on the tasks that the run trains on first."""
+    config = run_config(evaluation={"num_prompts": 64})
+    held_out = Evaluator(config=config, source=NumberedPrompts(64)).tickets(0)
+    training = {sample_seed(config.seed, index) for index in range(10_000)}
+    assert len({ticket.seed for ticket in held_out} - training) == 64
 
 
 async def test_groups_that_went_with_a_node_are_sampled_again_and_trained_on_once():

@@ -599,6 +599,8 @@ async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_
         ({"evaluation": {"prompts": "file"}}, None),
         ({"recorded": "there"}, None),
         ({"algorithm": {"selection": "balanced"}, "rollout": {"extra_trajectories": 2}}, None),
+        ({"algorithm": {"filters": ["zero_variance"]}}, None),
+        ({"prompts": {"name": "repeat", "text": "a", "difficulty": {}}}, None),
     ],
 )
 def test_a_steps_reward_rates_a_checkpoint_where_it_is_the_policys_own_and_nothing_is_evaluated(run, metric):

@@ -19,6 +19,12 @@ def test_a_success_is_a_reward_at_the_threshold_whatever_the_scale():
     assert found(*rewards)["eval/accuracy"] == 1.0
 
 
+@pytest.mark.parametrize("reward", [math.fsum((0.7, 0.29, 0.01)), math.fsum([0.16666667] * 6)])
+def test_a_reward_whose_parts_add_up_to_the_threshold_reaches_it(reward):
+    """Seen before: in floating point they are a bit less, and no perfect completion was a success."""
+    assert reward != 1.0 and found((reward,), (0.9999,))["eval/accuracy"] == 0.5
+
+
 def test_pass_at_k_is_one_minus_the_draws_without_a_success():
     """Of 4 samples 1 is right: 2 draws miss it in C(3,2) of C(4,2) ways."""
     assert [pass_at_k(4, 1, k) for k in (1, 2, 4)] == [1 / 4, 1 / 2, 1.0]

@@ -48,6 +48,17 @@ def test_arrow_and_parquet_read_as_jsonl_does(tmp_path, write):
     assert [(p.text, p.columns) for p in binary] == [(p.text, p.columns) for p in lines]
 
 
+@pytest.mark.parametrize("write", [as_parquet, as_feather, as_stream])
+def test_a_message_of_a_table_has_the_keys_of_its_row_alone(tmp_path, write):
+    """Arrow gives every message the keys of all: templates took them for tool calls and images."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+    parts = {"role": "user", "content": [{"type": "text", "text": "and this?"}, {"type": "image", "image": "a.png"}]}
+    rows = [{"prompt": [*MESSAGES, call]}, {"prompt": MESSAGES}], [{"prompt": [parts]}]
+    for each in rows:
+        binary = FilePrompts(path=write(tmp_path, pa.Table.from_pylist(each)))
+        assert [p.messages for p in binary] == [p.messages for p in FilePrompts(path=jsonl(tmp_path, *each))]
+
+
 def test_the_other_columns_go_with_the_prompt(tmp_path):
     prompt = FilePrompts(path=jsonl(tmp_path, *ROWS))[1]
     assert (prompt.prompt_id, prompt.text, prompt.columns) == ("file/prompts.jsonl/1", "2 + 2 =", {"answer": "4"})

@@ -43,6 +43,19 @@ async def test_an_evaluation_survives_a_death():
 
 
 @simulated
+async def test_an_evaluation_is_no_part_of_a_steps_sampling():
+    """Seen before: its time, its tokens and the worker that idled at its end were the next step's, and elastic scaling weighed them."""
+    done = asyncio.Event()
+    scene = Scene(script=lambda ticket: done, num_workers=2)
+    async with scene.running():
+        asyncio.get_running_loop().call_later(100, done.set)
+        await scene.evaluate(1)
+        stats = scene.production.drain_stats()
+    names = ("time/sampling_s", "speed/sampling_tokens_per_s", "rollout/idle_share")
+    assert [stats[name] for name in names] == [0.0, 0.0, 0.0]
+
+
+@simulated
 async def test_groups_that_may_start_while_every_worker_is_away_are_not_forgotten():
     scene = Scene()
     buffer = Buffer(groups_per_step=4)

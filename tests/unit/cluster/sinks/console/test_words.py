@@ -8,7 +8,7 @@ from cluster.sinks.console.words import Weight, printed, stage, told
 @pytest.mark.parametrize(
     ("record", "words", "weight"),
     [
-        ({"kind": "checkpoint", "policy_version": 8, "metric": 0.5}, "step 8 is saved, held-out reward 0.500", "NOTE"),
+        ({"kind": "checkpoint", "policy_version": 8, "metric": 0.5}, "step 8 is saved, rated 0.500", "NOTE"),
         ({"kind": "recovery", "actor": "w", "seconds": 4.2}, "w is back after 4 s", "NOTE"),
         (
             {"kind": "failure", "actor": "w", "reason": "no engine step for 60 s", "decision": "restart"},
