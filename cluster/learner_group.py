@@ -8,6 +8,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cluster.contracts.config import RunConfig
@@ -60,6 +61,7 @@ class LearnerGroup:
         index, for its record; `provenance` is what a checkpoint of a version may say of its run; `turns` are those that the ranks take with
         the workers on their GPUs, None: the GPUs are the ranks' own."""
         self._num_steps = config.num_steps
+        self._chooses = config.algorithm.selection is not None
         self._num_learned_groups = config.record.learned_groups
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
         self._specs = ranks
@@ -332,6 +334,7 @@ class LearnerGroup:
             "read", record.trajectories, record.trajectories_digest, deadline_s=self._update_s
         )
         summaries: list[GroupSummary] = await self._recorder.call("summaries", *object_refs, deadline_s=self._update_s)
+        summaries = [replace(summary, is_chosen=self._chooses) for summary in summaries]
         self._asked = record.step, summaries
         await self._forget_learned(record.trajectories)
         return await self._learn(object_refs, trajectories=record.trajectories), summaries

@@ -336,8 +336,7 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
     return {
         **_component_means(summaries),
         "reward/mean": mean_reward(summaries),
-        "reward/num_errors": float(sum(summary.num_reward_errors for summary in summaries)),
-        "reward/num_timeouts": float(sum(summary.num_reward_timeouts for summary in summaries)),
+        **_failed_rewards(summaries),
         "tokens/sampled": float(num_sampled),
         "tokens/trained": float(stats.num_trained_tokens),
         "tokens/completion_mean": num_sampled / num_trajectories,
@@ -353,6 +352,16 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
 def mean_reward(summaries: Sequence[GroupSummary]) -> float:
     rewards = [value for summary in summaries for value in summary.known_rewards]
     return sum(rewards) / len(rewards) if rewards else float("nan")
+
+
+def _failed_rewards(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """None of a selection: the step's line has them of its candidates, and keeps them when the step is told again."""
+    if any(summary.is_chosen for summary in summaries):
+        return {}
+    return {
+        "reward/num_errors": float(sum(summary.num_reward_errors for summary in summaries)),
+        "reward/num_timeouts": float(sum(summary.num_reward_timeouts for summary in summaries)),
+    }
 
 
 def _component_means(summaries: Sequence[GroupSummary]) -> dict[str, float]:

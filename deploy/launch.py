@@ -204,6 +204,7 @@ async def _train(
             ),
             Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
         ):
+            await _rate_what_was_stopped(config, made, evaluator, log)
             await run_loop(
                 config,
                 rollouts=made.production,
@@ -226,6 +227,18 @@ def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
     if ledger.num_torn_lines:
         log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
     return ledger
+
+
+async def _rate_what_was_stopped(config: RunConfig, made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
+    """For a run that was stopped while a step before its last one was evaluated: the step was saved without its evaluation."""
+    learner, every_steps = made.learner, config.evaluation.every_steps
+    is_unrated = learner.saved_version == learner.version and learner.saved_metric is None
+    if evaluator is None or every_steps is None or not is_unrated or not 0 < learner.version < config.num_steps:
+        return
+    if learner.version % every_steps == 0:
+        held_out = await evaluator.run(made.production, version=learner.version, log=log)
+        log.step(learner.version, held_out)
+        await learner.save(held_out["eval/reward"])
 
 
 async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:

@@ -203,6 +203,8 @@ class GroupSummary:
     """One per trajectory."""
     episodes: EpisodeStats | None = None
     """As they were sampled, those that failed among them; None for single turns."""
+    is_chosen: bool = False
+    """Of trajectories that `algorithm.selection` chose: how many rewards failed before, it does not tell."""
 
     @property
     def min_policy_version(self) -> int:
@@ -238,6 +240,7 @@ class GroupSummary:
             completion_lengths=lengths,
             sampled_lengths=sampled,
             truncated=tuple(self.truncated[row] for row in rows),
+            is_chosen=True,
         )
 
     def can_train(self, *, max_failed_share: float) -> bool:

@@ -168,6 +168,19 @@ def test_a_judges_components_are_metrics_of_the_step():
     assert metrics["reward/mean"] == pytest.approx(1 / 3), "the reward's own name wins"
 
 
+def test_a_step_of_chosen_trajectories_that_is_told_again_keeps_the_failures_of_its_candidates(directory):
+    """Seen in review: Ctrl-C or a resume wrote 0 over them."""
+    chosen = group_summary(0, num_trajectories=3, rewards=(1.0, 0.0, None), num_reward_errors=1).of([0, 1])
+    again = step_metrics(
+        [chosen], StepStats(policy_version=1, metrics={}, num_trajectories=2, num_trained_tokens=8, seconds=1.0)
+    )
+    config = MetricsConfig(sinks=(Plugin(name="jsonl"),))
+    with open_log(config, directory=directory, num_steps=2) as log:
+        log.step(1, again | {"reward/num_errors": 1.0})
+        log.step(1, again)
+    assert read_steps(directory)[1]["reward/num_errors"] == 1.0
+
+
 def test_json_gets_no_nan():
     assert finite({"a": 1.0, "b": math.nan, "c": math.inf}) == {"a": 1.0, "b": None, "c": None}
 

@@ -15,7 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from deploy import launch
 from deploy.cluster_up.steering import waiting_orders
 from deploy.config.loading import validated
-from tests.fakes import ListedEvents
+from tests.fakes import ListedEvents, run_config
 from tests.models import make_tiny_model
 
 
@@ -61,6 +61,38 @@ def test_a_judge_that_fails_in_an_evaluation_is_told_of_on_the_terminal(tmp_path
     assert capsys.readouterr().out == "reward_failure: prompt 'p0': 1 of 1 rewards failed: KeyError: 'anser'\n"
 
 
+class Saved:
+    """A learner that has learned three steps."""
+
+    version = 3
+
+    def __init__(self, saved_version, metric):
+        self.saved_version, self.saved_metric = saved_version, metric
+
+    async def save(self, metric):
+        self.saved_version, self.saved_metric = 3, metric
+
+
+class Scores:
+    async def run(self, rollouts, *, version, log):
+        return {"eval/reward": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "saved_version", "metric", "is_evaluated"),
+    [(3, 3, None, True), (3, 3, 0.5, False), (2, 3, None, False), (None, 3, None, False), (3, 2, None, False)],
+)
+async def test_a_step_that_was_saved_while_it_was_evaluated_is_evaluated_when_the_run_goes_on(
+    every_steps, saved_version, metric, is_evaluated
+):
+    """Seen in review: its point was missing from the curve for ever, and it could not be kept as the best."""
+    learner, log = Saved(saved_version, metric), ListedEvents()
+    config = run_config(num_steps=9, evaluation={"prompts": "file", "every_steps": every_steps})
+    await launch._rate_what_was_stopped(config, SimpleNamespace(learner=learner, production=None), Scores(), log)
+    assert log.steps == ([(3, {"eval/reward": 0.75})] if is_evaluated else [])
+    assert learner.saved_metric == (0.75 if is_evaluated else metric)
+
+
 @pytest.mark.parametrize(
     ("saved_version", "metric", "is_evaluated"), [(3, None, True), (2, 0.5, True), (3, 0.0, False)]
 )
@@ -69,20 +101,7 @@ async def test_a_last_step_that_was_saved_while_it_was_evaluated_is_evaluated_wh
 ):
     """Seen in review: Ctrl-C in the last evaluation saved the step, and the same command then ended without one."""
 
-    class Learner:
-        version = 3
-
-        def __init__(self):
-            self.saved_version, self.saved_metric = saved_version, metric
-
-        async def save(self, metric):
-            self.saved_version, self.saved_metric = 3, metric
-
-    class Scores:
-        async def run(self, rollouts, *, version, log):
-            return {"eval/reward": 0.75}
-
-    learner, log = Learner(), ListedEvents()
+    learner, log = Saved(saved_version, metric), ListedEvents()
     await launch._save_the_end(SimpleNamespace(learner=learner, production=None), Scores(), log)
     assert log.steps == ([(3, {"eval/reward": 0.75})] if is_evaluated else [])
     assert (learner.saved_version, learner.saved_metric) == (3, 0.75 if is_evaluated else 0.0)
