@@ -34,6 +34,8 @@ from tests.models import make_tiny_model
 
 ACTORS = ("rollout-0", "reward", "reference", "recorder", "learner-0")
 """One of each kind."""
+_QUIET_START_S = 20.0
+"""From the launch until all actors of `write_run` serve."""
 _NOT_MATHEMATICS = (
     *("time", "speed/", "buffer/", "engine/", "weights/", "rollout/", "supervision/", "cost/"),
     "staleness/bound",  # a step that is learned again does not tell it
@@ -59,7 +61,7 @@ def write_run(folder: Path, model: Path, **settings: Any) -> Path:
         "algorithm": {"kl": {"loss": {"coefficient": 0.01}}},
         "optimizer": {"learning_rate": 1e-3},
         "checkpoint": {"every_steps": 3},
-        "supervision": {"heartbeat_s": 1},
+        "supervision": {"heartbeat_s": 1, "start_s": 1200},
         "metrics": {"sinks": ["jsonl"]},
     }
     for name, value in settings.items():
@@ -230,6 +232,11 @@ class Run:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def slowness(self) -> float:
+        """How many times as long as on a quiet machine its actors took to start, and at least 1."""
+        launched, started = (self.events(kind)[0]["time"] for kind in ("launched", "started"))
+        return max(1.0, (started - launched) / _QUIET_START_S)
+
     def recovery_seconds(self) -> dict[str, list[float]]:
         """By actor kind, from the failure that was noticed to the replacement that serves."""
         found: dict[str, list[float]] = {}
@@ -295,6 +302,20 @@ def learner_held(run: Run, *, process: Watched) -> Iterator[None]:
         yield
     finally:
         run.strike("learner-0", signal.SIGCONT)
+
+
+def stand_still_in_mid_broadcast(run: Run, worker: str, *, while_newer: str, process: Watched) -> None:
+    """At a moment when another actor has a version that no broadcast brought to all. The groups of the step after it are there when the
+    worker is stopped: else the learner would wait for those of this worker, and nobody would get a new version."""
+    with learner_held(run, process=process):
+        assert run.strike(worker, signal.SIGSTOP)
+    until(lambda: _version(run, while_newer) > run.events("broadcast")[-1]["policy_version"], process=process)
+
+
+def _version(run: Run, actor: str) -> int:
+    """That it serves, and maybe alone: a broadcast is told when all have it, or are lost."""
+    status = json.loads(run.directory.read_text("status.json"))
+    return next((each["policy_version"] for each in status["actors"] if each["actor"] == actor), 0)
 
 
 def _is_held(run: Run) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import math
 import os
 import subprocess
 import threading
@@ -41,8 +42,17 @@ class Prometheus:
 
     def times(self, name: str, *, run: str) -> list[float]:
         """When it was scraped, of all drivers."""
+        return _times(self.query(f'{name}{{run="{run}"}}[1h]'))
+
+    def num_missed(self, name: str, *, run: str) -> int:
+        """Since it was first there: most scrapes of its target in a row that went well and did not bring it."""
         found = self.query(f'{name}{{run="{run}"}}[1h]')
-        return sorted(float(at) for series in found for at, _ in series["values"])
+        (instance,) = {series["metric"]["instance"] for series in found}
+        times = _times(found)
+        went_well = self.query(f'up{{instance="{instance}"}}[1h]')
+        scraped = [at for series in went_well for at, value in series["values"] if value == "1"]
+        ends = [*times[1:], math.inf]
+        return max(sum(first < at < last for at in scraped) for first, last in zip(times, ends, strict=True))
 
     def ask(self, what: str, **parameters: str) -> Any:
         with urllib.request.urlopen(
@@ -137,6 +147,10 @@ def _running(*command: str, folder: Path, ready: str) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait(timeout=300)
+
+
+def _times(found: list[dict[str, Any]]) -> list[float]:
+    return sorted(float(at) for series in found for at, _ in series["values"])
 
 
 def _answers(url: str) -> bool:

@@ -49,7 +49,7 @@ def ray_head(
     provider), and takes them away when they are idle for three seconds.
     """
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    gcs, dashboard, *others = free_ports(6)
+    gcs, dashboard, own_metrics, scalers_metrics, *others = free_ports(8)
     names = ("ray-client-server-port", "dashboard-agent-listen-port", "metrics-export-port", "runtime-env-agent-port")
     # Sockets lie below the folder: a long path (as pytest's) does not fit into their addresses.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
@@ -64,6 +64,8 @@ def ray_head(
     own = {
         **environment(),
         **env,
+        "DASHBOARD_METRIC_PORT": str(own_metrics),
+        "AUTOSCALER_METRIC_PORT": str(scalers_metrics),
         **(more_env or {}),
         **({"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"} if autoscaling else {}),
     }

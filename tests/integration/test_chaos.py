@@ -18,8 +18,8 @@ LIMITS_S = {
     "recorder": 60.0,
     "learner": 120.0,
 }
-"""On two cores, from the failure that was noticed to the replacement that serves attested weights. A quiet machine needs a third of it;
-the seconds are in build/recovery.json."""
+"""On two cores, from the failure that was noticed to the replacement that serves attested weights. A quiet machine needs a third of it,
+one whose cores are another's too gets more; the seconds are in build/recovery.json."""
 OUT = Path("build/recovery.json")
 
 
@@ -77,5 +77,5 @@ def test_recoveries_are_quick(survivor):
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps({"limits_s": LIMITS_S, "worst_s": worst, "all_s": seconds}, indent=1) + "\n")
     assert worst.keys() == LIMITS_S.keys()
-    late = {kind: value for kind, value in worst.items() if value > LIMITS_S[kind]}
+    late = {kind: value for kind, value in worst.items() if value > LIMITS_S[kind] * survivor.slowness()}
     assert not late, f"recoveries over their limits (in seconds, five at a time on these cores): {late}"

@@ -106,7 +106,7 @@ def run(tmp_path_factory) -> Iterator[Run]:
         "reward": {
             "models": {"signs": {"path": str(train_reward_model(folder / "signs")), "dtype": "float32", "cpus": 0.25}},
             "parts": {
-                "right": {"judge": {"name": "remote", "endpoint": f"http://127.0.0.1:{port}"}, "timeout_s": 8},
+                "right": {"judge": {"name": "remote", "endpoint": f"http://127.0.0.1:{port}"}, "timeout_s": 30},
                 "runs": {"judge": f"{JUDGES}:runs_as_a_program", "weight": 0.5},
                 "sign": {"judge": {"name": "reward_model", "model": "signs", "label": "sign"}, "weight": 0.05},
             },

@@ -1,9 +1,6 @@
 """Weights that travel as what changed: a real vLLM computes the same, a run is the same bit for bit, and a worker or a learner may die."""
 
 import contextlib
-import json
-import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +24,14 @@ from tests.integration.engines import (
     start_engine,
     start_worker,
 )
-from tests.integration.faults import Run, assert_equal_bit_for_bit, until, write_endless_run, write_run
+from tests.integration.faults import (
+    Run,
+    assert_equal_bit_for_bit,
+    stand_still_in_mid_broadcast,
+    until,
+    write_endless_run,
+    write_run,
+)
 from tests.models import make_tiny_model
 
 pytestmark = pytest.mark.engine
@@ -116,7 +120,7 @@ def test_a_worker_that_dies_while_changes_travel_joins_between_two_deltas_and_a_
     tmp_path, transport
 ):
     with _two_workers(tmp_path, transport=transport) as (run, driver):
-        _stop_in_mid_broadcast(run, driver, "rollout-1", other="rollout-0")
+        stand_still_in_mid_broadcast(run, "rollout-1", while_newer="rollout-0", process=driver)
         assert run.strike("rollout-1")
         until(lambda: any(event["actor"] == "rollout-1" for event in run.events("recovery")), process=driver)
         until(lambda: _sent_to_both(run, after=run.num_steps()), process=driver)
@@ -158,29 +162,6 @@ def _two_workers(folder: Path, *, transport: str) -> Iterator[tuple[Run, Backgro
         yield run, driver
 
 
-def _stop_in_mid_broadcast(run: Run, driver: Background, worker: str, *, other: str) -> None:
-    """The other serves a version that this one, which stands still, does not.
-
-    Where it holds groups of the next step when it is stopped, no broadcast comes: then it goes on for one, and is stopped again.
-    """
-    while not _is_stopped_in_mid_broadcast(run, driver, worker, other=other):
-        pass
-
-
-def _is_stopped_in_mid_broadcast(run: Run, driver: Background, worker: str, *, other: str) -> bool:
-    def told() -> int:
-        return run.events("broadcast")[-1]["policy_version"]
-
-    version, patience_ends = told(), time.monotonic() + 30
-    assert run.strike(worker, signal.SIGSTOP)
-    until(lambda: _version(run, other) > version or time.monotonic() > patience_ends, process=driver)
-    if _version(run, other) > told():
-        return True
-    assert run.strike(worker, signal.SIGCONT)
-    until(lambda: told() > version, process=driver)
-    return False
-
-
 def _sent_to_both(run: Run, *, after: int) -> bool:
     """Whether a broadcast of a later step brought both workers what changed, and not the whole to one of them."""
     both = {event["policy_version"] for event in run.events("broadcast") if event["num_workers"] == 2}
@@ -189,9 +170,3 @@ def _sent_to_both(run: Run, *, after: int) -> bool:
         for step, numbers in run.metrics().items()
         if "weights/changed_share" in numbers
     )
-
-
-def _version(run: Run, actor: str) -> int:
-    """That it serves, and maybe alone: a broadcast is told when all have it, or are lost."""
-    status = json.loads(run.directory.read_text("status.json"))
-    return next((each["policy_version"] for each in status["actors"] if each["actor"] == actor), 0)

@@ -81,7 +81,7 @@ def test_groups_that_went_with_a_node_are_sampled_again_and_none_is_consumed_twi
 def test_what_a_node_took_is_back_in_time(elastic):
     seconds = elastic.recovery_seconds()
     taken = {kind: seconds[kind][0] for kind in LIMITS_S}
-    assert all(taken[kind] < limit_s for kind, limit_s in LIMITS_S.items()), taken
+    assert all(taken[kind] < limit_s * elastic.slowness() for kind, limit_s in LIMITS_S.items()), taken
 
 
 def test_a_node_that_announces_its_end_loses_its_worker_without_a_failure(elastic):
@@ -96,7 +96,7 @@ def test_an_order_takes_away_who_waits_for_a_node_and_keeps_one_that_serves(elas
 
 
 def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_back(tmp_path):
-    """The first worker is slow for a while, as on a machine that others use too; then two are more than the learner needs."""
+    """The first worker is slow for a while, as on a machine that others use too; then the learner is, and two are more than it needs."""
     run = Run(tmp_path / "run")
     file = write_endless_run(
         tmp_path,
@@ -112,8 +112,9 @@ def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_bac
         until(lambda: run.num_steps() >= 1, process=driver)
         with slowed(run, "rollout-0"):
             until(lambda: "rollout-1" in run.samplers(), process=driver)
-            assert head.num_nodes() == 2
-        until(lambda: "rollout-1" in _left(run), process=driver)
+            until(lambda: head.num_nodes() == 2, process=driver)
+        with slowed(run, "learner-0"):
+            until(lambda: "rollout-1" in _left(run), process=driver)
         until(lambda: head.num_nodes() == 1, process=driver)
         driver.press_ctrl_c()
         assert driver.exit_code() == 130, driver.output

@@ -93,7 +93,7 @@ def test_groups_wait_while_the_runs_own_server_is_replaced_and_no_reward_fails(m
         deterministic=False,
         algorithm={},
         reward={
-            "timeout_s": 20,
+            "timeout_s": 300,
             "parts": {
                 "good": {
                     "judge": {"name": "llm_judge", "server": "grader", "rubric": rubric, "asking": {"max_tokens": 32}}

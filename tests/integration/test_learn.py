@@ -82,14 +82,19 @@ def learners_pid(run: Run) -> int | None:
     return next((each["pid"] for each in actors if each["actor"] == "learner-0"), None)
 
 
+def struck(run: Run) -> bool:
+    """Whether it lived, and stands still now."""
+    pid = learners_pid(run)
+    if is_there := is_actor(pid):
+        os.kill(pid, signal.SIGSTOP)
+    return is_there
+
+
 def test_with_a_learner_that_hangs_killed_and_resumed_it_equals_the_undisturbed_one(data, undisturbed, tmp_path):
     run = Run(tmp_path / "run")
-    command = ("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL, "supervision.heartbeat_s=1")
-    with Background(*command, "supervision.hang_s=8") as driver:
-        until(lambda: run.num_recorded() >= 2 and learners_pid(run), process=driver)
-        pid = learners_pid(run)
-        assert is_actor(pid)
-        os.kill(pid, signal.SIGSTOP)
+    command = ("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL, "supervision.heartbeat_s=3")
+    with Background(*command, "supervision.hang_s=20") as driver:
+        until(lambda: run.num_recorded() >= 1 and struck(run), process=driver)
         until(lambda: run.events("hang") and run.num_recorded() >= 5, process=driver)
     done = treadwheel(*command)
     assert done.returncode == 0, done.stderr + done.stdout

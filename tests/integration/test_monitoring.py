@@ -10,7 +10,9 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from deploy.monitoring import dashboard
 from deploy.monitoring.alerts import ALERTS
 from tests.integration.commands import QUICKSTART, SMALL, Background
 from tests.integration.conversations import ENVIRONMENT
-from tests.integration.prometheus import SCRAPE_S, Prometheus, Webhook, alertmanager, eventually, prometheus, webhook
+from tests.integration.prometheus import Prometheus, Webhook, alertmanager, eventually, prometheus, webhook
 from tests.integration.ray_head import ray_head
 from tests.programs import needs
 
@@ -27,7 +29,7 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.engine,
     pytest.mark.acceptance,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     needs("prometheus", package="prometheus"),
     needs("prometheus-alertmanager", package="prometheus-alertmanager"),
 ]
@@ -110,8 +112,9 @@ class Watched:
     driver: Background
 
     def shown(self, name: str) -> float:
-        """What Prometheus knows; 0 when it knows nothing."""
-        return self.prometheus.value(f'ray_treadwheel_{name}{{run="{RUN}"}}') or 0.0
+        """What Prometheus knows; NaN when it knows nothing."""
+        found = self.prometheus.value(f'ray_treadwheel_{name}{{run="{RUN}"}}')
+        return math.nan if found is None else found
 
     def steps(self) -> list[dict[str, float]]:
         lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
@@ -143,6 +146,7 @@ def watched(tmp_path_factory) -> Iterator[Watched]:
         driver.wait_until(lambda: watched.shown("policy_version") > 1)
         gate.touch()
         driver.wait_until(lambda: time.time() - watched.shown("last_step_time") > STILL_S)
+        driver.wait_until(lambda: watched.shown("policy_version") > 1)  # of the last scrape too
         version = watched.shown("policy_version")
         gate.unlink()
         driver.wait_until(lambda: watched.shown("policy_version") > version + 1)
@@ -158,18 +162,21 @@ def test_every_series_of_the_run_is_there_at_every_scrape(watched):
     now = time.time()
     began = {name: at for name, at in began.items() if at < now - EXPORTED_S}
     assert len(began) > 80
-    missing = [name for name in began if not watched.prometheus.times(f"ray_{exported_name(name)}", run=RUN)]
-    assert not missing, f"of {len(began)}, not in Prometheus: {missing}"
+    names = {name: f"ray_{exported_name(name)}" for name in began}
+    missing = lambda: [name for name in began if not watched.prometheus.times(names[name], run=RUN)]
+    eventually(lambda: not missing(), within_s=120, what=f"{missing()} of {len(began)} in Prometheus")
     for name, at in began.items():
-        times = watched.prometheus.times(f"ray_{exported_name(name)}", run=RUN)
-        gaps = [after - before for before, after in zip(times, [*times[1:], now], strict=True)]
-        assert max(gaps) < 2.5 * SCRAPE_S, f"{name} has a hole of {max(gaps):.0f} s"
+        times = watched.prometheus.times(names[name], run=RUN)
+        num_missed = watched.prometheus.num_missed(names[name], run=RUN)
+        assert num_missed <= 1, f"{num_missed} scrapes in a row went without {name}"
         assert at > now - STILL_S or times[-1] - times[0] > KEPT_S, f"{name} was there for {times[-1] - times[0]:.0f} s"
 
 
 def test_prometheus_sees_all_that_ray_tells_of_with_its_token(watched):
-    targets = watched.prometheus.ask("targets")["activeTargets"]
-    assert len(targets) == 3 and {target["health"] for target in targets} == {"up"}, targets
+    def health() -> list[str]:
+        return [target["health"] for target in watched.prometheus.ask("targets")["activeTargets"]]
+
+    eventually(lambda: health() == ["up"] * 3, within_s=120, what=str(health()))
 
 
 def test_every_query_of_the_dashboard_is_answered_and_what_is_excused_is_not(watched):
@@ -197,10 +204,15 @@ def test_every_series_that_an_alert_asks_for_is_there(watched):
 
 def test_a_driver_that_is_killed_reaches_a_webhook_as_an_alert(watched):
     """The last one: it ends the run."""
-    name = "TreadwheelRunEndedAbnormally"
-    assert not watched.webhook.alerts(name)
+    name, killed_at = "TreadwheelRunEndedAbnormally", time.time()
+
+    def firing() -> list[dict[str, Any]]:
+        """Not one of a scrape that failed before."""
+        alerts = [alert for alert in watched.webhook.alerts(name) if alert["status"] == "firing"]
+        return [alert for alert in alerts if datetime.fromisoformat(alert["startsAt"]).timestamp() > killed_at]
+
     watched.driver.send(signal.SIGKILL)
-    eventually(lambda: bool(watched.webhook.alerts(name)), within_s=90, what=name)
-    (alert, *_) = watched.webhook.alerts(name)
-    assert alert["labels"]["run"] == RUN and alert["status"] == "firing"
+    eventually(lambda: bool(firing()), within_s=300, what=name)
+    (alert, *_) = firing()
+    assert alert["labels"]["run"] == RUN
     assert alert["annotations"]["summary"].startswith(f"{RUN}: its driver failed")

@@ -197,7 +197,7 @@ async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_
 async def test_an_actor_waits_for_a_node_beyond_the_deadline_of_its_start_and_knows_the_labels_of_the_one_that_comes():
     events = ListedEvents()
     with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
-        starting = asyncio.create_task(start("far", num_cpus=2, start_s=15, events=events))
+        starting = asyncio.create_task(start("far", num_cpus=2, start_s=40, events=events))
         async with asyncio.timeout(PATIENCE_S):
             while not events.events:
                 await asyncio.sleep(0.1)

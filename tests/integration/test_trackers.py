@@ -35,6 +35,8 @@ with open_log(config, directory=RunDirectory(folder), num_steps=5) as log:
     if ending == "killed":
         signal.pause()
     log.event("preempted", message="its node goes away")
+    for sink in log._sinks:
+        sink.mark().wait()  # its start may take longer than an end waits for
     log.end("stopped")
 """
 _KEY = "0123456789abcdef0123456789abcdef01234567"

@@ -62,6 +62,8 @@ def test_turns_and_what_was_written_between_are_blocks_with_labels(browser, step
 def test_written_tokens_are_dimmed_in_every_view_and_have_no_measures(browser, step):
     with looking(browser, f"{step}/group/7/0") as page:
         written, sampled = page.locator(".block.written .t"), page.locator(".block.sampled .t")
+        expect(written.first).to_be_visible()
+        expect(sampled.first).to_be_visible()
         soft = page.locator(".about .numbers dt").evaluate(COLOUR)
         for key in range(1, 10):
             page.keyboard.press(str(key))
@@ -77,7 +79,7 @@ def test_the_numbers_of_each_sampled_token_are_those_of_the_file(browser, step, 
     recorded = _recorded(folder)
     with looking(browser, f"{step}/group/7/0") as page:
         tokens = page.locator(".tokens .t")
-        assert tokens.count() == len(recorded)
+        expect(tokens).to_have_count(len(recorded))
         for at, expected in enumerate(recorded):
             tokens.nth(at).hover()
             numbers = numbers_of(page)

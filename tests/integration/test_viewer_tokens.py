@@ -85,6 +85,7 @@ def group(folder) -> Iterator[str]:
 def test_three_tokens_have_the_colours_and_numbers_of_the_files(browser, group, folder):
     with looking(browser, f"{group}/7/0") as page:
         tokens = page.locator(".tokens .t")
+        expect(tokens).to_have_count(3)
         for key, expected in COLOURS.items():
             page.keyboard.press(str(key))
             found = [str(each.get_attribute("class")).split()[1] for each in tokens.all()]

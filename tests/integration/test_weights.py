@@ -1,9 +1,7 @@
 """New weights into a running vLLM: exact for tied and untied models, attested, and never served when they are wrong."""
 
 import contextlib
-import json
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +29,7 @@ from tests.integration.engines import (
     start_worker,
     ticket,
 )
-from tests.integration.faults import Run, until, write_endless_run
+from tests.integration.faults import Run, stand_still_in_mid_broadcast, until, write_endless_run
 from tests.models import make_tiny_model
 
 pytestmark = pytest.mark.engine
@@ -230,7 +228,7 @@ def _send_half(sender: Sender, group: RankGroup) -> None:
 def test_a_run_whose_weights_go_through_groups_loses_a_worker_in_mid_broadcast_and_has_it_join_again(tmp_path):
     with _two_workers_over_groups(tmp_path) as (run, driver):
         earlier = run.events("failure")
-        _have_it_stand_still(run, "rollout-1", while_newer="rollout-0")
+        stand_still_in_mid_broadcast(run, "rollout-1", while_newer="rollout-0", process=driver)
         assert run.strike("rollout-1")
         until(lambda: any(event["actor"] == "rollout-1" for event in run.events("recovery")), process=driver)
         goes_on_from = run.num_steps()
@@ -250,7 +248,7 @@ def test_a_learner_that_is_killed_while_its_weights_travel_has_all_workers_serve
     """A worker that stands still holds the broadcast up. The learner is the sender, and learns the next step or waits for its groups."""
     with _two_workers_over_groups(tmp_path) as (run, driver):
         earlier = run.events("failure")
-        _have_it_stand_still(run, "rollout-1", while_newer="learner-0")
+        stand_still_in_mid_broadcast(run, "rollout-1", while_newer="learner-0", process=driver)
         held = run.num_steps()
         assert run.strike("learner-0")
         assert run.strike("rollout-1", signal.SIGCONT)
@@ -282,27 +280,6 @@ def _two_workers_over_groups(folder: Path) -> Iterator[tuple[Run, Background]]:
         yield run, driver
 
 
-def _have_it_stand_still(run: Run, worker: str, *, while_newer: str) -> None:
-    """At a moment when another actor gets a version that no broadcast brought to all. Where the next step waits for groups of this worker
-    itself, nobody does: then it goes on, and stands still later."""
-    for _ in range(20):
-        assert run.strike(worker, signal.SIGSTOP)
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            if _version(run, while_newer) > run.events("broadcast")[-1]["policy_version"]:
-                return
-            time.sleep(0.02)
-        assert run.strike(worker, signal.SIGCONT)
-        time.sleep(1.0)
-    raise AssertionError(f"no broadcast waited for {worker}")
-
-
 def _require_failures_of(run: Run, actor: str, *, after: list[dict[str, Any]]) -> None:
     failures = run.events("failure")[len(after) :]
     assert [event["actor"] for event in failures] == [actor], [event["reason"] for event in failures]
-
-
-def _version(run: Run, actor: str) -> int:
-    """That it serves, and maybe alone: a broadcast is told when all have it, or are lost."""
-    status = json.loads(run.directory.read_text("status.json"))
-    return next((each["policy_version"] for each in status["actors"] if each["actor"] == actor), 0)
