@@ -110,7 +110,7 @@ class Background:
 
     def living(self) -> list[str]:
         """Names of its processes, its own among them."""
-        return [process.name() for process in self._living() if process.is_running()]
+        return [name for process in self._living() if (name := _name_of(process))]
 
     def left_behind(self) -> list[str]:
         """Processes that it started and that live on, a moment after its end."""
@@ -119,6 +119,21 @@ class Background:
 
     def _living(self) -> list[psutil.Process]:
         return [process for process in psutil.process_iter() if _mark_of(process) == self._mark]
+
+
+def command_line(process: psutil.Process) -> str:
+    """Empty for one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _name_of(process: psutil.Process) -> str | None:
+    try:
+        return process.name()
+    except psutil.Error:
+        return None
 
 
 def _mark_of(process: psutil.Process) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from tests.integration.commands import ROOT, environment
+from tests.integration.commands import ROOT, command_line, environment
 from tests.integration.waiting import until
 from tests.ports import free_ports
 
@@ -35,7 +35,7 @@ class RayHead:
         """That live on this machine."""
         return sum(
             f"{self.folder}/" in line and "/raylet/raylet " in line
-            for line in map(_command_line, psutil.process_iter())
+            for line in map(command_line, psutil.process_iter())
         )
 
 
@@ -146,16 +146,9 @@ def _end(process: subprocess.Popen[bytes], folder: str) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=30)
     # Not all of Ray's processes are children of the first: their command lines name the session's folder.
-    ours = [each for each in psutil.process_iter() if folder in _command_line(each)]
+    ours = [each for each in psutil.process_iter() if folder in command_line(each)]
     for each in {*started, *ours}:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
     process.wait()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _command_line(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""

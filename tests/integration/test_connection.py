@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from deploy.cluster_up.connection import connected
+from tests.integration.commands import command_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(1800)]
 JOIN = "import sys, ray; ray.init(sys.argv[1], logging_level='error'); print('joined', ray.cluster_resources())"
@@ -35,7 +36,7 @@ async def test_a_local_cluster_lets_nobody_in_without_its_token_and_leaves_no_tr
     for _ in range(2):  # one after the other in one process, each with a token of its own
         async with connected(None):
             assert await niceness.remote() == os.nice(0), "workers are not behind everything else on the machine"
-            running = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+            running = [command_line(process) for process in psutil.Process().children(recursive=True)]
             assert any("gcs_server" in command for command in running)
             assert not [each for each in running if re.search(r"/(dashboard|monitor|log_monitor)\.py ", each)]
             tokens.add(os.environ["RAY_AUTH_TOKEN"])

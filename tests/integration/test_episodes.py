@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from cluster.contracts.segments import whole
+from tests.integration.commands import command_line
 from tests.integration.conversations import ENVIRONMENT, TEMPLATE
 from tests.integration.faults import Run, assert_equal_bit_for_bit, until, write_run
 from tests.models import make_tiny_model
@@ -103,7 +104,7 @@ def _kill_hosts(run: Run, worker: str) -> bool:
     """Whether there was one."""
     pid = run.pid(worker)
     children = psutil.Process(pid).children() if pid else []
-    hosts = [child for child in children if "actors.environments.host.main" in " ".join(child.cmdline())]
+    hosts = [child for child in children if "actors.environments.host.main" in command_line(child)]
     for host in hosts:
         os.kill(host.pid, signal.SIGKILL)
     return bool(hosts)

@@ -62,7 +62,7 @@ def test_a_pending_actor_brings_a_pod_and_its_end_takes_that_very_pod_away(clust
         (pod,) = cluster.operator.pods
         assert pod.name == name
         assert pod.actors() == ["Actor"]
-        assert cluster.head.num_nodes() == 2
+        until(lambda: cluster.head.num_nodes() == 2)
     until(lambda: pod.is_scaled_down)
     until(lambda: cluster.head.num_nodes() == 1)
     assert cluster.asked_replicas() == [1, 0]

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.integration.commands import command_line
 from tests.integration.faults import Run, write_endless_run, write_run
 from tests.integration.waiting import until
 from tests.models import make_tiny_model
@@ -79,7 +80,7 @@ def _processes_of_engine(run: Run) -> list[psutil.Process]:
     """In the order of their ranks; not what else its actor started."""
     pid = run.pid("rollout-0")
     assert pid is not None
-    names = {process.pid: " ".join(process.cmdline()) for process in psutil.Process(pid).children()}
+    names = {process.pid: command_line(process) for process in psutil.Process(pid).children()}
     found = [psutil.Process(child) for child, name in sorted(names.items()) if "VLLM" in name or "spawn_main" in name]
     assert len(found) == 2, names
     return found
