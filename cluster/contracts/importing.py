@@ -6,17 +6,23 @@ while more come, a fifth of the time of an import, and half a second for every f
 
 import contextlib
 import gc
+import importlib.metadata
+import re
+from collections import defaultdict
 from collections.abc import Generator
 
 
 @contextlib.contextmanager
 def importing() -> Generator[None]:
-    """No garbage is collected in the block. What lives at its end is old at once: collections rarely look at it."""
-    was_enabled = gc.isenabled()
+    """No garbage is collected in the block. What lives at its end is old at once: collections rarely look at it. transformers gets its list
+    of all installed packages in a tenth of the time."""
+    was_enabled, slow = gc.isenabled(), importlib.metadata.packages_distributions
     gc.disable()
+    importlib.metadata.packages_distributions = packages_distributions
     try:
         yield
     finally:
+        importlib.metadata.packages_distributions = slow
         gc.freeze()
         gc.unfreeze()  # into the oldest generation
         if was_enabled:
@@ -29,3 +35,20 @@ def importing_for_good() -> Generator[None]:
     with importing():
         yield
     gc.freeze()
+
+
+def packages_distributions() -> dict[str, list[str]]:
+    """As `importlib.metadata.packages_distributions` in Python 3.11, which makes 35,000 paths of an installation's records for it."""
+    found = defaultdict[str, list[str]](list)
+    for distribution in importlib.metadata.distributions():
+        name = re.search(r"^Name: *(.+?) *$", distribution.read_text("METADATA") or "", re.MULTILINE)
+        for package in _packages_of(distribution):
+            found[package].append(name[1] if name else distribution.metadata["Name"])
+    return dict(found)
+
+
+def _packages_of(distribution: importlib.metadata.Distribution) -> set[str]:
+    if listed := (distribution.read_text("top_level.txt") or "").split():
+        return set(listed)
+    files = (line.partition(",")[0] for line in (distribution.read_text("RECORD") or "").splitlines())
+    return {file.partition("/")[0].removesuffix(".py") for file in files if file.endswith(".py")}

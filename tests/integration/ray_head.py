@@ -34,8 +34,7 @@ class RayHead:
     def num_nodes(self) -> int:
         """That live on this machine."""
         return sum(
-            f"{self.folder}/" in line and "/raylet/raylet " in line
-            for line in map(command_line, psutil.process_iter())
+            f"{self.folder}/" in line and "/raylet/raylet " in line for line in map(command_line, psutil.process_iter())
         )
 
 

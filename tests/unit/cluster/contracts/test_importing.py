@@ -1,11 +1,12 @@
 import gc
+import importlib.metadata
 import subprocess
 import sys
 import weakref
 
 import pytest
 
-from cluster.contracts.importing import importing
+from cluster.contracts.importing import importing, packages_distributions
 
 
 class Cycle:
@@ -56,3 +57,14 @@ def test_what_is_imported_for_good_is_never_walked_again():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert said.stdout.split() == ["True", "True"]
+
+
+def test_the_quick_list_of_installed_packages_is_that_of_python():
+    ours, pythons = packages_distributions(), importlib.metadata.packages_distributions()
+    assert {name: sorted(found) for name, found in ours.items()}.items() <= {
+        name: sorted(found) for name, found in pythons.items()
+    }.items()
+    assert pythons.keys() == ours.keys() or sys.version_info >= (3, 12)  # it lists what is no Python too
+    with importing():
+        assert importlib.metadata.packages_distributions is packages_distributions
+    assert importlib.metadata.packages_distributions is not packages_distributions
