@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from deploy.importing import reading
 from deploy.importing.table import NO_NUMBER, Given, Made, Peer, Row, last_share, only, same
 
 _DEFAULTS: dict[str, Any] = {
@@ -70,6 +71,7 @@ _DROPPED = {
         "save_* enable_jit_checkpoint push_to_hub* hub_* resume_from_checkpoint ignore_data_skip "
         "restore_callback_states_from_checkpoint"
     ),
+    "set variables where the run starts": "env",
     "without effect on GRPO, or on text alone": (
         "remove_unused_columns label_names train_sampling_strategy length_column_name do_train "
         "optim_target_modules lora_task_type ignore_bias_buffers"
@@ -390,6 +392,7 @@ _LENGTH = f"{_BATCH} num_generations max_steps num_train_epochs num_prompts"
 TRL = Peer(
     title="TRL",
     version="1.16.0",
+    read=reading.flat,
     defaults=_DEFAULTS,
     types=_TYPES,
     dropped=_DROPPED,

@@ -5,6 +5,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
+from deploy.importing import reading
 from deploy.importing.table import NO_NUMBER, NUMBER, Given, Made, Peer, Row, last_share, only, same
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -530,6 +531,7 @@ _LENGTH = "trainer.total_training_steps trainer.total_epochs num_prompts data.tr
 VERL = Peer(
     title="verl",
     version="0.9.1",
+    read=reading.hydra,
     defaults=_DEFAULTS,
     types=_TYPES,
     dropped=_DROPPED,

@@ -13,7 +13,7 @@ from deploy.cli import app
 from deploy.config.loading import validated
 from deploy.config.yaml_text import parse
 from deploy.importing import PEERS, run_file, verl
-from deploy.importing.reading import read
+from deploy.importing.reading import hydra
 from deploy.importing.table import Given
 
 CONFIGS = Path(__file__).with_name("configs")
@@ -147,7 +147,7 @@ def test_dr_grpo_of_verl():
 @pytest.mark.parametrize("name", ALL)
 def test_every_setting_of_a_file_is_named_in_the_run_file(name):
     text = text_of(name)
-    assert [each for each in read(str(CONFIGS / name), []) if each not in text] == []
+    assert [each for each in PEERS[name.partition("_")[0]].read(str(CONFIGS / name), []) if each not in text] == []
 
 
 def test_bounds_that_cannot_act_in_one_update_are_left_out_and_named():
@@ -188,7 +188,7 @@ def test_every_loss_of_trl_makes_an_objective(kind, accumulation):
 @pytest.mark.parametrize("name", ALL)
 def test_a_row_reads_and_makes_what_it_says(name):
     peer = PEERS[name.partition("_")[0]]
-    given = Given(values=read(str(CONFIGS / name), MORE.get(name, [])), defaults=peer.defaults, types=peer.types)
+    given = Given(values=peer.read(str(CONFIGS / name), MORE.get(name, [])), defaults=peer.defaults, types=peer.types)
     for row in peer.rows:
         made = row.make(given)
         assert set(given.read) <= set(row.of.split()), row.ours
@@ -326,7 +326,7 @@ python3 -m verl.trainer.main_ppo \\
     ~trainer.logger=console $@
 """
     )
-    assert read(str(script), []) == {
+    assert hydra(str(script), []) == {
         "data.train_files": ["a b.parquet"],
         "actor_rollout_ref.actor.optim.lr": 2e-6,
         "~trainer.logger": "console",
@@ -336,7 +336,84 @@ python3 -m verl.trainer.main_ppo \\
 def test_a_variable_with_two_values_is_not_resolved(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text("if true; then\nLR=1e-6\nelse\nLR=2e-6\nfi\npython x actor_rollout_ref.actor.optim.lr=$LR\n")
-    assert read(str(script), []) == {"actor_rollout_ref.actor.optim.lr": "$LR"}
+    assert hydra(str(script), []) == {"actor_rollout_ref.actor.optim.lr": "$LR"}
+
+
+def words_of(folder: Path, text: str, *more: str) -> dict[str, Any]:
+    script = folder / "run.sh"
+    script.write_text(text)
+    return hydra(str(script), more)
+
+
+def refused_script(folder: Path, text: str) -> str:
+    script = folder / "run.sh"
+    script.write_text(text.replace("{lr}", "actor_rollout_ref.actor.optim.lr"))
+    with pytest.raises(ConfigError) as caught:
+        run_file("verl", str(script))
+    return str(caught.value)
+
+
+def test_words_of_a_variable_are_settings(tmp_path):
+    text = """
+ACTOR="
+    a.lr=5e-7 \\
+    a.steps=32"
+ROLLOUT='a.n=16 a.top_p=0.9'
+python x $ACTOR a.path=m \\
+    "${ROLLOUT}"
+"""
+    assert words_of(tmp_path, text) == {"a.lr": 5e-7, "a.steps": 32, "a.path": "m", "a.n": 16, "a.top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    "text", ["{lr}=1 $MORE", "{lr}=1 ${MORE:-a.c=1}", "MORE=a.c=1; MORE=a.c=2; python x {lr}=1 ${MORE}"]
+)
+def test_an_unknown_variable_among_settings_is_refused(tmp_path, text):
+    said = refused_script(tmp_path, f"cd $HOME\npython x {text}")
+    assert "is not resolved; write its words in its place" in said and "$HOME" not in said
+
+
+def test_words_of_an_array_are_settings_from_bracket_to_bracket(tmp_path):
+    text = """MORE=(a.b=1  # (the first)
+    "a.c=[x, y]" a.d=$((2 * (1 + 3))))
+python x "${MORE[@]}" a.e=it#2"""
+    values = {"a.b": 1, "a.c": ["x", "y"], "a.d": "$((2 * (1 + 3)))", "a.e": "it#2"}
+    assert words_of(tmp_path, text) == values
+
+
+def test_a_setting_of_two_branches_is_not_resolved(tmp_path):
+    text = """if true; then
+    ARGS=(a.b=1 a.c=x)  # don't mind
+else
+    ARGS=(a.b=2 a.c=x)
+fi
+python x "${ARGS[@]}"
+"""
+    assert words_of(tmp_path, text) == {"a.b": "1 or 2", "a.c": "x"}
+    assert words_of(tmp_path, text, "a.b=2") == {"a.b": 2, "a.c": "x"}
+    assert "lr='1e-06 or 2e-06' is not resolved" in refused_script(tmp_path, "python x {lr}=1e-6\npython x {lr}=2e-6")
+
+
+def test_the_later_of_two_values_in_a_command_counts(tmp_path):
+    assert words_of(tmp_path, "python x a.b=1 \\\n a.c=x \\\n a.b=2") == {"a.b": 2, "a.c": "x"}
+
+
+def test_a_mapping_of_trl_is_a_value(tmp_path):
+    config = tmp_path / "grpo.yaml"
+    mappings = "deepspeed: {zero_optimization: {stage: 2}}\naccelerator_config: {split_batches: false}\nenv: {A: b}\n"
+    config.write_text((CONFIGS / "trl_gsm8k.yaml").read_text() + mappings)
+    text = run_file("trl", str(config))
+    assert all(
+        said in text for said in ("deepspeed", "accelerator_config", "(set variables where the run starts): env\n")
+    )
+    config.write_text("model_init_kwargs: {use_kernels: true}")
+    with pytest.raises(ConfigError, match=r"model_init_kwargs=\{'use_kernels': True\} is not here"):
+        run_file("trl", str(config))
+
+
+def test_a_dollar_stands_for_a_value_in_hydras_files_alone():
+    assert run_of("trl_gsm8k.yaml", r"vllm_structured_outputs_regex=^\d+$").sampling.regex == r"^\d+$"
+    assert "is not resolved" in refused("verl_dapo.yaml", "data.train_files=['${oc.env:HOME}/a.parquet']")
 
 
 @pytest.mark.parametrize(
