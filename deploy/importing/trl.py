@@ -118,6 +118,10 @@ def _prompts(given: Given) -> Made:
     given.note("A data set of the hub needs the commit too: prompts.revision.")
     config = given["dataset_config"]
     prompts = {"name": "dataset", "path": path, "split": given["dataset_train_split"]}
+    prompts |= {
+        "column": "prompt",
+        "text_as": "text",
+    }  # a text is tokenized as it is there, messages through the template
     return {"prompts": prompts | ({} if config is None else {"config": config})}
 
 
@@ -419,7 +423,8 @@ TRL = Peer(
             of="dataset_name dataset_config dataset_train_split",
             ours="prompts",
             make=_prompts,
-            note="The source `dataset`, which reads a column `messages` or `prompt`, and asks for a commit of the hub.",
+            note="The source `dataset`, of the column `prompt`: a text is sampled from as it is, messages go through the chat template. It "
+            "asks for a commit of the hub.",
         ),
         Row(
             of="max_completion_length temperature top_p top_k min_p",

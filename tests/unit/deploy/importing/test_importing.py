@@ -47,6 +47,8 @@ def test_grpo_of_trl():
     # The last of 450 steps down to 0, which the next would have: sin²(π / 900).
     assert run.optimizer.min_learning_rate_share == pytest.approx(math.sin(math.pi / 900) ** 2)
     assert {name: part.weight for name, part in run.reward.parts.items()} == {"is_right": 1.0, "is_tidy": 0.2}
+    data = {"path": "openai/gsm8k", "split": "train", "config": "main"}
+    assert run.prompts.params == data | {"column": "prompt", "text_as": "text"}
     assert algorithm_of("trl_gsm8k.yaml") == {
         "advantage": {"name": "grpo", "epsilon": 1e-4},
         "policy_loss": {"name": "ppo_clip"},  # one update: no bound can act
