@@ -232,6 +232,8 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("trl_gsm8k.yaml", "gradient_accumulation_steps=0", "must be a whole number above 0"),
         ("trl_gsm8k.yaml", "num_processes=1.5", "must be a whole number above 0"),
         ("trl_gsm8k.yaml", "reward_funcs=[3]", "names no reward"),
+        ("trl_gsm8k.yaml", "bf16=false dtype=auto", "use float32 or bfloat16"),
+        ("trl_gsm8k.yaml", "router_aux_loss_coef=0.001", "write algorithm.router_aux_loss_coefficient"),
         ("trl_gsm8k.yaml", "~beta=1", "~beta=1 is no setting of TRL"),
         ("trl_dr_grpo.yaml", "lora_target_modules=null", "PEFT's choice"),
         ("trl_dr_grpo.yaml", "importance_sampling_level=sequence beta=0.1", "set it to false"),
@@ -283,6 +285,27 @@ def test_a_decay_of_two_steps_learns_in_both():
     optim = "actor_rollout_ref.actor.optim"
     more = [f"{optim}.lr_scheduler_type=cosine", f"{optim}.min_lr_ratio=0.1", "trainer.total_training_steps=2"]
     assert run_of("verl_gsm8k.sh", *more).optimizer.min_learning_rate_share == pytest.approx(0.1 + 0.9 / 2)
+
+
+def test_both_settings_of_trls_batch_may_stand_where_they_agree():
+    # 8 on each of 4 processes, 4 times.
+    both = ["generation_batch_size=128", "steps_per_generation=4"]
+    assert run_of("trl_gsm8k.yaml", *both).buffer.groups_per_step == 16
+    said = refused("trl_gsm8k.yaml", *both, "num_processes=8")
+    assert "generation_batch_size=128 do not agree for num_processes=8" in said
+
+
+@pytest.mark.parametrize(
+    ("bf16", "dtype", "computed"),
+    [("null", "float32", "bfloat16"), ("false", "float32", "float32"), ("false", "bfloat16", "bfloat16")],
+)
+def test_trl_computes_in_the_type_of_the_weights_without_bf16(bf16, dtype, computed):
+    assert run_of("trl_gsm8k.yaml", f"bf16={bf16}", f"dtype={dtype}").model.dtype == computed
+
+
+def test_the_routers_loss_of_trl_is_that_of_the_model_unless_it_is_0():
+    note = "On a mixture of experts TRL adds the router's loss"
+    assert note in text_of("trl_gsm8k.yaml") and note not in text_of("trl_gsm8k.yaml", "router_aux_loss_coef=0")
 
 
 def test_rewards_that_are_normalised_apart_are_parts():
