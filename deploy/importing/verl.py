@@ -9,7 +9,9 @@ from deploy.importing import reading
 from deploy.importing.table import NO_NUMBER, NUMBER, Given, Made, Peer, Row, last_share, only, same
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-_CORRECTION, _BUFFER = "algorithm.rollout_correction", "reward.reward_kwargs.overlong_buffer_cfg"
+_CORRECTION = "algorithm.rollout_correction"
+_KWARGS, _LEGACY_KWARGS = "reward.reward_kwargs", "reward_model.reward_kwargs"
+"""Of DAPO's reward manager. Where the second has any, it stands in the place of the whole first one."""
 _CLAMP = 20.0
 """verl's clamp on log-ratios, of losses, corrections and k3."""
 
@@ -75,11 +77,13 @@ _DEFAULTS: dict[str, Any] = {
     **_at(_CORRECTION, rollout_is=None, rollout_is_threshold=2.0, rollout_is_batch_normalize=False),
     **_at("reward.custom_reward_function", path=None, name="compute_score"),
     **_at("custom_reward_function", path=None, name=None),
-    **_at("reward.reward_manager", name="naive"),
+    **_at("reward.reward_manager", name="naive", source="register"),
     **_at("reward.reward_model", enable=False),
-    **_at("reward_model", reward_manager=None, enable=None),
-    **_at("reward.reward_kwargs", max_resp_len=None),
-    **_at(_BUFFER, enable=False, len=None, penalty_factor=1.0),
+    **_at("reward_model", reward_manager=None, reward_loop_source=None, enable=None),
+    **_at(_KWARGS, max_resp_len=None),
+    **_at(f"{_KWARGS}.overlong_buffer_cfg", enable=False, len=None, penalty_factor=1.0),
+    **_at(_LEGACY_KWARGS, max_resp_len=None),
+    **_at(f"{_LEGACY_KWARGS}.overlong_buffer_cfg", enable=False, len=None, penalty_factor=1.0),
     **_at("reward.sandbox_fusion", url=None),
     **_at("sandbox_fusion", url=None),
     **_at("distillation", enabled=False),
@@ -87,8 +91,18 @@ _DEFAULTS: dict[str, Any] = {
 
 _TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
     (
-        *("trainer.total_training_steps", "num_prompts", "data.gen_batch_size", f"{_BUFFER}.len"),
-        *("reward.reward_kwargs.max_resp_len", "data.train_max_samples", "data.val_max_samples"),
+        *(
+            "trainer.total_training_steps",
+            "num_prompts",
+            "data.gen_batch_size",
+            "data.train_max_samples",
+            "data.val_max_samples",
+        ),
+        *(
+            f"{each}.{name}"
+            for each in (_KWARGS, _LEGACY_KWARGS)
+            for name in ("max_resp_len", "overlong_buffer_cfg.len")
+        ),
         *(
             f"{_ACTOR}.{name}"
             for name in ("clip_ratio_low", "clip_ratio_high", "loss_scale_factor", "policy_loss.dro_beta")
@@ -135,8 +149,8 @@ _DROPPED = {
         "data.image_* data.video_key data.audio_key data.reward_fn_key data.return_* data.dataloader_num_workers "
         "data.val_batch_size data.filter_overlong_prompts_workers data.validation_shuffle data.tool_config_path "
         "data.function_tool_path data.mm_processor_kwargs* data.trust_remote_code data.custom_cls.name *freeze_vision_tower "
-        "*.external_lib critic.model.hf_config_path critic.model.tokenizer_path *.mtp *.mtp.* *.num_workers *reward_manager.source "
-        f"*reward_manager.module.* *.lora.* {_BUFFER}.log "
+        "*.external_lib critic.model.hf_config_path critic.model.tokenizer_path *.mtp *.mtp.* *.num_workers "
+        f"*.lora.* {_KWARGS}.overlong_buffer_cfg.log {_LEGACY_KWARGS}.overlong_buffer_cfg.log "
         f"{_ROLLOUT}.calculate_log_probs {_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
         f"{_ROLLOUT}.quantization_config_file {_ROLLOUT}.qat {_ROLLOUT}.val_kwargs.* {_ROLLOUT}.multi_turn.* "
         "critic.model.trust_remote_code critic.model.lora_alpha critic.model.target_modules critic.model.exclude_modules "
@@ -145,7 +159,9 @@ _DROPPED = {
     "a part of what another setting switches on": (
         "algorithm.pf_ppo.* algorithm.filter_groups.max_* algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl distillation.* "
         f"{_CORRECTION}.rollout_rs_threshold *.policy_loss.*cov* *.policy_loss.ppo_kl_coef trainer.v1.* "
-        "reward.reward_model.* reward_model.* "
+        "reward.reward_model.* reward_model.enable_resource_pool reward_model.n_gpus_per_node reward_model.nnodes "
+        "reward_model.model.* reward_model.rollout.* "
+        "reward.reward_manager.module.* reward_model.reward_loop_module_path reward_model.reward_loop_class_name "
         "critic.optim.num_cycles critic.grad_clip *sandbox_fusion.*"
     ),
 }
@@ -298,12 +314,14 @@ def _shaping(given: Given) -> Made:
     manager = given["reward_model.reward_manager"] or given["reward.reward_manager.name"]
     if manager not in ("naive", "dapo"):
         given.refuse("reward.reward_manager.name", "is not there; use naive or dapo, and write the rest as a judge")
-    if not given[f"{_BUFFER}.enable"]:
+    kwargs = _LEGACY_KWARGS if any(name.startswith(f"{_LEGACY_KWARGS}.") for name in given.values) else _KWARGS
+    buffer = f"{kwargs}.overlong_buffer_cfg"
+    if not given[f"{buffer}.enable"]:
         return {}
-    if manager != "dapo" or not given[f"{_BUFFER}.len"]:
-        given.refuse(f"{_BUFFER}.enable", "acts with reward_manager.name=dapo and a len above 0 alone; set both")
-    penalty = {"cache": given[f"{_BUFFER}.len"], "penalty": given[f"{_BUFFER}.penalty_factor"]}
-    longest = given["reward.reward_kwargs.max_resp_len"] or given["data.max_response_length"]
+    if manager != "dapo" or not given[f"{buffer}.len"]:
+        given.refuse(f"{buffer}.enable", "acts with reward_manager.name=dapo and a len above 0 alone; set both")
+    penalty = {"cache": given[f"{buffer}.len"], "penalty": given[f"{buffer}.penalty_factor"]}
+    longest = given[f"{kwargs}.max_resp_len"] or given["data.max_response_length"]
     return {"algorithm.reward_shaping": [{"name": "overlong_penalty", "max_length": longest, **penalty}]}
 
 
@@ -526,6 +544,7 @@ def _below(section: str, names: str) -> str:
     return " ".join(f"{section}.{name}" for name in names.split())
 
 
+_PENALTY = "max_resp_len overlong_buffer_cfg.enable overlong_buffer_cfg.len overlong_buffer_cfg.penalty_factor"
 _LENGTH = "trainer.total_training_steps trainer.total_epochs num_prompts data.train_batch_size"
 
 VERL = Peer(
@@ -584,11 +603,12 @@ VERL = Peer(
             note="The judge `verl` calls the function unchanged.",
         ),
         Row(
-            of=f"reward.reward_manager.name reward_model.reward_manager {_below(_BUFFER, 'enable len penalty_factor')} "
-            "reward.reward_kwargs.max_resp_len data.max_response_length",
+            of=f"reward.reward_manager.name reward_model.reward_manager {_below(_KWARGS, _PENALTY)} {_below(_LEGACY_KWARGS, _PENALTY)} "
+            "data.max_response_length",
             ours="algorithm.reward_shaping",
             make=_shaping,
-            note="`overlong_penalty`. verl's grows beyond its factor for completions longer than `max_resp_len`, of which there are none.",
+            note="`overlong_penalty`. verl's grows beyond its factor for completions longer than `max_resp_len`, of which there are none. "
+            "Where `reward_model.reward_kwargs` has any setting, `reward.reward_kwargs` has none.",
         ),
         Row(
             of=f"data.train_batch_size data.gen_batch_size algorithm.filter_groups.enable {_ROLLOUT}.n "
@@ -730,6 +750,10 @@ VERL = Peer(
         only(
             "name the model in reward.models, for a judge reward_model",
             {"reward.reward_model.enable": False, "reward_model.enable": (None, False)},
+        ),
+        only(
+            "write your reward manager as a judge (docs/rewards.md)",
+            {"reward.reward_manager.source": "register", "reward_model.reward_loop_source": (None, "register")},
         ),
         only("use the judge code_sandbox_fusion", {"reward.sandbox_fusion.url": None, "sandbox_fusion.url": None}),
         only("use preset on_policy_distillation", {"distillation.enabled": False}),

@@ -140,6 +140,18 @@ def test_dapo_of_verl():
     assert run_of("verl_dapo.yaml").learner.mini_batches == 16
 
 
+def test_dapos_penalty_of_verl_may_have_its_legacy_name():
+    old = "reward_model.reward_kwargs"
+    buffer = [
+        f"{old}.overlong_buffer_cfg.{each}" for each in ("enable=true", "len=512", "penalty_factor=0.5", "log=false")
+    ]
+    penalty = {"name": "overlong_penalty", "max_length": 8192, "cache": 512, "penalty": 0.5}
+    more = ["reward_model.reward_manager=dapo", *buffer, f"{old}.max_resp_len=8192"]
+    assert algorithm_of("verl_gsm8k.sh", *more)["reward_shaping"] == [penalty]
+    # The legacy mapping stands in the place of the whole other one.
+    assert "reward_shaping" not in algorithm_of("verl_dapo.yaml", f"{old}.max_resp_len=8192")
+
+
 def test_dr_grpo_of_verl():
     algorithm = algorithm_of("verl_dr_grpo.yaml")
     assert algorithm["advantage"] == {"name": "mean_centered", "singleton": "raw"}
@@ -254,6 +266,9 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.qat.enable=true", "not quantized"),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.enable_rollout_routing_replay=true", "leave it out"),
         ("verl_gsm8k.sh", "data.sampler.class_path=mine.py", "is no setting of verl"),
+        ("verl_gsm8k.sh", "reward_model.overlong_buffer.enable=true", "is no setting of verl"),
+        ("verl_gsm8k.sh", "reward.reward_manager.source=importlib", "write your reward manager as a judge"),
+        ("verl_gsm8k.sh", "reward_model.reward_loop_source=importlib", "write your reward manager as a judge"),
         ("verl_ppo.yaml", "critic.optim.clip_grad=0.5", "is not the actor's, 1.0"),
         ("verl_ppo.yaml", "critic.optim.optimizer=AdamW8bit", "is not the actor's, 'AdamW'"),
         ("verl_dr_grpo.yaml", "actor_rollout_ref.actor.loss_scale_factor=null", "padded width of a batch"),
