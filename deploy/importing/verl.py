@@ -222,6 +222,18 @@ def _name(path: str) -> str:
     return re.sub(r"\W+", "_", str(PurePosixPath(path).with_suffix(""))).strip("_")
 
 
+def _limits(given: Given) -> dict[str, Any]:
+    """Of the data's prompts, to train and to validate on."""
+    limits: dict[str, Any] = {"max_prompt_tokens": given["data.max_prompt_length"]}
+    if given["data.filter_overlong_prompts"]:
+        return limits | {"on_long_prompt": "drop"}
+    if "data.truncation" in given.values and given["data.truncation"] != "left":
+        given.note(
+            f"data.truncation={given['data.truncation']} has no effect in verl, which cuts a long prompt at its start."
+        )
+    return limits | {"on_long_prompt": "truncate_start"}
+
+
 def _prompts(given: Given) -> Made:
     files = given["data.train_files"]
     if not files:
@@ -232,15 +244,7 @@ def _prompts(given: Given) -> Made:
         given.note(
             "verl draws rows of all files alike. Here each source has a weight: give prompts.sources weights by their rows."
         )
-    prompts["max_prompt_tokens"] = given["data.max_prompt_length"]
-    cuts = {"error": "error", "left": "truncate_start", "right": "truncate_end"}
-    if given["data.filter_overlong_prompts"]:
-        return {"prompts": prompts | {"on_long_prompt": "drop"}}
-    if given["data.truncation"] not in cuts:
-        given.refuse(
-            "data.truncation", f"is not there; use one of {', '.join(cuts)}, or data.filter_overlong_prompts=True"
-        )
-    return {"prompts": prompts | {"on_long_prompt": cuts.get(given["data.truncation"], "error")}}
+    return {"prompts": prompts | _limits(given)}
 
 
 def _evaluation(given: Given) -> Made:
@@ -249,8 +253,8 @@ def _evaluation(given: Given) -> Made:
         return {}
     if given[f"{_ROLLOUT}.val_kwargs.top_p"] < 1 or given[f"{_ROLLOUT}.val_kwargs.top_k"] > 0:
         given.note("val_kwargs.top_p, val_kwargs.top_k: an evaluation here has its own temperature alone.")
-    made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]), "evaluation.num_samples": n}
-    made |= {"evaluation.temperature": given[f"{_ROLLOUT}.val_kwargs.temperature"]}
+    made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]) | _limits(given)}
+    made |= {"evaluation.num_samples": n, "evaluation.temperature": given[f"{_ROLLOUT}.val_kwargs.temperature"]}
     return made | ({"evaluation.every_steps": every} if every > 0 else {})
 
 
@@ -544,6 +548,7 @@ def _below(section: str, names: str) -> str:
     return " ".join(f"{section}.{name}" for name in names.split())
 
 
+_LONG = "data.max_prompt_length data.filter_overlong_prompts data.truncation"
 _PENALTY = "max_resp_len overlong_buffer_cfg.enable overlong_buffer_cfg.len overlong_buffer_cfg.penalty_factor"
 _LENGTH = "trainer.total_training_steps trainer.total_epochs num_prompts data.train_batch_size"
 
@@ -578,14 +583,14 @@ VERL = Peer(
         same(f"{_MODEL}.custom_chat_template", "model.chat_template"),
         same(f"{_ROLLOUT}.max_model_len", "model.max_context"),
         Row(
-            of="data.train_files data.prompt_key data.max_prompt_length data.filter_overlong_prompts data.truncation",
+            of=f"data.train_files data.prompt_key {_LONG}",
             ours="prompts",
             make=_prompts,
-            note="The source `file` reads verl's Parquet files. A truncation cuts the user's first message here, and the "
-            "templated prompt there.",
+            note="The source `file` reads verl's Parquet files. Without the filter a long prompt is cut at its start, whatever "
+            "`truncation` says: the user's first message here, and the templated prompt there.",
         ),
         Row(
-            of=f"data.val_files data.prompt_key trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n top_p top_k')}",
+            of=f"data.val_files data.prompt_key {_LONG} trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n top_p top_k')}",
             ours="evaluation.prompts evaluation.every_steps evaluation.temperature evaluation.num_samples",
             make=_evaluation,
             note="verl takes all rows of the files; here `evaluation.num_prompts` says how many.",
