@@ -12,6 +12,7 @@ _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout
 _CORRECTION = "algorithm.rollout_correction"
 _KWARGS, _LEGACY_KWARGS = "reward.reward_kwargs", "reward_model.reward_kwargs"
 """Of DAPO's reward manager. Where the second has any, it stands in the place of the whole first one."""
+_COMPUTED = f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype"
 _CLAMP = 20.0
 """verl's clamp on log-ratios, of losses, corrections and k3."""
 
@@ -61,7 +62,9 @@ _DEFAULTS: dict[str, Any] = {
     **_at(_ACTOR, loss_agg_mode="token-mean", loss_scale_factor=None, entropy_coeff=0),
     **_at(_ACTOR, use_kl_loss=False, kl_loss_coef=0.001, kl_loss_type="low_var_kl"),
     **_at(f"{_ACTOR}.policy_loss", loss_mode="vanilla", dro_beta=None),
-    **_at(f"{_ACTOR}.fsdp_config", dtype="bfloat16", model_dtype="fp32", ulysses_sequence_parallel_size=1),
+    **_at(f"{_ACTOR}.fsdp_config", dtype="bfloat16", model_dtype="fp32", mixed_precision=None),
+    **_at(f"{_ACTOR}.fsdp_config", ulysses_sequence_parallel_size=1),
+    _COMPUTED: None,
     **_at(f"{_ACTOR}.fsdp_config.qat", enable=False),
     **_at(f"{_ACTOR}.qat", enable=False),
     **_at(f"{_ACTOR}.optim", lr=1e-6, num_cycles=0.5, **_OPTIM),
@@ -112,6 +115,7 @@ _TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
     NO_NUMBER,
 ) | {
     f"{_CORRECTION}.rollout_is_threshold": (*NUMBER, str),
+    _COMPUTED: (str, int, type(None)),
     f"{_MODEL}.target_modules": (str, list),
     f"{_MODEL}.override_config": (dict, type(None)),
     "data.apply_chat_template_kwargs": (dict, type(None)),
@@ -167,16 +171,25 @@ _DROPPED = {
 }
 
 
+_DTYPES = dict.fromkeys((None, "bf16", "bfloat16"), "bfloat16") | dict.fromkeys(
+    (32, "32", "fp32", "float32"), "float32"
+)
+
+
 def _model(given: Given) -> Made:
     path = given[f"{_MODEL}.path"]
     if path is None:
         given.refuse(f"{_MODEL}.path", "names no model; name it")
-    if given[f"{_ACTOR}.fsdp_config.dtype"] not in ("bfloat16", "bf16", "float32", "fp32"):
-        given.refuse(f"{_ACTOR}.fsdp_config.dtype", "is no type to compute in here; use bfloat16 or float32")
+    computed, ignored = given[_COMPUTED], given[f"{_ACTOR}.fsdp_config.dtype"]
+    if computed not in _DTYPES:
+        given.refuse(_COMPUTED, "is no type to compute in here; use bf16 or fp32")
+    if _DTYPES.get(ignored) != _DTYPES.get(computed):
+        given.note(
+            f"fsdp_config.dtype={ignored} has no effect in verl: mixed_precision.param_dtype counts, by default bf16."
+        )
     if given[f"{_ACTOR}.fsdp_config.model_dtype"] not in ("float32", "fp32"):
         given.note("fsdp_config.model_dtype: verl trains weights of this type. Here master weights are float32.")
-    is_whole = given[f"{_ACTOR}.fsdp_config.dtype"] in ("float32", "fp32")
-    return {"model.path": path, "model.dtype": "float32" if is_whole else "bfloat16"}
+    return {"model.path": path, "model.dtype": _DTYPES.get(computed)}
 
 
 def _lora(given: Given) -> Made:
@@ -574,10 +587,10 @@ VERL = Peer(
             "`total_training_steps` is not set.",
         ),
         Row(
-            of=f"{_MODEL}.path {_below(f'{_ACTOR}.fsdp_config', 'dtype model_dtype')}",
+            of=f"{_MODEL}.path {_below(f'{_ACTOR}.fsdp_config', 'dtype model_dtype')} {_COMPUTED}",
             ours="model.path model.dtype",
             make=_model,
-            note="Master weights are float32 in both.",
+            note="Master weights are float32 in both. `fsdp_config.dtype` changes nothing in verl's FSDP.",
         ),
         same(f"{_MODEL}.trust_remote_code", "model.trust_remote_code"),
         same(f"{_MODEL}.custom_chat_template", "model.chat_template"),
@@ -712,6 +725,7 @@ VERL = Peer(
                 "data.tokenizer": None,
             },
         ),
+        only("write its param_dtype alone", {f"{_ACTOR}.fsdp_config.mixed_precision": (None, {})}),
         only("write the adapter as model.lora_rank, lora_alpha and target_modules", {f"{_MODEL}.lora.rank": 0}),
         only(
             "weights are not quantized; leave it out",

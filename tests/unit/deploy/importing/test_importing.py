@@ -121,6 +121,13 @@ def test_verl_cuts_long_prompts_at_their_start_whatever_its_truncation():
     assert "data.truncation=left has" not in text_of("verl_dapo.yaml")
 
 
+def test_verl_computes_in_the_type_of_its_mixed_precision():
+    fsdp = "actor_rollout_ref.actor.fsdp_config"
+    assert run_of("verl_gsm8k.sh", f"{fsdp}.mixed_precision.param_dtype=fp32").model.dtype == "float32"
+    text = text_of("verl_gsm8k.sh", f"{fsdp}.dtype=float16")
+    assert "dtype: bfloat16\n" in text and "fsdp_config.dtype=float16 has no effect in verl" in text
+
+
 def test_ppo_of_verl_with_a_critic():
     run, algorithm = run_of("verl_ppo.yaml"), algorithm_of("verl_ppo.yaml")
     assert algorithm["advantage"] == {"name": "gae", "gamma": 1.0, "lambda_": 0.95}
@@ -276,6 +283,12 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_gsm8k.sh", "reward_model.overlong_buffer.enable=true", "is no setting of verl"),
         ("verl_gsm8k.sh", "reward.reward_manager.source=importlib", "write your reward manager as a judge"),
         ("verl_gsm8k.sh", "reward_model.reward_loop_source=importlib", "write your reward manager as a judge"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16", "use bf16 or fp32"),
+        (
+            "verl_gsm8k.sh",
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}",
+            "write its param_dtype",
+        ),
         ("verl_ppo.yaml", "critic.optim.clip_grad=0.5", "is not the actor's, 1.0"),
         ("verl_ppo.yaml", "critic.optim.optimizer=AdamW8bit", "is not the actor's, 'AdamW'"),
         ("verl_dr_grpo.yaml", "actor_rollout_ref.actor.loss_scale_factor=null", "padded width of a batch"),
