@@ -180,12 +180,12 @@ def _model(given: Given) -> Made:
     path = given[f"{_MODEL}.path"]
     if path is None:
         given.refuse(f"{_MODEL}.path", "names no model; name it")
-    computed, ignored = given[_COMPUTED], given[f"{_ACTOR}.fsdp_config.dtype"]
+    computed, name = given[_COMPUTED], f"{_ACTOR}.fsdp_config.dtype"
     if computed not in _DTYPES:
         given.refuse(_COMPUTED, "is no type to compute in here; use bf16 or fp32")
-    if _DTYPES.get(ignored) != _DTYPES.get(computed):
+    if name in given.values and _DTYPES.get(given[name]) != _DTYPES.get(computed):
         given.note(
-            f"fsdp_config.dtype={ignored} has no effect in verl: mixed_precision.param_dtype counts, by default bf16."
+            f"fsdp_config.dtype={given[name]} has no effect in verl: mixed_precision.param_dtype counts, by default bf16."
         )
     if given[f"{_ACTOR}.fsdp_config.model_dtype"] not in ("float32", "fp32"):
         given.note("fsdp_config.model_dtype: verl trains weights of this type. Here master weights are float32.")
