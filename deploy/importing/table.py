@@ -192,14 +192,14 @@ def _leave_out_what_cannot_act(settings: Made, given: Given) -> None:
             )
 
 
-def last_share(kind: str, length: int, *, lowest: float = 0.0) -> float:
-    """Share of the peak rate at the last of `length` steps of a peer's decay, which reaches `lowest` one step later.
+def last_share(kind: str, length: int, *, steps: int | None = None, lowest: float = 0.0) -> float:
+    """Share of the peak rate at the last of `steps`, by default all, of a peer's decay, which reaches `lowest` after `length` steps.
 
     Our decay ends at the last step: with `lowest` there, a run of two steps would learn in one.
     """
-    if kind == "linear":
-        return 1 / length
-    return lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * (length - 1) / length))
+    made = (length if steps is None else steps) - 1
+    decayed = (length - made) / length if kind == "linear" else 0.5 * (1 + math.cos(math.pi * made / length))
+    return lowest + (1 - lowest) * decayed
 
 
 def same(name: str, ours: str, note: str = "") -> Row:

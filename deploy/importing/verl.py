@@ -285,15 +285,32 @@ def _batch(given: Given) -> Made:
     }
 
 
-def _steps(given: Given) -> int:
+def _length(given: Given) -> int:
+    """Steps of the learning rate's schedule."""
     steps, prompts = given["trainer.total_training_steps"], given["num_prompts"]
     if steps is None and prompts is None:
         given.refuse(
             "trainer.total_training_steps",
             "leaves the length to the data; set it, or say how many rows it has: --set num_prompts=7473",
         )
+    return max(steps or _steps_of_epochs(given), 1)
+
+
+def _steps(given: Given) -> int:
+    """verl ends with its schedule or its last epoch, whichever is sooner."""
+    length = _length(given)
+    if given["num_prompts"] is not None:
+        return max(min(length, _steps_of_epochs(given)), 1)
+    given.note(
+        f"verl also ends after trainer.total_epochs={given['trainer.total_epochs']} passes over the prompts. Where those may be "
+        "fewer steps, say how many rows the data has: --set num_prompts=7473."
+    )
+    return length
+
+
+def _steps_of_epochs(given: Given) -> int:
     (groups,) = given.counts("data.train_batch_size")
-    return max(steps or given["trainer.total_epochs"] * ((prompts or 0) // groups), 1)
+    return given["trainer.total_epochs"] * ((given["num_prompts"] or 0) // groups)
 
 
 def _sampling(given: Given) -> Made:
@@ -323,8 +340,13 @@ def _reward(given: Given) -> Made:
             "The reward is verl's default_compute_score: install verl where judges run, or take a judge of `treadwheel list rewards`."
         )
         return {"reward.judge": {"name": "verl", "function": "verl.utils.reward_score:default_compute_score"}}
-    given.note(f"The reward function is imported as a module: put {PurePosixPath(path).name} beside the run file.")
-    return {"reward.judge": {"name": "verl", "function": f"{PurePosixPath(path).stem}:{name}"}}
+    module = PurePosixPath(path).stem
+    if path.startswith("pkg://"):
+        module = path.removeprefix("pkg://").replace("/", ".")
+        given.note(f"The reward function is imported: install {module} where judges run.")
+    else:
+        given.note(f"The reward function is imported as a module: put {PurePosixPath(path).name} beside the run file.")
+    return {"reward.judge": {"name": "verl", "function": f"{module}:{name}"}}
 
 
 def _shaping(given: Given) -> Made:
@@ -458,10 +480,6 @@ def _filters(given: Given) -> Made:
         given.refuse(
             "algorithm.filter_groups.metric", "looks at another number than the reward that trains; use reward"
         )
-    given.note(
-        "filter_groups: verl ends after total_epochs passes over the prompts, dropped ones counted, however many steps that were. "
-        "Here num_steps is the length."
-    )
     return {"algorithm.filters": ["zero_variance"]}
 
 
@@ -539,7 +557,7 @@ def _optimizer(given: Given) -> Made:
         given.refuse(f"{optim}.lr_scheduler_type", "is not there; use constant or cosine")
     if warmup is None or warmup <= 0:
         share = given[f"{optim}.lr_warmup_steps_ratio"]
-        warmup = math.floor(share * _steps(given)) if share else 0
+        warmup = math.floor(share * _length(given)) if share else 0
     norm, ignored = given[f"{optim}.clip_grad"], given[f"{_ACTOR}.grad_clip"]
     if ignored != norm:
         given.note(f"actor.grad_clip={ignored} has no effect in verl: actor.optim.clip_grad={norm} counts.")
@@ -552,8 +570,14 @@ def _optimizer(given: Given) -> Made:
         "optimizer.warmup_steps": warmup,
     }
     if kind == "cosine":
-        share = last_share(kind, max(_steps(given) - warmup, 1), lowest=given[f"{optim}.min_lr_ratio"] or 0.0)
-        made["optimizer.min_learning_rate_share"] = share
+        length, steps = _length(given), _steps(given)
+        if steps < length:
+            given.note(
+                f"verl's cosine is of {length} steps, of which its run makes {steps}. Here it goes down to the same last rate in {steps}."
+            )
+        made["optimizer.min_learning_rate_share"] = last_share(
+            kind, max(length - warmup, 1), steps=max(steps - warmup, 1), lowest=given[f"{optim}.min_lr_ratio"] or 0.0
+        )
     return made
 
 
@@ -584,7 +608,7 @@ VERL = Peer(
             ours="num_steps",
             make=lambda given: {"num_steps": _steps(given)},
             note="A step is the same in both: one batch of prompts. `num_prompts`, the rows of the data, is asked for where "
-            "`total_training_steps` is not set.",
+            "`total_training_steps` is not set; with both, verl's run ends with the sooner.",
         ),
         Row(
             of=f"{_MODEL}.path {_below(f'{_ACTOR}.fsdp_config', 'dtype model_dtype')} {_COMPUTED}",
@@ -705,7 +729,8 @@ VERL = Peer(
             make=_optimizer,
             note="verl clips by `optim.clip_grad`; `actor.grad_clip` changes nothing there. Its weight decay is on norms and biases too, "
             "which are spared here. Its warm-up begins at 0; here the first step has 1/warmup_steps of the rate. Both cosines end at the "
-            "rate of verl's last step; between, they differ by a step at most.",
+            "rate of verl's last step; between, they differ by a step at most, and by more where `total_epochs` ends verl's run before "
+            "`total_training_steps`.",
         ),
         Row(of=_below(_MODEL, "lora_rank lora_alpha target_modules"), ours="learner.lora", make=_lora),
         same(f"{_MODEL}.enable_gradient_checkpointing", "learner.activation_checkpointing"),

@@ -344,6 +344,34 @@ def test_the_routers_loss_of_trl_is_that_of_the_model_unless_it_is_0():
     assert note in text_of("trl_gsm8k.yaml") and note not in text_of("trl_gsm8k.yaml", "router_aux_loss_coef=0")
 
 
+def test_verl_ends_with_its_epochs_or_its_steps_whichever_is_sooner():
+    note = "verl also ends after trainer.total_epochs=15"
+    # 15 epochs of 7 whole batches are 105 steps.
+    assert run_of("verl_gsm8k.sh", "trainer.total_training_steps=500").num_steps == 105
+    assert run_of("verl_gsm8k.sh", "trainer.total_training_steps=50").num_steps == 50
+    assert note in text_of("verl_gsm8k.sh", "trainer.total_training_steps=50", "num_prompts=null")
+    assert note not in text_of("verl_gsm8k.sh")
+
+
+def test_verls_schedule_is_of_all_its_training_steps():
+    optim = "actor_rollout_ref.actor.optim"
+    more = [
+        f"{optim}.lr_scheduler_type=cosine",
+        f"{optim}.lr_warmup_steps_ratio=0.05",
+        "trainer.total_training_steps=100",
+    ]
+    run = run_of("verl_gsm8k.sh", *more, "num_prompts=5120", "trainer.total_epochs=8")
+    # The last of 40 steps, whose first 5 are the warm-up: 34 of the 95 steps of a decay.
+    assert (run.num_steps, run.optimizer.warmup_steps) == (40, 5)
+    assert run.optimizer.min_learning_rate_share == pytest.approx(0.5 + 0.5 * math.cos(math.pi * 34 / 95))
+
+
+def test_a_reward_of_a_package_keeps_its_whole_name():
+    for path in ("pkg://my.rewards.gsm8k", "pkg://my/rewards/gsm8k"):
+        run = run_of("verl_gsm8k.sh", f"reward.custom_reward_function.path={path}")
+        assert run.reward.judge.params == {"function": "my.rewards.gsm8k:compute_score"}
+
+
 def test_rewards_that_are_normalised_apart_are_parts():
     run = run_of("trl_dr_grpo.yaml", "multi_objective_aggregation=normalize_then_sum")
     assert run.algorithm.advantage.name == "gdpo" and set(run.reward.parts) == {"accuracy_reward"}
