@@ -21,8 +21,8 @@ def flat(path: str, more: Sequence[str]) -> dict[str, Any]:
 
 
 def hydra(path: str, more: Sequence[str]) -> dict[str, Any]:
-    """As `flat`, for hydra's files: names of sections and settings are joined, and `${...}` stands for a value. Or for a shell script
-    with its words."""
+    """As `flat`, for a file of hydra's, or a shell script. Names of sections and settings are joined by dots. A value with `${...}`, which
+    stands for another, is unresolved."""
     way_out = f"{_WAY_OUT}, or a script with key=value"
     if Path(path).suffix.lower() in (".yaml", ".yml", ".json"):
         values = _joined(_mapping(path, way_out))

@@ -12,15 +12,15 @@ from deploy.config.yaml_text import parse
 
 WORD = re.compile(r"(?P<mark>[+~]{0,2})(?P<name>[\w./@-]+)(?P<more>\+?)=(?P<text>.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([^\W\d]\w*)|\{([^\W\d]\w*)([^\[\]]*)\})")
-"""A word that is `$name`, or `${name}` with what a shell may do to it. `"${name[@]}"` is none: words of an array are read in it."""
+"""`$name`, `${name}`, or `${name:-...}` and the like, as a word. Not `"${name[@]}"`: words of an array are read where it is filled."""
 _ENDS = "\n;&|()"
-_UNREAD = re.compile(
+_MARKED = re.compile(
     r"""(?P<quoted>'[^']*'|"(?:[^"\\]|\\.)*"|\\[^\n])"""
     r"""|(?P<computed>\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))"""
     r"""|\\\n|`\#[^`]*`|(?<![^\s;&|()])\#[^\n]*""",
     re.DOTALL,
 )
-"""Continued lines and comments, where they are not quoted; and `$(...)`, which is a word."""
+"""Continued lines and comments, which are left out where they are not quoted, and `$(...)`, which is kept as one word."""
 
 
 class Unresolved(str):
@@ -62,7 +62,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     def read(found: re.Match[str]) -> str:
         return shlex.quote(found["computed"]) if found["computed"] else (found["quoted"] or "").replace("\\\n", "")
 
-    lexer = shlex.shlex(_UNREAD.sub(read, text), posix=True, punctuation_chars=_ENDS)
+    lexer = shlex.shlex(_MARKED.sub(read, text), posix=True, punctuation_chars=_ENDS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
     words: list[str] = []
     depth = 0

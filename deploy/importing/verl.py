@@ -11,7 +11,7 @@ from deploy.importing.table import NO_NUMBER, NUMBER, Given, Made, Peer, Row, la
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _CORRECTION = "algorithm.rollout_correction"
 _KWARGS, _LEGACY_KWARGS = "reward.reward_kwargs", "reward_model.reward_kwargs"
-"""Of DAPO's reward manager. Where the second has any, it stands in the place of the whole first one."""
+"""Settings of DAPO's reward manager. Any of the second replaces all of the first."""
 _COMPUTED = f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype"
 _CLAMP = 20.0
 """verl's clamp on log-ratios, of losses, corrections and k3."""
@@ -650,7 +650,7 @@ VERL = Peer(
             ours="algorithm.reward_shaping",
             make=_shaping,
             note="`overlong_penalty`. verl's grows beyond its factor for completions longer than `max_resp_len`, of which there are none. "
-            "Where `reward_model.reward_kwargs` has any setting, `reward.reward_kwargs` has none.",
+            "Any setting of `reward_model.reward_kwargs` replaces all of `reward.reward_kwargs`.",
         ),
         Row(
             of=f"data.train_batch_size data.gen_batch_size algorithm.filter_groups.enable {_ROLLOUT}.n "

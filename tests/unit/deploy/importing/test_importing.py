@@ -116,7 +116,8 @@ def test_grpo_of_verl_from_a_script():
 
 def test_verl_cuts_long_prompts_at_their_start_whatever_its_truncation():
     run, text = run_of("verl_gsm8k.sh"), text_of("verl_gsm8k.sh", "data.filter_overlong_prompts=False")
-    assert (run.evaluation.prompts.max_prompt_tokens, run.evaluation.prompts.on_long_prompt) == (512, "drop")
+    held_out = run.evaluation.prompts
+    assert held_out and (held_out.max_prompt_tokens, held_out.on_long_prompt) == (512, "drop")
     assert text.count("on_long_prompt: truncate_start") == 2 and "data.truncation=error has no effect in verl" in text
     assert "data.truncation=left has" not in text_of("verl_dapo.yaml")
 
