@@ -9,7 +9,7 @@ from pathlib import Path
 from cluster.contracts.errors import ConfigError, StorageError
 from deploy.config import loading
 from deploy.config.yaml_text import parse
-from deploy.importing import reading, writing
+from deploy.importing import writing
 from deploy.importing.table import imported
 from deploy.importing.trl import TRL
 from deploy.importing.verl import VERL
@@ -26,7 +26,7 @@ def run_file(system: str, path: str, more: Sequence[str] = ()) -> str:
     if system not in PEERS:
         raise ConfigError(f"{system!r} has no importer; choose {' or '.join(PEERS)}, or see docs/coming_from.md")
     peer = PEERS[system]
-    text = writing.run_file(imported(reading.read(path, more), peer, source=path), peer, source=path)
+    text = writing.run_file(imported(peer.read(path, more), peer, source=path), peer, source=path)
     run = loading.validated(parse(text, source=path), source=f"what {path} comes to")
     Objective.from_config(run.algorithm, updates_per_step=run.learner.updates_per_step)
     return text

@@ -2,12 +2,13 @@
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
+from deploy.importing.script import Unresolved
 from learner.algorithms.objective.inert import waits_for_ratios
 
 Made = dict[str, Any]
@@ -48,7 +49,7 @@ class Given:
         if name not in self.read:
             self.read.append(name)
         value = self.values.get(name, default)
-        if isinstance(value, str) and "$" in value:
+        if isinstance(value, Unresolved):
             self.refuse(name, "is not resolved; write the value itself")
             return default
         allowed = self.types.get(name) or _types_like(default)
@@ -109,6 +110,8 @@ class Peer:
     title: str
     version: str
     """The release whose settings the table has."""
+    read: Callable[[str, Sequence[str]], dict[str, Any]]
+    """Settings of a file by its path, and of more words `key=value`."""
     defaults: Mapping[str, Any]
     types: Mapping[str, tuple[type, ...]]
     """See `Given`."""
@@ -139,7 +142,9 @@ def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
     dropped: dict[str, tuple[str, ...]] = {}
     for name in values:
         reason = None if name in peer.defaults else peer.reason_to_drop(name)
-        if reason is not None:
+        if name.startswith("$"):
+            given.refuse(name, "is not resolved; write its words in its place, or leave it out")
+        elif reason is not None:
             dropped[reason] = (*dropped.get(reason, ()), name)
         elif name not in peer.defaults:
             given.refuse(
@@ -187,14 +192,14 @@ def _leave_out_what_cannot_act(settings: Made, given: Given) -> None:
             )
 
 
-def last_share(kind: str, length: int, *, lowest: float = 0.0) -> float:
-    """Share of the peak rate at the last of `length` steps of a peer's decay, which reaches `lowest` one step later.
+def last_share(kind: str, length: int, *, steps: int | None = None, lowest: float = 0.0) -> float:
+    """Share of the peak rate at the last of `steps`, by default all, of a peer's decay, which reaches `lowest` after `length` steps.
 
     Our decay ends at the last step: with `lowest` there, a run of two steps would learn in one.
     """
-    if kind == "linear":
-        return 1 / length
-    return lowest + (1 - lowest) * 0.5 * (1 + math.cos(math.pi * (length - 1) / length))
+    made = (length if steps is None else steps) - 1
+    decayed = (length - made) / length if kind == "linear" else 0.5 * (1 + math.cos(math.pi * made / length))
+    return lowest + (1 - lowest) * decayed
 
 
 def same(name: str, ours: str, note: str = "") -> Row:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from deploy.importing import reading
 from deploy.importing.table import NO_NUMBER, Given, Made, Peer, Row, last_share, only, same
 
 _DEFAULTS: dict[str, Any] = {
@@ -70,6 +71,7 @@ _DROPPED = {
         "save_* enable_jit_checkpoint push_to_hub* hub_* resume_from_checkpoint ignore_data_skip "
         "restore_callback_states_from_checkpoint"
     ),
+    "set variables where the run starts": "env",
     "without effect on GRPO, or on text alone": (
         "remove_unused_columns label_names train_sampling_strategy length_column_name do_train "
         "optim_target_modules lora_task_type ignore_bias_buffers"
@@ -89,11 +91,14 @@ def _model(given: Given) -> Made:
 
 
 def _dtype(given: Given) -> Made:
+    dtype, is_weights_type = given["dtype"], given["bf16"] is False
     if given["fp16"]:
         given.refuse("fp16", "is no type to compute in here; use bf16: true")
-    if given["dtype"] not in ("float32", "auto", None):
-        given.note(f"dtype={given['dtype']}: TRL trains weights of this type. Here master weights are float32.")
-    return {"model.dtype": "float32" if given["bf16"] is False else "bfloat16"}
+    if is_weights_type and dtype not in ("float32", "bfloat16"):
+        given.refuse("dtype", "is what TRL computes in where bf16 is false; use float32 or bfloat16")
+    if dtype not in ("float32", "auto", None):
+        given.note(f"dtype={dtype}: TRL trains weights of this type. Here master weights are float32.")
+    return {"model.dtype": "float32" if is_weights_type and dtype == "float32" else "bfloat16"}
 
 
 def _lora(given: Given) -> Made:
@@ -116,6 +121,10 @@ def _prompts(given: Given) -> Made:
     given.note("A data set of the hub needs the commit too: prompts.revision.")
     config = given["dataset_config"]
     prompts = {"name": "dataset", "path": path, "split": given["dataset_train_split"]}
+    prompts |= {
+        "column": "prompt",
+        "text_as": "text",
+    }  # a text is tokenized as it is there, messages through the template
     return {"prompts": prompts | ({} if config is None else {"config": config})}
 
 
@@ -189,8 +198,12 @@ def _updates(given: Given) -> tuple[int, int, int]:
         "per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"
     )
     size, steps = given["generation_batch_size"], given["steps_per_generation"]
-    if size is not None and steps is not None:
-        given.refuse("steps_per_generation", "and generation_batch_size say the same; TRL takes one of them")
+    # GRPOConfig fills in both, for the processes that it runs in.
+    if size is not None and steps is not None and size != steps * per_device * processes:
+        given.refuse(
+            "steps_per_generation",
+            f"and generation_batch_size={size} do not agree for num_processes={processes}; take one out: --set generation_batch_size=null",
+        )
     if size is not None:
         steps = size / (per_device * processes)
     steps = accumulation if steps is None else steps
@@ -343,6 +356,17 @@ def _corrections(given: Given) -> Made:
     return made | ({"algorithm.corrections": corrections} if corrections else {})
 
 
+def _router(given: Given) -> Made:
+    ours = "algorithm.router_aux_loss_coefficient, with rollout.routing_replay"
+    if given["router_aux_loss_coef"] is None:
+        given.note(
+            f"On a mixture of experts TRL adds the router's loss, by the model's own coefficient. Here it is {ours}."
+        )
+    elif given["router_aux_loss_coef"] != 0:
+        given.refuse("router_aux_loss_coef", f"is not imported; set it to 0, and write {ours}")
+    return {}
+
+
 def _sampling(given: Given) -> Made:
     top_p, top_k, min_p = given["top_p"], given["top_k"], given["min_p"]
     if top_p < 1 or top_k > 0 or min_p:
@@ -390,6 +414,7 @@ _LENGTH = f"{_BATCH} num_generations max_steps num_train_epochs num_prompts"
 TRL = Peer(
     title="TRL",
     version="1.16.0",
+    read=reading.flat,
     defaults=_DEFAULTS,
     types=_TYPES,
     dropped=_DROPPED,
@@ -409,14 +434,15 @@ TRL = Peer(
             of="bf16 fp16 dtype",
             ours="model.dtype",
             make=_dtype,
-            note="The type of computing. Master weights are float32.",
+            note="The type of computing: bfloat16, and that of the weights, `dtype`, where `bf16` is false. Master weights are float32.",
         ),
         same("vllm_max_model_length", "model.max_context"),
         Row(
             of="dataset_name dataset_config dataset_train_split",
             ours="prompts",
             make=_prompts,
-            note="The source `dataset`, which reads a column `messages` or `prompt`, and asks for a commit of the hub.",
+            note="The source `dataset`, of the column `prompt`: a text is sampled from as it is, messages go through the chat template. It "
+            "asks for a commit of the hub.",
         ),
         Row(
             of="max_completion_length temperature top_p top_k min_p",
@@ -514,9 +540,11 @@ TRL = Peer(
         only("an agent is an environment (docs/environments.md)", {"max_tool_calling_iterations": None}),
         only("the reference stays as it is; leave it out", {"sync_ref_model": False}),
         only("the coefficient is fixed; use entropy_coef", {"use_adaptive_entropy": False}),
-        only(
-            "the router's loss is algorithm.router_aux_loss_coefficient, with rollout.routing_replay; leave it out",
-            {"router_aux_loss_coef": (None, 0)},
+        Row(
+            of="router_aux_loss_coef",
+            ours="",
+            make=_router,
+            note="On a mixture of experts write algorithm.router_aux_loss_coefficient, with rollout.routing_replay.",
         ),
         only("the loss has no such term; leave it out", {"label_smoothing_factor": 0, "neftune_noise_alpha": None}),
         only("the optimizer is AdamW", {"optim": ("adamw_torch_fused", "adamw_torch"), "optim_args": (None, "")}),

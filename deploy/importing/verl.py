@@ -5,10 +5,14 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
+from deploy.importing import reading
 from deploy.importing.table import NO_NUMBER, NUMBER, Given, Made, Peer, Row, last_share, only, same
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-_CORRECTION, _BUFFER = "algorithm.rollout_correction", "reward.reward_kwargs.overlong_buffer_cfg"
+_CORRECTION = "algorithm.rollout_correction"
+_KWARGS, _LEGACY_KWARGS = "reward.reward_kwargs", "reward_model.reward_kwargs"
+"""Settings of DAPO's reward manager. Any of the second replaces all of the first."""
+_COMPUTED = f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype"
 _CLAMP = 20.0
 """verl's clamp on log-ratios, of losses, corrections and k3."""
 
@@ -58,7 +62,9 @@ _DEFAULTS: dict[str, Any] = {
     **_at(_ACTOR, loss_agg_mode="token-mean", loss_scale_factor=None, entropy_coeff=0),
     **_at(_ACTOR, use_kl_loss=False, kl_loss_coef=0.001, kl_loss_type="low_var_kl"),
     **_at(f"{_ACTOR}.policy_loss", loss_mode="vanilla", dro_beta=None),
-    **_at(f"{_ACTOR}.fsdp_config", dtype="bfloat16", model_dtype="fp32", ulysses_sequence_parallel_size=1),
+    **_at(f"{_ACTOR}.fsdp_config", dtype="bfloat16", model_dtype="fp32", mixed_precision=None),
+    **_at(f"{_ACTOR}.fsdp_config", ulysses_sequence_parallel_size=1),
+    _COMPUTED: None,
     **_at(f"{_ACTOR}.fsdp_config.qat", enable=False),
     **_at(f"{_ACTOR}.qat", enable=False),
     **_at(f"{_ACTOR}.optim", lr=1e-6, num_cycles=0.5, **_OPTIM),
@@ -74,11 +80,13 @@ _DEFAULTS: dict[str, Any] = {
     **_at(_CORRECTION, rollout_is=None, rollout_is_threshold=2.0, rollout_is_batch_normalize=False),
     **_at("reward.custom_reward_function", path=None, name="compute_score"),
     **_at("custom_reward_function", path=None, name=None),
-    **_at("reward.reward_manager", name="naive"),
+    **_at("reward.reward_manager", name="naive", source="register"),
     **_at("reward.reward_model", enable=False),
-    **_at("reward_model", reward_manager=None, enable=None),
-    **_at("reward.reward_kwargs", max_resp_len=None),
-    **_at(_BUFFER, enable=False, len=None, penalty_factor=1.0),
+    **_at("reward_model", reward_manager=None, reward_loop_source=None, enable=None),
+    **_at(_KWARGS, max_resp_len=None),
+    **_at(f"{_KWARGS}.overlong_buffer_cfg", enable=False, len=None, penalty_factor=1.0),
+    **_at(_LEGACY_KWARGS, max_resp_len=None),
+    **_at(f"{_LEGACY_KWARGS}.overlong_buffer_cfg", enable=False, len=None, penalty_factor=1.0),
     **_at("reward.sandbox_fusion", url=None),
     **_at("sandbox_fusion", url=None),
     **_at("distillation", enabled=False),
@@ -86,8 +94,18 @@ _DEFAULTS: dict[str, Any] = {
 
 _TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
     (
-        *("trainer.total_training_steps", "num_prompts", "data.gen_batch_size", f"{_BUFFER}.len"),
-        *("reward.reward_kwargs.max_resp_len", "data.train_max_samples", "data.val_max_samples"),
+        *(
+            "trainer.total_training_steps",
+            "num_prompts",
+            "data.gen_batch_size",
+            "data.train_max_samples",
+            "data.val_max_samples",
+        ),
+        *(
+            f"{each}.{name}"
+            for each in (_KWARGS, _LEGACY_KWARGS)
+            for name in ("max_resp_len", "overlong_buffer_cfg.len")
+        ),
         *(
             f"{_ACTOR}.{name}"
             for name in ("clip_ratio_low", "clip_ratio_high", "loss_scale_factor", "policy_loss.dro_beta")
@@ -97,6 +115,7 @@ _TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
     NO_NUMBER,
 ) | {
     f"{_CORRECTION}.rollout_is_threshold": (*NUMBER, str),
+    _COMPUTED: (str, int, type(None)),
     f"{_MODEL}.target_modules": (str, list),
     f"{_MODEL}.override_config": (dict, type(None)),
     "data.apply_chat_template_kwargs": (dict, type(None)),
@@ -134,8 +153,8 @@ _DROPPED = {
         "data.image_* data.video_key data.audio_key data.reward_fn_key data.return_* data.dataloader_num_workers "
         "data.val_batch_size data.filter_overlong_prompts_workers data.validation_shuffle data.tool_config_path "
         "data.function_tool_path data.mm_processor_kwargs* data.trust_remote_code data.custom_cls.name *freeze_vision_tower "
-        "*.external_lib critic.model.hf_config_path critic.model.tokenizer_path *.mtp *.mtp.* *.num_workers *reward_manager.source "
-        f"*reward_manager.module.* *.lora.* {_BUFFER}.log "
+        "*.external_lib critic.model.hf_config_path critic.model.tokenizer_path *.mtp *.mtp.* *.num_workers "
+        f"*.lora.* {_KWARGS}.overlong_buffer_cfg.log {_LEGACY_KWARGS}.overlong_buffer_cfg.log "
         f"{_ROLLOUT}.calculate_log_probs {_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
         f"{_ROLLOUT}.quantization_config_file {_ROLLOUT}.qat {_ROLLOUT}.val_kwargs.* {_ROLLOUT}.multi_turn.* "
         "critic.model.trust_remote_code critic.model.lora_alpha critic.model.target_modules critic.model.exclude_modules "
@@ -144,22 +163,33 @@ _DROPPED = {
     "a part of what another setting switches on": (
         "algorithm.pf_ppo.* algorithm.filter_groups.max_* algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl distillation.* "
         f"{_CORRECTION}.rollout_rs_threshold *.policy_loss.*cov* *.policy_loss.ppo_kl_coef trainer.v1.* "
-        "reward.reward_model.* reward_model.* "
+        "reward.reward_model.* reward_model.enable_resource_pool reward_model.n_gpus_per_node reward_model.nnodes "
+        "reward_model.model.* reward_model.rollout.* "
+        "reward.reward_manager.module.* reward_model.reward_loop_module_path reward_model.reward_loop_class_name "
         "critic.optim.num_cycles critic.grad_clip *sandbox_fusion.*"
     ),
 }
+
+
+_DTYPES = dict.fromkeys((None, "bf16", "bfloat16"), "bfloat16") | dict.fromkeys(
+    (32, "32", "fp32", "float32"), "float32"
+)
 
 
 def _model(given: Given) -> Made:
     path = given[f"{_MODEL}.path"]
     if path is None:
         given.refuse(f"{_MODEL}.path", "names no model; name it")
-    if given[f"{_ACTOR}.fsdp_config.dtype"] not in ("bfloat16", "bf16", "float32", "fp32"):
-        given.refuse(f"{_ACTOR}.fsdp_config.dtype", "is no type to compute in here; use bfloat16 or float32")
+    computed, name = given[_COMPUTED], f"{_ACTOR}.fsdp_config.dtype"
+    if computed not in _DTYPES:
+        given.refuse(_COMPUTED, "is no type to compute in here; use bf16 or fp32")
+    if name in given.values and _DTYPES.get(given[name]) != _DTYPES.get(computed):
+        given.note(
+            f"fsdp_config.dtype={given[name]} has no effect in verl: mixed_precision.param_dtype counts, by default bf16."
+        )
     if given[f"{_ACTOR}.fsdp_config.model_dtype"] not in ("float32", "fp32"):
         given.note("fsdp_config.model_dtype: verl trains weights of this type. Here master weights are float32.")
-    is_whole = given[f"{_ACTOR}.fsdp_config.dtype"] in ("float32", "fp32")
-    return {"model.path": path, "model.dtype": "float32" if is_whole else "bfloat16"}
+    return {"model.path": path, "model.dtype": _DTYPES.get(computed)}
 
 
 def _lora(given: Given) -> Made:
@@ -205,6 +235,18 @@ def _name(path: str) -> str:
     return re.sub(r"\W+", "_", str(PurePosixPath(path).with_suffix(""))).strip("_")
 
 
+def _limits(given: Given) -> dict[str, Any]:
+    """Of the data's prompts, to train and to validate on."""
+    limits: dict[str, Any] = {"max_prompt_tokens": given["data.max_prompt_length"]}
+    if given["data.filter_overlong_prompts"]:
+        return limits | {"on_long_prompt": "drop"}
+    if "data.truncation" in given.values and given["data.truncation"] != "left":
+        given.note(
+            f"data.truncation={given['data.truncation']} has no effect in verl, which cuts a long prompt at its start."
+        )
+    return limits | {"on_long_prompt": "truncate_start"}
+
+
 def _prompts(given: Given) -> Made:
     files = given["data.train_files"]
     if not files:
@@ -215,15 +257,7 @@ def _prompts(given: Given) -> Made:
         given.note(
             "verl draws rows of all files alike. Here each source has a weight: give prompts.sources weights by their rows."
         )
-    prompts["max_prompt_tokens"] = given["data.max_prompt_length"]
-    cuts = {"error": "error", "left": "truncate_start", "right": "truncate_end"}
-    if given["data.filter_overlong_prompts"]:
-        return {"prompts": prompts | {"on_long_prompt": "drop"}}
-    if given["data.truncation"] not in cuts:
-        given.refuse(
-            "data.truncation", f"is not there; use one of {', '.join(cuts)}, or data.filter_overlong_prompts=True"
-        )
-    return {"prompts": prompts | {"on_long_prompt": cuts.get(given["data.truncation"], "error")}}
+    return {"prompts": prompts | _limits(given)}
 
 
 def _evaluation(given: Given) -> Made:
@@ -232,8 +266,8 @@ def _evaluation(given: Given) -> Made:
         return {}
     if given[f"{_ROLLOUT}.val_kwargs.top_p"] < 1 or given[f"{_ROLLOUT}.val_kwargs.top_k"] > 0:
         given.note("val_kwargs.top_p, val_kwargs.top_k: an evaluation here has its own temperature alone.")
-    made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]), "evaluation.num_samples": n}
-    made |= {"evaluation.temperature": given[f"{_ROLLOUT}.val_kwargs.temperature"]}
+    made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]) | _limits(given)}
+    made |= {"evaluation.num_samples": n, "evaluation.temperature": given[f"{_ROLLOUT}.val_kwargs.temperature"]}
     return made | ({"evaluation.every_steps": every} if every > 0 else {})
 
 
@@ -251,15 +285,32 @@ def _batch(given: Given) -> Made:
     }
 
 
-def _steps(given: Given) -> int:
+def _length(given: Given) -> int:
+    """Steps of the learning rate's schedule."""
     steps, prompts = given["trainer.total_training_steps"], given["num_prompts"]
     if steps is None and prompts is None:
         given.refuse(
             "trainer.total_training_steps",
             "leaves the length to the data; set it, or say how many rows it has: --set num_prompts=7473",
         )
+    return max(steps or _steps_of_epochs(given), 1)
+
+
+def _steps(given: Given) -> int:
+    """verl ends with its schedule or its last epoch, whichever is sooner."""
+    length = _length(given)
+    if given["num_prompts"] is not None:
+        return max(min(length, _steps_of_epochs(given)), 1)
+    given.note(
+        f"verl also ends after trainer.total_epochs={given['trainer.total_epochs']} passes over the prompts. Where those may be "
+        "fewer steps, say how many rows the data has: --set num_prompts=7473."
+    )
+    return length
+
+
+def _steps_of_epochs(given: Given) -> int:
     (groups,) = given.counts("data.train_batch_size")
-    return max(steps or given["trainer.total_epochs"] * ((prompts or 0) // groups), 1)
+    return given["trainer.total_epochs"] * ((given["num_prompts"] or 0) // groups)
 
 
 def _sampling(given: Given) -> Made:
@@ -289,20 +340,27 @@ def _reward(given: Given) -> Made:
             "The reward is verl's default_compute_score: install verl where judges run, or take a judge of `treadwheel list rewards`."
         )
         return {"reward.judge": {"name": "verl", "function": "verl.utils.reward_score:default_compute_score"}}
-    given.note(f"The reward function is imported as a module: put {PurePosixPath(path).name} beside the run file.")
-    return {"reward.judge": {"name": "verl", "function": f"{PurePosixPath(path).stem}:{name}"}}
+    module = PurePosixPath(path).stem
+    if path.startswith("pkg://"):
+        module = path.removeprefix("pkg://").replace("/", ".")
+        given.note(f"The reward function is imported: install {module} where judges run.")
+    else:
+        given.note(f"The reward function is imported as a module: put {PurePosixPath(path).name} beside the run file.")
+    return {"reward.judge": {"name": "verl", "function": f"{module}:{name}"}}
 
 
 def _shaping(given: Given) -> Made:
     manager = given["reward_model.reward_manager"] or given["reward.reward_manager.name"]
     if manager not in ("naive", "dapo"):
         given.refuse("reward.reward_manager.name", "is not there; use naive or dapo, and write the rest as a judge")
-    if not given[f"{_BUFFER}.enable"]:
+    kwargs = _LEGACY_KWARGS if any(name.startswith(f"{_LEGACY_KWARGS}.") for name in given.values) else _KWARGS
+    buffer = f"{kwargs}.overlong_buffer_cfg"
+    if not given[f"{buffer}.enable"]:
         return {}
-    if manager != "dapo" or not given[f"{_BUFFER}.len"]:
-        given.refuse(f"{_BUFFER}.enable", "acts with reward_manager.name=dapo and a len above 0 alone; set both")
-    penalty = {"cache": given[f"{_BUFFER}.len"], "penalty": given[f"{_BUFFER}.penalty_factor"]}
-    longest = given["reward.reward_kwargs.max_resp_len"] or given["data.max_response_length"]
+    if manager != "dapo" or not given[f"{buffer}.len"]:
+        given.refuse(f"{buffer}.enable", "acts with reward_manager.name=dapo and a len above 0 alone; set both")
+    penalty = {"cache": given[f"{buffer}.len"], "penalty": given[f"{buffer}.penalty_factor"]}
+    longest = given[f"{kwargs}.max_resp_len"] or given["data.max_response_length"]
     return {"algorithm.reward_shaping": [{"name": "overlong_penalty", "max_length": longest, **penalty}]}
 
 
@@ -422,10 +480,6 @@ def _filters(given: Given) -> Made:
         given.refuse(
             "algorithm.filter_groups.metric", "looks at another number than the reward that trains; use reward"
         )
-    given.note(
-        "filter_groups: verl ends after total_epochs passes over the prompts, dropped ones counted, however many steps that were. "
-        "Here num_steps is the length."
-    )
     return {"algorithm.filters": ["zero_variance"]}
 
 
@@ -503,7 +557,7 @@ def _optimizer(given: Given) -> Made:
         given.refuse(f"{optim}.lr_scheduler_type", "is not there; use constant or cosine")
     if warmup is None or warmup <= 0:
         share = given[f"{optim}.lr_warmup_steps_ratio"]
-        warmup = math.floor(share * _steps(given)) if share else 0
+        warmup = math.floor(share * _length(given)) if share else 0
     norm, ignored = given[f"{optim}.clip_grad"], given[f"{_ACTOR}.grad_clip"]
     if ignored != norm:
         given.note(f"actor.grad_clip={ignored} has no effect in verl: actor.optim.clip_grad={norm} counts.")
@@ -516,8 +570,14 @@ def _optimizer(given: Given) -> Made:
         "optimizer.warmup_steps": warmup,
     }
     if kind == "cosine":
-        share = last_share(kind, max(_steps(given) - warmup, 1), lowest=given[f"{optim}.min_lr_ratio"] or 0.0)
-        made["optimizer.min_learning_rate_share"] = share
+        length, steps = _length(given), _steps(given)
+        if steps < length:
+            given.note(
+                f"verl's cosine is of {length} steps, of which its run makes {steps}. Here it goes down to the same last rate in {steps}."
+            )
+        made["optimizer.min_learning_rate_share"] = last_share(
+            kind, max(length - warmup, 1), steps=max(steps - warmup, 1), lowest=given[f"{optim}.min_lr_ratio"] or 0.0
+        )
     return made
 
 
@@ -525,11 +585,14 @@ def _below(section: str, names: str) -> str:
     return " ".join(f"{section}.{name}" for name in names.split())
 
 
+_LONG = "data.max_prompt_length data.filter_overlong_prompts data.truncation"
+_PENALTY = "max_resp_len overlong_buffer_cfg.enable overlong_buffer_cfg.len overlong_buffer_cfg.penalty_factor"
 _LENGTH = "trainer.total_training_steps trainer.total_epochs num_prompts data.train_batch_size"
 
 VERL = Peer(
     title="verl",
     version="0.9.1",
+    read=reading.hydra,
     defaults=_DEFAULTS,
     types=_TYPES,
     dropped=_DROPPED,
@@ -545,26 +608,26 @@ VERL = Peer(
             ours="num_steps",
             make=lambda given: {"num_steps": _steps(given)},
             note="A step is the same in both: one batch of prompts. `num_prompts`, the rows of the data, is asked for where "
-            "`total_training_steps` is not set.",
+            "`total_training_steps` is not set; with both, verl's run ends with the sooner.",
         ),
         Row(
-            of=f"{_MODEL}.path {_below(f'{_ACTOR}.fsdp_config', 'dtype model_dtype')}",
+            of=f"{_MODEL}.path {_below(f'{_ACTOR}.fsdp_config', 'dtype model_dtype')} {_COMPUTED}",
             ours="model.path model.dtype",
             make=_model,
-            note="Master weights are float32 in both.",
+            note="Master weights are float32 in both. `fsdp_config.dtype` changes nothing in verl's FSDP.",
         ),
         same(f"{_MODEL}.trust_remote_code", "model.trust_remote_code"),
         same(f"{_MODEL}.custom_chat_template", "model.chat_template"),
         same(f"{_ROLLOUT}.max_model_len", "model.max_context"),
         Row(
-            of="data.train_files data.prompt_key data.max_prompt_length data.filter_overlong_prompts data.truncation",
+            of=f"data.train_files data.prompt_key {_LONG}",
             ours="prompts",
             make=_prompts,
-            note="The source `file` reads verl's Parquet files. A truncation cuts the user's first message here, and the "
-            "templated prompt there.",
+            note="The source `file` reads verl's Parquet files. Without the filter a long prompt is cut at its start, whatever "
+            "`truncation` says: the user's first message here, and the templated prompt there.",
         ),
         Row(
-            of=f"data.val_files data.prompt_key trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n top_p top_k')}",
+            of=f"data.val_files data.prompt_key {_LONG} trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n top_p top_k')}",
             ours="evaluation.prompts evaluation.every_steps evaluation.temperature evaluation.num_samples",
             make=_evaluation,
             note="verl takes all rows of the files; here `evaluation.num_prompts` says how many.",
@@ -582,11 +645,12 @@ VERL = Peer(
             note="The judge `verl` calls the function unchanged.",
         ),
         Row(
-            of=f"reward.reward_manager.name reward_model.reward_manager {_below(_BUFFER, 'enable len penalty_factor')} "
-            "reward.reward_kwargs.max_resp_len data.max_response_length",
+            of=f"reward.reward_manager.name reward_model.reward_manager {_below(_KWARGS, _PENALTY)} {_below(_LEGACY_KWARGS, _PENALTY)} "
+            "data.max_response_length",
             ours="algorithm.reward_shaping",
             make=_shaping,
-            note="`overlong_penalty`. verl's grows beyond its factor for completions longer than `max_resp_len`, of which there are none.",
+            note="`overlong_penalty`. verl's grows beyond its factor for completions longer than `max_resp_len`, of which there are none. "
+            "Any setting of `reward_model.reward_kwargs` replaces all of `reward.reward_kwargs`.",
         ),
         Row(
             of=f"data.train_batch_size data.gen_batch_size algorithm.filter_groups.enable {_ROLLOUT}.n "
@@ -665,7 +729,8 @@ VERL = Peer(
             make=_optimizer,
             note="verl clips by `optim.clip_grad`; `actor.grad_clip` changes nothing there. Its weight decay is on norms and biases too, "
             "which are spared here. Its warm-up begins at 0; here the first step has 1/warmup_steps of the rate. Both cosines end at the "
-            "rate of verl's last step; between, they differ by a step at most.",
+            "rate of verl's last step; between, they differ by a step at most, and by more where `total_epochs` ends verl's run before "
+            "`total_training_steps`.",
         ),
         Row(of=_below(_MODEL, "lora_rank lora_alpha target_modules"), ours="learner.lora", make=_lora),
         same(f"{_MODEL}.enable_gradient_checkpointing", "learner.activation_checkpointing"),
@@ -685,6 +750,7 @@ VERL = Peer(
                 "data.tokenizer": None,
             },
         ),
+        only("write its param_dtype alone", {f"{_ACTOR}.fsdp_config.mixed_precision": (None, {})}),
         only("write the adapter as model.lora_rank, lora_alpha and target_modules", {f"{_MODEL}.lora.rank": 0}),
         only(
             "weights are not quantized; leave it out",
@@ -728,6 +794,10 @@ VERL = Peer(
         only(
             "name the model in reward.models, for a judge reward_model",
             {"reward.reward_model.enable": False, "reward_model.enable": (None, False)},
+        ),
+        only(
+            "write your reward manager as a judge (docs/rewards.md)",
+            {"reward.reward_manager.source": "register", "reward_model.reward_loop_source": (None, "register")},
         ),
         only("use the judge code_sandbox_fusion", {"reward.sandbox_fusion.url": None, "sandbox_fusion.url": None}),
         only("use preset on_policy_distillation", {"distillation.enabled": False}),

@@ -13,7 +13,7 @@ from deploy.cli import app
 from deploy.config.loading import validated
 from deploy.config.yaml_text import parse
 from deploy.importing import PEERS, run_file, verl
-from deploy.importing.reading import read
+from deploy.importing.reading import hydra
 from deploy.importing.table import Given
 
 CONFIGS = Path(__file__).with_name("configs")
@@ -47,6 +47,8 @@ def test_grpo_of_trl():
     # The last of 450 steps down to 0, which the next would have: sin²(π / 900).
     assert run.optimizer.min_learning_rate_share == pytest.approx(math.sin(math.pi / 900) ** 2)
     assert {name: part.weight for name, part in run.reward.parts.items()} == {"is_right": 1.0, "is_tidy": 0.2}
+    data = {"path": "openai/gsm8k", "split": "train", "config": "main"}
+    assert run.prompts.params == data | {"column": "prompt", "text_as": "text"}
     assert algorithm_of("trl_gsm8k.yaml") == {
         "advantage": {"name": "grpo", "epsilon": 1e-4},
         "policy_loss": {"name": "ppo_clip"},  # one update: no bound can act
@@ -112,6 +114,22 @@ def test_grpo_of_verl_from_a_script():
     }
 
 
+def test_verl_cuts_long_prompts_at_their_start_whatever_its_truncation():
+    run, text = run_of("verl_gsm8k.sh"), text_of("verl_gsm8k.sh", "data.filter_overlong_prompts=False")
+    held_out = run.evaluation.prompts
+    assert held_out and (held_out.max_prompt_tokens, held_out.on_long_prompt) == (512, "drop")
+    assert text.count("on_long_prompt: truncate_start") == 2 and "data.truncation=error has no effect in verl" in text
+    assert "data.truncation=left has" not in text_of("verl_dapo.yaml")
+
+
+def test_verl_computes_in_the_type_of_its_mixed_precision():
+    fsdp = "actor_rollout_ref.actor.fsdp_config"
+    text = text_of("verl_gsm8k.sh", f"{fsdp}.mixed_precision.param_dtype=fp32")
+    assert "dtype: float32\n" in text and "fsdp_config.dtype" not in text
+    text = text_of("verl_gsm8k.sh", f"{fsdp}.dtype=float16")
+    assert "dtype: bfloat16\n" in text and "fsdp_config.dtype=float16 has no effect in verl" in text
+
+
 def test_ppo_of_verl_with_a_critic():
     run, algorithm = run_of("verl_ppo.yaml"), algorithm_of("verl_ppo.yaml")
     assert algorithm["advantage"] == {"name": "gae", "gamma": 1.0, "lambda_": 0.95}
@@ -138,6 +156,18 @@ def test_dapo_of_verl():
     assert run_of("verl_dapo.yaml").learner.mini_batches == 16
 
 
+def test_dapos_penalty_of_verl_may_have_its_legacy_name():
+    old = "reward_model.reward_kwargs"
+    buffer = [
+        f"{old}.overlong_buffer_cfg.{each}" for each in ("enable=true", "len=512", "penalty_factor=0.5", "log=false")
+    ]
+    penalty = {"name": "overlong_penalty", "max_length": 8192, "cache": 512, "penalty": 0.5}
+    more = ["reward_model.reward_manager=dapo", *buffer, f"{old}.max_resp_len=8192"]
+    assert algorithm_of("verl_gsm8k.sh", *more)["reward_shaping"] == [penalty]
+    # The legacy mapping stands in the place of the whole other one.
+    assert "reward_shaping" not in algorithm_of("verl_dapo.yaml", f"{old}.max_resp_len=8192")
+
+
 def test_dr_grpo_of_verl():
     algorithm = algorithm_of("verl_dr_grpo.yaml")
     assert algorithm["advantage"] == {"name": "mean_centered", "singleton": "raw"}
@@ -147,7 +177,7 @@ def test_dr_grpo_of_verl():
 @pytest.mark.parametrize("name", ALL)
 def test_every_setting_of_a_file_is_named_in_the_run_file(name):
     text = text_of(name)
-    assert [each for each in read(str(CONFIGS / name), []) if each not in text] == []
+    assert [each for each in PEERS[name.partition("_")[0]].read(str(CONFIGS / name), []) if each not in text] == []
 
 
 def test_bounds_that_cannot_act_in_one_update_are_left_out_and_named():
@@ -188,7 +218,7 @@ def test_every_loss_of_trl_makes_an_objective(kind, accumulation):
 @pytest.mark.parametrize("name", ALL)
 def test_a_row_reads_and_makes_what_it_says(name):
     peer = PEERS[name.partition("_")[0]]
-    given = Given(values=read(str(CONFIGS / name), MORE.get(name, [])), defaults=peer.defaults, types=peer.types)
+    given = Given(values=peer.read(str(CONFIGS / name), MORE.get(name, [])), defaults=peer.defaults, types=peer.types)
     for row in peer.rows:
         made = row.make(given)
         assert set(given.read) <= set(row.of.split()), row.ours
@@ -230,6 +260,8 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("trl_gsm8k.yaml", "gradient_accumulation_steps=0", "must be a whole number above 0"),
         ("trl_gsm8k.yaml", "num_processes=1.5", "must be a whole number above 0"),
         ("trl_gsm8k.yaml", "reward_funcs=[3]", "names no reward"),
+        ("trl_gsm8k.yaml", "bf16=false dtype=auto", "use float32 or bfloat16"),
+        ("trl_gsm8k.yaml", "router_aux_loss_coef=0.001", "write algorithm.router_aux_loss_coefficient"),
         ("trl_gsm8k.yaml", "~beta=1", "~beta=1 is no setting of TRL"),
         ("trl_dr_grpo.yaml", "lora_target_modules=null", "PEFT's choice"),
         ("trl_dr_grpo.yaml", "importance_sampling_level=sequence beta=0.1", "set it to false"),
@@ -250,6 +282,15 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.qat.enable=true", "not quantized"),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.enable_rollout_routing_replay=true", "leave it out"),
         ("verl_gsm8k.sh", "data.sampler.class_path=mine.py", "is no setting of verl"),
+        ("verl_gsm8k.sh", "reward_model.overlong_buffer.enable=true", "is no setting of verl"),
+        ("verl_gsm8k.sh", "reward.reward_manager.source=importlib", "write your reward manager as a judge"),
+        ("verl_gsm8k.sh", "reward_model.reward_loop_source=importlib", "write your reward manager as a judge"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16", "use bf16 or fp32"),
+        (
+            "verl_gsm8k.sh",
+            "actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}",
+            "write its param_dtype",
+        ),
         ("verl_ppo.yaml", "critic.optim.clip_grad=0.5", "is not the actor's, 1.0"),
         ("verl_ppo.yaml", "critic.optim.optimizer=AdamW8bit", "is not the actor's, 'AdamW'"),
         ("verl_dr_grpo.yaml", "actor_rollout_ref.actor.loss_scale_factor=null", "padded width of a batch"),
@@ -281,6 +322,55 @@ def test_a_decay_of_two_steps_learns_in_both():
     optim = "actor_rollout_ref.actor.optim"
     more = [f"{optim}.lr_scheduler_type=cosine", f"{optim}.min_lr_ratio=0.1", "trainer.total_training_steps=2"]
     assert run_of("verl_gsm8k.sh", *more).optimizer.min_learning_rate_share == pytest.approx(0.1 + 0.9 / 2)
+
+
+def test_both_settings_of_trls_batch_may_stand_where_they_agree():
+    # 8 on each of 4 processes, 4 times.
+    both = ["generation_batch_size=128", "steps_per_generation=4"]
+    assert run_of("trl_gsm8k.yaml", *both).buffer.groups_per_step == 16
+    said = refused("trl_gsm8k.yaml", *both, "num_processes=8")
+    assert "generation_batch_size=128 do not agree for num_processes=8" in said
+
+
+@pytest.mark.parametrize(
+    ("bf16", "dtype", "computed"),
+    [("null", "float32", "bfloat16"), ("false", "float32", "float32"), ("false", "bfloat16", "bfloat16")],
+)
+def test_trl_computes_in_the_type_of_the_weights_without_bf16(bf16, dtype, computed):
+    assert run_of("trl_gsm8k.yaml", f"bf16={bf16}", f"dtype={dtype}").model.dtype == computed
+
+
+def test_the_routers_loss_of_trl_is_that_of_the_model_unless_it_is_0():
+    note = "On a mixture of experts TRL adds the router's loss"
+    assert note in text_of("trl_gsm8k.yaml") and note not in text_of("trl_gsm8k.yaml", "router_aux_loss_coef=0")
+
+
+def test_verl_ends_with_its_epochs_or_its_steps_whichever_is_sooner():
+    note = "verl also ends after trainer.total_epochs=15"
+    # 15 epochs of 7 whole batches are 105 steps.
+    assert run_of("verl_gsm8k.sh", "trainer.total_training_steps=500").num_steps == 105
+    assert run_of("verl_gsm8k.sh", "trainer.total_training_steps=50").num_steps == 50
+    assert note in text_of("verl_gsm8k.sh", "trainer.total_training_steps=50", "num_prompts=null")
+    assert note not in text_of("verl_gsm8k.sh")
+
+
+def test_verls_schedule_is_of_all_its_training_steps():
+    optim = "actor_rollout_ref.actor.optim"
+    more = [
+        f"{optim}.lr_scheduler_type=cosine",
+        f"{optim}.lr_warmup_steps_ratio=0.05",
+        "trainer.total_training_steps=100",
+    ]
+    run = run_of("verl_gsm8k.sh", *more, "num_prompts=5120", "trainer.total_epochs=8")
+    # The last of 40 steps, whose first 5 are the warm-up: 34 of the 95 steps of a decay.
+    assert (run.num_steps, run.optimizer.warmup_steps) == (40, 5)
+    assert run.optimizer.min_learning_rate_share == pytest.approx(0.5 + 0.5 * math.cos(math.pi * 34 / 95))
+
+
+def test_a_reward_of_a_package_keeps_its_whole_name():
+    for path in ("pkg://my.rewards.gsm8k", "pkg://my/rewards/gsm8k"):
+        run = run_of("verl_gsm8k.sh", f"reward.custom_reward_function.path={path}")
+        assert run.reward.judge.params == {"function": "my.rewards.gsm8k:compute_score"}
 
 
 def test_rewards_that_are_normalised_apart_are_parts():
@@ -326,7 +416,7 @@ python3 -m verl.trainer.main_ppo \\
     ~trainer.logger=console $@
 """
     )
-    assert read(str(script), []) == {
+    assert hydra(str(script), []) == {
         "data.train_files": ["a b.parquet"],
         "actor_rollout_ref.actor.optim.lr": 2e-6,
         "~trainer.logger": "console",
@@ -336,7 +426,84 @@ python3 -m verl.trainer.main_ppo \\
 def test_a_variable_with_two_values_is_not_resolved(tmp_path):
     script = tmp_path / "run.sh"
     script.write_text("if true; then\nLR=1e-6\nelse\nLR=2e-6\nfi\npython x actor_rollout_ref.actor.optim.lr=$LR\n")
-    assert read(str(script), []) == {"actor_rollout_ref.actor.optim.lr": "$LR"}
+    assert hydra(str(script), []) == {"actor_rollout_ref.actor.optim.lr": "$LR"}
+
+
+def words_of(folder: Path, text: str, *more: str) -> dict[str, Any]:
+    script = folder / "run.sh"
+    script.write_text(text)
+    return hydra(str(script), more)
+
+
+def refused_script(folder: Path, text: str) -> str:
+    script = folder / "run.sh"
+    script.write_text(text.replace("{lr}", "actor_rollout_ref.actor.optim.lr"))
+    with pytest.raises(ConfigError) as caught:
+        run_file("verl", str(script))
+    return str(caught.value)
+
+
+def test_words_of_a_variable_are_settings(tmp_path):
+    text = """
+ACTOR="
+    a.lr=5e-7 \\
+    a.steps=32"
+ROLLOUT='a.n=16 a.top_p=0.9'
+python x $ACTOR a.path=m \\
+    "${ROLLOUT}"
+"""
+    assert words_of(tmp_path, text) == {"a.lr": 5e-7, "a.steps": 32, "a.path": "m", "a.n": 16, "a.top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    "text", ["{lr}=1 $MORE", "{lr}=1 ${MORE:-a.c=1}", "MORE=a.c=1; MORE=a.c=2; python x {lr}=1 ${MORE}"]
+)
+def test_an_unknown_variable_among_settings_is_refused(tmp_path, text):
+    said = refused_script(tmp_path, f"cd $HOME\npython x {text}")
+    assert "is not resolved; write its words in its place" in said and "$HOME" not in said
+
+
+def test_words_of_an_array_are_settings_from_bracket_to_bracket(tmp_path):
+    text = """MORE=(a.b=1  # (the first)
+    "a.c=[x, y]" a.d=$((2 * (1 + 3))))
+python x "${MORE[@]}" a.e=it#2"""
+    values = {"a.b": 1, "a.c": ["x", "y"], "a.d": "$((2 * (1 + 3)))", "a.e": "it#2"}
+    assert words_of(tmp_path, text) == values
+
+
+def test_a_setting_of_two_branches_is_not_resolved(tmp_path):
+    text = """if true; then
+    ARGS=(a.b=1 a.c=x)  # don't mind
+else
+    ARGS=(a.b=2 a.c=x)
+fi
+python x "${ARGS[@]}"
+"""
+    assert words_of(tmp_path, text) == {"a.b": "1 or 2", "a.c": "x"}
+    assert words_of(tmp_path, text, "a.b=2") == {"a.b": 2, "a.c": "x"}
+    assert "lr='1e-06 or 2e-06' is not resolved" in refused_script(tmp_path, "python x {lr}=1e-6\npython x {lr}=2e-6")
+
+
+def test_the_later_of_two_values_in_a_command_counts(tmp_path):
+    assert words_of(tmp_path, "python x a.b=1 \\\n a.c=x \\\n a.b=2") == {"a.b": 2, "a.c": "x"}
+
+
+def test_a_mapping_of_trl_is_a_value(tmp_path):
+    config = tmp_path / "grpo.yaml"
+    mappings = "deepspeed: {zero_optimization: {stage: 2}}\naccelerator_config: {split_batches: false}\nenv: {A: b}\n"
+    config.write_text((CONFIGS / "trl_gsm8k.yaml").read_text() + mappings)
+    text = run_file("trl", str(config))
+    assert all(
+        said in text for said in ("deepspeed", "accelerator_config", "(set variables where the run starts): env\n")
+    )
+    config.write_text("model_init_kwargs: {use_kernels: true}")
+    with pytest.raises(ConfigError, match=r"model_init_kwargs=\{'use_kernels': True\} is not here"):
+        run_file("trl", str(config))
+
+
+def test_a_dollar_stands_for_a_value_in_hydras_files_alone():
+    assert run_of("trl_gsm8k.yaml", r"vllm_structured_outputs_regex=^\d+$").sampling.regex == r"^\d+$"
+    assert "is not resolved" in refused("verl_dapo.yaml", "data.train_files=['${oc.env:HOME}/a.parquet']")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""Settings of hydra in a shell script, which is read for its words and never run."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from cluster.contracts.errors import ConfigError
+from deploy.config.yaml_text import parse
+
+WORD = re.compile(r"(?P<mark>[+~]{0,2})(?P<name>[\w./@-]+)(?P<more>\+?)=(?P<text>.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:([^\W\d]\w*)|\{([^\W\d]\w*)([^\[\]]*)\})")
+"""`$name`, `${name}`, or `${name:-...}` and the like, as a word. Not `"${name[@]}"`: words of an array are read where it is filled."""
+_ENDS = "\n;&|()"
+_MARKED = re.compile(
+    r"""(?P<quoted>'[^']*'|"(?:[^"\\]|\\.)*"|\\[^\n])"""
+    r"""|(?P<computed>\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))"""
+    r"""|\\\n|`\#[^`]*`|(?<![^\s;&|()])\#[^\n]*""",
+    re.DOTALL,
+)
+"""Continued lines and comments, which are left out where they are not quoted, and `$(...)`, which is kept as one word."""
+
+
+class Unresolved(str):
+    """The text of a value that the file alone does not say."""
+
+    __slots__ = ()
+
+
+def settings(path: str, *, way_out: str) -> dict[str, Any]:
+    """Words `a.b=value` are settings. Words `name=value` are variables, which stand for `$name` and `${name}` in what follows. Nothing
+    else of a shell is understood: another `$` is unresolved. So is a variable or a setting that gets a second value, as which of the two
+    a shell takes may depend on an `if`.
+
+    Raises ConfigError for a file that cannot be read, or has no settings.
+    """
+    try:
+        commands = list(_commands(Path(path).read_text(encoding="utf-8-sig")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; {way_out}") from error
+    variables: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for words in commands:
+        for name, value in _of_a_command(words, variables, source=path).items():
+            before = values.get(name, value)
+            values[name] = value if before == value else Unresolved(f"{before} or {value}")
+    if not values:
+        raise ConfigError(f"{path} holds no settings as key=value; {way_out}")
+    return values
+
+
+def named(word: re.Match[str]) -> str:
+    """Without hydra's +; a setting that hydra takes away keeps its ~, and is refused as unknown."""
+    return word["name"] if word["mark"] != "~" else f"~{word['name']}"
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Words of each command, and of each array."""
+
+    def read(found: re.Match[str]) -> str:
+        return shlex.quote(found["computed"]) if found["computed"] else (found["quoted"] or "").replace("\\\n", "")
+
+    lexer = shlex.shlex(_MARKED.sub(read, text), posix=True, punctuation_chars=_ENDS)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    words: list[str] = []
+    depth = 0
+    for token in lexer:
+        opened, closed = token.count("("), token.count(")")
+        if not token or token.strip(_ENDS):
+            words.append(token)
+        elif not depth or opened or closed:
+            depth = max(depth + opened - closed, 0)
+            yield words
+            words = []
+    yield words
+
+
+def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: str) -> dict[str, Any]:
+    """Of two values in one command hydra takes the later one. Sets `variables`."""
+    found: dict[str, Any] = {}
+    unknown: list[str] = []
+    for word in _expanded(words, variables):
+        if _VARIABLE.fullmatch(word):
+            unknown.append(word)
+        said = WORD.fullmatch(word)
+        if said is None:
+            continue
+        name, text = said["name"], Template(said["text"]).safe_substitute(variables)
+        if "." not in name and not said["mark"] and not name.startswith("-"):
+            is_clear = not said["more"] and variables.get(name, text) == text
+            variables[name] = text if is_clear else Unresolved(f"${name}")
+        else:
+            found[named(said)] = Unresolved(text) if "$" in text else parse(text, source=f"{source}, {name}")
+    return found | ({word: Unresolved(word) for word in unknown} if found else {})
+
+
+def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
+    """Words, and in the place of a known `$name` those of its value: a shell splits it at spaces and reads no quotes in it."""
+    for word in words:
+        found = _VARIABLE.fullmatch(word)
+        text = variables.get(found[1] or found[2]) if found and not found[3] else None
+        if text is None or isinstance(text, Unresolved):
+            yield word
+        else:
+            yield from text.split()
