@@ -21,8 +21,19 @@ if TYPE_CHECKING:
 _IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
 
 _LONGEST = (
-    *("pages", "kuberay", "shows", "run_of_ranks", "starting", "interrupt", "faults", "ray_cluster"),
-    *("reward_parts", "judge_server", "async", "groups", "distillation"),
+    *("pages", "shows", "object_store", "spot", "kuberay", "quickstart", "run_of_ranks", "resume", "outage", "learn"),
+    *(
+        "interrupt",
+        "faults",
+        "ray_cluster",
+        "wait_for_nodes",
+        "deltas",
+        "colocated",
+        "weights",
+        "reward_parts",
+        "viewer",
+        "episodes",
+    ),
 )
 """Long proofs, then tests. They come first, so that two processes, which take a file each, end at nearly the same time."""
 

@@ -1,8 +1,6 @@
 """What is killed and resumed equals what was left alone, bit for bit; tampering shows."""
 
-import random
 import shutil
-import time
 
 import pytest
 
@@ -21,24 +19,20 @@ def undisturbed(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> Run:
-    """Its driver was killed while it sampled, while it updated and while it saved; its ledger's tail was torn once."""
+    """Its driver was killed while it updated and while it saved; its ledger's tail was torn once. test_prompts.py kills one that samples."""
     run_file, _ = undisturbed_run(tmp_path_factory)
     run = Run(tmp_path_factory.mktemp("resumed") / "run")
     moments = {
-        "sampling": lambda: run.num_steps() == run.num_recorded() >= 2,
-        "updating": lambda: run.num_recorded() > max(run.num_steps(), 4),
-        "saving": lambda: any((run.path / "checkpoints").glob(".*")) and run.num_steps() > 6,
+        "updating": lambda: run.num_recorded() > max(run.num_steps(), 2),
+        "saving": lambda: any((run.path / "checkpoints").glob(".*")) and run.num_steps() > 4,
     }
-    chance = random.Random(5)
     for name, moment in moments.items():
         with run.start(run_file, "checkpoint.every_steps=1") as driver:
-            if name == "sampling":
+            if name == "updating":
                 until(lambda: run.events("launched"), process=driver)
                 refused = treadwheel("train", run_file, f"run_dir={run.path}")
                 assert refused.returncode == 2 and "is in use by process" in refused.stderr, refused.stderr
             until(moment, process=driver)
-            if name == "sampling":
-                time.sleep(0.2 * chance.random())
             run.kill_driver()
         if name == "updating":
             ledger = run.path / "ledger" / "ledger.jsonl"
@@ -47,10 +41,10 @@ def resumed(tmp_path_factory) -> Run:
     return run.to_end(run_file)
 
 
-def test_a_run_whose_driver_was_killed_three_times_equals_the_undisturbed_one(undisturbed, resumed):
-    assert len(resumed.events("launched")) == 4
+def test_a_run_whose_driver_was_killed_twice_equals_the_undisturbed_one(undisturbed, resumed):
+    assert len(resumed.events("launched")) == 3
     found = [event["recorded_steps"] for event in resumed.events("resumed")]
-    assert len(found) == 3 and 2 <= found[0] <= found[1] <= found[2] < 12
+    assert len(found) == 2 and 2 <= found[0] <= found[1] <= 12
     assert_equal_bit_for_bit(undisturbed, resumed, steps=STEPS, checkpoint=12)
     assert resumed.groups() == undisturbed.groups()
     assert resumed.problems() == ()
