@@ -1,5 +1,6 @@
 """Runs by short names, found below the folders that the viewer was given, and their lines, read on from where they were read last."""
 
+import contextlib
 import functools
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, StorageError
 from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
 from deploy.config.loading import hidden
@@ -124,12 +125,14 @@ class Runs:
         self.all()
 
     def all(self) -> list[Run]:
-        """In the order in which they lie."""
+        """In the order in which they lie. A folder below a root that cannot be read is left out. Raises StorageError for a root."""
         with self._lock:
             if (began := time.monotonic()) >= self._next_look:
-                for root in self._roots:
-                    self._look(root, relative="", depth=_DEPTH)
-                self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
+                try:
+                    for root in self._roots:
+                        self._look(root, relative="", depth=_DEPTH)
+                finally:  # the page that says that a root is away asks for all runs too
+                    self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
             return sorted(self._by_place.values(), key=lambda run: run.name)
 
     def get(self, name: str) -> Run | None:
@@ -147,10 +150,11 @@ class Runs:
         if RUN_YAML in names and not _LINES.isdisjoint(names):
             self._by_place[folder.path()] = Run(self._free_name(relative or folder.path()), folder)
             return
-        for name in names if depth else ():
-            if not name.startswith(".") and _is_folder(folder, name):
-                below = RunDirectory(folder.path(name))
-                self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
+        for name in (each for each in names if depth and not each.startswith(".")):
+            with contextlib.suppress(StorageError):  # a colleague's folder, lost+found
+                if _is_folder(folder, name):
+                    below = RunDirectory(folder.path(name))
+                    self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
 
     def _free_name(self, path: str) -> str:
         parts = path.rstrip("/").split("/")
