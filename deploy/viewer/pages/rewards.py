@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from deploy.viewer import series
+from deploy.viewer import fleet, series
 from deploy.viewer.chain import Chain, ticket_of
 from deploy.viewer.dots import axis_of, percent
 from deploy.viewer.page import page
@@ -34,7 +34,7 @@ def rewards(run: Run, request: Request) -> dict[str, Any]:
         ],
         "num_left_out": max(len(names) - _MOST_COMPONENTS, 0),
         "examples": [] if newest is None else _examples(run, newest, by_step[newest], names[:_MOST_COMPONENTS]),
-        "failures": failures(run.events(), run.chain(), set(steps)),
+        "failures": failures(fleet.versioned(run.events()), run.chain(), set(steps)),
         "panels": _panels(lines),
     }
 
