@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.settings import differences
+from cluster.contracts.settings import differences, in_words
 from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from cluster.sinks.console.drawing import duration
 from cluster.sinks.jsonl import read_steps
@@ -142,7 +142,7 @@ def _passport(place: str) -> dict[str, Any]:
     if place.endswith(".json"):
         folder, _, name = place.rpartition("/")
     if passport := RunDirectory(folder or ".").read_json(name):
-        return passport
+        return in_words(passport)  # that of an earlier version has numbers
     raise ConfigError(f"{place!r} has no {PASSPORT}; name a run directory or a passport file")
 
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cluster.contracts.settings import flat
+from cluster.contracts.settings import flat, in_words
 from deploy.reports.passport import is_mathematical
 from deploy.viewer.page import render, run_of
 from deploy.viewer.runs import Run
@@ -48,7 +48,7 @@ def comparison(found: Sequence[Run]) -> dict[str, Any]:
 def differences(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Names whose values are not all equal, with the value of each; None where one has none."""
     names = sorted({name for values_of in told for name in values_of})
-    rows = [{"name": name, "values": [values_of.get(name) for values_of in told]} for name in names]
+    rows = [{"name": name, "values": [in_words(values_of.get(name)) for values_of in told]} for name in names]
     return [row for row in rows if len({json.dumps(value, sort_keys=True) for value in row["values"]}) > 1]
 
 

@@ -1,5 +1,8 @@
 """Runs against each other."""
 
+import math
+
+import yaml
 from starlette.testclient import TestClient
 
 from deploy.viewer.app import create_app
@@ -39,3 +42,14 @@ def test_every_page_of_a_run_that_has_just_begun_is_there(tmp_path):
     assert browser.get("/").url.path == "/run/run/"
     for path in ("", "index.json", "actors", "actors.json", "weights", "weights.json"):
         assert browser.get(f"/run/run/{path}").status_code == 200, path
+
+
+def test_infinite_settings_and_parameters_are_compared_as_words(tmp_path):
+    for name, low in (("one", -math.inf), ("two", 0.5)):
+        folder = write_run(tmp_path / name, passport={"mathematics": {"corrections": {"low": low}}})
+        (folder / "run.yaml").write_text(yaml.safe_dump({"low": low}))
+    browser = TestClient(create_app([str(tmp_path)]), base_url="http://localhost")
+    told = browser.get("/compare.json?run=one&run=two").json()
+    assert told["mathematics"] == [{"name": "mathematics.corrections.low", "values": ["-inf", 0.5]}]
+    assert told["settings"] == [{"name": "low", "values": ["-inf", 0.5]}]
+    assert "Infinity" not in browser.get("/compare?run=one&run=two").text
