@@ -79,10 +79,14 @@ class Run:
             return {"time": 0.0, "actors": []}
 
     def config(self) -> dict[str, Any]:
-        """What run.yaml says, without what is secret."""
+        """What run.yaml says, without what is secret. Raises StorageError for one that is torn."""
         if not self.directory.exists(RUN_YAML):
             return {}
-        return _parsed(self.directory.read_text(RUN_YAML))
+        try:
+            return _parsed(self.directory.read_text(RUN_YAML))
+        except (ValueError, yaml.YAMLError) as error:
+            said = str(error).partition("\n")[0]
+            raise StorageError(f"{self.directory.path(RUN_YAML)} is not the settings of a run: {said}") from error
 
     def passport(self) -> dict[str, Any]:
         return self.directory.read_json(PASSPORT)
@@ -106,7 +110,10 @@ class Run:
 @functools.lru_cache(maxsize=256)
 def _parsed(run_yaml: str) -> dict[str, Any]:
     """Nobody may change it: a live page asks every second."""
-    return hidden(yaml.safe_load(run_yaml) or {})
+    settings = yaml.safe_load(run_yaml) or {}
+    if not isinstance(settings, dict):
+        raise ValueError(f"it holds {settings!r:.40}")
+    return hidden(settings)
 
 
 class Runs:
