@@ -30,7 +30,7 @@ from deploy.reports.costs import costs
 from deploy.reports.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, drawing
 from deploy.reports.panels import marks, panels
 from deploy.reports.provenance import digest_of
-from deploy.reports.run_info import config_of, failed_rewards
+from deploy.reports.run_info import config_of, failed_rewards, left_parts
 from deploy.reports.samples import NUM_COMPLETIONS, samples
 from deploy.reports.summary import summary_of
 from deploy.viewer import fleet
@@ -108,6 +108,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "happened": happened[-_MOST_EVENTS:],
         "num_left_out": max(len(happened) - _MOST_EVENTS, 0),
         "failed_rewards": failed_rewards(events),
+        "left_parts": left_parts(events),
         "costs": costs(steps, events),
         "passport_digest": digest_of(passport) if passport else None,
         "versions": passport.get("versions", {}),
