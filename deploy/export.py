@@ -4,8 +4,10 @@ Examples and pairs are lines of JSON as TRL and most trainers read them. Where t
 text, they have texts.
 """
 
+import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,8 @@ from deploy.step_range import step_range
 
 Line = dict[str, Any]
 STEP = pa.field("step", pa.int64())
-_FIELDS = ("completion_text", "finish_reason", "info", "messages", "prompt_text", "reward", "reward_status")
+_FIELDS = ("completion_text", "episode", "finish_reason", "info", "messages", "prompt_text", "reward", "reward_status",
+           "segment_index")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +45,31 @@ class Chosen:
 def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> int:
     """Writes `out`, a folder for `parquet` and else a file, and returns how many rows or lines it has.
 
-    Raises ConfigError for steps that are not recorded, an `out` that exists, and where nothing is chosen; LedgerError for a file that is
-    not what was recorded.
+    `out` is there once it is whole. Raises ConfigError for steps that are not recorded, an `out` that exists, and where nothing is chosen;
+    LedgerError for a file that is not what was recorded.
     """
     if os.path.lexists(out):
         raise ConfigError(f"{out!r} exists; name another file or folder")
     records = _records(run_dir, chosen.steps)
     try:
-        if format == "parquet":
-            return _write_parquet(run_dir, records, out)
-        lines = _LINES[format]
-        return _write_lines(out, (line for group in _groups(run_dir, records) for line in lines(group, chosen)))
+        with _aside(out) as aside:
+            if format == "parquet":
+                return _write_parquet(run_dir, records, aside)
+            lines = _LINES[format]
+            return _write_lines(aside, (line for group in _groups(run_dir, records) for line in lines(group, chosen)))
     except OSError as error:
-        raise StorageError(f"{out!r} cannot be written: {error.strerror}") from error
+        raise StorageError(f"{out!r} cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _aside(out: str) -> Iterator[str]:
+    """The path to write to. It becomes `out` at the end, and is removed where that is not reached."""
+    folder, name = os.path.split(os.path.abspath(out))
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as beside:
+        aside = os.path.join(beside, name)
+        yield aside
+        os.rename(aside, out)
 
 
 def _records(run_dir: RunDirectory, steps: str | None) -> list[Record]:
@@ -92,26 +107,37 @@ def _groups(run_dir: RunDirectory, records: Sequence[Record]) -> Iterator[pa.Rec
         yield from recorder.read(record.trajectories, record.trajectories_digest)
 
 
+def _without_maps(schema: pa.Schema) -> pa.Schema:
+    """Maps become lists of `key` and `value`: `datasets` refuses a map."""
+    as_lists = {each.name: each.with_type(_entries(each.type)) for each in schema if pa.types.is_map(each.type)}
+    return pa.schema([as_lists.get(each.name, each) for each in schema], metadata=schema.metadata)
+
+
+def _entries(of_map: pa.MapType) -> pa.ListType:
+    key = pa.field("key", of_map.key_type, nullable=False)
+    return pa.list_(pa.struct([key, pa.field("value", of_map.item_type)]))
+
+
 def _write_parquet(run_dir: RunDirectory, records: Sequence[Record], out: str) -> int:
     """A file a step, in a folder that `datasets.load_dataset` and DuckDB read as one table."""
     os.makedirs(out)
     num_rows = 0
     for record in records:
         table = step_table(run_dir, record)
+        table = table.cast(_without_maps(table.schema))
         pa.parquet.write_table(table, os.path.join(out, f"step-{record.step:06d}.parquet"), compression="zstd")
         num_rows += len(table)
     return num_rows
 
 
 def _write_lines(out: str, lines: Iterator[Line]) -> int:
-    """Raises ConfigError, and leaves no file, where there is none."""
+    """Raises ConfigError where there is none."""
     number = 0
     with open(out, "x", encoding="utf-8") as file:
         for line in lines:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             number += 1
     if number == 0:
-        os.remove(out)
         raise ConfigError(
             "nothing is chosen: lower --min-reward, or name more steps; failed and truncated completions are left out"
         )
@@ -164,12 +190,20 @@ def _said(row: Line) -> tuple[Any, Any]:
     """(prompt, reply): texts, or messages."""
     if row["messages"] is not None:
         told = json.loads(row["messages"])
-        first = next((place for place, each in enumerate(told) if each["role"] == "assistant"), len(told))
+        first = _first_reply(row, told)
         return told[:first], told[first:]
     messages = json.loads(row["info"]).get("messages")
     if messages is None:
         return row["prompt_text"], row["completion_text"]
     return messages, [{"role": "assistant", "content": row["completion_text"]}]
+
+
+def _first_reply(row: Line, messages: Sequence[Line]) -> int:
+    """Its place among the messages. A record that does not say which are the model's has the assistant's for them."""
+    recorded = json.loads(row["episode"] or "{}").get("replies")
+    said_by_assistant = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    replies = said_by_assistant if recorded is None else recorded[row["segment_index"]]
+    return replies[0] if replies else len(messages)
 
 
 _LINES: dict[str, Callable[[pa.RecordBatch, Chosen], Iterator[Line]]] = {"sft": _examples, "dpo": _pairs}

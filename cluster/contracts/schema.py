@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from cluster.contracts.errors import DataError
 from cluster.contracts.row_checks import check_contents, refuse
 from cluster.contracts.segments import episodes, whole
-from cluster.contracts.types import EpisodeStats, FinishReason, GroupSummary, RewardFailure, RewardStatus
+from cluster.contracts.types import PART_LEFT, EpisodeStats, FinishReason, GroupSummary, RewardFailure, RewardStatus
 
 SCHEMA_VERSION = "4"
 
@@ -319,7 +319,7 @@ def _components(column: pa.Array) -> dict[str, tuple[float | None, ...]]:
     return {name: tuple(row.get(name) for row in rows) for name in names}
 
 
-_FAILURES = {RewardStatus.TIMEOUT: "timeout", RewardStatus.OK: "part left"}
+_FAILURES = {RewardStatus.TIMEOUT: "timeout", RewardStatus.OK: PART_LEFT}
 
 
 def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | None]) -> tuple[RewardFailure, ...]:

@@ -4,9 +4,10 @@ A field is marked by its type (`num_ranks: Layout[PositiveInt] = 1`), or by the 
 (`class SamplingConfig(Section, mark=Mark.MATHEMATICS)`). The marks say what a resumed run may change.
 """
 
+import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
@@ -83,6 +84,15 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def in_words(value: Any) -> Any:
+    """The value with infinities and NaN as words, `-inf`: JSON has no numbers for them."""
+    if isinstance(value, Mapping):
+        return {name: in_words(each) for name, each in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [in_words(each) for each in cast("Sequence[Any]", value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

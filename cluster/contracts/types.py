@@ -114,13 +114,17 @@ class Reward:
     """Why it failed, for events and the quarantine; None when ok."""
 
 
+PART_LEFT = "part left"
+"""Kind of a failure that left the reward known, without one of its parts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardFailure:
     """Trajectories of one group whose rewards failed in one way."""
 
     kind: str
     """The type of the judge's exception, after its stage where the reward has parts (`judge:style KeyError`); `timeout` for those that
-    overran their deadline, `part left` for those whose reward is known and lacks a part."""
+    overran their deadline, `PART_LEFT`."""
     message: str
     """Of the first of them, on one line."""
     count: int

@@ -11,6 +11,7 @@ from cluster.record.run_directory import EVENTS, RUN_YAML, RunDirectory
 from cluster.sinks.jsonl import read_lines
 from deploy.reports.panels import Curve, Mark, Panel, limits, marks, panels, spread, tick_words, ticks
 from deploy.viewer.dots import round_numbers
+from deploy.viewer.fleet import versioned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ def draw(directory: RunDirectory) -> bool:
     shown = panels(steps, config or {})
     if not shown:
         return False
-    interruptions = marks(directory.read_json_lines(EVENTS))
+    interruptions = marks(versioned(directory.read_json_lines(EVENTS)))
     title = f"{directory.name}, {steps[-1]['policy_version']} steps"
     directory.write_file(NAME, page(shown, interruptions, title=title))
     return True

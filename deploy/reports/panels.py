@@ -116,14 +116,11 @@ def panels(steps: Sequence[Step], config: Mapping[str, Any]) -> list[Panel]:
 
 
 def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
-    """The last ones of a run that has many. A new driver's events know no version until it has learned: they stand where it began."""
+    """Of `versioned` events; the last ones of a run that has many."""
     found: dict[tuple[int, bool], Mark] = {}
-    begun = 0
     for event in events:
-        if event["kind"] == "resumed":
-            begun = event["recorded_steps"]
         if event["kind"] in ("resumed", "failure", "hang"):
-            step, is_failure = max(event.get("policy_version", 0), begun), event["kind"] != "resumed"
+            step, is_failure = event["policy_version"], event["kind"] != "resumed"
             found[step, is_failure] = Mark(step=step, is_failure=is_failure, words=words(event)[:_MOST_WORDS])
     return sorted(found.values(), key=lambda mark: (mark.step, mark.is_failure))[-_MOST_MARKS:]
 

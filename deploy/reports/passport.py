@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.contracts.config import ModelConfig, RunConfig
-from cluster.contracts.settings import Mark
+from cluster.contracts.settings import Mark, in_words
 from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.record.stored_models import with_local_models
@@ -54,7 +54,7 @@ def write_passport(
         "learner": learner,
         "versions": {"python": platform.python_version(), **_versions()},
     }
-    run_dir.write_json(PASSPORT, passport)
+    run_dir.write_json(PASSPORT, in_words(passport))
 
 
 def is_mathematical(name: str) -> bool:

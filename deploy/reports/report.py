@@ -30,7 +30,7 @@ from deploy.reports.costs import costs
 from deploy.reports.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, drawing
 from deploy.reports.panels import marks, panels
 from deploy.reports.provenance import digest_of
-from deploy.reports.run_info import config_of, failed_rewards
+from deploy.reports.run_info import config_of, failed_rewards, left_parts
 from deploy.reports.samples import NUM_COMPLETIONS, samples
 from deploy.reports.summary import summary_of
 from deploy.viewer import fleet
@@ -87,7 +87,7 @@ def html(directory: RunDirectory) -> str:
 
 
 def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
-    events = directory.read_json_lines(EVENTS)
+    events = fleet.versioned(directory.read_json_lines(EVENTS))
     steps, passport = read_lines(directory), directory.read_json(PASSPORT)
     happened = _happened(events)
     return {
@@ -108,6 +108,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "happened": happened[-_MOST_EVENTS:],
         "num_left_out": max(len(happened) - _MOST_EVENTS, 0),
         "failed_rewards": failed_rewards(events),
+        "left_parts": left_parts(events),
         "costs": costs(steps, events),
         "passport_digest": digest_of(passport) if passport else None,
         "versions": passport.get("versions", {}),
@@ -133,14 +134,13 @@ def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, 
 
 def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Failures, recoveries and stops, in words. Workers that join as a driver starts are no news."""
-    has_started, begun = False, 0
+    has_started = False
     kept: list[dict[str, Any]] = []
     for event in events:
         has_started = event["kind"] == "started" or (has_started and event["kind"] != "launched")
-        begun = event.get("recorded_steps", begun)
         is_news = event["kind"] != "worker_joined" or has_started
         kept += [
-            {**mark, "step": max(mark["step"], begun)}  # a new driver's events know no version until it has learned
+            mark
             for mark in fleet.marks([event])
             if is_news and (mark["tone"] != "plain" or mark["kind"] in _TOLD) and mark["kind"] != "finished"
         ]

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -11,7 +11,8 @@ from rich.table import Table
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.settings import differences
+from cluster.contracts.settings import differences, in_words
+from cluster.contracts.types import PART_LEFT
 from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from cluster.sinks.console.drawing import duration
 from cluster.sinks.jsonl import read_steps
@@ -97,6 +98,8 @@ def _rows(
         yield f"event {kind}", f"{count}, last {_ago(last['time'])} {detail}".rstrip()
     for message, count in failed_rewards(events)[:_MOST_REASONS]:
         yield "failed rewards", f"{count:,} times {message}"
+    for message, count in left_parts(events)[:_MOST_REASONS]:
+        yield "rewards without a part", f"{count:,} times {message}"
     if kept := len(directory.read_lines(VERDICTS)):
         yield "verdicts kept", f"{kept:,}"
     if checkpoints := directory.checkpoints():
@@ -119,7 +122,19 @@ def _costs(steps: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]
 
 def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """Why rewards failed: the first message of each kind and how often, the most frequent kind first."""
-    failures = [failure for event in events for failure in event.get("failures", ())]
+    return _counted(failure for failure in _failures(events) if failure["kind"] != PART_LEFT)
+
+
+def left_parts(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """Why rewards are known, and lack a part: the same."""
+    return _counted(failure for failure in _failures(events) if failure["kind"] == PART_LEFT)
+
+
+def _failures(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    return (failure for event in events for failure in event.get("failures", ()))
+
+
+def _counted(failures: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
     counts: Counter[str] = Counter()
     messages: dict[str, str] = {}
     for failure in failures:
@@ -142,7 +157,7 @@ def _passport(place: str) -> dict[str, Any]:
     if place.endswith(".json"):
         folder, _, name = place.rpartition("/")
     if passport := RunDirectory(folder or ".").read_json(name):
-        return passport
+        return in_words(passport)  # that of an earlier version has numbers
     raise ConfigError(f"{place!r} has no {PASSPORT}; name a run directory or a passport file")
 
 

@@ -33,8 +33,8 @@ class Chain:
 
 
 class ChainReader:
-    """Reads on: what was read and checked before is checked again only where it is no longer the same. Of an object store each record
-    is read once. Several threads may use it."""
+    """Reads on: what was read and checked before is checked again only where it is no longer the same. Of an object store the last known
+    record is read again, and those after it: a run that was begun anew has another. Several threads may use it."""
 
     def __init__(self, directory: RunDirectory, *, every_s: float) -> None:
         """Touches nothing. Looks for something new every `every_s` seconds at most."""
@@ -55,10 +55,13 @@ class ChainReader:
             return self._chain
 
     def _read_on(self) -> None:
-        is_store = not self._directory.is_local
-        known = self._lines if is_store else []
-        self._check([*known, *self._directory.read_records(len(known))])
-        if is_store and self._chain.problem:  # perhaps the run was begun anew
+        known = [] if self._directory.is_local else self._lines
+        last = known[-1:]
+        found = self._directory.read_records(len(known) - len(last))
+        if found[: len(last)] != last:
+            known, last, found = [], [], self._directory.read_records()
+        self._check([*known, *found[len(last) :]])
+        if known and self._chain.problem:  # perhaps the run was begun anew
             self._check(self._directory.read_records())
 
     def _check(self, lines: list[str]) -> None:

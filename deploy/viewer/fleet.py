@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from cluster.metrics import ENDS
@@ -60,11 +61,25 @@ def last_told(events: Sequence[Event]) -> Event | None:
     return next((event for event in reversed(events) if event["kind"] in (*ENDS, "launched")), None)
 
 
+def versioned(events: Sequence[Event]) -> list[Event]:
+    """All events of a run, those of a driver that goes on with the version of its record: it knows none until it has learned."""
+    drivers = list(accumulate(event["kind"] == "launched" for event in events))
+    begun = {
+        driver: event["recorded_steps"]
+        for driver, event in zip(drivers, events, strict=True)
+        if "recorded_steps" in event
+    }
+    return [
+        event if event.get("policy_version") else {**event, "policy_version": begun.get(driver, 0)}
+        for driver, event in zip(drivers, events, strict=True)
+    ]
+
+
 def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Events that a curve shows, each with its step, its tone (`bad`, `good`, `plain`) and words."""
+    """Of `versioned` events those that a curve shows, each with its step, its tone (`bad`, `good`, `plain`) and words."""
     return [
         {
-            "step": event.get("policy_version", 0),
+            "step": event["policy_version"],
             "time": event["time"],
             "kind": event["kind"],
             "actor": event.get("actor"),

@@ -52,12 +52,11 @@ def since(run: Run, after: str) -> tuple[str, dict[str, Any], str]:
         return "again", {}, now
     last, num_events, _ = now.split("/")
     steps = [line for line in run.metrics() if int(found[1]) < line["policy_version"] <= int(last)]
-    events = run.events()[int(found[2]) : int(num_events)]
-    state = run.state()
-    actors = fleet.actors(run.events(), run.status(), state=state)
+    events, state = fleet.versioned(run.events()), run.state()
+    actors = fleet.actors(events, run.status(), state=state)
     news = {
         "steps": steps,
-        "marks": fleet.marks(events),
+        "marks": fleet.marks(events[int(found[2]) : int(num_events)]),
         "actors": fleet.without_spans(actors),
         "facts": facts(run.metrics(), run.config(), state=state),
         "state": state,

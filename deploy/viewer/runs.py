@@ -1,5 +1,6 @@
 """Runs by short names, found below the folders that the viewer was given, and their lines, read on from where they were read last."""
 
+import contextlib
 import functools
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, StorageError
 from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
 from deploy.config.loading import hidden
@@ -78,10 +79,14 @@ class Run:
             return {"time": 0.0, "actors": []}
 
     def config(self) -> dict[str, Any]:
-        """What run.yaml says, without what is secret."""
+        """What run.yaml says, without what is secret. Raises StorageError for one that is torn."""
         if not self.directory.exists(RUN_YAML):
             return {}
-        return _parsed(self.directory.read_text(RUN_YAML))
+        try:
+            return _parsed(self.directory.read_text(RUN_YAML))
+        except (ValueError, yaml.YAMLError) as error:
+            said = str(error).partition("\n")[0]
+            raise StorageError(f"{self.directory.path(RUN_YAML)} is not the settings of a run: {said}") from error
 
     def passport(self) -> dict[str, Any]:
         return self.directory.read_json(PASSPORT)
@@ -105,7 +110,10 @@ class Run:
 @functools.lru_cache(maxsize=256)
 def _parsed(run_yaml: str) -> dict[str, Any]:
     """Nobody may change it: a live page asks every second."""
-    return hidden(yaml.safe_load(run_yaml) or {})
+    settings = yaml.safe_load(run_yaml) or {}
+    if not isinstance(settings, dict):
+        raise ValueError(f"it holds {settings!r:.40}")
+    return hidden(settings)
 
 
 class Runs:
@@ -124,12 +132,14 @@ class Runs:
         self.all()
 
     def all(self) -> list[Run]:
-        """In the order in which they lie."""
+        """In the order in which they lie. A folder below a root that cannot be read is left out. Raises StorageError for a root."""
         with self._lock:
             if (began := time.monotonic()) >= self._next_look:
-                for root in self._roots:
-                    self._look(root, relative="", depth=_DEPTH)
-                self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
+                try:
+                    for root in self._roots:
+                        self._look(root, relative="", depth=_DEPTH)
+                finally:  # the page that says that a root is away asks for all runs too
+                    self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
             return sorted(self._by_place.values(), key=lambda run: run.name)
 
     def get(self, name: str) -> Run | None:
@@ -147,10 +157,11 @@ class Runs:
         if RUN_YAML in names and not _LINES.isdisjoint(names):
             self._by_place[folder.path()] = Run(self._free_name(relative or folder.path()), folder)
             return
-        for name in names if depth else ():
-            if not name.startswith(".") and _is_folder(folder, name):
-                below = RunDirectory(folder.path(name))
-                self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
+        for name in (each for each in names if depth and not each.startswith(".")):
+            with contextlib.suppress(StorageError):  # a colleague's folder, lost+found
+                if _is_folder(folder, name):
+                    below = RunDirectory(folder.path(name))
+                    self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
 
     def _free_name(self, path: str) -> str:
         parts = path.rstrip("/").split("/")

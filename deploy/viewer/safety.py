@@ -49,7 +49,11 @@ class Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
+                told = MutableHeaders(scope=message)
+                told.update(_HEADERS)
+                told.setdefault(
+                    "Cache-Control", "no-cache"
+                )  # scripts of another version than the page's would break it
             await send(message)
 
         await answer(scope, receive, with_headers)

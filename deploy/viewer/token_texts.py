@@ -15,6 +15,7 @@ from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer
 
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDirectory
+from cluster.record.storage import Storage
 from deploy.viewer.runs import Run
 
 _FILE = "tokenizer.json"
@@ -71,32 +72,31 @@ class TokenTexts:
 
 def token_texts(run: Run) -> TokenTexts | None:
     """By the tokenizer in the run's newest checkpoint, in the folder of its model, or in the hub's cache; None where it is in none."""
-    try:
-        return _found(run)
-    except LookupError:
-        return None
-
-
-@functools.lru_cache(maxsize=8)
-def _found(run: Run) -> TokenTexts:
-    """Raises LookupError, which is not kept: a run that has no checkpoint yet gets one."""
-    for name in reversed(run.directory.checkpoints().values()):
-        if run.directory.exists(file := _in_checkpoint(run.directory, f"{CHECKPOINTS}/{name}")):
-            return TokenTexts(run.directory.read_text(file))
+    directory = run.directory
+    for name in reversed(directory.checkpoints().values()):
+        folder = _model_in(directory, f"{CHECKPOINTS}/{name}")
+        if version := directory.versions(folder).get(_FILE):
+            return _read(directory.path(folder), version)
     model = run.config().get("model") or {}
     path = str(model.get("path"))
     local = os.path.join(os.path.expanduser(path), _FILE)
     file = local if os.path.isfile(local) else _in_cache(path, model.get("revision"))
     if file is None:
-        raise LookupError(path)
-    with open(file, encoding="utf-8") as opened:
-        return TokenTexts(opened.read())
+        return None
+    folder = os.path.dirname(file)
+    return _read(folder, Storage(folder).versions()[_FILE])
 
 
-def _in_checkpoint(directory: RunDirectory, folder: str) -> str:
+@functools.lru_cache(maxsize=8)
+def _read(folder: str, version: str) -> TokenTexts:
+    """`version` is that of the file: a run that was begun anew may have another tokenizer at the same place."""
+    return TokenTexts(Storage(folder).read_text(_FILE))
+
+
+def _model_in(directory: RunDirectory, folder: str) -> str:
     """In a store a checkpoint's files lie in a folder that its manifest names."""
     manifest = {} if directory.is_local else directory.read_json(f"{folder}/{CHECKPOINT_MANIFEST}")
-    return posixpath.join(folder, manifest.get("folder", ""), "model", _FILE)
+    return posixpath.join(folder, manifest.get("folder", ""), "model")
 
 
 def _in_cache(name: str, revision: str | None) -> str | None:

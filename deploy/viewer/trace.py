@@ -19,7 +19,7 @@ _TID = 1
 def trace(directory: RunDirectory, *, steps: str | None = None) -> dict[str, Any]:
     """`steps` is `12`, or `10-20`; None is the whole run. Raises ConfigError for a run, or steps, of which nothing is recorded."""
     directory.reach()
-    phases, events = directory.read_json_lines(PHASES), directory.read_json_lines(EVENTS)
+    phases, events = directory.read_json_lines(PHASES), fleet.versioned(directory.read_json_lines(EVENTS))
     if not phases:
         raise ConfigError(f"{directory.url!r} has no {PHASES}; name a run that trains, or trained, with this version")
     begin, end = _window(directory, phases, steps) if steps else (min(each["start"] for each in phases), float("inf"))

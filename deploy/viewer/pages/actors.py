@@ -48,7 +48,7 @@ def actors(run: Run, request: Request) -> dict[str, Any]:
         "end": end,
         "actors": fleet.without_spans(found),
         "rows": rows(found, [*phases, *present(found, phases, end=end)], begin=begin, end=end),
-        "marks": [each for each in fleet.marks(events) if each["actor"]][-500:][::-1],
+        "marks": [each for each in fleet.marks(fleet.versioned(events)) if each["actor"]][-500:][::-1],
         "has_phases": bool(phases),
     }
 

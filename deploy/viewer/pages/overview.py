@@ -18,7 +18,7 @@ def overview(run: Run, request: Request) -> dict[str, Any]:
     mark = run.mark()  # first: what comes meanwhile is told again, and never left out
     steps, events, status, state = run.metrics(), run.events(), run.status(), run.state()
     config = run.config()
-    marks = fleet.marks(events)
+    marks = fleet.marks(fleet.versioned(events))
     found = fleet.actors(events, status, state=state)
     return {
         "run": run.name,

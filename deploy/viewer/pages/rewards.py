@@ -5,7 +5,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from deploy.viewer import series
+from cluster.contracts.types import PART_LEFT
+from deploy.viewer import fleet, series
 from deploy.viewer.chain import Chain, ticket_of
 from deploy.viewer.dots import axis_of, percent
 from deploy.viewer.page import page
@@ -23,6 +24,7 @@ def rewards(run: Run, request: Request) -> dict[str, Any]:
     lines = run.metrics()
     newest = max(by_step, default=None)
     names = sorted({name for scores in by_step.values() for name in scores}, key=lambda name: (name != REWARD, name))
+    found = failures(fleet.versioned(run.events()), run.chain(), set(steps))
     return {
         "run": run.name,
         "num_recorded": len(steps),
@@ -34,7 +36,8 @@ def rewards(run: Run, request: Request) -> dict[str, Any]:
         ],
         "num_left_out": max(len(names) - _MOST_COMPONENTS, 0),
         "examples": [] if newest is None else _examples(run, newest, by_step[newest], names[:_MOST_COMPONENTS]),
-        "failures": failures(run.events(), run.chain(), set(steps)),
+        "failures": [each for each in found if each["kind"] != PART_LEFT],
+        "left_parts": [each for each in found if each["kind"] == PART_LEFT],
         "panels": _panels(lines),
     }
 

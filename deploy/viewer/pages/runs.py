@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cluster.contracts.settings import flat
+from cluster.contracts.errors import TreadwheelError
+from cluster.contracts.settings import flat, in_words
 from deploy.reports.passport import is_mathematical
 from deploy.viewer.page import render, run_of
 from deploy.viewer.runs import Run
@@ -17,6 +18,8 @@ from deploy.viewer.series import compared, facts, spark, values
 
 _MOST = 6
 """Runs that are compared at a time: so many colours can be told apart."""
+_MOST_CHARACTERS = 200
+"""Of why a run cannot be read."""
 _HERE = ("run_dir",)
 """Settings that differ by their nature."""
 
@@ -26,9 +29,16 @@ def runs(found: Sequence[Run]) -> dict[str, Any]:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    state, steps = run.state(), run.metrics()
-    told = facts(steps, run.config(), state=state)
-    return {"name": run.name, "place": run.place, "state": state, "spark": spark(values(steps, "reward/mean")), **told}
+    """One that cannot be read hides no other."""
+    try:
+        return _told(run, run.metrics(), run.config(), state=run.state())
+    except (TreadwheelError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return {**_told(run, [], {}, state="damaged"), "reason": " ".join(str(error).split())[:_MOST_CHARACTERS]}
+
+
+def _told(run: Run, steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, state: str) -> dict[str, Any]:
+    row = {"name": run.name, "place": run.place, "state": state, "reason": None}
+    return {**row, "spark": spark(values(steps, "reward/mean")), **facts(steps, config, state=state)}
 
 
 def comparison(found: Sequence[Run]) -> dict[str, Any]:
@@ -48,7 +58,7 @@ def comparison(found: Sequence[Run]) -> dict[str, Any]:
 def differences(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Names whose values are not all equal, with the value of each; None where one has none."""
     names = sorted({name for values_of in told for name in values_of})
-    rows = [{"name": name, "values": [values_of.get(name) for values_of in told]} for name in names]
+    rows = [{"name": name, "values": [in_words(values_of.get(name)) for values_of in told]} for name in names]
     return [row for row in rows if len({json.dumps(value, sort_keys=True) for value in row["values"]}) > 1]
 
 

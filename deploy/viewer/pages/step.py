@@ -285,9 +285,9 @@ def dropped(number: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> d
     return {"num": len(tickets), "reasons": counts.most_common(_MOST_TOLD), "tickets": tickets[:_MOST_TOLD]}
 
 
-def _during(events: Iterable[Mapping[str, Any]], number: int) -> list[Mapping[str, Any]]:
+def _during(events: Sequence[Mapping[str, Any]], number: int) -> list[Mapping[str, Any]]:
     """While the step was made the newest version was the one before."""
-    return [event for event in events if event.get("policy_version") == number - 1]
+    return [event for event in fleet.versioned(events) if event["policy_version"] == number - 1]
 
 
 ROUTES = [

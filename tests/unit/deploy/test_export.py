@@ -6,11 +6,13 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
+from cluster.contracts.errors import StorageError
 from cluster.contracts.schema import to_batch
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import RunDirectory
 from deploy.cli import app
+from deploy.export import FORMATS, Chosen, export
 from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.episode_rows import MESSAGES, episode_rows
 
@@ -73,6 +75,19 @@ def test_best_and_worst_of_a_group_are_a_pair_unless_they_are_equal(tmp_path):
     ]
 
 
+def test_an_assistants_message_of_the_prompt_is_no_answer_where_replies_are_recorded(tmp_path):
+    example = [*ASKED, {"role": "assistant", "content": "two"}, {"role": "user", "content": "2+2="}]
+
+    def episode(answer: str, reward: float) -> dict:
+        messages = [*example, {"role": "assistant", "content": answer}]
+        told = {"num_calls": 0, "num_malformed_calls": 0, "log": {}, "replies": [[3]]}
+        return {"reward": reward, "messages": json.dumps(messages), "episode": json.dumps(told)}
+
+    recorded(tmp_path, [episode("four", 1.0), episode("five", 0.0)])
+    (pair,) = exported(tmp_path, "--format", "dpo")
+    assert (pair["prompt"], pair["chosen"]) == (example, [{"role": "assistant", "content": "four"}])
+
+
 def test_each_segment_of_an_episode_is_a_conversation_and_no_half_of_a_pair(tmp_path):
     directory = RunDirectory(str(tmp_path))
     rows = episode_rows(
@@ -94,6 +109,33 @@ def test_parquet_is_a_file_a_step_that_reads_as_one_table(tmp_path):
     table = pyarrow.parquet.read_table(tmp_path / "tables")
     assert table["step"].to_pylist() == [2] * 5 + [3] * 5
     assert table["completion_token_ids"].to_pylist()[0] == [3, 4, 5]
+
+
+def test_no_column_of_parquet_is_a_map_which_datasets_refuses(tmp_path):
+    recorded(tmp_path, [{"reward_components": [("right", 1.0), ("short", None)]}, {"reward_components": []}])
+    assert CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "tables")]).exit_code == 0
+    table = pyarrow.parquet.read_table(tmp_path / "tables")
+    assert not [field.name for field in table.schema if pyarrow.types.is_map(field.type)]
+    told = [{"key": "right", "value": 1.0}, {"key": "short", "value": None}]
+    assert table["reward_components"].to_pylist() == [told, []]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, StorageError])
+def test_an_export_that_is_broken_off_leaves_nothing(tmp_path, monkeypatch, format, error):
+    recorded(tmp_path, GROUP, GROUP)
+    read = Recorder.read
+
+    def broken_off(self, name, digest):
+        if name.endswith("step-000002.arrow"):
+            raise error("the second step cannot be read")
+        return read(self, name, digest)
+
+    monkeypatch.setattr(Recorder, "read", broken_off)
+    (tmp_path / "exports").mkdir()
+    with pytest.raises(error):
+        export(RunDirectory(str(tmp_path)), str(tmp_path / "exports" / "out"), format=format, chosen=Chosen())
+    assert list((tmp_path / "exports").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """Every setting says what it decides."""
 
+import math
+
 import pytest
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.settings import Layout, Mark, Resources, Section, fields, flat, marks, section_in
+from cluster.contracts.settings import Layout, Mark, Resources, Section, fields, flat, in_words, marks, section_in
 
 
 class Engine(Section):
@@ -61,3 +63,8 @@ def test_what_a_setting_of_a_run_decides(name, mark):
 
 def test_nested_values_have_full_names():
     assert dict(flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None})) == {"a.b.c": 1, "a.d": [2], "e": None}
+
+
+def test_a_number_that_json_does_not_know_becomes_a_word():
+    told = in_words({"low": -math.inf, "of": [math.nan, 1.5], "name": "inf", "given": (math.inf, None)})
+    assert told == {"low": "-inf", "of": ["nan", 1.5], "name": "inf", "given": ["inf", None]}

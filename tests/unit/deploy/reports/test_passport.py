@@ -1,6 +1,7 @@
 """The marks of the configuration decide what the passport calls mathematics."""
 
 import json
+import math
 
 import huggingface_hub
 
@@ -42,6 +43,18 @@ def test_a_secret_of_the_mathematics_is_hidden(tmp_path):
     folder = written(tmp_path, "reward.judge={name: mine, api_key: k-1}")
     judge = json.loads(RunDirectory(folder).read_text(PASSPORT))["mathematics"]["reward"]["judge"]
     assert judge == {"name": "mine", "api_key": HIDDEN}
+
+
+def test_an_infinite_parameter_is_a_word_that_every_reader_of_json_knows(tmp_path):
+    config = validated({"model": {"path": "some/model"}, "prompts": "file"})
+    parameters = {"low": -math.inf, "high": 2.0}
+    run_dir = RunDirectory(str(tmp_path / "new"))
+    write_passport(run_dir, config, formula={"corrections": [parameters]}, learner={}, weights_digest="d")
+    text = run_dir.read_text(PASSPORT)
+    assert json.loads(text)["mathematics"]["corrections"] == [{"low": "-inf", "high": 2.0}] and "Infinity" not in text
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / PASSPORT).write_text(text.replace('"-inf"', "-Infinity"))
+    assert passport_differences(str(tmp_path / "old"), run_dir.url) == {}
 
 
 def test_the_tokenizer_is_that_of_the_pinned_revision_and_not_of_the_default_branch(tmp_path, monkeypatch):

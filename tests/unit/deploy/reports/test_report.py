@@ -116,6 +116,15 @@ def test_a_run_without_evaluations_and_without_trajectories_claims_nothing(tmp_p
     assert "Nothing failed" not in said and "None was written: the run had not begun to learn." in said
 
 
+def test_trajectories_whose_reward_lacks_a_part_trained(tmp_path):
+    left = {"kind": "part left", "count": 8, "message": "kind left the recipe: ValueError: x"}
+    told = event("reward_failure", 1002.0, failures=[left])
+    said = Tags(html(write_whole_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)], events=[told]))).said
+    assert (
+        "whose trajectories trained on the others. 8 × kind left the recipe" in said and "trained nothing" not in said
+    )
+
+
 def test_a_run_of_no_steps_has_a_report_too(tmp_path):
     said = Tags(html(write_whole_run(tmp_path / "run"))).said
     assert "No step has been learned yet." in said and "Nothing failed, and nothing was restarted." in said

@@ -97,4 +97,13 @@ def test_why_rewards_failed_is_told_with_counts(directory):
         EVENTS, {"kind": "reward_failure", "time": 2.0, "failures": [{**typo, "message": "KeyError: 'x'"}]}
     )
     text = shown(directory)
-    assert "8 times KeyError: 'anser'" in text and "1 times no reward within 30 s" in text
+    assert (
+        "8 times KeyError: 'anser'" in text and "without a part" not in text and "1 times no reward within 30 s" in text
+    )
+
+
+def test_a_reward_that_lacks_a_part_did_not_fail(directory):
+    left = {"kind": "part left", "message": "kind left the recipe: ValueError: x", "count": 8}
+    directory.append_json(EVENTS, {"kind": "reward_failure", "time": 1.0, "failures": [left]})
+    text = shown(directory)
+    assert "rewards without a part" in text and "8 times kind left the recipe" in text and "failed rewards" not in text

@@ -1,6 +1,7 @@
 """A chain is read on, and says where it breaks."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -68,26 +69,38 @@ def test_no_file_outside_the_trajectories_is_opened(directory, monkeypatch):
     assert check_files(directory, [outside], most_bytes=10**9) == {1: "altered"}
 
 
-def test_each_record_of_an_object_store_is_read_once_and_all_again_when_a_run_begins_anew(monkeypatch):
+@pytest.fixture
+def stored() -> Iterator[RunDirectory]:
+    """Two steps in an object store."""
     with s3("chains"):
-        record("s3://chains/run", [group(0, 1.0)], [group(1, 1.0)])
         directory = RunDirectory("s3://chains/run")
-        reader = ChainReader(directory, every_s=0)
-        assert len(reader.read().records) == 2
-        asked = []
-        read = RunDirectory.read_records
-        monkeypatch.setattr(
-            RunDirectory, "read_records", lambda self, after=0: asked.append(after) or read(self, after)
-        )
-        record("s3://chains/run", [group(2, 1.0)])
-        asked.clear()  # the writer asks too
-        assert len(reader.read().records) == 3
-        assert asked == [2]
         directory.cut_records(0)
-        other = Ledger(directory)
-        for index in range(10, 14):
-            other.append(groups=[index], trajectories="trajectories/x", trajectories_digest="d")
-        assert [list(one.groups) for one in reader.read().records] == [[10], [11], [12], [13]]
+        record(directory.url, [group(0, 1.0)], [group(1, 1.0)])
+        yield directory
+
+
+def test_of_an_object_store_the_last_known_record_is_read_again_and_those_after_it(stored, monkeypatch):
+    reader = ChainReader(stored, every_s=0)
+    assert len(reader.read().records) == 2
+    asked = []
+    read = RunDirectory.read_records
+    monkeypatch.setattr(RunDirectory, "read_records", lambda self, after=0: asked.append(after) or read(self, after))
+    record(stored.url, [group(2, 1.0)])
+    asked.clear()  # the writer asks too
+    assert len(reader.read().records) == 3
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 4])
+def test_a_run_that_is_begun_anew_in_an_object_store_is_read_anew(stored, num_steps):
+    reader = ChainReader(stored, every_s=0)
+    assert len(reader.read().records) == 2
+    stored.cut_records(0)
+    other = Ledger(stored)
+    for index in range(num_steps):
+        other.append(groups=[10 + index], trajectories="trajectories/x", trajectories_digest="d")
+    assert [list(one.groups) for one in reader.read().records] == [[10 + index] for index in range(num_steps)]
+    assert reader.read().problem is None
 
 
 def test_a_record_that_is_no_record_is_named_in_one_line(directory):

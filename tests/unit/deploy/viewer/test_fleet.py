@@ -1,7 +1,13 @@
 """How actors are, from what events tell."""
 
-from deploy.viewer import fleet
-from tests.unit.deploy.viewer.run_files import event
+from deploy.viewer import fleet, live
+from deploy.viewer.pages.actors import actors
+from deploy.viewer.pages.overview import overview
+from deploy.viewer.pages.rewards import rewards
+from deploy.viewer.pages.step import step as step_page
+from deploy.viewer.trace import trace
+from tests.unit.deploy.viewer.recorded import asking, opened
+from tests.unit.deploy.viewer.run_files import append, event, step, write_run
 
 STARTED = event("started", 10.0, actors={"rollout-2": 1, "rollout-10": 2})
 DIED = event(
@@ -62,3 +68,43 @@ def test_what_comes_with_every_step_is_no_mark():
         ("failure", "bad", "rollout-2: death, signal 9; decided: restart"),
         ("something_new", "plain", "something new"),
     ]
+
+
+def test_a_driver_that_goes_on_begins_where_its_record_ends():
+    events = [
+        event("launched", 1.0),
+        {**event("held", 2.0), "policy_version": 3},
+        event("launched", 8.0),
+        event("resumed", 9.0, recorded_steps=7),
+        event("held", 10.0),
+        {**event("held", 11.0), "policy_version": 8},
+        event("launched", 12.0),  # begun anew: without a record
+        event("held", 13.0),
+    ]
+    assert [mark["step"] for mark in fleet.marks(fleet.versioned(events))] == [0, 3, 7, 7, 7, 8, 0, 0]
+
+
+def test_what_happened_after_a_resume_stands_at_its_step_on_every_page(tmp_path):
+    failures = [{"kind": "KeyError", "message": "KeyError: 'a'", "count": 1}]
+    folder = write_run(tmp_path / "run", steps=[step(7)])
+    run = opened(folder)
+    before = run.mark()
+    later = [
+        event("launched", 1008.0),
+        event("resumed", 1009.0, recorded_steps=7),
+        {**DIED, "time": 1010.0},
+        event("reward_failure", 1011.0, group_id="00000009", failures=failures),
+    ]
+    append(folder / "events.jsonl", later)
+    (folder / "phases.jsonl").write_text(
+        '{"actor": "rollout-2", "phase": "sampling", "start": 1000.0, "end": 1020.0}\n'
+    )
+    assert {mark["step"] for mark in live.since(run, before)[1]["marks"]} == {7}
+    assert {mark["step"] for mark in overview(run, asking())["marks"][1:]} == {7}
+    assert [mark["step"] for mark in actors(run, asking())["marks"]] == [7]
+    steps = trace(run.directory)["traceEvents"]
+    assert [each["args"]["step"] for each in steps if each["name"] == "failure"] == [7]
+    append(folder / "metrics.jsonl", [step(8)])
+    assert [mark["kind"] for mark in step_page(run, asking(step="8"))["marks"]][-2:] == ["failure", "reward_failure"]
+    (failed,) = rewards(run, asking())["failures"]
+    assert (failed["first"], failed["last"]) == (8, 8)

@@ -3,7 +3,11 @@
 import json
 import time
 
+from starlette.testclient import TestClient
+
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import RunDirectory
+from deploy.viewer.app import create_app
 from deploy.viewer.runs import Run, Runs
 from tests.object_store import s3
 from tests.unit.deploy.viewer.run_files import event, step, write_run
@@ -30,6 +34,37 @@ def test_a_run_that_begins_later_is_found_and_takes_no_name_that_is_in_use(tmp_p
     runs = Runs([str(tmp_path)])
     early = write_run(tmp_path / "x-b")
     assert _names(runs) == {"x-b": str(late), "x-b-2": str(early)}
+
+
+def _refuse(monkeypatch, *folders) -> None:
+    """To list them, as the system does where they are somebody else's: a mode would not stop root."""
+    names, refused = RunDirectory.names, [str(folder) for folder in folders]
+
+    def listed(self: RunDirectory, folder: str = "") -> list[str]:
+        if self.path(folder) in refused:
+            raise StorageError(f"{self.path(folder)}: Permission denied")
+        return names(self, folder)
+
+    monkeypatch.setattr(RunDirectory, "names", listed)
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other_run(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "team" / "run")
+    for name in ("lost+found", "team/colleague"):
+        (tmp_path / name).mkdir()
+    _refuse(monkeypatch, tmp_path / "lost+found", tmp_path / "team" / "colleague")
+    assert _names(Runs([str(tmp_path)])) == {"team-run": str(run)}
+
+
+def test_a_root_that_goes_away_is_said_on_a_page_and_its_runs_stay(tmp_path, monkeypatch):
+    write_run(tmp_path / "run")
+    app = create_app([str(tmp_path)])
+    browser = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+    _refuse(monkeypatch, tmp_path)
+    app.state.runs._next_look = 0.0
+    answer = browser.get("/runs")
+    assert answer.status_code == 500 and f"{tmp_path}: Permission denied" in answer.text
+    assert "/run/run/" in browser.get("/runs").text
 
 
 def test_a_run_says_how_it_ended(tmp_path):

@@ -164,3 +164,12 @@ def test_a_token_that_the_environment_lacks_is_a_mistake(monkeypatch):
 def test_a_folder_that_is_missing_is_told_at_once(tmp_path):
     with pytest.raises(ConfigError, match="name a run directory"):
         viewer.create_app([str(tmp_path / "nothing")])
+
+
+def test_a_script_is_asked_for_anew_and_sent_again_only_where_it_changed(run):
+    browser = _browser(run)
+    first = browser.get("/static/curves.js")
+    assert first.headers["cache-control"] == "no-cache"
+    again = browser.get("/static/curves.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.headers["cache-control"], again.content) == (304, "no-cache", b"")
+    assert browser.get("/runs").headers["cache-control"] == "no-store"

@@ -44,6 +44,31 @@ def test_a_file_that_was_written_anew_is_read_anew_even_if_it_is_longer(tmp_path
     assert tail.generation == 2
 
 
+@pytest.mark.parametrize("piece", [1, 12, 10_000])
+def test_a_file_is_read_in_pieces_and_a_line_may_be_longer_than_one(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr("deploy.viewer.tail._PIECE_BYTES", piece)
+    lines = [{"a": number, "said": "x" * (number * 7 % 50)} for number in range(30)]
+    append(tmp_path / "metrics.jsonl", lines)
+    with (tmp_path / "metrics.jsonl").open("a") as opened:
+        opened.write('{"a": ')
+    tail = _tail(tmp_path)
+    assert tail.records() == lines
+    (tmp_path / "metrics.jsonl").write_text("")
+    anew = [*lines[::-1], {"a": 30}]
+    append(tmp_path / "metrics.jsonl", anew)
+    assert tail.records() == anew
+
+
+def test_lines_share_their_names(tmp_path):
+    append(tmp_path / "metrics.jsonl", [{"reward/mean": 1, "of": {"a part": 2}}])
+    tail = _tail(tmp_path)
+    (first,) = tail.records()
+    append(tmp_path / "metrics.jsonl", [{"reward/mean": 3, "of": {"a part": 4}}])
+    second = tail.records()[1]
+    for one, other in ((first, second), (first["of"], second["of"])):
+        assert all(name is same for name, same in zip(one, other, strict=True))
+
+
 def test_of_two_lines_with_one_key_the_later_counts(tmp_path):
     append(tmp_path / "metrics.jsonl", [{"v": 2, "a": 1}, {"v": 1, "a": 1}, {"v": 2, "a": 5}])
     assert _tail(tmp_path).records(key="v") == [{"v": 1, "a": 1}, {"v": 2, "a": 5}]

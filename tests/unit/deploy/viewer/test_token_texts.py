@@ -1,6 +1,7 @@
 """Each token as the reader sees it: text, bytes where it is a part of a character, and never what a tokenizer would guess."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,31 @@ def test_the_tokenizer_is_found_in_a_checkpoint_or_beside_the_model(tmp_path, pl
     (where / "tokenizer.json").write_text(_byte_level())
     found = token_texts(run)
     assert found and found.shown([1]).texts == ["Hi"]
+
+
+def test_a_run_that_takes_the_place_of_another_is_read_by_its_own_tokenizer(tmp_path):
+    def begin(vocabulary: dict[str, int]) -> None:
+        write_run(tmp_path / "run")
+        model = tmp_path / "run" / "checkpoints" / "step-000003" / "model"
+        model.mkdir(parents=True)
+        (model / "tokenizer.json").write_text(_tokenizer(vocabulary, decoder=decoders.ByteLevel()))
+
+    run = Run("run", RunDirectory(str(tmp_path / "run")))
+    texts: list[str] = []
+    for word in ("old", "other"):
+        begin({word: 0})
+        found = token_texts(run)
+        texts += found.shown([0]).texts if found else []
+        shutil.rmtree(tmp_path / "run")
+    assert texts == ["old", "other"]
+
+
+def test_a_tokenizer_is_read_once(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "run.yaml").write_text(json.dumps({"model": {"path": str(folder)}}))
+    (folder / "tokenizer.json").write_text(_byte_level())
+    run = Run("run", RunDirectory(str(folder)))
+    assert token_texts(run) is token_texts(run)
 
 
 def test_in_an_object_store_the_tokenizer_lies_where_the_manifest_says():

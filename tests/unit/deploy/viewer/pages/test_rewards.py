@@ -1,7 +1,9 @@
 """What judges gave and where they failed."""
 
 import pytest
+from starlette.testclient import TestClient
 
+from deploy.viewer.app import create_app
 from deploy.viewer.pages.rewards import rewards
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record
 from tests.unit.deploy.viewer.run_files import event, step, write_run
@@ -56,6 +58,20 @@ def test_failures_are_told_by_kind_with_their_messages_and_the_groups_that_train
             "examples": [{"step": 2, "ticket": 3}],
         },
     ]
+
+
+def test_a_reward_that_lacks_a_part_is_no_failed_one(tmp_path):
+    left = _failure(0, 0, "part left", "kind left the recipe: ValueError: x", 8)
+    folder = write_run(tmp_path / "run", events=[left, _failure(1, 0, "KeyError", "KeyError: 'a'", 2)])
+    record(folder, [group(0, 1.0)])
+    browser = TestClient(create_app([str(folder)]), base_url="http://localhost")
+    told = browser.get("/run/run/rewards.json").json()
+    assert [(each["kind"], each["count"]) for each in told["failures"]] == [("KeyError", 2)]
+    assert [(each["kind"], each["count"]) for each in told["left_parts"]] == [("part left", 8)]
+    failed, _, lacking = browser.get("/run/run/rewards").text.partition("Rewards that lack a part")
+    assert "KeyError: &#39;a&#39;" in failed and "the trajectory is not trained on" in failed
+    assert "kind left the recipe: ValueError: x" in lacking and "KeyError" not in lacking
+    assert 'href="/run/run/step/1/group/0"' in lacking
 
 
 def test_the_reward_comes_first_and_every_component_has_its_steps(told):

@@ -1,5 +1,9 @@
 """Runs against each other."""
 
+import math
+
+import pytest
+import yaml
 from starlette.testclient import TestClient
 
 from deploy.viewer.app import create_app
@@ -39,3 +43,41 @@ def test_every_page_of_a_run_that_has_just_begun_is_there(tmp_path):
     assert browser.get("/").url.path == "/run/run/"
     for path in ("", "index.json", "actors", "actors.json", "weights", "weights.json"):
         assert browser.get(f"/run/run/{path}").status_code == 200, path
+
+
+def test_infinite_settings_and_parameters_are_compared_as_words(tmp_path):
+    for name, low in (("one", -math.inf), ("two", 0.5)):
+        folder = write_run(tmp_path / name, passport={"mathematics": {"corrections": {"low": low}}})
+        (folder / "run.yaml").write_text(yaml.safe_dump({"low": low}))
+    browser = TestClient(create_app([str(tmp_path)]), base_url="http://localhost")
+    told = browser.get("/compare.json?run=one&run=two").json()
+    assert told["mathematics"] == [{"name": "mathematics.corrections.low", "values": ["-inf", 0.5]}]
+    assert told["settings"] == [{"name": "low", "values": ["-inf", 0.5]}]
+    assert "Infinity" not in browser.get("/compare?run=one&run=two").text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("metrics.jsonl", "no JSON\n", "has a line that is not JSON"),
+        ("metrics.jsonl", "[1]\n", ""),
+        ("metrics.jsonl", '{"time": 1.0}\n', "policy_version"),
+        ("run.yaml", "model: {path", "is not the settings of a run: while parsing"),
+        ("run.yaml", "half a word", "is not the settings of a run: it holds 'half a word'"),
+    ],
+)
+def test_a_damaged_run_is_listed_as_such_and_hides_no_other(tmp_path, file, content, says):
+    write_run(tmp_path / "one", steps=[step(1, reward__mean=0.5)])
+    (write_run(tmp_path / "two") / file).write_text(content)
+    browser = TestClient(create_app([str(tmp_path)]), base_url="http://localhost")
+    one, two = browser.get("/runs.json").json()["runs"]
+    assert (one["state"], one["reward"], one["reason"]) == ("killed", 0.5, None)
+    assert (two["state"], two["reward"]) == ("damaged", None) and says in two["reason"]
+    assert 'data-state="damaged"' in browser.get("/runs").text
+
+
+def test_a_run_whose_settings_are_torn_says_so_on_its_page(tmp_path):
+    (write_run(tmp_path / "run") / "run.yaml").write_text("model: {path")
+    browser = TestClient(create_app([str(tmp_path)]), base_url="http://localhost")
+    answer = browser.get("/run/run/")
+    assert answer.status_code == 500 and "is not the settings of a run" in answer.text
