@@ -10,9 +10,13 @@ _MARKET = "ray.io/market-type"
 """Ray's name of the label that tells spot nodes."""
 _GOES, _GOES_VALUE = "treadwheel/pods", "rollout"
 COMES_AND_GOES = f"{_GOES}={_GOES_VALUE}"
-"""Label of pods for rollout workers alone."""
+"""`elastic.spot`: label of pods for rollout workers alone, on spot nodes or on demand. Learner and services keep off all of them: Ray's
+autoscaler takes the group that a request fills best, whatever the priorities."""
+LABEL_IN_WORDS = (
+    f"Runs here set elastic.spot={COMES_AND_GOES}: it keeps learner and services off pods that come and go."
+)
 _FIRST, _SECOND, _LAST = 20, 10, 0
-"""Priorities: the base before rollout workers, spot nodes before others."""
+"""Priorities of groups that fit equally well: the base before rollout workers, spot nodes before others."""
 _AUTOSCALER_ENV = {
     # A node that does not come is given up after 15 minutes, not 60: another group may have one.
     "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "900",
@@ -63,15 +67,6 @@ def _spec(site: Site, head: Manifest, *, num_cpus: int, groups: list[Manifest]) 
         },
         "workerGroupSpecs": groups,
     }
-
-
-def spot_label(site: Site, sizes: Sizes) -> str:
-    """`elastic.spot`: of pods that may be taken away, where learner and services never are.
-
-    On-demand pods of rollout workers are among them where the run directory is on the head; elsewhere their workers leave before
-    those on spot nodes, which are cheaper.
-    """
-    return COMES_AND_GOES if site.spot is None or sizes.base_is_on_head else f"{_MARKET}=spot"
 
 
 def cluster(site: Site, sizes: Sizes, *, name: str, image: str, stop_wait_s: int) -> Manifest:
