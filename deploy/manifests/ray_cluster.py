@@ -23,6 +23,11 @@ _AUTOSCALER_ENV = {
     # Nodes asked for and no longer wanted are given back; by default they are waited for.
     "RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S": "300",
 }
+_SERVING_ENV = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # FlashInfer's sampler is compiled when an engine starts, and the image has no nvcc (vllm#49497).
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
 
 
 def spec(site: Site, sizes: Sizes, *, image: str, config_map: str | None, stop_wait_s: int) -> Manifest:
@@ -40,7 +45,11 @@ def for_service(site: Site, server: Pods, *, image: str) -> Manifest:
     head = pods.head(site, None, image=image, config_map=None)
     for container in (head["spec"]["containers"][0], template["spec"]["containers"][0]):
         container["ports"].append({"name": "serve", "containerPort": pods.SERVE_PORT})
-        container["env"].append({"name": "VLLM_NO_USAGE_STATS", "value": "1"})
+        container["env"] += [
+            {"name": name, "value": value}
+            for name, value in _SERVING_ENV.items()
+            if name not in site.env.keys() | site.secrets.keys()
+        ]
     return _spec(site, head, num_cpus=0, groups=[group])
 
 
