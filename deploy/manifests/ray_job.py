@@ -96,6 +96,7 @@ def job(run: Run, site: Site) -> list[Manifest]:
         "entrypoint": shlex.join(command),
         # The other modes take the end of a log stream for the end of the run.
         "submissionMode": "HTTPMode",
+        # A lost head does not count: the operator waits for another one, and gives the job up when none comes in time.
         "backoffLimit": site.retries,
         "activeDeadlineSeconds": site.deadline_s,
         "preRunningDeadlineSeconds": _PRE_RUNNING_S,

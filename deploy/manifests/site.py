@@ -127,11 +127,12 @@ class Site(Section, mark=Mark.RESOURCES):
     idle_timeout_s: PositiveInt = 300
     """A pod that holds no actor for so long is given back."""
     retries: NonNegativeInt = 3
-    """New clusters after a failed one; each goes on from the last checkpoint."""
+    """New clusters after a failed attempt; each goes on from the last checkpoint. A lost head is no failed attempt (docs/kubernetes.md)."""
     keep_s: NonNegativeInt = 3600
     """The head stays for so long after the run, for its logs."""
     deadline_s: PositiveInt = 604800
-    """Longest life of the job."""
+    """KubeRay calls an attempt that takes longer failed, and makes no other. That stops nothing: the run goes on until its cluster is
+    deleted, `keep_s` later."""
     queue: str | None = None
     """Kueue's LocalQueue that admits the job; None does not queue."""
 
