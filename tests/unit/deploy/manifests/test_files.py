@@ -52,11 +52,11 @@ def strings(node, name=""):
 def test_policies_deny_first_and_open_the_metrics_to_prometheus_alone():
     policies = {each["metadata"]["name"]: each["spec"] for each in committed("network.yaml")}
     labels = {
-        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for each in committed("network.yaml")
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/part-of"] for each in committed("network.yaml")
     }
     assert labels == {"treadwheel"}
     assert policies["treadwheel-deny"] == {
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "treadwheel"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/part-of": "treadwheel"}},
         "policyTypes": ["Ingress", "Egress"],
     }
     opened = {
@@ -81,7 +81,7 @@ def test_pods_reach_their_like_the_names_and_what_is_behind_tls_and_nothing_else
         for each in committed("network.yaml")
         if "egress" in each["spec"]
     }
-    ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "treadwheel"}}}
+    ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/part-of": "treadwheel"}}}
     assert leaving == {
         "treadwheel-among-themselves": [{"to": [ours]}],
         "treadwheel-names": [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}],
