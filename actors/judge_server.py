@@ -87,6 +87,8 @@ def _environment(*, num_threads: int, has_gpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "OMP_NUM_THREADS": str(num_threads),
+        # FlashInfer's sampler is compiled when the server starts, and a machine without nvcc ends it (vllm#49497).
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
         # As for rollout workers: eager vLLM would compile a function of its sampler, and gain nothing.
         **({} if has_gpu else {"TORCHDYNAMO_DISABLE": "1"}),
     }

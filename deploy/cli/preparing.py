@@ -165,7 +165,7 @@ def kubernetes(
 ) -> None:
     """Print what `kubectl apply -f -` makes a job of: pods sized for the run, on a cluster with KubeRay."""
     with reporting(debug=debug):
-        from deploy.manifests import ray_job, ray_service, seating, text
+        from deploy.manifests import ray_cluster, ray_job, ray_service, seating, text
         from deploy.manifests import site as sites
 
         read = ray_job.read(run, overrides or [])
@@ -182,7 +182,7 @@ def kubernetes(
         if serve is not None:
             made = ray_service.service(read, place, step=serve)
         elif cluster:
-            made, comment = ray_job.cluster(read, place), ray_job.label_in_words(read, place)
+            made, comment = ray_job.cluster(read, place), ray_cluster.LABEL_IN_WORDS
         else:
             made = ray_job.job(read, place)
         typer.echo(text.dump(made, comment=comment), nl=False)

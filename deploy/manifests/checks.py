@@ -12,7 +12,7 @@ from cluster.contracts.errors import ConfigError
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
 from deploy.manifests.pods import DRAIN_MARGIN_S, HOME, PORTS
 from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, resources
-from deploy.manifests.site import DRAIN, NAME, has_tokens, looks_secret, may_change
+from deploy.manifests.site import DRAIN, NAME, PRIORITIES, TOKENS, is_ray, looks_secret, may_change
 
 Problems = Iterator[str]
 _MOST_CHARACTERS = {
@@ -77,7 +77,7 @@ def _auth(cluster: Cluster) -> Problems:
         yield "authOptions.mode is not token: everyone who reaches the head could run programs there; write authOptions: {mode: token}"
     if cluster.auth_options.enable_k8s_token_auth:
         yield "authOptions.enableK8sTokenAuth is refused in jobs and services; leave it out, the token is a Secret that KubeRay makes"
-    if not has_tokens(cluster.ray_version):
+    if not is_ray(cluster.ray_version, since=TOKENS):
         yield f"rayVersion={cluster.ray_version!r} has no token authentication; write the image's, 2.52.0 or later"
 
 
@@ -102,6 +102,11 @@ def _groups(cluster: Cluster) -> Problems:
     )
     for group in cluster.worker_group_specs:
         yield from (f"workerGroupSpecs {group.group_name}: {problem}" for problem in _group(group))
+        if group.priority and not is_ray(cluster.ray_version, since=PRIORITIES):
+            yield (
+                f"workerGroupSpecs {group.group_name}: rayVersion={cluster.ray_version!r} has no priority; write the image's, 2.56.0 or "
+                "later, or leave priority out"
+            )
 
 
 def _group(group: Group) -> Problems:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.manifests import kueue, monitoring, network, ray_job, ray_service, site, storage, viewer
+from deploy.manifests import kueue, monitoring, network, ray_cluster, ray_job, ray_service, site, storage, viewer
 from deploy.manifests.text import dump
 
 FOLDER = Path(__file__).parents[1] / "kubernetes"
@@ -71,10 +71,9 @@ def _job(name: str, overrides: list[str], says: str) -> str:
 
 def _cluster(name: str) -> str:
     run, site_file = f"{_RUNS}/{name}.yaml", f"{_SITES}/{name}_site.yaml"
-    read, place = ray_job.read(run, []), site.load(site_file)
-    says = f"A cluster that lasts, for `ray job submit` of runs as large as gpu.yaml's.\n{ray_job.label_in_words(read, place)}"
+    says = f"A cluster that lasts, for `ray job submit` of runs as large as gpu.yaml's.\n{ray_cluster.LABEL_IN_WORDS}"
     made_by = f"Made by:\n  treadwheel kubernetes {run} --cluster --site {site_file}"
-    return dump(ray_job.cluster(read, place), comment=f"{says}\n{made_by}")
+    return dump(ray_job.cluster(ray_job.read(run, []), site.load(site_file)), comment=f"{says}\n{made_by}")
 
 
 def _service(name: str, *, step: int) -> str:

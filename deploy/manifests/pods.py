@@ -8,7 +8,8 @@ from deploy.manifests.sizes import Pods
 Manifest = dict[str, Any]
 USER = 1000
 """Of the image (deploy/images/Dockerfile)."""
-LABELS = {"app.kubernetes.io/name": "treadwheel"}
+LABELS = {"app.kubernetes.io/part-of": "treadwheel"}
+"""Of all that belongs to runs. A pod's app.kubernetes.io/name is left to KubeRay, which selects the head of a RayService by it."""
 RUN, CONFIG, HOME = "/treadwheel", "/etc/treadwheel", "/home/treadwheel"
 """Never /run: Kubernetes puts a pod's key to the API server below /var/run, which is a link to it in images of Debian."""
 _HEAD_GIB = 8

@@ -10,14 +10,23 @@ _MARKET = "ray.io/market-type"
 """Ray's name of the label that tells spot nodes."""
 _GOES, _GOES_VALUE = "treadwheel/pods", "rollout"
 COMES_AND_GOES = f"{_GOES}={_GOES_VALUE}"
-"""Label of pods for rollout workers alone."""
+"""`elastic.spot`: label of pods for rollout workers alone, on spot nodes or on demand. Learner and services keep off all of them: Ray's
+autoscaler takes the group that a request fills best, whatever the priorities."""
+LABEL_IN_WORDS = (
+    f"Runs here set elastic.spot={COMES_AND_GOES}: it keeps learner and services off pods that come and go."
+)
 _FIRST, _SECOND, _LAST = 20, 10, 0
-"""Priorities: the base before rollout workers, spot nodes before others."""
+"""Priorities of groups that fit equally well: the base before rollout workers, spot nodes before others."""
 _AUTOSCALER_ENV = {
     # A node that does not come is given up after 15 minutes, not 60: another group may have one.
     "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "900",
     # Nodes asked for and no longer wanted are given back; by default they are waited for.
     "RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S": "300",
+}
+_SERVING_ENV = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # FlashInfer's sampler is compiled when an engine starts, and the image has no nvcc (vllm#49497).
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 
 
@@ -36,7 +45,11 @@ def for_service(site: Site, server: Pods, *, image: str) -> Manifest:
     head = pods.head(site, None, image=image, config_map=None)
     for container in (head["spec"]["containers"][0], template["spec"]["containers"][0]):
         container["ports"].append({"name": "serve", "containerPort": pods.SERVE_PORT})
-        container["env"].append({"name": "VLLM_NO_USAGE_STATS", "value": "1"})
+        container["env"] += [
+            {"name": name, "value": value}
+            for name, value in _SERVING_ENV.items()
+            if name not in site.env.keys() | site.secrets.keys()
+        ]
     return _spec(site, head, num_cpus=0, groups=[group])
 
 
@@ -63,15 +76,6 @@ def _spec(site: Site, head: Manifest, *, num_cpus: int, groups: list[Manifest]) 
         },
         "workerGroupSpecs": groups,
     }
-
-
-def spot_label(site: Site, sizes: Sizes) -> str:
-    """`elastic.spot`: of pods that may be taken away, where learner and services never are.
-
-    On-demand pods of rollout workers are among them where the run directory is on the head; elsewhere their workers leave before
-    those on spot nodes, which are cheaper.
-    """
-    return COMES_AND_GOES if site.spot is None or sizes.base_is_on_head else f"{_MARKET}=spot"
 
 
 def cluster(site: Site, sizes: Sizes, *, name: str, image: str, stop_wait_s: int) -> Manifest:

@@ -88,7 +88,7 @@ def job(run: Run, site: Site) -> list[Manifest]:
     run_dir = run_directory(run.config.run_dir)
     sized = sized_for(run, site)
     config_map = f"{name}-run"
-    ours = {"run_dir": run_dir, "elastic.spot": ray_cluster.spot_label(site, sized)}
+    ours = {"run_dir": run_dir, "elastic.spot": ray_cluster.COMES_AND_GOES}
     theirs = [each for each in run.overrides if each.partition("=")[0] not in ours]
     settings = [*theirs, *(f"{setting}={value}" for setting, value in ours.items())]
     command = ["treadwheel", "train", f"{CONFIG}/run.yaml", *settings, *_WAITS]
@@ -96,6 +96,7 @@ def job(run: Run, site: Site) -> list[Manifest]:
         "entrypoint": shlex.join(command),
         # The other modes take the end of a log stream for the end of the run.
         "submissionMode": "HTTPMode",
+        # A lost head does not count: the operator waits for another one, and gives the job up when none comes in time.
         "backoffLimit": site.retries,
         "activeDeadlineSeconds": site.deadline_s,
         "preRunningDeadlineSeconds": _PRE_RUNNING_S,
@@ -136,12 +137,6 @@ def cluster(run: Run, site: Site) -> list[Manifest]:
             site, sized, name=name, image=image(site, needs_gpus=sized.needs_gpus), stop_wait_s=run.stop_wait_s
         )
     ]
-
-
-def label_in_words(run: Run, site: Site) -> str:
-    """Of `cluster`: what its runs must say."""
-    label = ray_cluster.spot_label(site, sized_for(run, site))
-    return f"Runs here set elastic.spot={label}: it keeps learner and services off pods that come and go."
 
 
 def sized_for(run: Run, site: Site) -> Sizes:

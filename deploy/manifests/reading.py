@@ -116,8 +116,9 @@ class HeadGroup(Head):
 
 
 class Group(Head):
-    others = "idleTimeoutSeconds numOfHosts priority scaleStrategy suspend"
+    others = "idleTimeoutSeconds numOfHosts scaleStrategy suspend"
     group_name: str
+    priority: int | None = None
     replicas: int | None = None
     min_replicas: int | None = None
     max_replicas: int | None = None

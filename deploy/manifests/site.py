@@ -24,6 +24,8 @@ NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 """Variable: how long Ray takes of a pod's grace to drain it; the rest is for its processes to end."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+TOKENS, PRIORITIES = (2, 52), (2, 56)
+"""The first Rays that can ask for a token, and whose autoscaler knows priorities of groups; KubeRay refuses both for older ones."""
 _OWN = {DRAIN, STOP_WAIT, "HOME"}
 """Variables that the manifest sets itself."""
 
@@ -127,11 +129,12 @@ class Site(Section, mark=Mark.RESOURCES):
     idle_timeout_s: PositiveInt = 300
     """A pod that holds no actor for so long is given back."""
     retries: NonNegativeInt = 3
-    """New clusters after a failed one; each goes on from the last checkpoint."""
+    """New clusters after a failed attempt; each goes on from the last checkpoint. A lost head is no failed attempt (docs/kubernetes.md)."""
     keep_s: NonNegativeInt = 3600
     """The head stays for so long after the run, for its logs."""
     deadline_s: PositiveInt = 604800
-    """Longest life of the job."""
+    """KubeRay calls an attempt that takes longer failed, and makes no other. That stops nothing: the run goes on until its cluster is
+    deleted, `keep_s` later."""
     queue: str | None = None
     """Kueue's LocalQueue that admits the job; None does not queue."""
 
@@ -153,9 +156,9 @@ class Site(Section, mark=Mark.RESOURCES):
 
     @field_validator("ray_version")
     @classmethod
-    def _require_a_ray_with_tokens(cls, text: str) -> str:
-        if not has_tokens(text):
-            raise ValueError(f"{text!r} has no token authentication; build the image with Ray 2.52 or later")
+    def _require_a_ray_with_priorities(cls, text: str) -> str:
+        if not is_ray(text, since=PRIORITIES):
+            raise ValueError(f"{text!r} has no priorities of groups; build the image with Ray 2.56 or later")
         return text
 
     @field_validator("env")
@@ -198,10 +201,9 @@ def _explain(detail: Any) -> str:
     return f"{name}={detail['input']!r} is not valid: {detail['msg'].lower()}" if name else detail["msg"].lower()
 
 
-def has_tokens(ray_version: str) -> bool:
-    """Whether this Ray can ask for a token: 2.52 is the first."""
+def is_ray(ray_version: str, *, since: tuple[int, int]) -> bool:
     numbers = re.match(r"(\d+)\.(\d+)\.\d+", ray_version)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (2, 52)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= since
 
 
 def looks_secret(name: str, value: str) -> bool:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deploy.monitoring.events import grew
-from deploy.monitoring.series import EVENTS, series
+from deploy.monitoring.events import came
+from deploy.monitoring.series import EVENTS, LAST_STEP_TIME, series
 
 _PAGE = "docs/monitoring.md"
 
@@ -40,9 +40,9 @@ class Alert:
 
 
 _STILL_S = f"(time() - {series('last_step_time')})"
-_TIME = "ray_treadwheel_last_step_time"
 _TRAJECTORIES = f"({series('learner/trajectories')} + {series('learner/failed_rewards')})"
 _ASYNCHRONOUS = f"and on (run) {series('staleness/bound')} > 0"
+_SAVED = f'{EVENTS}{{kind="checkpoint"}}'
 _HELD, _RESUMED = (f'sum by (run, WorkerId) ({EVENTS}{{kind="reward_{each}"}})' for each in ("held", "resumed"))
 
 ALERTS = (
@@ -59,9 +59,9 @@ ALERTS = (
     Alert(
         name="TreadwheelRunEndedAbnormally",
         # The newest driver of the run, unless it said how it ended, and unless one is alive.
-        expression=f"max by (run) (topk by (run) (1, max by (run, WorkerId) (max_over_time({_TIME}[6h]))) "
+        expression=f"max by (run) (topk by (run) (1, max by (run, WorkerId) (max_over_time({LAST_STEP_TIME}[6h]))) "
         # Its head may be gone by then, and with it what it said last.
-        f'unless on (run, WorkerId) max_over_time({EVENTS}{{kind=~"finished|stopped"}}[6h])) unless on (run) {_TIME}',
+        f'unless on (run, WorkerId) max_over_time({EVENTS}{{kind=~"finished|stopped"}}[6h])) unless on (run) {LAST_STEP_TIME}',
         lasts="2m",
         severity="critical",
         summary="its driver failed, was killed, or is out of sight, and no other has taken over",
@@ -89,7 +89,7 @@ ALERTS = (
     ),
     Alert(
         name="TreadwheelWorkerFlapping",
-        expression=f"sum by (run) ({grew('failure', within='30m')}) > 3",
+        expression=f"{came('failure', within='30m')} > 3",
         severity="warning",
         summary="actors failed {{ $value }} times in half an hour",
         advice="Events `failure` in events.jsonl name actor, node and reason. One node: take it out. Memory: smaller "
@@ -179,7 +179,8 @@ ALERTS = (
     ),
     Alert(
         name="TreadwheelCheckpointStale",
-        expression=f'(sum by (run) ({EVENTS}{{kind="checkpoint"}}) - sum by (run) ({EVENTS}{{kind="checkpoint"}} offset 6h) == 0) '
+        expression=f"(sum by (run) ({_SAVED}) - sum by (run) ({_SAVED} offset 6h) == 0 "
+        f"or max by (run) ({LAST_STEP_TIME} offset 6h) unless on (run) max_over_time({_SAVED}[6h])) "
         f"and on (run) {series('last_step_time')}",
         severity="warning",
         summary="no checkpoint for six hours",
@@ -188,7 +189,7 @@ ALERTS = (
     ),
     Alert(
         name="TreadwheelCheckpointFailed",
-        expression=f"sum by (run) ({grew('checkpoint_failed', within='1h')}) > 0",
+        expression=came("checkpoint_failed", within="1h"),
         severity="critical",
         summary="a checkpoint was not saved",
         advice="Event `checkpoint_failed` has the reason: a full disk, or an object store that refuses. The run goes on, and tries again"
@@ -196,7 +197,7 @@ ALERTS = (
     ),
     Alert(
         name="TreadwheelStorageFailing",
-        expression=f"sum by (run) ({grew('storage_failed', within='1h')}) > 0",
+        expression=came("storage_failed", within="1h"),
         severity="critical",
         summary="the run's object store did not take its lines",
         advice="Event `storage_failed` has the store's answer: credentials, rights, network, or a store that is busy. Lines are kept and "
@@ -224,7 +225,7 @@ ALERTS = (
     Alert(
         name="TreadwheelRewardHeld",
         # Of the driver that lives: one that died while it held never counts the end.
-        expression=f"max by (run) ({_HELD} - ({_RESUMED} or 0 * {_HELD}) > 0 and on (run, WorkerId) {_TIME})",
+        expression=f"max by (run) ({_HELD} - ({_RESUMED} or 0 * {_HELD}) > 0 and on (run, WorkerId) {LAST_STEP_TIME})",
         lasts="5m",
         severity="critical",
         summary="what a judge calls is away, and its groups wait",

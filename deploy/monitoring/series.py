@@ -7,7 +7,8 @@ from cluster.metrics import METRICS
 from cluster.sinks.ray import exported_name
 from learner.algorithms.objective.statistics import reported_names
 
-EVENTS = "ray_treadwheel_events_total"
+EVENTS, LAST_STEP_TIME = "ray_treadwheel_events_total", "ray_treadwheel_last_step_time"
+"""As every driver exports them, for as long as it lives."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
 _SHARES = r"share|fraction(_low|_high|_dual)?|accuracy|pass_at_.*|truncated|filtered_tokens|dropped|outside|ess"

@@ -27,7 +27,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os._exit(3)
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps([arguments, os.environ.get("VLLM_API_KEY"), os.environ.get("RAY_AUTH_TOKEN")]).encode())
+        told = ("VLLM_API_KEY", "RAY_AUTH_TOKEN", "VLLM_USE_FLASHINFER_SAMPLER")
+        self.wfile.write(json.dumps([arguments, *map(os.environ.get, told)]).encode())
 
 http.server.HTTPServer((arguments["host"], int(arguments["port"])), Handler).serve_forever()
 """
@@ -68,8 +69,8 @@ async def test_a_server_is_up_when_it_is_healthy_and_its_token_is_in_no_argument
     assert server.progress().phase == "starting"
     await server.warm_up()
     assert server.progress().phase == "serving"
-    arguments, token, of_ray = ask(server, "/health")
-    assert (token, of_ray) == ("t0ken", None)
+    arguments, token, of_ray, has_flashinfer = ask(server, "/health")
+    assert (token, of_ray, has_flashinfer) == ("t0ken", None, "0")
     assert {name: arguments[name] for name in ("served-model-name", "max-model-len", "kv-cache-memory-bytes")} == {
         "served-model-name": "grader",
         "max-model-len": "512",

@@ -74,6 +74,11 @@ def test_a_dependency_of_another_version_and_one_that_is_missing_are_named(monke
     )
 
 
+def test_a_library_that_vllm_needs_on_cpus_is_found_missing(monkeypatch):
+    monkeypatch.setattr(doctor, "_loads", lambda library: library != "libnuma.so.1")
+    assert "install the package libnuma1" in advice("vLLM")
+
+
 def test_a_gpu_beside_an_installation_for_cpus_says_how_to_have_the_other(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(doctor, "_gpu_names", lambda: "NVIDIA H100 80GB HBM3, 81559 MiB, 570.1")
@@ -86,3 +91,18 @@ def test_a_cluster_that_does_not_answer_is_told_of_before_a_run_asks_it(monkeypa
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         assert advice("Ray") == ""
     assert "ray start --head" in advice("Ray")
+
+
+@pytest.mark.parametrize("variable", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", None])
+def test_a_token_is_found_where_ray_looks_for_it(monkeypatch, tmp_path, variable):
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setattr(doctor, "_DEFAULT_TOKEN", token := tmp_path / "auth_token")
+    said = lambda: next(each.value for each in doctor.examined() if each.name == "Ray")
+    assert said() == "runs go to RAY_ADDRESS=auto, without a token"
+    if variable:
+        monkeypatch.setenv(variable, "secret")
+    else:
+        token.write_text("secret")
+    assert said() == "runs go to RAY_ADDRESS=auto, with a token"

@@ -64,8 +64,6 @@ def test_no_secret_is_an_argument_or_a_variable():
 def test_both_flavours_come_from_the_installer():
     assert of("ARG") == ["FLAVOUR=cpu"]
     assert any('COMPILE=compile deploy/install.sh "$FLAVOUR"' in rest for rest in of("RUN"))
-    installer = (ROOT / "deploy/install.sh").read_text(encoding="utf-8")
-    assert "    cpu) install_cpu ;;\n    gpu) install_gpu ;;" in installer
 
 
 def test_the_image_can_serve_a_model():
@@ -75,6 +73,12 @@ def test_the_image_can_serve_a_model():
     installer = (ROOT / "deploy/install.sh").read_text(encoding="utf-8")
     assert re.findall(r"--editable '\.\[(\w+),serve,dev\]'", installer) == ["cpu", "gpu"]
     assert "wget" in " ".join(of("RUN"))
+
+
+def test_both_stages_have_the_library_that_vllm_needs_on_cpus():
+    """The first checks the installation, the second runs it."""
+    stages = FILE.read_text(encoding="utf-8").split("\nFROM ")[1:]
+    assert [bool(re.search(r"apt-get install .*\blibnuma1\b", stage)) for stage in stages] == [True, True]
 
 
 def test_the_home_and_the_command_are_where_pods_look_for_them():

@@ -66,6 +66,10 @@ BROKEN = {
     "no ray version": (lambda job: cluster_of(job).pop("rayVersion"), "rayVersion='' has no token authentication"),
     "old ray": (lambda job: cluster_of(job).update(rayVersion="2.51.2"), "rayVersion='2.51.2' has no token"),
     "ray of no number": (lambda job: cluster_of(job).update(rayVersion="nightly"), "rayVersion='nightly' has no token"),
+    "ray before priorities": (
+        lambda job: cluster_of(job).update(rayVersion="2.55.1"),
+        "workerGroupSpecs rollout-spot: rayVersion='2.55.1' has no priority; write the image's, 2.56.0 or later",
+    ),
     # the token
     "no token": (lambda job: cluster_of(job).pop("authOptions"), "authOptions.mode is not token"),
     "token off": (lambda job: cluster_of(job)["authOptions"].update(mode="disabled"), "authOptions.mode is not token"),

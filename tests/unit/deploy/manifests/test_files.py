@@ -52,11 +52,11 @@ def strings(node, name=""):
 def test_policies_deny_first_and_open_the_metrics_to_prometheus_alone():
     policies = {each["metadata"]["name"]: each["spec"] for each in committed("network.yaml")}
     labels = {
-        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for each in committed("network.yaml")
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/part-of"] for each in committed("network.yaml")
     }
     assert labels == {"treadwheel"}
     assert policies["treadwheel-deny"] == {
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "treadwheel"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/part-of": "treadwheel"}},
         "policyTypes": ["Ingress", "Egress"],
     }
     opened = {
@@ -81,7 +81,7 @@ def test_pods_reach_their_like_the_names_and_what_is_behind_tls_and_nothing_else
         for each in committed("network.yaml")
         if "egress" in each["spec"]
     }
-    ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "treadwheel"}}}
+    ours = {"podSelector": {"matchLabels": {"app.kubernetes.io/part-of": "treadwheel"}}}
     assert leaving == {
         "treadwheel-among-themselves": [{"to": [ours]}],
         "treadwheel-names": [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}],
@@ -207,10 +207,8 @@ def test_the_command_prints_the_committed_service():
 
 
 def test_a_cluster_says_on_top_which_label_its_runs_set():
-    spot, comes_and_goes = "ray.io/market-type=spot", "treadwheel/pods=rollout"
-    for site, label in ((f"{KUBERNETES}/gpu_site.yaml", spot), (f"{KUBERNETES}/quickstart_site.yaml", comes_and_goes)):
-        done = invoke(GPU, "--cluster", "--site", site)
-        assert done.stdout.startswith(f"# Runs here set elastic.spot={label}: "), done.output
+    done = invoke(GPU, "--cluster", "--site", f"{KUBERNETES}/gpu_site.yaml")
+    assert done.stdout.startswith("# Runs here set elastic.spot=treadwheel/pods=rollout: "), done.output
 
 
 def test_a_cluster_and_a_service_at_once_are_refused():

@@ -36,25 +36,13 @@ def test_the_entrypoint_trains_the_mounted_run_file_with_the_overrides_and_a_run
     assert made["metadata"] == {"run_dir": "/treadwheel/here", "viewer": "treadwheel view /treadwheel/here"}
 
 
-@pytest.mark.parametrize(
-    ("site", "label"),
-    [
-        # Workers on demand leave before those on spot nodes, which this label tells apart.
-        (Site(run_claim="treadwheel", spot={}), "ray.io/market-type=spot"),
-        (Site(run_claim="treadwheel"), "treadwheel/pods=rollout"),
-        # The run directory is on the head: no other pod may have the learner.
-        (Site(spot={}), "treadwheel/pods=rollout"),
-    ],
-)
-def test_learner_and_services_stay_off_the_pods_that_may_be_taken_away(site, label):
+@pytest.mark.parametrize("site", [Site(run_claim="treadwheel", spot={}), Site(run_claim="treadwheel"), Site(spot={})])
+def test_learner_and_services_stay_off_the_pods_of_rollout_workers(site):
     made = ray_job.job(run(GPU, "elastic.spot=a=b"), site)[1]
     settings = [word for word in shlex.split(made["spec"]["entrypoint"]) if word.startswith("elastic.spot=")]
-    assert settings == [f"elastic.spot={label}"]
-    key, _, value = label.partition("=")
-    labelled = {name for name, group in groups_of(made).items() if group["labels"].get(key) == value}
-    assert labelled and "learner" not in labelled
-    rollouts = {name for name in groups_of(made) if name.startswith("rollout")}
-    assert labelled == (rollouts if key == "treadwheel/pods" else {"rollout-spot"})
+    assert settings == ["elastic.spot=treadwheel/pods=rollout"]
+    labelled = {name for name, group in groups_of(made).items() if group["labels"].get("treadwheel/pods") == "rollout"}
+    assert labelled == {name for name in groups_of(made) if name.startswith("rollout")} != set()
 
 
 def test_the_config_map_holds_the_values_of_the_run_file_and_none_of_its_comments(tmp_path):

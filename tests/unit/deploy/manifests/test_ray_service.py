@@ -87,6 +87,23 @@ def test_no_actor_is_on_the_head_and_the_servers_are_on_demand():
     assert groups_of(service)["server"]["labels"] == {"ray.io/market-type": "on-demand"}
 
 
+def test_the_services_that_kuberay_makes_find_their_pods():
+    """Seen before: pods had a name of ours, and the head service of a RayService selected none of them."""
+    selected_by = {"ray.io/cluster", "ray.io/node-type", "ray.io/identifier", "ray.io/serve"}
+    selected_by |= {"app.kubernetes.io/name", "app.kubernetes.io/created-by"}
+    for template in templates_of(made()):
+        assert not template["metadata"]["labels"].keys() & selected_by
+
+
+@pytest.mark.parametrize("env", [{}, {"VLLM_USE_FLASHINFER_SAMPLER": "1"}])
+def test_engines_compile_no_sampler_for_which_the_image_has_no_compiler(env):
+    """Unless the site says that its own image has one; Kubernetes refuses a name that stands there twice."""
+    for template in templates_of(made(site=Site(run_claim="treadwheel", env=env))):
+        found = [(each["name"], each.get("value")) for each in template["spec"]["containers"][0]["env"]]
+        expected = {"VLLM_USE_FLASHINFER_SAMPLER": "0"} | env
+        assert [each for each in found if "FLASHINFER" in each[0]] == [*expected.items()]
+
+
 TAKEN = {
     "quickstart": (QUICKSTART, []),
     "quickstart with vLLM's own cache": (QUICKSTART, ["rollout.kv_cache_bytes=null"]),

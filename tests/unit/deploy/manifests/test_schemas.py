@@ -3,13 +3,22 @@
 import copy
 import functools
 import logging
+import shlex
 
 import kubernetes_validate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler.v2.event_logger import AutoscalerEventLogger
+from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
+from ray.autoscaler.v2.utils import ResourceRequestUtil
+from ray.core.generated.autoscaler_pb2 import GangResourceRequest
+from ray.core.generated.common_pb2 import LabelSelectorOperator
 
+from cluster.supervision.asked_nodes import plan_asked
+from deploy.config.loading import load
 from deploy.manifests import checks, ray_job, ray_service, reading
 from deploy.manifests.site import Site
 from tests.unit.deploy.manifests import api_server
@@ -135,6 +144,29 @@ def test_the_autoscaler_sees_gpus_labels_and_priorities():
     assert types["rollout-spot"]["labels"] == {"ray.io/market-type": "spot", "treadwheel/pods": "rollout"}
     assert types["learner"]["labels"] == {"ray.io/market-type": "on-demand"}
     assert types["headgroup"]["resources"]["CPU"] == 0
+
+
+def test_the_autoscaler_brings_the_learners_pod_though_a_rollout_workers_would_be_filled_better():
+    """Seen before: the learner was kept off spot nodes alone, and two on-demand pods of rollout workers came, filled to the last CPU."""
+    asked = ("algorithm.preset=dapo", "learner.num_ranks=1", "reward.num_services=1")
+    made = ray_job.job(run(GPU, *asked, needs=()), Site(run_claim="treadwheel", spot={}))[1]
+    entrypoint = shlex.split(made["spec"]["entrypoint"])
+    config = load(GPU, [*asked, *(word for word in entrypoint if word.startswith("elastic.spot="))])
+    staying = plan_asked(config, needs=()).groups()[0]
+    kept_off = [
+        (key, LabelSelectorOperator.LABEL_OPERATOR_NOT_IN, [value.removeprefix("!")])
+        for key, value in staying.node_labels.items()
+    ]
+    requests = [ResourceRequestUtil.make(each, label_selectors=[kept_off]) for each in staying.resources]
+    reply = ResourceDemandScheduler(AutoscalerEventLogger(logging.getLogger())).schedule(
+        SchedulingRequest(
+            disable_launch_config_check=True,
+            node_type_configs=AutoscalingConfig(autoscalers_view(made)).get_node_type_configs(),
+            max_num_nodes=99,
+            gang_resource_requests=[GangResourceRequest(requests=requests)],
+        )
+    )
+    assert [(each.instance_type, each.count) for each in reply.to_launch] == [("learner", 1)]
 
 
 def test_the_autoscaler_sees_a_server_that_is_always_there():

@@ -17,7 +17,7 @@ def test_a_run_needs_no_site_file():
         ("image: host:5000/ray", "'host:5000/ray' may be another image tomorrow"),
         ("image: ray:latest", "'ray:latest' may be another image tomorrow"),
         ("run_claim: My_Volume", "run_claim: 'My_Volume' is not a name for Kubernetes"),
-        ("ray_version: 2.51.1", "'2.51.1' has no token authentication; build the image with Ray 2.52 or later"),
+        ("ray_version: 2.55.1", "'2.55.1' has no priorities of groups; build the image with Ray 2.56 or later"),
         ("grace_s: 20", "grace_s=20 is not valid: input should be greater than or equal to 25"),
         ("env: {HF_TOKEN: abc}", "secrets: {HF_TOKEN: {secret: NAME, key: KEY}}"),
         ("env: {PROXY: 'http://user:word@host'}", "PROXY looks like a secret"),

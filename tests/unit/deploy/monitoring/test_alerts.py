@@ -18,6 +18,9 @@ from tests.programs import needs
 ALIVE = {"last_step_time": "0+60x2000"}
 """A run that learns a step a minute."""
 
+GAP = {"last_step_time": "0+60x100 _x60 9660+60x60"}
+"""Of which Prometheus missed an hour."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -93,6 +96,17 @@ CASES = [
     silent(
         "WorkerFlapping", "five failures in five hours", {**ALIVE, "failure": "1x60 2x60 3x60 4x60 5x60"}, at="290m"
     ),
+    fires(
+        "WorkerFlapping",
+        "five failures of a driver after one that had as many",
+        {
+            "last_step_time": "0+60x40 stale",
+            "failure": "1+1x4 5x36 stale",
+            "last_step_time@2": "_x42 2520+60x90",
+            "failure@2": "_x45 1+1x4 5x50",
+        },
+        at="65m",
+    ),
     fires("RewardErrors", "10 of 100", {**JUDGED, "reward/num_errors": "10x100"}),
     silent("RewardErrors", "4 of 100", {**JUDGED, "reward/num_errors": "4x100"}),
     fires("RewardTimeouts", "10 of 100", {**JUDGED, "reward/num_timeouts": "10x100"}),
@@ -142,7 +156,15 @@ CASES = [
         {"last_step_time": "0+60x30 stale", "finished": "_x30 1x600", "checkpoint": "1x600"},
         at="430m",
     ),
+    fires("CheckpointStale", "the run never saved", ALIVE, at="430m"),
+    silent("CheckpointStale", "a run of five hours never saved", ALIVE, at="300m"),
     fires("CheckpointFailed", "the first one", {**ALIVE, "checkpoint_failed": "_x40 1x90"}),
+    fires("CheckpointFailed", "in the run's first hour", {**ALIVE, "checkpoint_failed": "_x20 1x90"}, at="30m"),
+    silent(
+        "CheckpointFailed", "before Prometheus was away", {**GAP, "checkpoint_failed": "_x20 1x80 _x60 1x60"}, at="190m"
+    ),
+    silent("CheckpointFailed", "before Prometheus was there", {**ALIVE, "checkpoint_failed": "1x90"}, at="30m"),
+    fires("CheckpointFailed", "after Prometheus was away", {**GAP, "checkpoint_failed": "_x170 1x60"}, at="190m"),
     silent("CheckpointFailed", "two hours ago", {**ALIVE, "checkpoint_failed": "_x40 1x200"}, at="160m"),
     fires("StorageFailing", "it took no lines", {**ALIVE, "storage_failed": "_x40 1x90"}),
     silent("StorageFailing", "two hours ago", {**ALIVE, "storage_failed": "_x40 1x200"}, at="160m"),
