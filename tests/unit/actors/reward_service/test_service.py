@@ -312,7 +312,7 @@ async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_
     group = group.with_columns(columns, of_columns)
     (whole,) = map(validate, joined(group.pieces))
     assert whole["reward"].to_pylist() == [1.0, 0.5] and whole["reference_logprobs"].to_pylist() == [[-1.0], [-1.0] * 3]
-    told = replace(group.summary, size_bytes=whole.nbytes, part_stats={})
+    told = replace(group.summary, size_bytes=whole.nbytes, part_stats={}, is_chosen=False)
     assert told == summarize(whole)
     assert group.summary.size_bytes == sampled.nbytes + judged.nbytes + columns.nbytes, (
         "of the whole, which stays there"
