@@ -77,6 +77,10 @@ class Learner(Protocol):
         """Indices of the groups that went with a node."""
         ...
 
+    def rate(self, metric: float) -> None:
+        """What the current version was evaluated at: a run that is stopped before the next step saves it so."""
+        ...
+
     def is_save_due(self) -> bool: ...
 
     async def save(self, metric: float | None) -> None:
@@ -249,6 +253,7 @@ async def train(
             if evaluator and is_evaluated:
                 timesheet.enter("evaluation", step=version)
                 held_out = await evaluator.run(rollouts, version=version, log=log)
+                learner.rate(held_out["eval/reward"])
             ends.tell(stats, sent, metrics | held_out)
             if not config.rollout.colocated:
                 ends.let_start(sent)

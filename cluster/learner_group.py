@@ -87,6 +87,8 @@ class LearnerGroup:
         self._evaluations: dict[int, float | None] = {}
         """By version, what `save` was given: a save that a death broke off is made again."""
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
+        self._rating: tuple[int, float | None] = (0, None)
+        """The last version that was evaluated, and its metric."""
         """The step that the ranks were asked for last, and what its groups are."""
         self._trajectories = ""
         """The file of that step's."""
@@ -178,6 +180,10 @@ class LearnerGroup:
         if self._ranks:
             with contextlib.suppress(TreadwheelError):
                 await self._ranks[0].call("give_up", group, deadline_s=_GIVE_UP_S)
+
+    def rate(self, metric: float) -> None:
+        """What the current version was evaluated at, whether or not it is saved."""
+        self._rating = self.version, metric
 
     def is_save_due(self) -> bool:
         return self._saving.is_due(self.version)
@@ -304,7 +310,8 @@ class LearnerGroup:
         await self._finish_saving()
         self._saving.note_save()
         await self._begin_turn(ends_with_broadcast=False)
-        metric, (step, summaries) = self._evaluations.get(self._held), self._asked
+        (rated, rating), (step, summaries) = self._rating, self._asked
+        metric = self._evaluations.get(self._held, rating if rated == self._held else None)
         if metric is None and step == self._held:
             metric = self._saving.metric_of(summaries)
         provenance = await asyncio.to_thread(self._provenance, self._held)

@@ -459,7 +459,7 @@ def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:
 def is_success(reward: float, *, at: float) -> bool:
     """Whether the reward is `at` or more, as the run file adds it up: 0.7 + 0.29 + 0.01 are a bit less than 1 in floating point, and what
     the steps of an episode earned is kept with 7 digits."""
-    return reward >= at - 1e-6 * max(1.0, abs(at))
+    return reward >= at - 1e-6 * abs(at)
 
 
 def sample_seed(group_seed: int, sample_index: int) -> int:

@@ -81,8 +81,10 @@ def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: st
     """Of two values in one command hydra takes the later one. Sets `variables`."""
     found: dict[str, Any] = {}
     unknown: list[str] = []
+    has_begun = False
     for word in _expanded(words, variables):
-        if _VARIABLE.fullmatch(word):
+        has_begun = has_begun or word == "-m" or bool(found)  # before that stand options of what starts the program
+        if has_begun and _VARIABLE.fullmatch(word):
             unknown.append(word)
         said = WORD.fullmatch(word)
         if said is None:

@@ -90,7 +90,13 @@ def token_texts(run: Run) -> TokenTexts | None:
 @functools.lru_cache(maxsize=8)
 def _read(folder: str, version: str) -> TokenTexts:
     """`version` is that of the file: a run that was begun anew may have another tokenizer at the same place."""
-    return TokenTexts(Storage(folder).read_text(_FILE))
+    return _parsed(Storage(folder).read_text(_FILE))
+
+
+@functools.lru_cache(maxsize=2)
+def _parsed(text: str) -> TokenTexts:
+    """Checkpoints of a run have the same."""
+    return TokenTexts(text)
 
 
 def _model_in(directory: RunDirectory, folder: str) -> str:

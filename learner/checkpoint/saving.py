@@ -76,13 +76,14 @@ class Saver:
         self._small: dict[str, SmallState] = {"objective": objective, "optimizer": optimizer, "guard": guard}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
-        self._written: tuple[str, int] | None = None
-        """Folder and version of the last checkpoint that all ranks wrote; None after a restore."""
+        self._written: tuple[str, int, float | None] | None = None
+        """Folder, version and rating of the last checkpoint that all ranks wrote; None after a restore."""
 
     def save(self, directory: str, *, policy_version: int, extra: Mapping[str, Any]) -> None:
         """The checkpoint is on the disk when this returns. Raises CheckpointError when it is not, or when the one before is not.
 
-        One that is on the disk stays as it is: a run that is stopped in a save asks for it again.
+        One that is on the disk stays as it is, unless its rating (`metric` of `extra`) has come since: a run that is stopped in a save asks
+        for it again.
         """
         self._save(directory, policy_version=policy_version, extra=extra, by=self._write)
 
@@ -98,7 +99,9 @@ class Saver:
             self.finish()
         except CheckpointError as error:  # on every rank: this version is saved also where the one before could not be
             failed = error
-        if self._written != (directory, policy_version):
+        *written, rated = self._written or (None, None)
+        is_there = written == [directory, policy_version] and extra.get("metric") in (None, rated)
+        if not is_there:
             by(self._snapshot(directory, policy_version=policy_version, extra=extra))
         if failed is not None:
             raise failed
@@ -187,7 +190,7 @@ class Saver:
                 own = self._together(directory, lambda: self._write_own(snapshot, target))
                 manifest = snapshot.manifest.sealed(self._of_all_ranks(own))
                 self._together(directory, lambda: self._commit(target, manifest) if is_first else None)
-            self._written = directory, snapshot.manifest.policy_version
+            self._written = directory, snapshot.manifest.policy_version, snapshot.manifest.metric
         finally:
             target.close()
 

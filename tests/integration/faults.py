@@ -38,7 +38,8 @@ _QUIET_START_S = 20.0
 """From the launch until all actors of `write_run` serve."""
 _NOT_MATHEMATICS = (
     *("time", "speed/", "buffer/", "engine/", "weights/", "rollout/", "supervision/", "cost/"),
-    "staleness/bound",  # a step that is learned again does not tell it
+    # A step that is learned again does not tell them; the failures are those of a selection's candidates.
+    *("staleness/bound", "reward/num_errors", "reward/num_timeouts"),
 )
 """Metrics that say how long, how fast, or who was there. All others of a deterministic run are equal whenever it is repeated."""
 _WHERE_AND_WHEN = ("run_id", "worker", "model_seconds", "started_at", "finished_at")

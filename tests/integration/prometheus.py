@@ -46,11 +46,12 @@ class Prometheus:
 
     def num_missed(self, name: str, *, run: str) -> int:
         """Since it was first there: most scrapes of its target in a row that went well and did not bring it."""
+        went_well = self.query("up[1h]")  # before the series: what is scraped in between is no miss
         found = self.query(f'{name}{{run="{run}"}}[1h]')
         (instance,) = {series["metric"]["instance"] for series in found}
         times = _times(found)
-        went_well = self.query(f'up{{instance="{instance}"}}[1h]')
-        scraped = [at for series in went_well for at, value in series["values"] if value == "1"]
+        targets = [series for series in went_well if series["metric"]["instance"] == instance]
+        scraped = [at for series in targets for at, value in series["values"] if value == "1"]
         ends = [*times[1:], math.inf]
         return max(sum(first < at < last for at in scraped) for first, last in zip(times, ends, strict=True))
 
@@ -126,11 +127,11 @@ def webhook() -> Iterator[Webhook]:
         server.shutdown()
 
 
-def eventually(condition: Callable[[], bool], *, within_s: float, what: str) -> None:
-    """Asks every half second."""
+def eventually(condition: Callable[[], bool], *, within_s: float, what: Callable[[], object]) -> None:
+    """Asks every half second. `what` says what there is instead."""
     deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what()}"
         time.sleep(0.5)
 
 

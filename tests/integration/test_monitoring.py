@@ -164,7 +164,7 @@ def test_every_series_of_the_run_is_there_at_every_scrape(watched):
     assert len(began) > 80
     names = {name: f"ray_{exported_name(name)}" for name in began}
     missing = lambda: [name for name in began if not watched.prometheus.times(names[name], run=RUN)]
-    eventually(lambda: not missing(), within_s=120, what=f"{missing()} of {len(began)} in Prometheus")
+    eventually(lambda: not missing(), within_s=120, what=missing)
     for name, at in began.items():
         times = watched.prometheus.times(names[name], run=RUN)
         num_missed = watched.prometheus.num_missed(names[name], run=RUN)
@@ -176,7 +176,7 @@ def test_prometheus_sees_all_that_ray_tells_of_with_its_token(watched):
     def health() -> list[str]:
         return [target["health"] for target in watched.prometheus.ask("targets")["activeTargets"]]
 
-    eventually(lambda: health() == ["up"] * 3, within_s=120, what=str(health()))
+    eventually(lambda: health() == ["up"] * 3, within_s=120, what=health)
 
 
 def test_every_query_of_the_dashboard_is_answered_and_what_is_excused_is_not(watched):
@@ -212,7 +212,7 @@ def test_a_driver_that_is_killed_reaches_a_webhook_as_an_alert(watched):
         return [alert for alert in alerts if datetime.fromisoformat(alert["startsAt"]).timestamp() > killed_at]
 
     watched.driver.send(signal.SIGKILL)
-    eventually(lambda: bool(firing()), within_s=300, what=name)
+    eventually(lambda: bool(firing()), within_s=300, what=lambda: watched.webhook.alerts(name))
     (alert, *_) = firing()
     assert alert["labels"]["run"] == RUN
     assert alert["annotations"]["summary"].startswith(f"{RUN}: its driver failed")

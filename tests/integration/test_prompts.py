@@ -45,7 +45,7 @@ def undisturbed(file) -> Run:
 def resumed(file) -> Run:
     run = Run(file.parent / "resumed")
     with run.start(file) as driver:
-        until(lambda: run.num_recorded() >= 2, process=driver)
+        until(lambda: run.num_steps() == run.num_recorded() >= 2, process=driver)  # it samples
         run.kill_driver()
     return run.to_end(file)
 

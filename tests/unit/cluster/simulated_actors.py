@@ -223,6 +223,8 @@ class Learner:
         }
         return [Ref("bucket"), Ref(manifest)]
 
+    def rate(self, metric: float) -> None: ...
+
     def is_save_due(self) -> bool:
         return False
 

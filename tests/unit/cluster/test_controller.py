@@ -37,6 +37,7 @@ class Scene:
         self.learned: list[list[int]] = []
         self.again: list[int] = []
         self.saved: list[int] = []
+        self.rated: list[tuple[int, float]] = []
         self.num_unwritten = 0
         """Steps that a save came before the writing of."""
         self._mismatch, self._lost, self._age = differs_by, set(lost), age
@@ -107,6 +108,9 @@ class Scene:
 
     async def lost(self, groups: Any) -> set[int]:
         return {index for index, _ in groups} & self._lost
+
+    def rate(self, metric: float) -> None:
+        self.rated.append((self.version, metric))
 
     def is_save_due(self) -> bool:
         return self.version in (2, 3)

@@ -536,6 +536,19 @@ async def test_a_save_in_the_background_that_went_with_an_idle_rank_is_made_agai
     assert scene.group.saved_version == 2 and scene.group.saved_metric == 0.5
 
 
+async def test_a_run_that_is_stopped_after_an_evaluation_saves_the_step_with_it():
+    """Seen in review: a step that is evaluated and not due for a save was saved unrated, and evaluated once more when the run went on."""
+    scene = Scene(evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(1)
+    scene.group.rate(0.5)
+    await scene.stopped()
+    assert scene.metrics[1] == 0.5
+    await scene.learn(1)
+    await scene.stopped()
+    assert scene.metrics[2] is None
+
+
 @pytest.mark.parametrize("metric", [None, 0.5])
 async def test_a_checkpoint_says_after_a_restart_whether_it_was_evaluated(metric: float | None):
     scene = Scene(evaluation={"prompts": "file"})

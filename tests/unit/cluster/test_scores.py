@@ -25,6 +25,10 @@ def test_a_reward_whose_parts_add_up_to_the_threshold_reaches_it(reward):
     assert reward != 1.0 and found((reward,), (0.9999,))["eval/accuracy"] == 0.5
 
 
+def test_nothing_is_no_success_where_anything_is():
+    assert found((0.0,), (1e-9,), success_at=1e-9)["eval/accuracy"] == 0.5
+
+
 def test_pass_at_k_is_one_minus_the_draws_without_a_success():
     """Of 4 samples 1 is right: 2 draws miss it in C(3,2) of C(4,2) ways."""
     assert [pass_at_k(4, 1, k) for k in (1, 2, 4)] == [1 / 4, 1 / 2, 1.0]

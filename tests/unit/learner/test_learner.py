@@ -565,7 +565,7 @@ def test_a_version_that_is_saved_is_not_written_over_when_it_is_asked_for_again(
     learner = Learner(make_config(model_path, checkpoint={"asynchronous": asynchronous}))
     place = tmp_path / "step-000001"
     learner.update(*_groups(learner))
-    for metric in (0.5, None):  # the second is not evaluated
+    for metric in (None, 0.5, None):  # it is evaluated after its first save, and asked for without that
         learner.save(str(place), {"metric": metric})
     learner.finish_saving()
     assert verify(Place.of(place)).metric == 0.5

@@ -463,6 +463,11 @@ def test_an_unknown_variable_among_settings_is_refused(tmp_path, text):
     assert "is not resolved; write its words in its place" in said and "$HOME" not in said
 
 
+def test_options_of_what_starts_the_program_are_no_settings(tmp_path):
+    text = 'ray job submit --working-dir "${WORKING_DIR:-$PWD}" -- python3 -m verl.trainer.main_ppo a.b=1'
+    assert words_of(tmp_path, text) == {"a.b": 1}
+
+
 def test_words_of_an_array_are_settings_from_bracket_to_bracket(tmp_path):
     text = """MORE=(a.b=1  # (the first)
     "a.c=[x, y]" a.d=$((2 * (1 + 3))))
