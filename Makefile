@@ -1,5 +1,5 @@
 # Every target does its own set-up in .venv, again only when pyproject.toml or the installer changed. `make help` lists the targets.
-# Tests run on two processes: unit tests with a thread each; integration tests and long proofs, which wait for much that starts, file by
+# Unit tests run on three processes, with a thread each, since many wait for deadlines; integration tests and long proofs on two, file by
 # file. Proofs marked `alone` promise a time, for which they need both cores.
 SHELL := /bin/bash
 # Modules are compiled once, and not by every process of every test.
@@ -11,7 +11,7 @@ STAMP := .venv/.installed-$(FLAVOUR)-$(shell cat pyproject.toml deploy/install.s
 
 PYTEST := $(BIN)/python -m pytest -q
 INTEGRATION := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration
-FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 2 tests/unit tests/contracts
+FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 3 tests/unit tests/contracts
 
 .PHONY: install constraints train test acceptance test-all test-fast test-gpu learn-check check format bench docs site help
 .DEFAULT_GOAL := train

@@ -10,7 +10,7 @@ from tests.unit.cluster.nature import NUM_HELD_OUT, PER_GROUP, Nature
 from tests.unit.cluster.simulated_time import run_simulated
 from tests.unit.cluster.simulation import World
 
-NUM_SCHEDULES = 1000 if os.environ.get("CI") else 100
+NUM_SCHEDULES = 500 if os.environ.get("CI") else 100
 _PER_TEST = 50
 _LONGEST_STARVED_S = 10.0
 """An aborted group leaves its worker up to two seconds before its place is free; all else happens at once."""

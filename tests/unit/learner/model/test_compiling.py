@@ -21,7 +21,6 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma3": {},
     "adapters": {"lora": {"rank": 2}},
     "checkpointed": {"activation_checkpointing": True},
-    "flash": {},
     "flash, checkpointed": {"activation_checkpointing": True},
     "flash, adapters": {"lora": {"rank": 2}},
 }
