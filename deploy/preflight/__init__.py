@@ -90,7 +90,7 @@ def check(
             *((("model", "computes in", chosen),) if chosen else ()),
             *report.batch_rows(config),
             *report.prompt_rows(config, source, looks),
-            *report.limit_rows(config.evaluation.prompts, held_out_looks, "held-out prompts"),
+            *report.held_out_rows(config, source, held_out, held_out_looks),
             *chat.chat_rows(formatter),
             *environments.environment_rows(config, played or {}),
             *(environments.world_rows(config, source, formatter) if plays and config.has_episodes else ()),

@@ -95,6 +95,19 @@ def unseen_sources(source: PromptSource, config: RunConfig) -> str | None:
     )
 
 
+def trained_on(source: PromptSource, held_out: PromptSource) -> str | None:
+    """A sentence for people where most of the first held-out prompts are among the first that the run trains on. Where all are the same
+    one, their groups' seeds make them differ."""
+    trained, looked_at = {_words(prompt) for prompt in firsts(source)}, firsts(held_out)
+    num_both = sum(_words(prompt) in trained for prompt in looked_at)
+    if len(trained) == 1 or 2 * num_both <= len(looked_at):
+        return None
+    return (
+        f"{num_both} of the first {len(looked_at)} held-out prompts are among the first that the run trains on; give evaluation.prompts "
+        "another split, file or seed"
+    )
+
+
 def check_demonstrations(config: RunConfig) -> None:
     """Raises ConfigError for demonstrations of which those of the first update cannot be learned from."""
     from deploy.cluster_up.factories import demonstrations
@@ -170,6 +183,10 @@ def firsts(source: PromptSource) -> list[Prompt]:
 
 def _room(config: RunConfig, formatter: "ChatFormatter", room: int) -> str:
     return f"the {room} for which the context of {formatter.max_context} has room beside sampling.max_tokens={config.sampling.max_tokens}"
+
+
+def _words(prompt: Prompt) -> tuple[str | None, str]:
+    return prompt.text, str(prompt.messages)
 
 
 def _num_bytes(prompt: Prompt) -> int:

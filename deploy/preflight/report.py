@@ -14,7 +14,7 @@ from cluster.rollouts.mixture import Mixture
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
 from deploy.preflight.machine import GIB, Memory
-from deploy.preflight.prompts import Looks, unseen_sources
+from deploy.preflight.prompts import Looks, trained_on, unseen_sources
 
 if TYPE_CHECKING:
     from actors.reward_model import Reading
@@ -81,6 +81,12 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
     if config.reference.by_source and (note := unseen_sources(mixture, config)):
         yield "prompts", "note", note
     yield "prompts", "chat template", "applied" if looks.is_templated else "not applied: the text is sent as it is"
+
+
+def held_out_rows(config: RunConfig, mixture: Mixture, held_out: Mixture | None, looks: Looks | None) -> Rows:
+    yield from limit_rows(config.evaluation.prompts, looks, "held-out prompts")
+    if held_out is not None and (note := trained_on(mixture, held_out)):
+        yield "held-out prompts", "note", note
 
 
 def limit_rows(prompts: PromptsConfig | None, looks: Looks | None, section: str) -> Rows:

@@ -11,12 +11,14 @@ import pytest
 from rich.console import Console
 
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.types import Prompt
 from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
 from deploy.preflight import check, check_assumed, check_learning
 from deploy.preflight.hardware import parse
+from deploy.preflight.prompts import trained_on
 from learner.checkpoint import writing
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.object_store import s3
@@ -507,6 +509,15 @@ def test_long_held_out_prompts_are_counted_too_and_those_after_them_looked_at(tm
     held_out = f"{{name: file, path: {tmp_path / 'prompts.jsonl'}, max_prompt_tokens: 30, on_long_prompt: drop}}"
     config = run(tmp_path, model, f"evaluation.prompts={held_out}", "evaluation.num_prompts=1", rows=LONG[1:])
     assert "held-out prompts beyond 30 tokens 1 dropped, 0 truncated" in " ".join(shown(config).split())
+
+
+def test_held_out_prompts_that_the_run_trains_on_are_a_note():
+    """Seen in review: a source of numbers without a seed or a split of its own gives the same ones twice."""
+    source = [Prompt(prompt_id=f"a/{index}", text=f"{index} + 1 =") for index in range(6)]
+    others = [Prompt(prompt_id=f"b/{index}", text=f"{index} + 2 =") for index in range(6)]
+    assert trained_on(source, source[::-1]).startswith("6 of the first 6 held-out prompts are among the first that")
+    assert trained_on(source, [*others[:3], *source[:3]]) is None
+    assert trained_on(source[:1] * 6, source[:1] * 6) is None, "an environment makes tasks of seeds"
 
 
 @pytest.mark.parametrize(
