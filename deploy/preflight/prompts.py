@@ -16,8 +16,9 @@ from cluster.contracts.types import Prompt
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
 
-_SCAN_S = 2.0
-"""Longest look at the prompts' lengths: all of a file's, some thousands of a generated source."""
+_SCAN_S = 0.5
+"""Longest look at the prompts' lengths, for which every start waits: thousands of a file's, a thousand of a generated source. Those after
+them are looked at when they are sampled."""
 _NUM_LOOKED_AT = 100
 """Prompts whose columns are looked at."""
 

@@ -89,7 +89,7 @@ def test_groups_wait_while_the_runs_own_server_is_replaced_and_no_reward_fails(m
     file = write_run(
         tmp_path,
         make_tiny_model(tmp_path / "model"),
-        num_steps=8,
+        num_steps=5,
         deterministic=False,
         algorithm={},
         reward={
@@ -105,17 +105,17 @@ def test_groups_wait_while_the_runs_own_server_is_replaced_and_no_reward_fails(m
     )
     run = Run(tmp_path / "run")
     with run.start(file) as driver:
-        until(lambda: run.num_steps() >= 2, process=driver)
+        until(lambda: run.num_steps() >= 1, process=driver)
         children = psutil.Process(run.pid("server-grader-0")).children(recursive=True)
         assert run.strike("server-grader-0")
         _, alive = psutil.wait_procs(children, timeout=120)
         assert len(children) >= 3 and not alive
         assert driver.exit_code() == 0, driver.output
         assert not driver.left_behind()
-    assert run.num_steps() == 8 and run.problems() == ()
+    assert run.num_steps() == 5 and run.problems() == ()
     assert [event["actor"] for event in run.events("recovery")] == ["server-grader-0"]
     assert not run.events("reward_failure")
     rows = [row for table in run.trajectories().values() for row in table.to_pylist()]
-    assert len(rows) == 8 * 16 and all(dict(row["reward_components"])["good"] in (0.0, 1.0) for row in rows)
+    assert len(rows) == 5 * 16 and all(dict(row["reward_components"])["good"] in (0.0, 1.0) for row in rows)
     # The token stands in the servers' URLs alone.
     assert not [each for each in run.path.rglob("*") if each.is_file() and b"http://:" in each.read_bytes()]

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.acceptance,
     pytest.mark.timeout(1800),
 ]
-NUM_NOTICES = 2
+NUM_NOTICES = 1
 """Of the deaths of spot pods, which are twice as many."""
 MANIFEST = {each["kind"]: each for each in yaml.safe_load_all((ROOT / "deploy/kubernetes/quickstart.yaml").read_text())}
 SHORT = (
