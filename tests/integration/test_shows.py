@@ -102,9 +102,3 @@ def test_it_learns_to_walk_by_what_each_step_earns(tmp_path):
     assert mean(steps[:1], "environment/grid/arrived") < 0.2
     assert mean(steps[-3:], "environment/grid/arrived") >= 0.5
     assert mean(steps[-3:], "reward/mean") >= mean(steps[:1], "reward/mean") + 0.5
-
-
-def test_where_steps_are_paid_for_those_of_another_walk_it_does_not_learn_to_walk(tmp_path):
-    anothers = "algorithm.advantage={name: 'tests.integration.credit:earned_by_another', lambda_: 0.9}"
-    steps, _ = trained("grid", tmp_path / "run", anothers)
-    assert mean(steps[-3:], "environment/grid/arrived") < 0.2

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tests.integration.credit import MARK, Marking, behind_the_mark, earned_by_another, marked_note
+from tests.integration.credit import MARK, Marking, behind_the_mark, marked_note
 from tests.unit.actors.environments.played import ScriptedEpisode, play
 
 
@@ -34,11 +34,3 @@ def test_tokens_up_to_the_mark_have_no_advantage():
     advantages_NT = torch.tensor([[0.5, 0.5, 0.5, 0.5], [-0.5, -0.5, 0.0, 0.0]])
     kept_NT = behind_the_mark(advantages_NT, token_rewards_NT=token_rewards_NT)
     assert kept_NT.tolist() == [[0.0, 0.0, 0.5, 0.5], [0.0, -0.5, 0.0, 0.0]]
-
-
-def test_a_trajectory_is_credited_with_the_turns_of_another():
-    """Of two turns in the first row, and of one with two tokens in the second. λ is 1 and values are 0: advantages are rewards to go."""
-    rewards_NT = torch.tensor([[1.0, 0.0, 2.0], [0.0, 5.0, 0.0]])
-    mask_NT = torch.tensor([[True, False, True], [True, True, False]])
-    advantages_NT, _ = earned_by_another(rewards_NT, values_NT=torch.zeros(2, 3), loss_mask_NT=mask_NT, lambda_=1.0)
-    assert advantages_NT.tolist() == [[5.0, 0.0, 0.0], [3.0, 3.0, 0.0]]
