@@ -102,10 +102,7 @@ def test_with_a_learner_that_hangs_killed_and_resumed_it_equals_the_undisturbed_
     assert digest(run) == digest(undisturbed)
 
 
-def test_it_learns_from_another_runs_record(undisturbed, tmp_path):
-    run = Run(tmp_path / "run")
-    done = treadwheel("learn", undisturbed.path, QUICKSTART, f"run_dir={run.path}", *SMALL, "num_steps=1")
-    assert done.returncode == 0 and "learns from 64 groups" in done.stdout, done.stderr + done.stdout
+def test_another_configuration_is_refused_and_a_run_of_a_record_is_no_training(undisturbed, tmp_path):
     same = treadwheel("learn", undisturbed.path, QUICKSTART, f"run_dir={undisturbed.path}", *SMALL)
     assert same.returncode == 2 and "belongs to another configuration" in same.stderr
     train = treadwheel("train", QUICKSTART, f"run_dir={tmp_path / 'other'}", f"recorded={undisturbed.path}")

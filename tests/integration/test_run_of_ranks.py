@@ -15,22 +15,21 @@ from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
-WAYS: dict[str, dict[str, Any]] = {
-    "all weights and a critic's": {"algorithm": {"preset": "ppo", "value": {"learning_rate": 1e-3}}},
-    "LoRA in shared passes": {"learner__lora": {"rank": 4, "publish": "adapter"}},
+LEARNED: dict[str, Any] = {
+    "algorithm": {"preset": "ppo", "value": {"learning_rate": 1e-3}},
+    "learner__lora": {"rank": 4, "publish": "adapter"},
 }
+"""All weights of a critic, and adapters of the policy."""
 COMPARED = ("reward/mean", "learner/policy_logprob_mean", "learner/gradient_norm", "learner/tokens")
-TWO = ("learner.num_ranks=2", "learner.cpus_per_rank=0.5", "rollout.num_workers=2")
-MORE = {"LoRA in shared passes": ("learner.sequence_parallel_size=2",)}
+TWO = ("learner.num_ranks=2", "learner.cpus_per_rank=0.5", "learner.sequence_parallel_size=2", "rollout.num_workers=2")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_they_ended(way: str, tmp_path: Path):
+def test_two_ranks_that_share_passes_learn_what_one_learns_and_one_goes_on_where_they_ended(tmp_path: Path):
     model = make_tiny_model(tmp_path / "model")
     # A deterministic run is refused another number of ranks.
-    file = write_run(tmp_path, model, deterministic=False, num_steps=2, checkpoint__every_steps=1, **WAYS[way])
+    file = write_run(tmp_path, model, deterministic=False, num_steps=2, checkpoint__every_steps=1, **LEARNED)
     one = Run(tmp_path / "one").to_end(file, "num_steps=3")
-    two = Run(tmp_path / "two").to_end(file, *TWO, *MORE.get(way, ()))
+    two = Run(tmp_path / "two").to_end(file, *TWO)
     (started,) = two.events("started")
     # So short a run may end before its second worker is there.
     assert {"learner-0", "learner-1"} <= started["actors"].keys()
