@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -q
 INTEGRATION := $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/integration
 FAST := OMP_NUM_THREADS=1 $(PYTEST) -n 3 tests/unit tests/contracts
 
-.PHONY: install constraints train test acceptance test-all test-fast test-gpu learn-check check format bench docs site help
+.PHONY: install constraints train test acceptance exhaustive test-all test-fast test-gpu learn-check check format bench docs site help
 .DEFAULT_GOAL := train
 
 install: $(STAMP) ## .venv with everything, two to four minutes the first time; GPU=1 for NVIDIA GPUs
@@ -32,15 +32,18 @@ train: $(STAMP) ## the quickstart; RUN=guess trains deploy/runs/guess.yaml, ARGS
 	@$(BIN)/treadwheel train deploy/runs/$(RUN).yaml $(ARGS)
 
 # Two processes share the cores: threads of one that spin while they wait for each other take the other's time.
-test acceptance: export OMP_WAIT_POLICY := PASSIVE
+test acceptance exhaustive: export OMP_WAIT_POLICY := PASSIVE
 
 test: $(STAMP) ## unit and contract tests, golden vectors, integration tests: real clusters, two at a time
 	@$(FAST) tests/golden -m "not gpu"
-	@$(INTEGRATION) tests/gpu -m "not acceptance and not gpu"
+	@$(INTEGRATION) tests/gpu -m "not acceptance and not exhaustive and not gpu"
 
 acceptance: $(STAMP) ## the long proofs
-	@$(INTEGRATION) -m "acceptance and not alone and not gpu"
+	@$(INTEGRATION) -m "acceptance and not exhaustive and not alone and not gpu"
 	@$(PYTEST) tests/integration -m "alone and not gpu"
+
+exhaustive: $(STAMP) ## proofs that say again, on other runs, what those of CI say: six minutes
+	@$(INTEGRATION) -m "exhaustive and not gpu"
 
 test-all: test acceptance ## test and acceptance; .ci/run is check and this
 

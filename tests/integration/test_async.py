@@ -164,6 +164,7 @@ def test_a_mismatch_beyond_the_alarm_is_an_event_of_its_step(bound_1):
 
 
 @pytest.mark.acceptance
+@pytest.mark.exhaustive
 def test_a_bound_of_zero_equals_the_deterministic_loop_bit_for_bit(tmp_path_factory):
     file, undisturbed = undisturbed_run(tmp_path_factory)
     run = Run(tmp_path_factory.mktemp("bound-0") / "run").to_end(

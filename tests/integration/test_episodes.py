@@ -68,6 +68,7 @@ def test_the_learner_computes_what_the_engine_sampled_in_every_turn(run):
     assert run.problems() == ()
 
 
+@pytest.mark.exhaustive
 def test_a_deterministic_run_repeats_bit_for_bit(run, file):
     again = Run(file.parent / "again").to_end(file)
     assert_equal_bit_for_bit(run, again, steps=range(1, STEPS + 1))

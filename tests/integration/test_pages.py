@@ -3,6 +3,7 @@
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,13 @@ def finished(tmp_path_factory) -> Path:
     return folder.path / "runs/mine"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, blocks_of(page)))])
+def marked(page: str) -> Any:
+    """Two starters are as the others."""
+    twins = (f"deploy/starters/{kind}/README.md" for kind in ("code", "judge"))
+    return pytest.param(page, marks=pytest.mark.exhaustive if page in twins else ())
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES if any(map(is_run, blocks_of(page)))])
 def test_a_page_does_what_it_says(page, tmp_path, request):
     folder, blocks = Folder(tmp_path), blocks_of(page)
     for name in runs_found(blocks):

@@ -119,6 +119,7 @@ def test_its_checkpoint_scores_in_an_evaluation_as_it_did_in_the_run(finished):
     assert accuracy == pytest.approx(finished.json("summary.json")["eval_last"], abs=0.01)
 
 
+@pytest.mark.exhaustive
 def test_its_model_teaches_an_untrained_one_without_any_reward(finished, tmp_path):
     """On-policy distillation: the reverse KL to the teacher falls, and the reward, which nothing reads, rises with it."""
     teacher = max((finished.run_dir / "checkpoints").glob("step-*")) / "model"

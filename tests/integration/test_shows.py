@@ -57,6 +57,7 @@ def test_it_learns_to_guess_by_what_it_is_told(guessed):
     assert treadwheel("verify", run_dir).returncode == 0
 
 
+@pytest.mark.exhaustive
 def test_where_the_answers_are_noise_what_it_learnt_is_no_better_than_blind(guessed, tmp_path):
     """Nor what it goes on to learn from them."""
     *_, last = sorted((guessed[0] / "checkpoints").iterdir())
@@ -74,6 +75,7 @@ def test_it_learns_to_ask_the_calculator(tmp_path):
         assert mean(steps[-2:], metric) >= 0.9
 
 
+@pytest.mark.exhaustive
 def test_a_broken_calculator_is_asked_less_and_less(tmp_path):
     steps, _ = trained("calculator", tmp_path / "run", "environment.tool=broken")
     assert mean(steps[-2:], "environment/calculator/called") < 0.5 * mean(steps[:1], "environment/calculator/called")

@@ -77,6 +77,7 @@ def test_a_page_says_that_its_run_ended_and_that_the_viewer_went_away(browser, t
 
 @pytest.mark.ray
 @pytest.mark.engine
+@pytest.mark.exhaustive
 def test_a_real_worker_that_is_killed_turns_red_and_green_again(browser, tmp_path):
     file = write_run(tmp_path, make_tiny_model(tmp_path / "model"), num_steps=100_000, deterministic=False)
     run = Run(tmp_path / "run")
