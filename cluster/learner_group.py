@@ -87,9 +87,9 @@ class LearnerGroup:
         self._evaluations: dict[int, float | None] = {}
         """By version, what `save` was given: a save that a death broke off is made again."""
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
+        """The step that the ranks were asked for last, and what its groups are."""
         self._rating: tuple[int, float | None] = (0, None)
         """The last version that was evaluated, and its metric."""
-        """The step that the ranks were asked for last, and what its groups are."""
         self._trajectories = ""
         """The file of that step's."""
         self._saving = saving

@@ -121,10 +121,8 @@ def _prompts(given: Given) -> Made:
     given.note("A data set of the hub needs the commit too: prompts.revision.")
     config = given["dataset_config"]
     prompts = {"name": "dataset", "path": path, "split": given["dataset_train_split"]}
-    prompts |= {
-        "column": "prompt",
-        "text_as": "text",
-    }  # a text is tokenized as it is there, messages through the template
+    # There a text is tokenized as it is, and messages go through the template.
+    prompts |= {"column": "prompt", "text_as": "text"}
     return {"prompts": prompts | ({} if config is None else {"config": config})}
 
 

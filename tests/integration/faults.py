@@ -238,6 +238,10 @@ class Run:
         launched, started = (self.events(kind)[0]["time"] for kind in ("launched", "started"))
         return max(1.0, (started - launched) / _QUIET_START_S)
 
+    def has_recovered(self, actor: str) -> bool:
+        """Another one has served in its place, at least once."""
+        return any(event["actor"] == actor for event in self.events("recovery"))
+
     def recovery_seconds(self) -> dict[str, list[float]]:
         """By actor kind, from the failure that was noticed to the replacement that serves."""
         found: dict[str, list[float]] = {}

@@ -47,7 +47,7 @@ def test_deaths_of_either_side_and_a_ctrl_c_change_nothing(undisturbed, tmp_path
         for number, actor in enumerate(("learner-0", "rollout-0")):
             until(lambda number=number: run.num_steps() > number, process=process)
             until(partial(run.strike, actor), process=process)
-            until(lambda actor=actor: _is_healed(run, actor), process=process)
+            until(lambda actor=actor: run.has_recovered(actor), process=process)
         process.press_ctrl_c()
         assert process.exit_code() == 130, process.output
         assert process.left_behind() == [] and "Traceback" not in process.output
@@ -55,7 +55,3 @@ def test_deaths_of_either_side_and_a_ctrl_c_change_nothing(undisturbed, tmp_path
     run.to_end(file, "rollout.colocated=true")
     assert run.problems() == ()
     assert_equal_bit_for_bit(other, run, steps=range(1, 13), published=[12], checkpoint=12)
-
-
-def _is_healed(run: Run, actor: str) -> bool:
-    return any(event["actor"] == actor for event in run.events("recovery"))

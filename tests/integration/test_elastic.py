@@ -51,7 +51,7 @@ def elastic(tmp_path_factory) -> Run:
         end(nodes, second)
         until(lambda: _failed(run, "rollout-2"), process=driver)
         third = nodes.add_node(num_cpus=4)
-        until(lambda: any(event["actor"] == "rollout-2" for event in run.events("recovery")), process=driver)
+        until(lambda: run.has_recovered("rollout-2"), process=driver)
 
         announce_end(nodes, third)
         until(lambda: "rollout-2" in _left(run), process=driver)

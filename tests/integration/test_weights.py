@@ -233,14 +233,14 @@ def test_in_mid_broadcast_a_worker_dies_and_joins_again_then_the_learner_dies_an
         earlier = run.events("failure")
         stand_still_in_mid_broadcast(run, "rollout-1", while_newer="rollout-0", process=driver)
         assert run.strike("rollout-1")
-        until(lambda: _recovered(run, "rollout-1"), process=driver)
+        until(lambda: run.has_recovered("rollout-1"), process=driver)
         goes_on_from = run.num_steps()
         until(lambda: run.num_steps() >= goes_on_from + 2, process=driver)
         stand_still_in_mid_broadcast(run, "rollout-1", while_newer="learner-0", process=driver)
         held = run.num_steps()
         assert run.strike("learner-0")
         assert run.strike("rollout-1", signal.SIGCONT)
-        until(lambda: _recovered(run, "learner-0"), process=driver)
+        until(lambda: run.has_recovered("learner-0"), process=driver)
         until(lambda: run.num_steps() >= held + 4, process=driver)
         driver.press_ctrl_c()
         assert driver.exit_code() == 130, driver.output
@@ -269,7 +269,3 @@ def _two_workers_over_groups(folder: Path) -> Iterator[tuple[Run, Background]]:
     with run.start(file) as driver:
         until(lambda: run.num_steps() >= 2 and {"rollout-0", "rollout-1"} <= run.samplers(), process=driver)
         yield run, driver
-
-
-def _recovered(run: Run, actor: str) -> bool:
-    return any(event["actor"] == actor for event in run.events("recovery"))
