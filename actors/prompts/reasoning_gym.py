@@ -10,9 +10,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-import reasoning_gym as gym
-from reasoning_gym.factory import DATASETS
-
+from actors.gym import DATASETS, gym
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
 

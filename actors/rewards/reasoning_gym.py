@@ -5,8 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from reasoning_gym.utils import extract_answer
-
+from actors.gym import extract_answer
 from actors.prompts.reasoning_gym import make_task
 from cluster.contracts.errors import DataError
 

@@ -5,6 +5,7 @@ belong to the thread that makes them.
 """
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
@@ -461,7 +462,20 @@ def _register_architecture(vllm: Any, model: ModelConfig) -> None:
             vllm.ModelRegistry.register_model(name, known.load_model_cls())
 
 
-def _prepare_process(*, num_threads: int, compiles: bool, dtype: str) -> None:
+def import_all() -> None:
+    """What an eager engine on CPUs imports, for engines in processes that are forked of this one."""
+    _prepare_imports(compiles=False)
+    with _no_compiler():
+        for module in (
+            "vllm.v1.engine.llm_engine",
+            "vllm.exceptions",
+            "vllm.sampling_params",
+            "vllm.v1.worker.cpu_worker",
+        ):
+            importlib.import_module(module)
+
+
+def _prepare_imports(*, compiles: bool) -> None:
     """Settings that vLLM and torch read from the environment when they are imported. What the user has set stays."""
     defaults = {
         # The engine's core in this process: it starts in seconds, and weights reach it without a copy.
@@ -469,23 +483,33 @@ def _prepare_process(*, num_threads: int, compiles: bool, dtype: str) -> None:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
-        "OMP_NUM_THREADS": str(num_threads),
         # Torch asks the system for huge pages: each load of weights takes their memory afresh, page after page.
         "THP_MEM_ALLOC_ENABLE": "1",
         # Of an engine of several processes on CPUs: vLLM would want a NUMA node for each, and bind those of every engine to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    if dtype == "float32":
-        # Attention in float32 is Triton's on GPUs, which rounds factors to TF32's 10 bits unless it is told not to.
-        defaults["TRITON_F32_DEFAULT"] = "ieee"
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
     if not compiles:
         # Eager vLLM would compile one function of its sampler with a C++ compiler, for 15 s on a first start, and gains nothing.
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        defaults["TORCHDYNAMO_DISABLE"] = "1"
+    _set_in_environment(defaults)
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
+    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
+
+
+def _prepare_process(*, num_threads: int, compiles: bool, dtype: str) -> None:
+    """As `_prepare_imports`, for one engine."""
+    _prepare_imports(compiles=compiles)
+    _set_in_environment({"OMP_NUM_THREADS": str(num_threads)})
+    if dtype == "float32":
+        # Attention in float32 is Triton's on GPUs, which rounds factors to TF32's 10 bits unless it is told not to.
+        _set_in_environment({"TRITON_F32_DEFAULT": "ieee"})
+    if not compiles:
         torch._dynamo.config.disable = True
     # vLLM replaces set_num_threads by one that does nothing but complain, so a second engine in a process keeps the first one's.
     if torch.get_num_threads() != num_threads:
         torch.set_num_threads(num_threads)
+
+
+def _set_in_environment(defaults: dict[str, str]) -> None:
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

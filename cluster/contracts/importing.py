@@ -1,4 +1,4 @@
-"""Imports of large libraries, spared the garbage collector.
+"""Imports of large libraries, spared the garbage collector, or left for later.
 
 Hundreds of thousands of objects of torch, transformers and vLLM live as long as their process. Python walks all of them again and again
 while more come, a fifth of the time of an import, and half a second for every full collection afterwards.
@@ -6,10 +6,14 @@ while more come, a fifth of the time of an import, and half a second for every f
 
 import contextlib
 import gc
+import importlib
 import importlib.metadata
 import re
+import sys
+import types
 from collections import defaultdict
 from collections.abc import Generator
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -35,6 +39,20 @@ def importing_for_good() -> Generator[None]:
     with importing():
         yield
     gc.freeze()
+
+
+class _Postponed(types.ModuleType):
+    """Stands for a module until something of it is used."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), attribute)
+
+
+def postpone(module: str) -> None:
+    """Whoever says `import module` from now on imports it when something of it is first used."""
+    sys.modules.setdefault(module, _Postponed(module))
 
 
 def packages_distributions() -> dict[str, list[str]]:

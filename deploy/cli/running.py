@@ -70,6 +70,7 @@ def _train(
         from deploy.durations import seconds
 
         def checked_and_trained() -> "Summary":
+            ahead.import_for(config)
             with _checking(config):
                 from deploy import preflight
 

@@ -1,12 +1,17 @@
-"""A run's own Ray comes up while the run is still checked: both take seconds, and Ray mostly waits for processes of its own."""
+"""A run's own Ray comes up while the run is still checked, and what its actors need is imported: all take seconds."""
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from cluster.contracts.config import RunConfig
 
 
 class RayAhead:
@@ -16,6 +21,7 @@ class RayAhead:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._at_the_end = contextlib.ExitStack()
+        self._is_importing = False
         self._start: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -24,6 +30,21 @@ class RayAhead:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with _deaf_to_ctrl_c():
             self._at_the_end.close()
+
+    def import_for(self, config: RunConfig) -> None:
+        """Begins to import what the run's actors need, in a process of which they are forked then; and returns at once.
+
+        Not where CUDA or ROCm may be, which a fork breaks, nor for what is compiled: torch's compiler is not imported.
+        """
+        from cluster.remote.fork_server import fork_server
+
+        has_gpus = any(next(Path("/dev").glob(name), None) for name in ("nvidia*", "kfd"))
+        compiles = config.learner.compile or not config.rollout.enforce_eager
+        is_own = self._address is None and "RAY_ADDRESS" not in os.environ
+        if self._is_importing or has_gpus or compiles or not is_own or sys.platform != "linux":
+            return
+        self._is_importing = True
+        self._at_the_end.enter_context(fork_server("deploy.cluster_up.factories:import_all"))
 
     def start(self) -> None:
         """Begins, and returns at once."""

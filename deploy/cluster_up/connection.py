@@ -21,6 +21,7 @@ from ray.job_config import JobConfig
 
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.record.run_directory import PASSPORT, RunDirectory
+from cluster.remote import forked_worker
 from deploy.cluster_up.ahead import RayAhead
 from deploy.reports.provenance import digest_of
 
@@ -48,8 +49,13 @@ class _Job(JobConfig):
 
 class _Node(ray._private.node.Node):
     """The first node of a cluster of our own, without processes that nobody asks anything: a dashboard without modules, for which Ray waits
-    even where it is told to leave it out; an autoscaler's monitor; one of logs, whose lines the driver does not take. Ray has no public
-    way to say so."""
+    even where it is told to leave it out; an autoscaler's monitor; one of logs, whose lines the driver does not take. Its workers are
+    forked where there is a server for that. Ray has no public way to say so."""
+
+    def __init__(self, ray_params: Any, **more: Any) -> None:
+        if forked_worker.ADDRESS in os.environ:
+            ray_params.update(setup_worker_path=forked_worker.__file__)
+        super().__init__(ray_params, **more)
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         self._webui_url = ""

@@ -1,6 +1,7 @@
 """Builds the plain object that each actor hosts, from models that are on its machine then. The only place that knows both sides; imported
 inside the actors."""
 
+import importlib
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,26 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.importing import importing_for_good
 from cluster.contracts.protocols import Demonstrations
 from cluster.record.stored_models import local_model
+
+_IMPORTED_BY_ACTORS = (
+    "actors.reference_scorer",
+    "actors.reward_model",
+    "actors.reward_service.service",
+    "actors.rollout.worker",
+    "cluster.record.recorder",
+    "learner.learner",
+    "learner.model.sequence_classification",
+)
+
+
+def import_all() -> None:
+    """What actors on CPUs import, where nothing is compiled: for a process of which they are forked."""
+    from actors.rollout.vllm_engine import import_all
+
+    with importing_for_good():
+        for module in _IMPORTED_BY_ACTORS:
+            importlib.import_module(module)
+        import_all()
 
 
 def rollout_worker(*, config: RunConfig, num_threads: int, name: str, run_id: str) -> Any:

@@ -1,0 +1,124 @@
+"""A process that has imported what actors need, of which Ray's workers on this machine are forked: they start in tenths of a second, where
+each would import for seconds, and share the memory of what is imported.
+
+Ray starts `forked_worker.py`, which asks here. Nobody loses anything when this ends: workers then start as Ray starts them. A program:
+`python -m cluster.remote.fork_server DESCRIPTOR PACKAGE.MODULE:FUNCTION` calls the function, which imports, and serves until its input
+ends, as it does when what started it ends.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from cluster.remote.forked_worker import ADDRESS, FORKED, Request
+
+_PATIENCE_S = 10.0
+"""For a request that has begun to come."""
+_MOST_WAITING = 128
+"""Workers, while the server imports."""
+
+
+@contextlib.contextmanager
+def fork_server(imports: str) -> Iterator[None]:
+    """In the block a server runs beside this process, whose environment tells of it. It imports with the function of that import path."""
+    with tempfile.TemporaryDirectory(prefix="treadwheel-") as folder:
+        path = os.path.join(folder, "socket")
+        with socket.socket(socket.AF_UNIX) as listener:  # here, so that who asks early waits
+            listener.bind(path)
+            listener.listen(_MOST_WAITING)
+            server = _started(listener, imports)
+        with server:
+            os.environ[ADDRESS] = path
+            try:
+                yield
+            finally:
+                del os.environ[ADDRESS]
+                server.kill()
+
+
+def _started(listener: socket.socket, imports: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "cluster.remote.fork_server", str(listener.fileno()), imports],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[listener.fileno()],
+        process_group=0,  # as Ray's processes have one: Ctrl-C is for the driver
+    )
+
+
+def main() -> None:
+    descriptor, imports = sys.argv[1:]
+    with socket.socket(fileno=int(descriptor)) as listener:
+        listener.set_inheritable(False)
+        with _without_ray():
+            module, _, function = imports.partition(":")
+            getattr(importlib.import_module(module), function)()
+        gc.freeze()
+        request = _next(listener)
+    if request is not None:
+        runpy.run_path(request.arguments[0], run_name="__main__")
+
+
+@contextlib.contextmanager
+def _without_ray() -> Iterator[None]:
+    """Ray reads the environment once, as soon as it is imported, and a worker's tells it for whom it works."""
+    sys.modules["ray"] = None  # pyright: ignore[reportArgumentType]  so that its import fails, which vLLM takes
+    try:
+        yield
+    finally:
+        del sys.modules["ray"]
+
+
+def _next(listener: socket.socket) -> Request | None:
+    """Returns in each new process, with what it is to run; in the server at its end, with None."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        selector.register(listener, selectors.EVENT_READ)
+        while all(key.fileobj is listener for key, _ in selector.select()):
+            with listener.accept()[0] as connection, contextlib.suppress(OSError, ValueError):  # its asker was killed
+                connection.settimeout(_PATIENCE_S)
+                request = Request.receive(connection)
+                if os.fork() == 0:
+                    _become(request, connection)
+                    return request
+                for descriptor in request.descriptors:
+                    os.close(descriptor)
+    return None
+
+
+def _become(request: Request, connection: socket.socket) -> None:
+    """This new process is as one that the asker started. Ends it where nobody asks any more."""
+    try:
+        connection.sendall(FORKED)
+    except OSError:
+        os._exit(1)
+    for standard, descriptor in enumerate(request.descriptors):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    os.setpgid(0, 0)  # Ray ends a worker with its group
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
+    sys.argv = request.arguments
+    sys.path.insert(0, os.path.dirname(request.arguments[0]))
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # or all would draw the same
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Workers are forked of a process that has imported what they need; and start as ever where there is none."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.remote import forked_worker
+from cluster.remote.fork_server import fork_server
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone forks workers")
+
+ROOT = Path(__file__).parents[4]
+LITTLE = "tests.unit.cluster.remote.test_fork_server:import_little"
+IMPORTED = "_a_module_that_only_the_server_has_imported"
+
+Ask = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def import_little() -> None:
+    import numpy.random  # noqa: F401
+
+    sys.modules[IMPORTED] = sys
+
+
+def fail_to_import() -> None:
+    raise ImportError("nothing of the kind")
+
+
+@pytest.fixture(autouse=True)
+def _finds_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
+    """Starts a worker as Ray does, of whose program the test gives the text. Ray's own script says only that it was asked."""
+    (tmp_path / "ray/_private/workers").mkdir(parents=True)
+    (tmp_path / "ray/__init__.py").touch()
+    (tmp_path / "ray/_private/workers/setup_worker.py").write_text("import sys; print('as ever', *sys.argv[2:])")
+    worker = tmp_path / "default_worker.py"
+
+    def start(program: str, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        worker.write_text(program)
+        command = [sys.executable, forked_worker.__file__, str(worker), *options, "--language=PYTHON"]
+        path = os.pathsep.join([str(tmp_path), str(ROOT)])
+        return subprocess.run(
+            command, cwd=tmp_path, env=os.environ | env | {"PYTHONPATH": path}, capture_output=True, text=True
+        )
+
+    yield start
+
+
+def test_a_forked_worker_has_what_the_asking_process_has_and_what_the_server_imported(ask: Ask, tmp_path: Path) -> None:
+    program = f"""
+import os, signal, sys
+print(sys.argv[1:], os.environ["OWN"], os.getcwd(), __name__, {IMPORTED!r} in sys.modules)
+print(sys.modules.get("ray"), file=sys.stderr)
+"""
+    with fork_server(LITTLE):
+        ended = ask(program, "--worker-id=7", OWN="its own")
+
+    assert ended.stdout == f"['--worker-id=7'] its own {tmp_path} __main__ True\n"
+    assert ended.stderr == "None\n", "Ray would have read the server's environment"
+
+
+def test_each_forked_worker_has_a_group_of_its_own_which_ray_ends_with_it(ask: Ask) -> None:
+    with fork_server(LITTLE):
+        assert ask("import os; print(os.getpgid(0) == os.getpid())").stdout == "True\n"
+
+
+def test_each_forked_worker_draws_random_numbers_of_its_own(ask: Ask) -> None:
+    program = "import numpy, random; print(random.random(), numpy.random.random())"
+    with fork_server(LITTLE):
+        draws = " ".join(ask(program).stdout for _ in range(2)).split()
+
+    assert len(set(draws)) == 4
+
+
+def test_a_worker_with_an_environment_of_its_own_starts_as_ever(ask: Ask) -> None:
+    with fork_server(LITTLE):
+        ended = ask("", "--serialized-runtime-env-context={}")
+
+    assert ended.stdout == "as ever --serialized-runtime-env-context={} --language=PYTHON\n"
+
+
+def test_a_worker_starts_as_ever_without_a_server(ask: Ask) -> None:
+    assert ask("", "--worker-id=7").stdout == "as ever --worker-id=7 --language=PYTHON\n"
+
+
+def test_a_worker_starts_as_ever_when_the_server_ends_as_it_imports(ask: Ask) -> None:
+    with fork_server("tests.unit.cluster.remote.test_fork_server:fail_to_import"):
+        assert ask("").stdout == "as ever --language=PYTHON\n"
+
+
+def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:
+    with fork_server(LITTLE):
+        (server,) = psutil.Process().children()
+        server.kill()
+
+        assert ask("").stdout == "as ever --language=PYTHON\n"
+
+
+def test_a_server_ends_with_the_process_that_started_it_and_its_workers_go_on(tmp_path: Path) -> None:
+    program = f"""
+import os, subprocess, sys
+from cluster.remote.fork_server import fork_server
+with fork_server({LITTLE!r}):
+    subprocess.run([sys.executable, {forked_worker.__file__!r}, {str(tmp_path / "default_worker.py")!r}, "--language=PYTHON"])
+    os.kill(os.getpid(), 9)
+"""
+    (tmp_path / "default_worker.py").write_text(
+        "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(60)"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    server, worker = (psutil.Process(int(pid)) for pid in starter.stdout.readline().split())
+    try:
+        server.wait(timeout=60)
+        assert worker.is_running()
+    finally:
+        worker.kill()
+        starter.communicate()
+
+
+def test_ray_has_the_script_that_stands_in_for_its_own() -> None:
+    ray = importlib.util.find_spec("ray")
+
+    assert ray and ray.origin
+    assert (Path(ray.origin).parent / "_private/workers/setup_worker.py").exists()
