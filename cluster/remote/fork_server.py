@@ -13,6 +13,7 @@ import os
 import random
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -66,8 +67,10 @@ def main() -> None:
             getattr(importlib.import_module(module), function)()
         gc.freeze()
         request = _next(listener)
-    if request is not None:
-        runpy.run_path(request.arguments[0], run_name="__main__")
+        if request is None:  # whoever started this is gone, and has left its folder
+            shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)
+            return
+    runpy.run_path(request.arguments[0], run_name="__main__")
 
 
 @contextlib.contextmanager
@@ -87,15 +90,29 @@ def _next(listener: socket.socket) -> Request | None:
         selector.register(sys.stdin, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
         while all(key.fileobj is listener for key, _ in selector.select()):
-            with listener.accept()[0] as connection, contextlib.suppress(OSError, ValueError):  # its asker was killed
-                connection.settimeout(_PATIENCE_S)
-                request = Request.receive(connection)
-                if os.fork() == 0:
+            with listener.accept()[0] as connection, contextlib.ExitStack() as descriptors:
+                request = _received(connection)
+                for descriptor in request.descriptors if request else ():
+                    descriptors.callback(os.close, descriptor)
+                if request is not None and _is_new():
                     _become(request, connection)
                     return request
-                for descriptor in request.descriptors:
-                    os.close(descriptor)
     return None
+
+
+def _received(connection: socket.socket) -> Request | None:
+    """None where the asker was killed before it had asked."""
+    connection.settimeout(_PATIENCE_S)
+    with contextlib.suppress(OSError, ValueError):
+        return Request.receive(connection)
+    return None
+
+
+def _is_new() -> bool:
+    """Of two processes the new one. None is new where the system has room for no more."""
+    with contextlib.suppress(OSError):
+        return os.fork() == 0
+    return False
 
 
 def _become(request: Request, connection: socket.socket) -> None:
@@ -104,13 +121,13 @@ def _become(request: Request, connection: socket.socket) -> None:
         connection.sendall(FORKED)
     except OSError:
         os._exit(1)
-    for standard, descriptor in enumerate(request.descriptors):
-        os.dup2(descriptor, standard)
-        os.close(descriptor)
+    *standard, folder = request.descriptors
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    os.fchdir(folder)
     os.setpgid(0, 0)  # Ray ends a worker with its group
     os.environ.clear()
     os.environ.update(request.environment)
-    os.chdir(request.folder)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
     sys.argv = request.arguments

@@ -26,16 +26,16 @@ class Request(NamedTuple):
     arguments: list[str]
     """The script's path, then its own."""
     environment: dict[str, str]
-    folder: str
     blocked_signals: list[int]
     descriptors: list[int]
-    """Of input, output and errors."""
+    """Of input, output, errors, and the folder to be in."""
 
     @classmethod
     def as_of_here(cls, arguments: list[str]) -> "Request":
         """Inherits what this process has."""
         blocked = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
-        return cls(arguments, dict(os.environ), os.getcwd(), blocked, [0, 1, 2])
+        folder = os.open(".", os.O_RDONLY)  # a folder that was removed has no name
+        return cls(arguments, dict(os.environ), blocked, [0, 1, 2, folder])
 
     def send(self, connection: socket.socket) -> None:
         """Raises OSError where nobody takes it."""
@@ -46,11 +46,11 @@ class Request(NamedTuple):
     @classmethod
     def receive(cls, connection: socket.socket) -> "Request":
         """With descriptors of its own. Raises OSError or ValueError for one that did not come whole."""
-        text, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+        text, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
         while more := connection.recv(_CHUNK):
             text += more
-        arguments, environment, folder, blocked = json.loads(text)
-        return cls(arguments, environment, folder, blocked, list(descriptors))
+        arguments, environment, blocked = json.loads(text)
+        return cls(arguments, environment, blocked, list(descriptors))
 
 
 def main() -> None:

@@ -38,13 +38,13 @@ class RayAhead:
         """
         from cluster.remote.fork_server import fork_server
 
-        has_gpus = any(next(Path("/dev").glob(name), None) for name in ("nvidia*", "kfd"))
         compiles = config.learner.compile or not config.rollout.enforce_eager
         is_own = self._address is None and "RAY_ADDRESS" not in os.environ
-        if self._is_importing or has_gpus or compiles or not is_own or sys.platform != "linux":
+        if self._is_importing or compiles or not is_own or not _can_fork():
             return
         self._is_importing = True
-        self._at_the_end.enter_context(fork_server("deploy.cluster_up.factories:import_all"))
+        with contextlib.suppress(OSError):  # no room for a socket: Ray starts its workers itself
+            self._at_the_end.enter_context(fork_server("deploy.cluster_up.factories:import_all"))
 
     def start(self) -> None:
         """Begins, and returns at once."""
@@ -67,6 +67,10 @@ class RayAhead:
         """Returns when Ray is up. Raises what its start raised."""
         assert self._start is not None
         self._start.result()
+
+
+def _can_fork() -> bool:
+    return sys.platform == "linux" and not any(next(Path("/dev").glob(name), None) for name in ("nvidia*", "kfd"))
 
 
 @contextlib.contextmanager

@@ -82,6 +82,20 @@ def test_each_forked_worker_draws_random_numbers_of_its_own(ask: Ask) -> None:
     assert len(set(draws)) == 4
 
 
+def test_a_forked_worker_is_where_the_asking_process_is_even_if_that_folder_was_removed(
+    ask: Ask, tmp_path: Path
+) -> None:
+    program = "import os; print(os.path.exists('here'), os.stat('.').st_nlink)"
+    gone = "import os, runpy, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); del sys.argv[0]; "
+    gone += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    with fork_server(LITTLE):
+        (tmp_path / "here").touch()
+        assert ask(program).stdout.startswith("True")
+        worker = tmp_path / "default_worker.py"
+        command = [sys.executable, "-c", gone, forked_worker.__file__, str(worker), "--language=PYTHON"]
+        assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == "False 0\n"
+
+
 def test_a_worker_with_an_environment_of_its_own_starts_as_ever(ask: Ask) -> None:
     with fork_server(LITTLE):
         ended = ask("", "--serialized-runtime-env-context={}")
@@ -117,12 +131,21 @@ with fork_server({LITTLE!r}):
     (tmp_path / "default_worker.py").write_text(
         "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(60)"
     )
-    starter = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    starter = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert starter.stdout is not None
     server, worker = (psutil.Process(int(pid)) for pid in starter.stdout.readline().split())
     try:
         server.wait(timeout=60)
         assert worker.is_running()
+        assert list(folder.iterdir()) == [], "nothing is left of it"
     finally:
         worker.kill()
         starter.communicate()

@@ -1,5 +1,6 @@
 """A local Ray that starts while its run is still checked: with stand-ins for Ray's start and end."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -10,8 +11,11 @@ import pytest
 import ray
 
 from cluster.contracts.errors import ConfigError
+from cluster.remote import fork_server
+from deploy.cluster_up import ahead as ahead_of_checks
 from deploy.cluster_up.ahead import RayAhead
 from deploy.cluster_up.connection import connected
+from tests.fakes import run_config
 
 
 class ScriptedRay:
@@ -134,3 +138,30 @@ def test_a_run_on_a_cluster_that_is_there_starts_none(address, variable, scripte
         ahead.start()
         assert not ahead.is_coming
     assert scripted.asked == []
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "imports"),
+    [
+        (None, {}, True),
+        ("ray://elsewhere:10001", {}, False),
+        (None, {"learner": {"compile": True}}, False),
+        (None, {"rollout": {"enforce_eager": False}}, False),
+    ],
+    ids=["own Ray", "another's Ray", "compiled learner", "compiled engine"],
+)
+def test_what_actors_need_is_imported_ahead_where_they_can_be_forked(address, settings, imports, scripted, monkeypatch):
+    served = []
+
+    @contextlib.contextmanager
+    def server(what):
+        served.append(what)
+        yield
+
+    monkeypatch.setattr(fork_server, "fork_server", server)
+    monkeypatch.setattr(ahead_of_checks, "_can_fork", lambda: True)
+    with RayAhead(address) as ahead:
+        ahead.import_for(run_config(**settings))
+        ahead.import_for(run_config(**settings))
+
+    assert len(served) == imports, "once"
