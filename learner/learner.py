@@ -117,11 +117,13 @@ class Learner:
             demonstrations=demonstrations,
             phases=self._phases,
         )
+        folder = ModelFolder(self.policy.causal_lm, config)
+        folder.check()
         self._saver = Saver(
             self.optimizer,
             objective=self.objective,
             guard=self._guard,
-            model=ModelFolder(self.policy.causal_lm, config),
+            model=folder,
             ranks=self._ranks,
             config=config.checkpoint,
         )

@@ -1,17 +1,22 @@
 """The trained model as Hugging Face folders with model cards: weights with configuration and tokenizer, and the LoRA adapter apart."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.provenance import Provenance
 from cluster.weights.adapter import write_adapter
 from cluster.weights.model_files import fingerprint
@@ -47,12 +52,7 @@ class ModelFolder:
     ) -> dict[str, FileEntry]:
         """A folder that `from_pretrained` reads. Entries of all its files by their path below it. `extra` is the checkpoint's."""
         entries = write_weights(folder, weights)
-        config = type(self._causal_lm.config).from_dict(self._causal_lm.config.to_dict())
-        config.dtype = self._model.dtype
-        config.architectures = [type(self._causal_lm).__name__]
-        config.save_pretrained(folder)
-        if self._causal_lm.generation_config is not None:
-            self._causal_lm.generation_config.save_pretrained(folder)
+        self._write_configuration(folder)
         self._tokenizer.save_pretrained(folder)
         self._write_card(folder, "model", policy_version, extra)
         return _sealed(folder, besides=entries)
@@ -68,9 +68,38 @@ class ModelFolder:
         self._write_card(folder, "adapter", policy_version, extra)
         return _sealed(folder, besides={})
 
+    def check(self) -> None:
+        """Raises ConfigError for a model whose configuration cannot be written: the run would train, and save nothing.
+
+        The tokenizer is not tried: a large one takes seconds.
+        """
+        # A temporary disk that is full says nothing of the run's.
+        with contextlib.suppress(OSError), TemporaryDirectory() as folder:
+            try:
+                self._write_configuration(Path(folder))
+            except (ValueError, TypeError, StrictDataclassError) as error:
+                raise ConfigError(
+                    f"model.path={self._model.path!r} loads, but transformers does not write its configuration back, so no checkpoint "
+                    f"could be saved: {headline(error)}; mend its config.json"
+                ) from error
+
     def size_bytes(self) -> int:
         """Of the whole weights, as written."""
         return sum(parameter.numel() for parameter in self._causal_lm.parameters()) * self._dtype.itemsize
+
+    def _write_configuration(self, folder: Path) -> None:
+        config = type(self._causal_lm.config).from_dict(self._causal_lm.config.to_dict())
+        config.dtype = self._model.dtype
+        config.architectures = [type(self._causal_lm).__name__]
+        config.save_pretrained(folder)
+        generation = self._causal_lm.generation_config
+        if generation is None:
+            return
+        try:
+            generation.save_pretrained(folder)
+        except ValueError:
+            # transformers loads values that it refuses to save, such as a temperature without do_sample. They stay as the base has them.
+            generation.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
     def _write_card(self, folder: Path, kind: Kind, policy_version: int, extra: Mapping[str, Any]) -> None:
         provenance = Provenance.of(extra)

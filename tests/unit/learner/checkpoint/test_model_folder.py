@@ -1,12 +1,18 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from cluster.contracts.errors import ConfigError
 from learner.checkpoint import model_folder
+from learner.checkpoint.model_folder import ModelFolder
+from learner.model.loading import skeleton
 from learner.publishing import exported
+from tests.unit.learner.trajectories import make_config
 
 
 def test_large_models_are_split_into_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -53,3 +59,30 @@ def test_a_folder_has_the_buffers_that_a_checkpoint_has(tmp_path: Path):
     assert found.dtype == torch.float32 and found.equal(bias)
     published = dict(exported(model, dtype=torch.bfloat16))
     assert not [name for name in published if "correction" in name], "engines have it from the start"
+
+
+@pytest.mark.parametrize("odd", [{"temperature": 0.6, "top_p": 0.9}, {"pad_token_id": -1}])
+def test_generation_defaults_that_transformers_loads_and_does_not_save_are_kept(
+    model_path: Path, tmp_path: Path, odd: dict[str, Any]
+):
+    """Seen in review: with such a base model every save failed, and the run ended without weights."""
+    folder = _folder(model_path, **odd)
+    folder.check()
+    folder.write(tmp_path, [("a", torch.zeros(1))], policy_version=0, extra={})
+    written = json.loads((tmp_path / "generation_config.json").read_text())
+    assert {name: written[name] for name in odd} == odd
+
+
+def test_a_model_whose_configuration_cannot_be_written_is_refused_before_it_trains(model_path: Path):
+    folder = _folder(model_path)
+    folder._causal_lm.config.odd = {1.5, 2.5}
+    with pytest.raises(ConfigError, match=r"no checkpoint could be saved: Object of type set .* mend its config\.json"):
+        folder.check()
+
+
+def _folder(model_path: Path, **generation: Any) -> ModelFolder:
+    config = make_config(model_path)
+    causal_lm = skeleton(config.model)
+    assert causal_lm.generation_config is not None
+    causal_lm.generation_config.update(**generation)
+    return ModelFolder(causal_lm, config)
