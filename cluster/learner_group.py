@@ -316,6 +316,8 @@ class LearnerGroup:
             metric = self._saving.metric_of(summaries)
         provenance = await asyncio.to_thread(self._provenance, self._held)
         extra = {"policy_version": self._held, "metric": metric, **provenance.as_extra()}
+        if metric is not None:
+            extra["rated_by"] = self._saving.rated_by()
         try:
             await self._all("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
         except CheckpointError as error:

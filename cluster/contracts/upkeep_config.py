@@ -33,7 +33,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     """Checkpoints that stay."""
     keep_best: bool = True
     """Also keeps the checkpoint with the best evaluation, or with the best reward in a run that does not evaluate; none where
-    `algorithm.selection`, `algorithm.filters` or `prompts.difficulty` choose what is trained, and with it the reward."""
+    `algorithm.selection`, `algorithm.filters` or `prompts.difficulty` choose what is trained, and with it the reward. Where a resumed run
+    evaluates in another way, the best one of each way stays."""
     asynchronous: bool = True
     """Copies the state, and writes it while training goes on. Training waits where a learner rank has no memory for its copy."""
 

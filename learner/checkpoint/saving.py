@@ -250,6 +250,7 @@ class Saver:
             parameters_digest=self._parameters_digest(),
             base=self._model.base,
             metric=extra.get("metric"),
+            rated_by=extra.get("rated_by", ""),
             learner={name: part.state_dict() for name, part in self._small.items()},
             extra=dict(extra),
             files={},

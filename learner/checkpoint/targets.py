@@ -108,7 +108,8 @@ class StoreTarget:
         if standing.policy_version != manifest.policy_version:
             raise CheckpointError(f"{self._place} stands already, of version {standing.policy_version}; move it away")
         if manifest.metric not in (None, standing.metric):  # saved before it was evaluated
-            rated = standing.model_copy(update={"metric": manifest.metric, "extra": manifest.extra})
+            rating = {name: getattr(manifest, name) for name in ("metric", "rated_by", "extra")}
+            rated = standing.model_copy(update=rating)
             self._place.root.write_file(self._manifest, rated.sealed(standing.files).as_json())
         return False
 

@@ -97,6 +97,7 @@ class ScriptedRank(RemoteActor):
                 self._scene.saved = self._version
                 self._scene.saves.append(self._version)
                 self._scene.metrics[self._version] = args[1]["metric"]
+                self._scene.extras.append(args[1])
             case "update":
                 self._version += 1
                 (step,) = args if isinstance(args[0], tuple) else (args,)  # as it was recorded, or as it was read
@@ -172,6 +173,8 @@ class Scene:
         self.saves: list[int] = []
         self.metrics: dict[int, float | None] = {}
         """Of what is saved, by version."""
+        self.extras: list[dict[str, Any]] = []
+        """That saves were asked for with."""
         self.learned: list[tuple[Any, ...]] = []
         self.recorded: dict[str, tuple[Any, ...]] = {}
         self.kept: dict[str, tuple[Any, ...]] = {}
@@ -618,6 +621,30 @@ async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_
 )
 def test_a_steps_reward_rates_a_checkpoint_where_it_is_the_policys_own_and_nothing_is_evaluated(run, metric):
     assert SavingRules(run_config(**run)).metric_of([rewarded(0)]) == metric
+
+
+def test_a_rating_says_what_it_is_of():
+    """A resumed run may evaluate in another way."""
+
+    def rated_by(**evaluation: Any) -> str:
+        return SavingRules(run_config(evaluation=evaluation)).rated_by()
+
+    evaluations: list[dict[str, Any]] = [
+        {"prompts": "file"},
+        {"prompts": {"name": "file", "path": "harder.jsonl"}},
+        {"prompts": "file", "num_prompts": 64},
+        {"prompts": "file", "temperature": 0.5},
+    ]
+    assert rated_by() == "reward" and len({rated_by(**each) for each in evaluations} - {"reward"}) == 4
+    assert rated_by(prompts="file", every_steps=5, success_at=0.5) == rated_by(prompts="file")
+
+
+async def test_a_checkpoint_is_saved_with_what_rates_it():
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(0.5)
+    assert scene.extras[-1]["rated_by"] == "reward"
 
 
 async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_first():

@@ -15,7 +15,9 @@ from learner.checkpoint.writing import begin, commit, discard, prune, saving, wr
 from tests.unit.learner.disk import largest_file
 
 
-def _save(directory: Path, *, metric: float | None = None, parameters: str = "p", version: str = FORMAT) -> Path:
+def _save(
+    directory: Path, *, metric: float | None = None, rated_by: str = "", parameters: str = "p", version: str = FORMAT
+) -> Path:
     aside = begin(directory)
     files = {state_name(0, 1): write_state(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)})}
     manifest = Manifest(
@@ -24,6 +26,7 @@ def _save(directory: Path, *, metric: float | None = None, parameters: str = "p"
         num_ranks=1,
         parameters_digest=parameters,
         metric=metric,
+        rated_by=rated_by,
         learner={},
         extra={"a": 1},
         files={},
@@ -154,6 +157,19 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path):
     assert [path.name for path in checkpoints(Storage(str(tmp_path)))] == ["step-000002", "step-000004", "step-000005"]
     prune(tmp_path, keep_last=1, keep_best=False)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
+
+
+def test_the_best_one_stays_when_the_run_is_resumed_and_rates_in_another_way(tmp_path: Path):
+    """Seen in review: harder held-out prompts made all later checkpoints worse than an early one."""
+    ratings = [("reward", 0.9), ("evaluation a", 0.3), ("evaluation a", 0.2), ("reward", 0.8), ("evaluation b", 0.1)]
+    for step, (rated_by, metric) in enumerate(ratings, start=1):
+        _save(tmp_path / f"step-{step:06d}", metric=metric, rated_by=rated_by)
+    prune(tmp_path, keep_last=1, keep_best=True)
+    assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == [
+        "step-000001",
+        "step-000002",
+        "step-000005",
+    ]
 
 
 def test_a_best_one_that_cannot_be_read_for_a_moment_stays_and_the_save_stands(
