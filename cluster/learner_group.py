@@ -64,6 +64,7 @@ class LearnerGroup:
         self._chooses = config.algorithm.selection is not None
         self._num_learned_groups = config.record.learned_groups
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
+        self._save_s = config.checkpoint.timeout_s
         self._specs = ranks
         self._spawn = spawn
         self._supervisor = supervisor
@@ -244,7 +245,7 @@ class LearnerGroup:
         """The current weights as a Hugging Face folder."""
         async with self._turn:
             provenance = await asyncio.to_thread(self._provenance, self.version)
-            await self._all("export", directory, provenance.as_extra())
+            await self._all_write("export", directory, provenance.as_extra())
 
     def actors(self) -> list[RemoteActor]:
         return list(self._ranks)
@@ -319,7 +320,7 @@ class LearnerGroup:
         if metric is not None:
             extra["rated_by"] = self._saving.rated_by()
         try:
-            await self._all("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
+            await self._all_write("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
         except CheckpointError as error:
             return self._tell_failure(error, version=self._held)
         self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self._held, metric
@@ -328,7 +329,7 @@ class LearnerGroup:
     async def _finish_saving(self) -> None:
         """The last save that was begun is over; one that failed did not save its version."""
         try:
-            await self._all("finish_saving")
+            await self._all_write("finish_saving")
         except CheckpointError as error:
             failed, self.saved_version = self.saved_version, self._saved_before
             self._tell_failure(error, version=failed)
@@ -472,5 +473,17 @@ class LearnerGroup:
 
     async def _all(self, method: str, *args: Any) -> Any:
         """Rank 0's result, once every rank is done. The first failure is raised at once: its peers wait for it in vain."""
-        calls = (rank.call(method, *args, deadline_s=self._update_s) for rank in self._ranks)
+        return await self._all_within(self._update_s, method, *args)
+
+    async def _all_write(self, method: str, *args: Any) -> Any:
+        """As `_all`, for what waits for a disk or a store."""
+        try:
+            return await self._all_within(self._save_s, method, *args)
+        except DeadlineError as error:
+            # Ranks killed while they write are as slow the next time: the run would do nothing else.
+            hint = f"{error}; if the disk or the store is that slow, raise checkpoint.timeout_s={self._save_s:g}"
+            raise DeadlineError(hint, actor=error.actor, stage=error.stage) from error
+
+    async def _all_within(self, deadline_s: float, method: str, *args: Any) -> Any:
+        calls = (rank.call(method, *args, deadline_s=deadline_s) for rank in self._ranks)
         return (await together(*calls))[0]

@@ -29,6 +29,9 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     """Also saves when the last save is so long ago, for runs whose steps take long. None does not save by time."""
     stop_timeout_s: NonNegativeFloat = 60.0
     """Longest that a run which is stopped (Ctrl-C, SIGTERM) takes to finish its step and save it; 0 saves nothing then."""
+    timeout_s: PositiveFloat = 7200.0
+    """Longest that training waits for a checkpoint, or an export, to be written. Ranks that take longer count as hung: they are restarted,
+    learn again from the checkpoint before, and save anew."""
     keep_last: PositiveInt = 2
     """Checkpoints that stay."""
     keep_best: bool = True

@@ -72,7 +72,8 @@ class Saver:
         config: CheckpointConfig,
     ) -> None:
         self._optimizer, self._model = optimizer, model
-        self._ranks, self._beside, self._config = ranks, ranks.beside(), config
+        # The driver's deadline is to come first, as it names the setting; it begins when training waits for the writing.
+        self._ranks, self._beside, self._config = ranks, ranks.beside(timeout_s=2 * config.timeout_s), config
         self._small: dict[str, SmallState] = {"objective": objective, "optimizer": optimizer, "guard": guard}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None

@@ -77,6 +77,7 @@ class ScriptedRank(RemoteActor):
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         await asyncio.sleep(0)
+        self._scene.deadlines_s[method] = deadline_s
         if self._scene.turns is not None:
             self._scene.turns.note(method)
         try:
@@ -180,6 +181,8 @@ class Scene:
         self.kept: dict[str, tuple[Any, ...]] = {}
         """The record of learning, by the name of the trajectories."""
         self.forgotten: list[str] = []
+        self.deadlines_s: dict[str, float] = {}
+        """Of the last call of each method."""
         self.num_killed = 0
         self.events = ListedEvents()
         self.journal = journal or Lines()
@@ -509,6 +512,25 @@ async def test_a_learner_that_dies_before_its_step_is_saved_leaves_the_save_to_t
         await scene.group.heal(scene.group.actors()[0], dies)
     assert scene.events.kinds()[-1] == "recovery" and scene.group.version == 2
     assert scene.saves == [] and scene.group.is_save_due()
+
+
+async def test_a_save_has_a_deadline_of_its_own_and_one_that_is_late_says_which_setting_to_raise():
+    """Seen in review: a save that was slower than a step's deadline rolled the run back, again and again."""
+    late = DeadlineError("learner-0 did not finish 'finish_saving'", actor="learner-0", stage="finish_saving")
+    scene = Scene(
+        ("finish_saving", 1, late), learner={"timeout_s": 100}, checkpoint={"every_steps": 1, "timeout_s": 900}
+    )
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    assert {name: scene.deadlines_s[name] for name in ("update", "save", "finish_saving")} == {
+        "update": 100,
+        "save": 900,
+        "finish_saving": 900,
+    }
+    assert scene.saves == [1] and scene.num_killed == 1
+    (failure,) = [event for event in scene.events.events if event["kind"] == "failure"]
+    assert failure["reason"].endswith("raise checkpoint.timeout_s=900")
 
 
 async def test_a_save_that_a_death_broke_off_is_made_again_with_its_evaluation():
