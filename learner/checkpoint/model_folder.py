@@ -112,9 +112,12 @@ class ModelFolder:
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             self._model.path, revision=self._model.revision, trust_remote_code=self._model.trust_remote_code
         )
+        if self._model.chat_template is not None:  # the one that the policy was trained with; an empty text is none
+            tokenizer.chat_template = self._model.chat_template or None
+        return tokenizer
 
     @staticmethod
     def _on_cpu(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

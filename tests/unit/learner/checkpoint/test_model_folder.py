@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
+from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.checkpoint import model_folder
 from learner.checkpoint.model_folder import ModelFolder
 from learner.model.loading import skeleton
 from learner.publishing import exported
+from tests.models import make_tiny_model
 from tests.unit.learner.trajectories import make_config
 
 
@@ -80,9 +82,27 @@ def test_a_model_whose_configuration_cannot_be_written_is_refused_before_it_trai
         folder.check()
 
 
+@pytest.mark.parametrize(
+    ("of_run", "saved"), [(None, "{{ 'base' }}"), ("{{ 'of the run' }}", "{{ 'of the run' }}"), ("", None)]
+)
+def test_a_folder_has_the_chat_template_that_the_run_sampled_with(
+    tmp_path: Path, of_run: str | None, saved: str | None
+):
+    """Seen in review: it had the base's, and whoever served the model gave it other prompts than it was trained on."""
+    base = make_tiny_model(tmp_path / "base", chat_template="{{ 'base' }}")
+    folder = ModelFolder(*_parts(base, chat_template=of_run))
+    folder.write(tmp_path / "saved", [("a", torch.zeros(1))], policy_version=0, extra={})
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == saved
+
+
 def _folder(model_path: Path, **generation: Any) -> ModelFolder:
-    config = make_config(model_path)
-    causal_lm = skeleton(config.model)
+    causal_lm, config = _parts(model_path)
     assert causal_lm.generation_config is not None
     causal_lm.generation_config.update(**generation)
     return ModelFolder(causal_lm, config)
+
+
+def _parts(model_path: Path, **model: Any) -> tuple[PreTrainedModel, RunConfig]:
+    config = make_config(model_path)
+    config = config.model_copy(update={"model": config.model.model_copy(update=model)})
+    return skeleton(config.model), config
