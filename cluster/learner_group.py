@@ -18,6 +18,7 @@ from cluster.contracts.errors import (
     DataError,
     DeadlineError,
     FailureKind,
+    LedgerError,
     LostError,
     StorageError,
     TreadwheelError,
@@ -113,7 +114,7 @@ class LearnerGroup:
 
     async def restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
         """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did. The last one may not
-        be saved yet: see `owes_a_save`."""
+        be saved yet: see `owes_a_save`. Raises LedgerError for a checkpoint of a step that is not recorded."""
         async with self._turn:
             try:
                 return await self._restore()
@@ -419,7 +420,14 @@ class LearnerGroup:
         # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.
         newest = None if self._records else self._ledger.version - 1
         extra = await self._all("restore_latest", self._checkpoints, newest)
-        self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
+        saved = int(extra["policy_version"]) if extra else 0
+        if saved > self._ledger.version:  # a step is recorded before it is learned
+            raise LedgerError(
+                f"the newest checkpoint is of step {saved}, and the ledger ends at step {self._ledger.version}: a part of the run's "
+                "folder ledger was removed, or not copied; bring all of it back, move the checkpoints of later steps away, or begin "
+                f"another run_dir with model.path={self._checkpoints}/{checkpoint_name(saved)}/model"
+            )
+        self.saved_version = self._saved_before = saved
         self._hold(self.saved_version)
         self.saved_metric = extra.get("metric") if extra else None
         learned: list[tuple[StepStats, list[GroupSummary]]] = []

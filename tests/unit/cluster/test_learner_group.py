@@ -16,6 +16,7 @@ from cluster.contracts.errors import (
     DataError,
     DeadlineError,
     FailureKind,
+    LedgerError,
     LostError,
     NumericsError,
     StorageError,
@@ -600,6 +601,22 @@ async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_agai
     assert scene.saves == [1] and scene.group.owes_a_save() is owes
     await scene.group.save(None)
     assert not scene.group.owes_a_save()
+
+
+async def test_a_checkpoint_ahead_of_the_ledger_is_refused():
+    """Seen in review: with a ledger that was copied in part the run was over at once, or ended after a step with an AssertionError."""
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(journal=before.journal)
+    scene.saved = 5
+    await scene.group.start()
+    with pytest.raises(
+        LedgerError,
+        match=r"checkpoint is of step 5, and the ledger ends at step 2: .* model\.path=there/step-000005/model",
+    ):
+        await scene.group.restore()
+    assert scene.learned == []
 
 
 async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_restored():
