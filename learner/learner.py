@@ -34,6 +34,7 @@ from learner.assemble import assemble
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.reading import checkpoints
 from learner.checkpoint.saving import Saver
+from learner.checkpoint.writing import adopt
 from learner.distributed import Ranks, choose_device, leave, reshard
 from learner.first_look import FirstLook
 from learner.forward_backward import Passes
@@ -313,7 +314,11 @@ class Learner:
 
     def restore_latest(self, root: str, newest: int | None = None) -> Mapping[str, Any] | None:
         """The newest checkpoint below `root`, of the version `newest` at most; None and nothing done when there is none."""
-        found = checkpoints(Storage(root), newest=newest) if self._ranks.rank == 0 else []
+        storage = Storage(root)
+        # Without `newest`: a replay looks at a folder that is another driver's to write.
+        if self._ranks.rank == 0 and newest is None and storage.is_local:
+            adopt(Path(storage.path()))
+        found = checkpoints(storage, newest=newest) if self._ranks.rank == 0 else []
         # One may be committed, or removed, between two ranks' looks: rank 0's counts.
         chosen, *_ = self._ranks.texts(json.dumps(str(found[-1]) if found else None))
         directory: str | None = json.loads(chosen)

@@ -624,6 +624,15 @@ def test_every_rank_restores_the_checkpoint_that_the_first_one_found(
     assert learner.restore_latest(str(tmp_path)) == {"policy_version": 1}
 
 
+def test_a_restore_finds_a_checkpoint_whose_replacement_was_killed(model_path: Path, tmp_path: Path):
+    learner = Learner(make_config(model_path))
+    learner.save(str(tmp_path / "step-000001"), {"policy_version": 1})
+    learner.finish_saving()
+    (tmp_path / "step-000001").rename(tmp_path / ".step-000001.replaced")
+    assert learner.restore_latest(str(tmp_path), 1) is None, "a replay writes nothing into the run that it repeats"
+    assert learner.restore_latest(str(tmp_path)) == {"policy_version": 1}
+
+
 def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
