@@ -66,12 +66,13 @@ class Learner:
         run_dir: str = "",
         probe_token_ids: Sequence[int] = (),
         demonstrations: Demonstrations | None = None,
+        base_name: str | None = None,
     ) -> None:
         """Loads the model. Raises ConfigError for one that does not fit or cannot be computed exactly.
 
         `rendezvous` is host:port, where several ranks meet, and `listener` rank 0's socket there; `run_dir` a local folder for what went
         wrong, empty for none; `probe_token_ids` the text that attests published weights, empty for one spread over the vocabulary;
-        `demonstrations` what `algorithm.sft` imitates.
+        `demonstrations` what `algorithm.sft` imitates; `base_name` what the run calls a model that was downloaded into `model.path`.
         """
         assert (demonstrations is None) == (config.algorithm.sft is None), "algorithm.sft says whether there are any"
         self._config, self._rank = config, rank
@@ -118,7 +119,7 @@ class Learner:
             demonstrations=demonstrations,
             phases=self._phases,
         )
-        folder = ModelFolder(self.policy.causal_lm, config)
+        folder = ModelFolder(self.policy.causal_lm, config, base_name=base_name)
         folder.check()
         self._saver = Saver(
             self.optimizer,

@@ -33,9 +33,11 @@ MAX_FILE_BYTES = 4 * 1024**3
 class ModelFolder:
     """Writes one causal model, and what belongs to it."""
 
-    def __init__(self, causal_lm: PreTrainedModel, config: RunConfig) -> None:
-        self._causal_lm, self._config = causal_lm, config
-        self._model, self._lora = config.model, config.learner.lora
+    def __init__(self, causal_lm: PreTrainedModel, config: RunConfig, *, base_name: str | None = None) -> None:
+        """`base_name` is what the run calls the base where `model.path` of `config` is the folder that it was downloaded into."""
+        self._causal_lm, self._model, self._lora = causal_lm, config.model, config.learner.lora
+        named = config.model.model_copy(update={"path": base_name or config.model.path})
+        self._told = config.model_copy(update={"model": named})
         self.base = (fingerprint(config.model) or "") if self._lora else ""
         """Fingerprint of the files that an adapter is trained on; empty without LoRA."""
 
@@ -64,7 +66,7 @@ class ModelFolder:
         if self._lora is None:
             return {}
         described = adapter_of(self._causal_lm, lora=self._lora)
-        write_adapter(folder, adapter, adapter=described, base_model=self._model.path)
+        write_adapter(folder, adapter, adapter=described, base_model=self._told.model.path)
         self._write_card(folder, "adapter", policy_version, extra)
         return _sealed(folder, besides={})
 
@@ -103,7 +105,7 @@ class ModelFolder:
 
     def _write_card(self, folder: Path, kind: Kind, policy_version: int, extra: Mapping[str, Any]) -> None:
         provenance = Provenance.of(extra)
-        card = model_card(self._config, kind=kind, policy_version=policy_version, provenance=provenance)
+        card = model_card(self._told, kind=kind, policy_version=policy_version, provenance=provenance, base=self._model)
         (folder / NAME).write_text(card, encoding="utf-8")
 
     @property

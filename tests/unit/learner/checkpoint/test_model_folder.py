@@ -11,6 +11,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.checkpoint import model_folder
 from learner.checkpoint.model_folder import ModelFolder
+from learner.learner import Learner
 from learner.model.loading import skeleton
 from learner.publishing import exported
 from tests.models import make_tiny_model
@@ -93,6 +94,21 @@ def test_a_folder_has_the_chat_template_that_the_run_sampled_with(
     folder = ModelFolder(*_parts(base, chat_template=of_run))
     folder.write(tmp_path / "saved", [("a", torch.zeros(1))], policy_version=0, extra={})
     assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == saved
+
+
+def test_what_is_saved_names_the_base_as_the_run_does_and_not_where_this_machine_downloaded_it(tmp_path: Path):
+    """Seen in review: adapters named a folder of one machine's cache. The licence is still read there."""
+    base = make_tiny_model(tmp_path / "cache" / "3f9c0a1b")
+    (base / "README.md").write_text("---\nlicense: mit\n---\n")
+    config = make_config(base, learner={"lora": {"target_modules": ["q_proj"]}})
+    learner = Learner(config, base_name="s3://bucket/run/checkpoints/step-000010/model")
+    learner.save(str(tmp_path / "step-000000"), {})
+    learner.finish_saving()
+    adapter = tmp_path / "step-000000" / "adapter"
+    described = json.loads((adapter / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == "s3://bucket/run/checkpoints/step-000010/model"
+    for card in (adapter / "README.md", tmp_path / "step-000000" / "model" / "README.md"):
+        assert "3f9c0a1b" not in card.read_text() and "license: mit" in card.read_text()
 
 
 def _folder(model_path: Path, **generation: Any) -> ModelFolder:
