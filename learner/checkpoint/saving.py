@@ -192,6 +192,9 @@ class Saver:
                 manifest = snapshot.manifest.sealed(self._of_all_ranks(own))
                 self._together(directory, lambda: self._commit(target, manifest) if is_first else None)
             self._written = directory, snapshot.manifest.policy_version, snapshot.manifest.metric
+        except CheckpointError:
+            target.abandon()
+            raise
         finally:
             target.close()
 
