@@ -20,6 +20,7 @@ from cluster.contracts.errors import (
     FailureKind,
     LedgerError,
     LostError,
+    NumericsError,
     StorageError,
     TreadwheelError,
     WorkerError,
@@ -262,14 +263,28 @@ class LearnerGroup:
         except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
             if self._records:
                 await self._save_last_step(await self._all("last_step"))
-            saved = f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
             raise DataError(
                 f"step {self._asked[0]} is recorded and cannot be learned: {error}; mend what made it and begin another run_dir with "
-                f"{saved if self.saved_version else 'the same model.path'}"
+                f"{self._newest_model()}"
+            ) from error
+        except (
+            NumericsError
+        ) as error:  # a resume learns the same steps at the same learning rate, which it may not change
+            if self._records:
+                await self._finish_saving()
+            raise NumericsError(
+                f"{error}; look at these trajectories, and begin another run_dir with a lower optimizer.learning_rate and "
+                f"{self._newest_model()}"
             ) from error
         self._hold(stats.policy_version)
         await self._record_learned()
         return stats
+
+    def _newest_model(self) -> str:
+        """What another run starts from to go on from here."""
+        if not self.saved_version:
+            return "the same model.path"
+        return f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
 
     async def _record_learned(self) -> None:
         """What the ranks saw in their last step. Nothing depends on it: a record that cannot be written is an event."""

@@ -843,6 +843,21 @@ async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_say
     assert scene.events.events[-1]["kind"] == "recovery" and scene.events.events[-1]["actor"] == "learner-10"
 
 
+@pytest.mark.parametrize(
+    ("is_saved", "start"), [(True, "model.path=there/step-0*1/model"), (False, "the same model.path")]
+)
+async def test_updates_that_are_not_finite_say_how_to_go_on_and_not_what_a_resume_refuses(is_saved: bool, start: str):
+    """Seen in review: "lower optimizer.learning_rate", which the same run_dir does not take."""
+    scene = Scene(("update", 1, NumericsError("loss or gradient was not finite")))
+    await scene.group.start()
+    await scene.learn(1)
+    if is_saved:
+        await scene.group.save(None)
+    says = rf"not finite; .* begin another run_dir with a lower optimizer.learning_rate and {start}$"
+    with pytest.raises(NumericsError, match=says):
+        await scene.learn(1)
+
+
 async def test_a_step_that_cannot_be_learned_says_how_to_go_on_now_and_at_every_resume():
     """Seen before: it was recorded, so every resume died of `row 3 cannot be trained on`, and what was learned since the save was lost."""
     scene = Scene(("update", 2, DataError("row 3 cannot be trained on")))
