@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,9 @@ from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
 from cluster.supervision.turns import GpuTurns
+
+Tell = Callable[[StepStats, list[GroupSummary]], Awaitable[None]]
+"""Returns once what is told of a step is as durable as a checkpoint of it."""
 
 _GIVE_UP_S = 10.0
 """For a message to a rank that answers while it learns."""
@@ -95,6 +98,8 @@ class LearnerGroup:
         """The last version that was evaluated, and its metric."""
         self._trajectories = ""
         """The file of that step's."""
+        self._tell: Tell | None = None
+        """Hears of the steps that `restore` learns again."""
         self._saving = saving
         self._pass_rates = pass_rates
         self._provenance = provenance
@@ -113,14 +118,22 @@ class LearnerGroup:
                     raise
                 await self._let_go(error)
 
-    async def restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
+    async def restore(self, tell: Tell | None = None) -> list[tuple[StepStats, list[GroupSummary]]]:
         """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did. The last one may not
-        be saved yet: see `owes_a_save`. Raises LedgerError for a checkpoint of a step that is not recorded."""
+        be saved yet: see `owes_a_save`.
+
+        `tell` hears of each step before a checkpoint says that it need not be told again, which may be one that is restored after a death
+        on the way: the steps before it are then not among those returned. Raises LedgerError for a checkpoint of a step that is not
+        recorded.
+        """
         async with self._turn:
+            self._tell = tell
             try:
                 return await self._restore()
             except (WorkerError, DeadlineError, LostError) as error:
                 return await self._recover(error)
+            finally:
+                self._tell = None
 
     async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
         """Records the groups, then makes one optimizer step of them; a death on the way is healed and the step still made.
@@ -448,6 +461,8 @@ class LearnerGroup:
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self._held):
             learned.append(await self._learn_again(record))
+            if self._tell is not None:
+                await self._tell(*learned[-1])
             # The last one is evaluated and told before it is saved, by those who go on from here, unless that was done and the save lost.
             is_before_last = self._held < self._ledger.version
             if self._held in self._evaluations or (is_before_last and self._saving.is_due(self._held)):

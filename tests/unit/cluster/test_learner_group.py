@@ -619,6 +619,25 @@ async def test_a_checkpoint_ahead_of_the_ledger_is_refused():
     assert scene.learned == []
 
 
+async def test_each_step_that_is_learned_again_is_told_before_it_is_saved():
+    """Seen in review: after a death on the way the steps up to the new checkpoint were neither told nor returned."""
+    before = Scene()
+    await before.group.start()
+    await before.learn(4)
+    dies = death("learner-0", "update")
+    scene = Scene(("update", 3, dies), journal=before.journal, checkpoint={"every_steps": 2})
+    scene.recorded = before.recorded
+    told: list[tuple[int, list[int]]] = []
+
+    async def tell(stats: StepStats, summaries: list[GroupSummary]) -> None:
+        told.append((stats.policy_version, list(scene.saves)))
+
+    await scene.group.start()
+    returned = await scene.group.restore(tell)
+    assert told == [(1, []), (2, []), (3, [2]), (3, [2]), (4, [2])]
+    assert [stats.policy_version for stats, _ in returned] == [3, 4]
+
+
 async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_restored():
     """Seen in simulation: the last evaluation ended meanwhile. It was told as version 0's, and the run ended without its last save."""
     scene = Scene(num_steps=3, checkpoint={"every_steps": 2})
