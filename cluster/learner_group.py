@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from cluster.contracts.errors import (
     DataError,
     DeadlineError,
     FailureKind,
+    LedgerError,
     LostError,
+    NumericsError,
     StorageError,
     TreadwheelError,
     WorkerError,
@@ -34,6 +36,9 @@ from cluster.saving import SavingRules
 from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
 from cluster.supervision.turns import GpuTurns
+
+Tell = Callable[[StepStats, list[GroupSummary]], Awaitable[None]]
+"""Returns once what is told of a step is as durable as a checkpoint of it."""
 
 _GIVE_UP_S = 10.0
 """For a message to a rank that answers while it learns."""
@@ -64,6 +69,7 @@ class LearnerGroup:
         self._chooses = config.algorithm.selection is not None
         self._num_learned_groups = config.record.learned_groups
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
+        self._save_s = config.checkpoint.timeout_s
         self._specs = ranks
         self._spawn = spawn
         self._supervisor = supervisor
@@ -92,6 +98,8 @@ class LearnerGroup:
         """The last version that was evaluated, and its metric."""
         self._trajectories = ""
         """The file of that step's."""
+        self._tell: Tell | None = None
+        """Hears of the steps that `restore` learns again."""
         self._saving = saving
         self._pass_rates = pass_rates
         self._provenance = provenance
@@ -110,14 +118,22 @@ class LearnerGroup:
                     raise
                 await self._let_go(error)
 
-    async def restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
+    async def restore(self, tell: Tell | None = None) -> list[tuple[StepStats, list[GroupSummary]]]:
         """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did. The last one may not
-        be saved yet: see `owes_a_save`."""
+        be saved yet: see `owes_a_save`.
+
+        `tell` hears of each step before a checkpoint says that it need not be told again, which may be one that is restored after a death
+        on the way: the steps before it are then not among those returned. Raises LedgerError for a checkpoint of a step that is not
+        recorded.
+        """
         async with self._turn:
+            self._tell = tell
             try:
                 return await self._restore()
             except (WorkerError, DeadlineError, LostError) as error:
                 return await self._recover(error)
+            finally:
+                self._tell = None
 
     async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
         """Records the groups, then makes one optimizer step of them; a death on the way is healed and the step still made.
@@ -244,7 +260,7 @@ class LearnerGroup:
         """The current weights as a Hugging Face folder."""
         async with self._turn:
             provenance = await asyncio.to_thread(self._provenance, self.version)
-            await self._all("export", directory, provenance.as_extra())
+            await self._all_write("export", directory, provenance.as_extra())
 
     def actors(self) -> list[RemoteActor]:
         return list(self._ranks)
@@ -260,14 +276,28 @@ class LearnerGroup:
         except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
             if self._records:
                 await self._save_last_step(await self._all("last_step"))
-            saved = f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
             raise DataError(
                 f"step {self._asked[0]} is recorded and cannot be learned: {error}; mend what made it and begin another run_dir with "
-                f"{saved if self.saved_version else 'the same model.path'}"
+                f"{self._newest_model()}"
+            ) from error
+        except (
+            NumericsError
+        ) as error:  # a resume learns the same steps at the same learning rate, which it may not change
+            if self._records:
+                await self._finish_saving()
+            raise NumericsError(
+                f"{error}; look at these trajectories, and begin another run_dir with a lower optimizer.learning_rate and "
+                f"{self._newest_model()}"
             ) from error
         self._hold(stats.policy_version)
         await self._record_learned()
         return stats
+
+    def _newest_model(self) -> str:
+        """What another run starts from to go on from here."""
+        if not self.saved_version:
+            return "the same model.path"
+        return f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
 
     async def _record_learned(self) -> None:
         """What the ranks saw in their last step. Nothing depends on it: a record that cannot be written is an event."""
@@ -316,8 +346,10 @@ class LearnerGroup:
             metric = self._saving.metric_of(summaries)
         provenance = await asyncio.to_thread(self._provenance, self._held)
         extra = {"policy_version": self._held, "metric": metric, **provenance.as_extra()}
+        if metric is not None:
+            extra["rated_by"] = self._saving.rated_by()
         try:
-            await self._all("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
+            await self._all_write("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
         except CheckpointError as error:
             return self._tell_failure(error, version=self._held)
         self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self._held, metric
@@ -326,7 +358,7 @@ class LearnerGroup:
     async def _finish_saving(self) -> None:
         """The last save that was begun is over; one that failed did not save its version."""
         try:
-            await self._all("finish_saving")
+            await self._all_write("finish_saving")
         except CheckpointError as error:
             failed, self.saved_version = self.saved_version, self._saved_before
             self._tell_failure(error, version=failed)
@@ -416,12 +448,21 @@ class LearnerGroup:
         # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.
         newest = None if self._records else self._ledger.version - 1
         extra = await self._all("restore_latest", self._checkpoints, newest)
-        self.saved_version = self._saved_before = int(extra["policy_version"]) if extra else 0
+        saved = int(extra["policy_version"]) if extra else 0
+        if saved > self._ledger.version:  # a step is recorded before it is learned
+            raise LedgerError(
+                f"the newest checkpoint is of step {saved}, and the ledger ends at step {self._ledger.version}: a part of the run's "
+                "folder ledger was removed, or not copied; bring all of it back, move the checkpoints of later steps away, or begin "
+                f"another run_dir with model.path={self._checkpoints}/{checkpoint_name(saved)}/model"
+            )
+        self.saved_version = self._saved_before = saved
         self._hold(self.saved_version)
         self.saved_metric = extra.get("metric") if extra else None
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self._held):
             learned.append(await self._learn_again(record))
+            if self._tell is not None:
+                await self._tell(*learned[-1])
             # The last one is evaluated and told before it is saved, by those who go on from here, unless that was done and the save lost.
             is_before_last = self._held < self._ledger.version
             if self._held in self._evaluations or (is_before_last and self._saving.is_due(self._held)):
@@ -470,5 +511,17 @@ class LearnerGroup:
 
     async def _all(self, method: str, *args: Any) -> Any:
         """Rank 0's result, once every rank is done. The first failure is raised at once: its peers wait for it in vain."""
-        calls = (rank.call(method, *args, deadline_s=self._update_s) for rank in self._ranks)
+        return await self._all_within(self._update_s, method, *args)
+
+    async def _all_write(self, method: str, *args: Any) -> Any:
+        """As `_all`, for what waits for a disk or a store."""
+        try:
+            return await self._all_within(self._save_s, method, *args)
+        except DeadlineError as error:
+            # Ranks killed while they write are as slow the next time: the run would do nothing else.
+            hint = f"{error}; if the disk or the store is that slow, raise checkpoint.timeout_s={self._save_s:g}"
+            raise DeadlineError(hint, actor=error.actor, stage=error.stage) from error
+
+    async def _all_within(self, deadline_s: float, method: str, *args: Any) -> Any:
+        calls = (rank.call(method, *args, deadline_s=deadline_s) for rank in self._ranks)
         return (await together(*calls))[0]

@@ -1,5 +1,7 @@
 """Which steps are saved, and what their checkpoints are rated by."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,6 +29,15 @@ class SavingRules:
     def note_save(self) -> None:
         """The time to the next save begins anew."""
         self._last_save_s = self._clock()
+
+    def rated_by(self) -> str:
+        """What a checkpoint's rating is of: rewards of training, or this evaluation's. Of two evaluations with other prompts or another
+        temperature neither mean says anything about the other."""
+        evaluation = self._config.evaluation
+        if evaluation.prompts is None:
+            return "reward"
+        what = evaluation.model_dump(mode="json", include={"prompts", "num_prompts", "temperature"})
+        return f"evaluation {hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]}"
 
     def metric_of(self, summaries: Sequence[GroupSummary]) -> float | None:
         """Of a checkpoint without an evaluation: the mean reward of its step.

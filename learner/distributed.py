@@ -30,8 +30,6 @@ from learner.sequence_parallel import SequenceGroup
 MAX_UNREDUCED_BYTES = 2 * 1024**3
 """Gradients of micro-batches are reduced once per step while whole float32 gradients fit into this; larger models reduce each time."""
 
-_BESIDE_TIMEOUT = timedelta(hours=1)
-"""For the slowest rank's writing; whoever waits for it has a deadline of their own."""
 _LOOK_S = 0.05
 """How often a rank that waits for the others looks whether they are there."""
 _M_MMAP_THRESHOLD = -3
@@ -134,9 +132,13 @@ class Ranks:
         """True on one of the ranks that share a pass, and so find the same: what is counted or recorded comes from it alone."""
         return self.rank % self.num_per_pass == 0
 
-    def beside(self) -> "Ranks":
-        """The same ranks with a group of their own on the CPU: a thread may use it while training exchanges. All ranks must call it."""
-        group = None if self.mesh is None else dist.new_group(backend="gloo", timeout=_BESIDE_TIMEOUT)
+    def beside(self, *, timeout_s: float) -> "Ranks":
+        """The same ranks with a group of their own on the CPU: a thread may use it while training exchanges. All ranks must call it.
+
+        A rank waits for the others for at most `timeout_s`.
+        """
+        timeout = timedelta(seconds=timeout_s)
+        group = None if self.mesh is None else dist.new_group(backend="gloo", timeout=timeout)
         return replace(self, device=torch.device("cpu"), group=group)
 
     def sum(self, tensor: Tensor) -> Tensor:

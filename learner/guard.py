@@ -54,8 +54,7 @@ class NonFiniteGuard:
             norms = f"{policy}, the critic's {critic[0]}" if critic else f"{policy}"
             raise NumericsError(
                 f"loss or gradient was not finite in {self.num_in_a_row} updates in a row, the last at policy version {place[0]} "
-                f"(gradient norm {norms}, {num_bad} micro-batches with a loss that is not finite); {saved}; "
-                "lower optimizer.learning_rate, or look at these trajectories"
+                f"(gradient norm {norms}, {num_bad} micro-batches with a loss that is not finite); {saved}"
             )
         return False
 

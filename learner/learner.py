@@ -34,6 +34,7 @@ from learner.assemble import assemble
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.reading import checkpoints
 from learner.checkpoint.saving import Saver
+from learner.checkpoint.writing import adopt
 from learner.distributed import Ranks, choose_device, leave, reshard
 from learner.first_look import FirstLook
 from learner.forward_backward import Passes
@@ -65,12 +66,13 @@ class Learner:
         run_dir: str = "",
         probe_token_ids: Sequence[int] = (),
         demonstrations: Demonstrations | None = None,
+        base_name: str | None = None,
     ) -> None:
         """Loads the model. Raises ConfigError for one that does not fit or cannot be computed exactly.
 
         `rendezvous` is host:port, where several ranks meet, and `listener` rank 0's socket there; `run_dir` a local folder for what went
         wrong, empty for none; `probe_token_ids` the text that attests published weights, empty for one spread over the vocabulary;
-        `demonstrations` what `algorithm.sft` imitates.
+        `demonstrations` what `algorithm.sft` imitates; `base_name` what the run calls a model that was downloaded into `model.path`.
         """
         assert (demonstrations is None) == (config.algorithm.sft is None), "algorithm.sft says whether there are any"
         self._config, self._rank = config, rank
@@ -117,11 +119,13 @@ class Learner:
             demonstrations=demonstrations,
             phases=self._phases,
         )
+        folder = ModelFolder(self.policy.causal_lm, config, base_name=base_name)
+        folder.check()
         self._saver = Saver(
             self.optimizer,
             objective=self.objective,
             guard=self._guard,
-            model=ModelFolder(self.policy.causal_lm, config),
+            model=folder,
             ranks=self._ranks,
             config=config.checkpoint,
         )
@@ -311,7 +315,11 @@ class Learner:
 
     def restore_latest(self, root: str, newest: int | None = None) -> Mapping[str, Any] | None:
         """The newest checkpoint below `root`, of the version `newest` at most; None and nothing done when there is none."""
-        found = checkpoints(Storage(root), newest=newest) if self._ranks.rank == 0 else []
+        storage = Storage(root)
+        # Without `newest`: a replay looks at a folder that is another driver's to write.
+        if self._ranks.rank == 0 and newest is None and storage.is_local:
+            adopt(Path(storage.path()))
+        found = checkpoints(storage, newest=newest) if self._ranks.rank == 0 else []
         # One may be committed, or removed, between two ranks' looks: rank 0's counts.
         chosen, *_ = self._ranks.texts(json.dumps(str(found[-1]) if found else None))
         directory: str | None = json.loads(chosen)

@@ -29,11 +29,15 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     """Also saves when the last save is so long ago, for runs whose steps take long. None does not save by time."""
     stop_timeout_s: NonNegativeFloat = 60.0
     """Longest that a run which is stopped (Ctrl-C, SIGTERM) takes to finish its step and save it; 0 saves nothing then."""
+    timeout_s: PositiveFloat = 7200.0
+    """Longest that training waits for a checkpoint, or an export, to be written. Ranks that take longer count as hung: they are restarted,
+    learn again from the checkpoint before, and save anew."""
     keep_last: PositiveInt = 2
     """Checkpoints that stay."""
     keep_best: bool = True
     """Also keeps the checkpoint with the best evaluation, or with the best reward in a run that does not evaluate; none where
-    `algorithm.selection`, `algorithm.filters` or `prompts.difficulty` choose what is trained, and with it the reward."""
+    `algorithm.selection`, `algorithm.filters` or `prompts.difficulty` choose what is trained, and with it the reward. Where a resumed run
+    evaluates in another way, the best one of each way stays."""
     asynchronous: bool = True
     """Copies the state, and writes it while training goes on. Training waits where a learner rank has no memory for its copy."""
 

@@ -99,6 +99,7 @@ def learner_rank(
     with importing_for_good():
         from learner.learner import Learner
 
+    base_name = config.model.path
     config = _with_local_critic(_with_local_policy(config))
     return Learner(
         config,
@@ -108,6 +109,7 @@ def learner_rank(
         run_dir=run_dir,
         probe_token_ids=probe_token_ids,
         demonstrations=demonstrations(config),
+        base_name=base_name,
     )
 
 

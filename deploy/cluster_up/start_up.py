@@ -12,6 +12,7 @@ from typing import Any
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.provenance import Provenance, unknown
+from cluster.contracts.types import GroupSummary, StepStats
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -169,10 +170,13 @@ async def _learn_and_publish(
 
 async def restore(learner: LearnerGroup, log: Log) -> None:
     """Goes to where the record stands. What is learned again is told before its checkpoint says that it need not be told again."""
-    for stats, summaries in await learner.restore():
+
+    async def tell(stats: StepStats, summaries: list[GroupSummary]) -> None:
         log.step(stats.policy_version, step_metrics(summaries, stats))
-    if learner.owes_a_save():
         await log.written()
+
+    await learner.restore(tell)
+    if learner.owes_a_save():
         await learner.save(None)
 
 

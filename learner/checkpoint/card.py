@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from cluster.contracts.config import RunConfig
+from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.provenance import Provenance
@@ -21,13 +21,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LICENSES = ("license", "license_name", "license_link")
 
 
-def model_card(config: RunConfig, *, kind: Kind, policy_version: int, provenance: Provenance) -> str:
-    """Markdown with the metadata that the Hugging Face hub reads."""
-    known = _base_metadata(config)
+def model_card(
+    config: RunConfig, *, kind: Kind, policy_version: int, provenance: Provenance, base: ModelConfig | None = None
+) -> str:
+    """Markdown with the metadata that the Hugging Face hub reads. `base` is the model of `config` where it was downloaded from a store."""
+    known = _base_metadata(base or config.model)
     front = yaml.safe_dump(_metadata(config, known, kind=kind), sort_keys=False, allow_unicode=True)
     sections = (
         _introduction(config, kind=kind, policy_version=policy_version),
-        ("## Training", "", *_bullets(in_words(config))),
+        ("## Training", "", *_bullets(in_words(config, base=base))),
         ("## Measured", "", *_measured(config, policy_version=policy_version, provenance=provenance)),
         ("## Use", "", *_use(config, kind=kind)),
         ("## Provenance", "", *_bullets(_provenance(provenance))),
@@ -49,10 +51,9 @@ def _metadata(config: RunConfig, known: Mapping[str, Any], *, kind: Kind) -> dic
     return metadata | {name: known[name] for name in _LICENSES if name in known}
 
 
-def _base_metadata(config: RunConfig) -> dict[str, Any]:
+def _base_metadata(model: ModelConfig) -> dict[str, Any]:
     """What the base model's own card says of its licence. A link into the base's folder leads nowhere from here."""
-    card = model_file(config.model, NAME)
-    if card is None:
+    if "://" in model.path or (card := model_file(model, NAME)) is None:
         return {}
     try:
         text = card.read_text(encoding="utf-8", errors="replace")
@@ -77,9 +78,9 @@ def _introduction(config: RunConfig, *, kind: Kind, policy_version: int) -> tupl
     )
 
 
-def in_words(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What a run trains, and how: names and sentences, in which names of others stand between backticks."""
-    known = _base_metadata(config)
+def in_words(config: RunConfig, *, base: ModelConfig | None = None) -> Iterator[tuple[str, str]]:
+    """What a run trains, and how: names and sentences, in which names of others stand between backticks. `base` as of `model_card`."""
+    known = _base_metadata(base or config.model)
     algorithm, optimizer = config.algorithm, config.optimizer
     revision = f", revision {_code(config.model.revision)}" if config.model.revision else ""
     yield "Base model", f"{_code(_name(config.model.path))}{revision}, trained as {config.model.dtype}"

@@ -56,6 +56,8 @@ class Manifest(BaseModel):
     """Fingerprint of the model's files that adapters were trained on: these hold no weights of it. Empty without LoRA."""
     metric: float | None
     """Higher is better; None is not compared."""
+    rated_by: str = Field(default="", exclude_if=lambda rated_by: not rated_by)
+    """What the metric is of: metrics are compared with their like alone. Empty for checkpoints of versions that did not say so."""
     learner: dict[str, Any]
     """The learner's own small state."""
     extra: dict[str, Any]

@@ -1,17 +1,22 @@
 """The trained model as Hugging Face folders with model cards: weights with configuration and tokenizer, and the LoRA adapter apart."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.provenance import Provenance
 from cluster.weights.adapter import write_adapter
 from cluster.weights.model_files import fingerprint
@@ -28,9 +33,11 @@ MAX_FILE_BYTES = 4 * 1024**3
 class ModelFolder:
     """Writes one causal model, and what belongs to it."""
 
-    def __init__(self, causal_lm: PreTrainedModel, config: RunConfig) -> None:
-        self._causal_lm, self._config = causal_lm, config
-        self._model, self._lora = config.model, config.learner.lora
+    def __init__(self, causal_lm: PreTrainedModel, config: RunConfig, *, base_name: str | None = None) -> None:
+        """`base_name` is what the run calls the base where `model.path` of `config` is the folder that it was downloaded into."""
+        self._causal_lm, self._model, self._lora = causal_lm, config.model, config.learner.lora
+        named = config.model.model_copy(update={"path": base_name or config.model.path})
+        self._told = config.model_copy(update={"model": named})
         self.base = (fingerprint(config.model) or "") if self._lora else ""
         """Fingerprint of the files that an adapter is trained on; empty without LoRA."""
 
@@ -47,12 +54,7 @@ class ModelFolder:
     ) -> dict[str, FileEntry]:
         """A folder that `from_pretrained` reads. Entries of all its files by their path below it. `extra` is the checkpoint's."""
         entries = write_weights(folder, weights)
-        config = type(self._causal_lm.config).from_dict(self._causal_lm.config.to_dict())
-        config.dtype = self._model.dtype
-        config.architectures = [type(self._causal_lm).__name__]
-        config.save_pretrained(folder)
-        if self._causal_lm.generation_config is not None:
-            self._causal_lm.generation_config.save_pretrained(folder)
+        self._write_configuration(folder)
         self._tokenizer.save_pretrained(folder)
         self._write_card(folder, "model", policy_version, extra)
         return _sealed(folder, besides=entries)
@@ -64,17 +66,46 @@ class ModelFolder:
         if self._lora is None:
             return {}
         described = adapter_of(self._causal_lm, lora=self._lora)
-        write_adapter(folder, adapter, adapter=described, base_model=self._model.path)
+        write_adapter(folder, adapter, adapter=described, base_model=self._told.model.path)
         self._write_card(folder, "adapter", policy_version, extra)
         return _sealed(folder, besides={})
+
+    def check(self) -> None:
+        """Raises ConfigError for a model whose configuration cannot be written: the run would train, and save nothing.
+
+        The tokenizer is not tried: a large one takes seconds.
+        """
+        # A temporary disk that is full says nothing of the run's.
+        with contextlib.suppress(OSError), TemporaryDirectory() as folder:
+            try:
+                self._write_configuration(Path(folder))
+            except (ValueError, TypeError, StrictDataclassError) as error:
+                raise ConfigError(
+                    f"model.path={self._model.path!r} loads, but transformers does not write its configuration back, so no checkpoint "
+                    f"could be saved: {headline(error)}; mend its config.json"
+                ) from error
 
     def size_bytes(self) -> int:
         """Of the whole weights, as written."""
         return sum(parameter.numel() for parameter in self._causal_lm.parameters()) * self._dtype.itemsize
 
+    def _write_configuration(self, folder: Path) -> None:
+        config = type(self._causal_lm.config).from_dict(self._causal_lm.config.to_dict())
+        config.dtype = self._model.dtype
+        config.architectures = [type(self._causal_lm).__name__]
+        config.save_pretrained(folder)
+        generation = self._causal_lm.generation_config
+        if generation is None:
+            return
+        try:
+            generation.save_pretrained(folder)
+        except ValueError:
+            # transformers loads values that it refuses to save, such as a temperature without do_sample. They stay as the base has them.
+            generation.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
+
     def _write_card(self, folder: Path, kind: Kind, policy_version: int, extra: Mapping[str, Any]) -> None:
         provenance = Provenance.of(extra)
-        card = model_card(self._config, kind=kind, policy_version=policy_version, provenance=provenance)
+        card = model_card(self._told, kind=kind, policy_version=policy_version, provenance=provenance, base=self._model)
         (folder / NAME).write_text(card, encoding="utf-8")
 
     @property
@@ -83,9 +114,12 @@ class ModelFolder:
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             self._model.path, revision=self._model.revision, trust_remote_code=self._model.trust_remote_code
         )
+        if self._model.chat_template is not None:  # the one that the policy was trained with; an empty text is none
+            tokenizer.chat_template = self._model.chat_template or None
+        return tokenizer
 
     @staticmethod
     def _on_cpu(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -74,12 +74,16 @@ def check_size(place: Place, name: str, entry: FileEntry) -> None:
 
 
 def superfluous(root: Storage, *, keep_last: int, keep_best: bool) -> list[Place]:
-    """All checkpoints but the newest and the one with the best metric. Raises StorageError where that cannot be found out now."""
+    """All checkpoints but the newest, and those with the best metric. Raises StorageError where that cannot be found out now.
+
+    A resumed run may rate in another way: of each way the best one stays, as which of them is the better is not known. Manifests that
+    do not say what they are rated by are compared with each other.
+    """
     found = checkpoints(root)
     kept = {place.name for place in found[-keep_last:]}
     if keep_best:
-        rated = [(metric, index) for index, place in enumerate(found) if (metric := _metric(place)) is not None]
-        kept |= {found[index].name for _, index in sorted(rated)[-1:]}
+        rated = [(*rating, index) for index, place in enumerate(found) if (rating := _rating(place)) is not None]
+        kept |= {found[index].name for index in {rated_by: index for rated_by, _, index in sorted(rated)}.values()}
     return [place for place in found if place.name not in kept]
 
 
@@ -107,9 +111,11 @@ def _offer(place: Place) -> str:
     return "; there is none before it: move it away to start anew"
 
 
-def _metric(place: Place) -> float | None:
+def _rating(place: Place) -> tuple[str, float] | None:
+    """What it is rated by, and its metric."""
     try:
-        return read_manifest(place).metric
+        manifest = read_manifest(place)
+        return None if manifest.metric is None else (manifest.rated_by, manifest.metric)
     except CheckpointError as error:  # another checkpoint's damage does not fail the save that prunes
         if isinstance(error.__cause__, StorageError) and place.exists(MANIFEST):
             raise error.__cause__ from None  # it may be whole, and the best: a disk or a store that fails for a moment

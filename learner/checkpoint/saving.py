@@ -72,7 +72,8 @@ class Saver:
         config: CheckpointConfig,
     ) -> None:
         self._optimizer, self._model = optimizer, model
-        self._ranks, self._beside, self._config = ranks, ranks.beside(), config
+        # The driver's deadline is to come first, as it names the setting; it begins when training waits for the writing.
+        self._ranks, self._beside, self._config = ranks, ranks.beside(timeout_s=2 * config.timeout_s), config
         self._small: dict[str, SmallState] = {"objective": objective, "optimizer": optimizer, "guard": guard}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
@@ -191,6 +192,9 @@ class Saver:
                 manifest = snapshot.manifest.sealed(self._of_all_ranks(own))
                 self._together(directory, lambda: self._commit(target, manifest) if is_first else None)
             self._written = directory, snapshot.manifest.policy_version, snapshot.manifest.metric
+        except CheckpointError:
+            target.abandon()
+            raise
         finally:
             target.close()
 
@@ -250,6 +254,7 @@ class Saver:
             parameters_digest=self._parameters_digest(),
             base=self._model.base,
             metric=extra.get("metric"),
+            rated_by=extra.get("rated_by", ""),
             learner={name: part.state_dict() for name, part in self._small.items()},
             extra=dict(extra),
             files={},

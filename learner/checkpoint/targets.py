@@ -42,6 +42,11 @@ class Target(Protocol):
         """Removes the checkpoints that are not kept, and what killed saves left behind."""
         ...
 
+    def abandon(self) -> None:
+        """Removes this rank's files of a save of which all ranks know that it failed. A rank that only lost the others does not call
+        it: the first one may be about to commit."""
+        ...
+
     def close(self) -> None:
         """Removes what is not part of the checkpoint, whatever came of it."""
         ...
@@ -84,6 +89,10 @@ class FolderTarget:
     def prune(self, *, keep_last: int, keep_best: bool) -> None:
         writing.prune(self._directory.parent, keep_last=keep_last, keep_best=keep_best)
 
+    def abandon(self) -> None:
+        # Each on its own machine: where they share no file system, the first rank's removal does not reach them.
+        writing.discard(self.folder())
+
     def close(self) -> None:
         if self._is_first:
             writing.discard(self.folder())
@@ -108,7 +117,8 @@ class StoreTarget:
         if standing.policy_version != manifest.policy_version:
             raise CheckpointError(f"{self._place} stands already, of version {standing.policy_version}; move it away")
         if manifest.metric not in (None, standing.metric):  # saved before it was evaluated
-            rated = standing.model_copy(update={"metric": manifest.metric, "extra": manifest.extra})
+            rating = {name: getattr(manifest, name) for name in ("metric", "rated_by", "extra")}
+            rated = standing.model_copy(update=rating)
             self._place.root.write_file(self._manifest, rated.sealed(standing.files).as_json())
         return False
 
@@ -144,6 +154,8 @@ class StoreTarget:
             # Of this step nothing else becomes a checkpoint any more: what is there are saves that failed, or are about to.
             for name in set(root.names(self._place.name)) - {MANIFEST, self._save_id}:
                 root.remove_folder(f"{self._place.name}/{name}")
+
+    def abandon(self) -> None: ...
 
     def close(self) -> None:
         if self._scratch is not None:

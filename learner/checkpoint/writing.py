@@ -1,6 +1,7 @@
 """Checkpoints on a disk: written aside, synced, renamed into place, and removed.
 
-A save that is killed leaves a folder whose name begins with a dot; the next save removes it.
+A save that is killed leaves a folder whose name begins with a dot; the next save removes it. One that was to replace a checkpoint of the
+same version may leave that under such a name: it gets its own back (`adopt`).
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from learner.checkpoint.digests import entry_in_blocks, entry_of
 from learner.checkpoint.manifest import MANIFEST, FileEntry, Manifest
 from learner.checkpoint.reading import superfluous
 
-_SAVING, _REMOVING = ".saving", ".removing"
+_SAVING, _REMOVING, _REPLACED = ".saving", ".removing", ".replaced"
 
 
 @contextlib.contextmanager
@@ -69,8 +70,12 @@ def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
     write_synced(aside / MANIFEST, manifest.as_json())
     for folder, _, _ in os.walk(aside):
         sync_folder(folder)
-    replaced = _hide(directory) if directory.exists() else None
-    os.rename(aside, directory)
+    replaced = _hide(directory, suffix=_REPLACED) if directory.exists() else None
+    try:
+        os.rename(aside, directory)
+    except OSError:
+        adopt(directory.parent)
+        raise
     sync_folder(directory.parent)
     if replaced is not None:
         discard(replaced)
@@ -81,19 +86,30 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def adopt(root: Path) -> None:
+    """Gives checkpoints back their names that were to be replaced, when a kill or a failure kept what was to replace them from it."""
+    for hidden in root.glob(f".*{_REPLACED}"):
+        directory = root / hidden.name[1 : -len(_REPLACED)]
+        if not directory.exists():
+            with contextlib.suppress(OSError):
+                os.rename(hidden, directory)
+
+
 def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
     """Removes the checkpoints that are not kept, and what killed saves left behind."""
-    for left in (*root.glob(f".*{_SAVING}"), *root.glob(f".*{_REMOVING}")):
+    adopt(root)
+    replaced = (hidden for hidden in root.glob(f".*{_REPLACED}") if (root / hidden.name[1 : -len(_REPLACED)]).exists())
+    for left in (*root.glob(f".*{_SAVING}"), *root.glob(f".*{_REMOVING}"), *replaced):
         discard(left)
     with contextlib.suppress(StorageError):  # the checkpoint that was saved stands; the next save prunes again
         for place in superfluous(Storage(str(root)), keep_last=keep_last, keep_best=keep_best):
             with contextlib.suppress(OSError):
-                discard(_hide(root / place.name))
+                discard(_hide(root / place.name, suffix=_REMOVING))
 
 
-def _hide(directory: Path) -> Path:
+def _hide(directory: Path, *, suffix: str) -> Path:
     """Renames a checkpoint before it is removed: a kill half-way must not leave a torn one under its name."""
-    hidden = directory.with_name(f".{directory.name}{_REMOVING}")
+    hidden = directory.with_name(f".{directory.name}{suffix}")
     discard(hidden)
     os.rename(directory, hidden)
     return hidden

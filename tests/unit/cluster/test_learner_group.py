@@ -16,6 +16,7 @@ from cluster.contracts.errors import (
     DataError,
     DeadlineError,
     FailureKind,
+    LedgerError,
     LostError,
     NumericsError,
     StorageError,
@@ -77,6 +78,7 @@ class ScriptedRank(RemoteActor):
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         await asyncio.sleep(0)
+        self._scene.deadlines_s[method] = deadline_s
         if self._scene.turns is not None:
             self._scene.turns.note(method)
         try:
@@ -97,6 +99,7 @@ class ScriptedRank(RemoteActor):
                 self._scene.saved = self._version
                 self._scene.saves.append(self._version)
                 self._scene.metrics[self._version] = args[1]["metric"]
+                self._scene.extras.append(args[1])
             case "update":
                 self._version += 1
                 (step,) = args if isinstance(args[0], tuple) else (args,)  # as it was recorded, or as it was read
@@ -172,11 +175,15 @@ class Scene:
         self.saves: list[int] = []
         self.metrics: dict[int, float | None] = {}
         """Of what is saved, by version."""
+        self.extras: list[dict[str, Any]] = []
+        """That saves were asked for with."""
         self.learned: list[tuple[Any, ...]] = []
         self.recorded: dict[str, tuple[Any, ...]] = {}
         self.kept: dict[str, tuple[Any, ...]] = {}
         """The record of learning, by the name of the trajectories."""
         self.forgotten: list[str] = []
+        self.deadlines_s: dict[str, float] = {}
+        """Of the last call of each method."""
         self.num_killed = 0
         self.events = ListedEvents()
         self.journal = journal or Lines()
@@ -508,6 +515,25 @@ async def test_a_learner_that_dies_before_its_step_is_saved_leaves_the_save_to_t
     assert scene.saves == [] and scene.group.is_save_due()
 
 
+async def test_a_save_has_a_deadline_of_its_own_and_one_that_is_late_says_which_setting_to_raise():
+    """Seen in review: a save that was slower than a step's deadline rolled the run back, again and again."""
+    late = DeadlineError("learner-0 did not finish 'finish_saving'", actor="learner-0", stage="finish_saving")
+    scene = Scene(
+        ("finish_saving", 1, late), learner={"timeout_s": 100}, checkpoint={"every_steps": 1, "timeout_s": 900}
+    )
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    assert {name: scene.deadlines_s[name] for name in ("update", "save", "finish_saving")} == {
+        "update": 100,
+        "save": 900,
+        "finish_saving": 900,
+    }
+    assert scene.saves == [1] and scene.num_killed == 1
+    (failure,) = [event for event in scene.events.events if event["kind"] == "failure"]
+    assert failure["reason"].endswith("raise checkpoint.timeout_s=900")
+
+
 async def test_a_save_that_a_death_broke_off_is_made_again_with_its_evaluation():
     """Seen in review: what was written again in the background's place was unrated, and pruned though it was the best."""
     scene = Scene(num_steps=9, checkpoint={"every_steps": 2}, evaluation={"prompts": "file"})
@@ -577,6 +603,41 @@ async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_agai
     assert not scene.group.owes_a_save()
 
 
+async def test_a_checkpoint_ahead_of_the_ledger_is_refused():
+    """Seen in review: with a ledger that was copied in part the run was over at once, or ended after a step with an AssertionError."""
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(journal=before.journal)
+    scene.saved = 5
+    await scene.group.start()
+    with pytest.raises(
+        LedgerError,
+        match=r"checkpoint is of step 5, and the ledger ends at step 2: .* model\.path=there/step-000005/model",
+    ):
+        await scene.group.restore()
+    assert scene.learned == []
+
+
+async def test_each_step_that_is_learned_again_is_told_before_it_is_saved():
+    """Seen in review: after a death on the way the steps up to the new checkpoint were neither told nor returned."""
+    before = Scene()
+    await before.group.start()
+    await before.learn(4)
+    dies = death("learner-0", "update")
+    scene = Scene(("update", 3, dies), journal=before.journal, checkpoint={"every_steps": 2})
+    scene.recorded = before.recorded
+    told: list[tuple[int, list[int]]] = []
+
+    async def tell(stats: StepStats, summaries: list[GroupSummary]) -> None:
+        told.append((stats.policy_version, list(scene.saves)))
+
+    await scene.group.start()
+    returned = await scene.group.restore(tell)
+    assert told == [(1, []), (2, []), (3, [2]), (3, [2]), (4, [2])]
+    assert [stats.policy_version for stats, _ in returned] == [3, 4]
+
+
 async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_restored():
     """Seen in simulation: the last evaluation ended meanwhile. It was told as version 0's, and the run ended without its last save."""
     scene = Scene(num_steps=3, checkpoint={"every_steps": 2})
@@ -618,6 +679,30 @@ async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_
 )
 def test_a_steps_reward_rates_a_checkpoint_where_it_is_the_policys_own_and_nothing_is_evaluated(run, metric):
     assert SavingRules(run_config(**run)).metric_of([rewarded(0)]) == metric
+
+
+def test_a_rating_says_what_it_is_of():
+    """A resumed run may evaluate in another way."""
+
+    def rated_by(**evaluation: Any) -> str:
+        return SavingRules(run_config(evaluation=evaluation)).rated_by()
+
+    evaluations: list[dict[str, Any]] = [
+        {"prompts": "file"},
+        {"prompts": {"name": "file", "path": "harder.jsonl"}},
+        {"prompts": "file", "num_prompts": 64},
+        {"prompts": "file", "temperature": 0.5},
+    ]
+    assert rated_by() == "reward" and len({rated_by(**each) for each in evaluations} - {"reward"}) == 4
+    assert rated_by(prompts="file", every_steps=5, success_at=0.5) == rated_by(prompts="file")
+
+
+async def test_a_checkpoint_is_saved_with_what_rates_it():
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(0.5)
+    assert scene.extras[-1]["rated_by"] == "reward"
 
 
 async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_first():
@@ -775,6 +860,21 @@ async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_say
     await scene.group.start()
     await scene.learn(1)
     assert scene.events.events[-1]["kind"] == "recovery" and scene.events.events[-1]["actor"] == "learner-10"
+
+
+@pytest.mark.parametrize(
+    ("is_saved", "start"), [(True, "model.path=there/step-0*1/model"), (False, "the same model.path")]
+)
+async def test_updates_that_are_not_finite_say_how_to_go_on_and_not_what_a_resume_refuses(is_saved: bool, start: str):
+    """Seen in review: "lower optimizer.learning_rate", which the same run_dir does not take."""
+    scene = Scene(("update", 1, NumericsError("loss or gradient was not finite")))
+    await scene.group.start()
+    await scene.learn(1)
+    if is_saved:
+        await scene.group.save(None)
+    says = rf"not finite; .* begin another run_dir with a lower optimizer.learning_rate and {start}$"
+    with pytest.raises(NumericsError, match=says):
+        await scene.learn(1)
 
 
 async def test_a_step_that_cannot_be_learned_says_how_to_go_on_now_and_at_every_resume():

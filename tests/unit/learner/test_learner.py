@@ -611,6 +611,17 @@ def test_a_save_after_ranks_that_lost_each_other_is_not_begun(model_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_on_a_machine_of_its_own_keeps_nothing_of_a_save_that_failed(model_path: Path, tmp_path: Path):
+    """Seen in review: where machines do not share run_dir, each save left all of the rank's state on its disk."""
+    learner = Learner(make_config(model_path, checkpoint={"asynchronous": False}))
+    first_says = iter(["save-id", "", "", "", "", "{}", "the machines do not share run_dir"])
+    learner._saver._ranks = SimpleNamespace(rank=1, size=2)
+    learner._saver._beside = SimpleNamespace(texts=lambda own: [next(first_says), own])
+    with pytest.raises(CheckpointError, match="the machines do not share run_dir"):
+        learner.save(str(tmp_path / "step-000001"), {})
+    assert list(first_says) == [] and list(tmp_path.iterdir()) == []
+
+
 def test_every_rank_restores_the_checkpoint_that_the_first_one_found(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -621,6 +632,15 @@ def test_every_rank_restores_the_checkpoint_that_the_first_one_found(
         learner.finish_saving()
     first = json.dumps(str(tmp_path / "step-000001"))
     learner._ranks = SimpleNamespace(rank=1, texts=lambda own: [first, own])
+    assert learner.restore_latest(str(tmp_path)) == {"policy_version": 1}
+
+
+def test_a_restore_finds_a_checkpoint_whose_replacement_was_killed(model_path: Path, tmp_path: Path):
+    learner = Learner(make_config(model_path))
+    learner.save(str(tmp_path / "step-000001"), {"policy_version": 1})
+    learner.finish_saving()
+    (tmp_path / "step-000001").rename(tmp_path / ".step-000001.replaced")
+    assert learner.restore_latest(str(tmp_path), 1) is None, "a replay writes nothing into the run that it repeats"
     assert learner.restore_latest(str(tmp_path)) == {"policy_version": 1}
 
 

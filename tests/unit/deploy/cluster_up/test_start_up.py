@@ -22,8 +22,7 @@ async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch,
     class Learner:
         async def start(self): ...
 
-        async def restore(self):
-            return []
+        async def restore(self, tell): ...
 
         def owes_a_save(self):
             return False
@@ -55,9 +54,10 @@ async def test_a_step_that_was_learned_again_is_told_before_its_checkpoint_ends_
     done = []
 
     class Learner:
-        async def restore(self):
+        async def restore(self, tell):
             stats = StepStats(policy_version=4, metrics={}, num_trajectories=2, num_trained_tokens=8, seconds=1.0)
-            return [(stats, [group_summary(0, rewards=(1.0, 0.0))])]
+            await tell(stats, [group_summary(0, rewards=(1.0, 0.0))])
+            done.append(("told", log.num_written_steps))
 
         def owes_a_save(self):
             return True
@@ -67,7 +67,7 @@ async def test_a_step_that_was_learned_again_is_told_before_its_checkpoint_ends_
 
     log = ListedEvents()
     await start_up.restore(Learner(), log)
-    assert [version for version, _ in log.steps] == [4] and done == [("saved", None, 1)]
+    assert [version for version, _ in log.steps] == [4] and done == [("told", 1), ("saved", None, 1)]
 
 
 class NoSeats(Exception):

@@ -57,6 +57,11 @@ def test_a_base_model_whose_card_says_nothing_has_no_known_licence(tmp_path: Pat
     assert "**Licence of the base:** not known here" in card(run(model={"path": str(tmp_path)})).text
 
 
+def test_of_a_base_in_a_store_that_is_not_here_no_licence_is_known():
+    """A report has no copy of it."""
+    assert card(run(model={"path": "s3://bucket/run/checkpoints/step-000010/model"})).data.license is None
+
+
 def test_numbers_stand_with_their_step_and_their_error():
     text = card(run(evaluation=HELD_OUT), evaluations={0: BEFORE, 12: AFTER}).text
     assert "| 0 | 64 | 0.250 ± 0.062 | 0.500 |" in text

@@ -1,5 +1,7 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +13,13 @@ from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, read_manifest, superfluous, verify, verify_model
 from learner.checkpoint.states import States
 from learner.checkpoint.targets import FolderTarget
-from learner.checkpoint.writing import begin, commit, discard, prune, saving, write_state, write_tensors
+from learner.checkpoint.writing import aside_of, begin, commit, discard, prune, saving, write_state, write_tensors
 from tests.unit.learner.disk import largest_file
 
 
-def _save(directory: Path, *, metric: float | None = None, parameters: str = "p", version: str = FORMAT) -> Path:
+def _save(
+    directory: Path, *, metric: float | None = None, rated_by: str = "", parameters: str = "p", version: str = FORMAT
+) -> Path:
     aside = begin(directory)
     files = {state_name(0, 1): write_state(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)})}
     manifest = Manifest(
@@ -24,6 +28,7 @@ def _save(directory: Path, *, metric: float | None = None, parameters: str = "p"
         num_ranks=1,
         parameters_digest=parameters,
         metric=metric,
+        rated_by=rated_by,
         learner={},
         extra={"a": 1},
         files={},
@@ -156,6 +161,19 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
 
 
+def test_the_best_one_stays_when_the_run_is_resumed_and_rates_in_another_way(tmp_path: Path):
+    """Seen in review: harder held-out prompts made all later checkpoints worse than an early one."""
+    ratings = [("reward", 0.9), ("evaluation a", 0.3), ("evaluation a", 0.2), ("reward", 0.8), ("evaluation b", 0.1)]
+    for step, (rated_by, metric) in enumerate(ratings, start=1):
+        _save(tmp_path / f"step-{step:06d}", metric=metric, rated_by=rated_by)
+    prune(tmp_path, keep_last=1, keep_best=True)
+    assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == [
+        "step-000001",
+        "step-000002",
+        "step-000005",
+    ]
+
+
 def test_a_best_one_that_cannot_be_read_for_a_moment_stays_and_the_save_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -187,6 +205,52 @@ def _failing_for(checkpoint: str, whole: Callable[[Storage, str], str]) -> Calla
         return whole(storage, name)
 
     return read_text
+
+
+def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Seen in review: it was renamed first, and the next save removed it."""
+    directory = _save(tmp_path / "step-000001", metric=0.5)
+    rename = os.rename
+
+    def failing(old: Path, new: Path) -> None:
+        if old == aside_of(directory):
+            raise OSError("Input/output error")
+        rename(old, new)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output error"):
+        patched.setattr(os, "rename", failing)
+        _save(directory, metric=0.7)
+    assert verify(Place.of(directory)).metric == 0.5
+
+
+def test_a_checkpoint_whose_replacement_was_killed_gets_its_name_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    directory = _save(tmp_path / "step-000001", metric=0.5)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "rename", _killed_after(1, os.rename))
+        _save(directory, metric=0.7)
+    assert not directory.exists()
+    _save(tmp_path / "step-000002")
+    prune(tmp_path, keep_last=2, keep_best=False)
+    assert verify(Place.of(directory)).metric == 0.5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000001", "step-000002"]
+
+
+def test_a_replaced_checkpoint_that_is_not_removed_yet_does_not_come_back(tmp_path: Path):
+    directory = _save(tmp_path / "step-000001", metric=0.7)
+    (tmp_path / ".step-000001.replaced").mkdir()
+    prune(tmp_path, keep_last=1, keep_best=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"] and verify(Place.of(directory)).metric == 0.7
+
+
+def _killed_after(num_times: int, work: Callable[..., None]) -> Callable[..., None]:
+    done: list[None] = []
+
+    def killed(*args: Any) -> None:
+        if len(done) == num_times:
+            raise KeyboardInterrupt
+        done.append(work(*args))
+
+    return killed
 
 
 def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path):

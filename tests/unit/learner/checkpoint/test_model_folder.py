@@ -1,12 +1,21 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
 
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
 from learner.checkpoint import model_folder
+from learner.checkpoint.model_folder import ModelFolder
+from learner.learner import Learner
+from learner.model.loading import skeleton
 from learner.publishing import exported
+from tests.models import make_tiny_model
+from tests.unit.learner.trajectories import make_config
 
 
 def test_large_models_are_split_into_files_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -53,3 +62,63 @@ def test_a_folder_has_the_buffers_that_a_checkpoint_has(tmp_path: Path):
     assert found.dtype == torch.float32 and found.equal(bias)
     published = dict(exported(model, dtype=torch.bfloat16))
     assert not [name for name in published if "correction" in name], "engines have it from the start"
+
+
+@pytest.mark.parametrize("odd", [{"temperature": 0.6, "top_p": 0.9}, {"pad_token_id": -1}])
+def test_generation_defaults_that_transformers_loads_and_does_not_save_are_kept(
+    model_path: Path, tmp_path: Path, odd: dict[str, Any]
+):
+    """Seen in review: with such a base model every save failed, and the run ended without weights."""
+    folder = _folder(model_path, **odd)
+    folder.check()
+    folder.write(tmp_path, [("a", torch.zeros(1))], policy_version=0, extra={})
+    written = json.loads((tmp_path / "generation_config.json").read_text())
+    assert {name: written[name] for name in odd} == odd
+
+
+def test_a_model_whose_configuration_cannot_be_written_is_refused_before_it_trains(model_path: Path):
+    folder = _folder(model_path)
+    folder._causal_lm.config.odd = {1.5, 2.5}
+    with pytest.raises(ConfigError, match=r"no checkpoint could be saved: Object of type set .* mend its config\.json"):
+        folder.check()
+
+
+@pytest.mark.parametrize(
+    ("of_run", "saved"), [(None, "{{ 'base' }}"), ("{{ 'of the run' }}", "{{ 'of the run' }}"), ("", None)]
+)
+def test_a_folder_has_the_chat_template_that_the_run_sampled_with(
+    tmp_path: Path, of_run: str | None, saved: str | None
+):
+    """Seen in review: it had the base's, and whoever served the model gave it other prompts than it was trained on."""
+    base = make_tiny_model(tmp_path / "base", chat_template="{{ 'base' }}")
+    folder = ModelFolder(*_parts(base, chat_template=of_run))
+    folder.write(tmp_path / "saved", [("a", torch.zeros(1))], policy_version=0, extra={})
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == saved
+
+
+def test_what_is_saved_names_the_base_as_the_run_does_and_not_where_this_machine_downloaded_it(tmp_path: Path):
+    """Seen in review: adapters named a folder of one machine's cache. The licence is still read there."""
+    base = make_tiny_model(tmp_path / "cache" / "3f9c0a1b")
+    (base / "README.md").write_text("---\nlicense: mit\n---\n")
+    config = make_config(base, learner={"lora": {"target_modules": ["q_proj"]}})
+    learner = Learner(config, base_name="s3://bucket/run/checkpoints/step-000010/model")
+    learner.save(str(tmp_path / "step-000000"), {})
+    learner.finish_saving()
+    adapter = tmp_path / "step-000000" / "adapter"
+    described = json.loads((adapter / "adapter_config.json").read_text())
+    assert described["base_model_name_or_path"] == "s3://bucket/run/checkpoints/step-000010/model"
+    for card in (adapter / "README.md", tmp_path / "step-000000" / "model" / "README.md"):
+        assert "3f9c0a1b" not in card.read_text() and "license: mit" in card.read_text()
+
+
+def _folder(model_path: Path, **generation: Any) -> ModelFolder:
+    causal_lm, config = _parts(model_path)
+    assert causal_lm.generation_config is not None
+    causal_lm.generation_config.update(**generation)
+    return ModelFolder(causal_lm, config)
+
+
+def _parts(model_path: Path, **model: Any) -> tuple[PreTrainedModel, RunConfig]:
+    config = make_config(model_path)
+    config = config.model_copy(update={"model": config.model.model_copy(update=model)})
+    return skeleton(config.model), config
