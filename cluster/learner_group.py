@@ -280,9 +280,8 @@ class LearnerGroup:
                 f"step {self._asked[0]} is recorded and cannot be learned: {error}; mend what made it and begin another run_dir with "
                 f"{self._newest_model()}"
             ) from error
-        except (
-            NumericsError
-        ) as error:  # a resume learns the same steps at the same learning rate, which it may not change
+        except NumericsError as error:
+            # A resume learns the same steps again, and may not change the learning rate.
             if self._records:
                 await self._finish_saving()
             raise NumericsError(
