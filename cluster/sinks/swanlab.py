@@ -48,8 +48,10 @@ class SwanLab(Tracked):
             log_dir=self._directory.path("swanlab") if self._directory.is_local else None,
             mode=None if has_key or "SWANLAB_MODE" in os.environ else "offline",
             config=parameters(self._directory),
-            # What the terminal shows may be anything, and is not swanlab's to send.
-            settings=_package.Settings(terminal={"proxy_type": "none"}, probe={"git": False, "requirements": False}),
+            # What the terminal shows may be anything, and in the command line secrets may stand: neither is swanlab's to send.
+            settings=_package.Settings(
+                terminal={"proxy_type": "none"}, probe={"git": False, "requirements": False, "runtime": False}
+            ),
         )
 
 
