@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from cluster.contracts.config import MetricsConfig
@@ -54,6 +56,20 @@ def test_a_key_in_a_run_file_is_refused_and_not_shown():
     with pytest.raises(ConfigError, match="secrets come from the environment") as refused:
         resolve_sink(config, 0)
     assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("params", "is_private"), [({}, True), ({"private": False}, False)])
+def test_a_space_that_trackio_makes_is_private_unless_the_run_file_says_otherwise(
+    params, is_private, directory, monkeypatch
+):
+    asked = {}
+    monkeypatch.setattr(
+        "trackio.init", lambda **settings: asked.update(settings) or SimpleNamespace(log=lambda *_, **__: None)
+    )
+    directory.write_json(PASSPORT, {})
+    config = MetricsConfig(sinks=(Plugin(name="trackio", params=params),))
+    resolve_sink(config, 0)(directory=directory, num_steps=1).step(1, {})
+    assert asked["private"] is is_private
 
 
 class Foreign:
