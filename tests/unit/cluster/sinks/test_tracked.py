@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+from mlflow.utils.validation import _validate_metric_name
 
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError
@@ -9,6 +10,7 @@ from cluster.contracts.schema import to_batch
 from cluster.metrics import MetricLog, resolve_sink
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import PASSPORT, RUN_YAML, RunDirectory
+from cluster.sinks.mlflow import _allowed
 from cluster.sinks.tracked import Ending, identity, parameters, tracker, trajectories
 from tests.unit.cluster.contracts.rows import row
 
@@ -70,6 +72,15 @@ def test_a_space_that_trackio_makes_is_private_unless_the_run_file_says_otherwis
     config = MetricsConfig(sinks=(Plugin(name="trackio", params=params),))
     resolve_sink(config, 0)(directory=directory, num_steps=1).step(1, {})
     assert asked["private"] is is_private
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "/a", "a/", "a//b", "a///", "../a", "a/./b", "a/..", "reward: x", "a" * 249 + "//", "a" * 249 + "/.b"],
+)
+def test_of_any_name_mlflow_takes_what_is_made(name):
+    _validate_metric_name(_allowed(name))
+    assert _allowed("reward/mean.of/..x") == "reward/mean.of/..x"
 
 
 class Foreign:
