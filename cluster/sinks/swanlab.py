@@ -15,6 +15,8 @@ _STATES = {"finished": "success", "failed": "crashed"}
 
 
 class SwanLab(Tracked):
+    in_store = ("SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_LOGDIR")
+
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
         row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}

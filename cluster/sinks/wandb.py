@@ -15,6 +15,8 @@ _EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 143, "preempted": 143}
 
 
 class Wandb(Tracked):
+    in_store = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR")
+
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
         row: dict[str, Any] = {**finite_only(metrics), _STEP: version}
