@@ -5,6 +5,10 @@ from typing import Any
 
 import jsonschema
 import jsonschema.validators
+from jsonschema_specifications import REGISTRY as SPECIFICATIONS
+from referencing import Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import specification_with
 
 from cluster.contracts.errors import DataError
 from cluster.contracts.tools import OnError, Tool, function_schema, wrong_arguments
@@ -19,15 +23,19 @@ def schema_tool(
     timeout_s: float = 60.0,
     on_error: OnError = "fail",
 ) -> Tool:
-    """`call` gets the arguments by keyword, as the model wrote them once they fit `parameters`. Raises DataError for what is no schema."""
+    """`call` gets the arguments by keyword, as the model wrote them once they fit `parameters`. Raises DataError for what is no schema,
+    and for a `$ref` that leads out of it: nothing is fetched, whatever a server's schema names."""
     validator = jsonschema.validators.validator_for(parameters)
     try:
         validator.check_schema(parameters)
     except jsonschema.SchemaError as error:
         raise DataError(f"the parameters of tool {name!r} are no JSON schema: {error.message}") from error
+    _refuse_unresolved(parameters, validator.META_SCHEMA["$schema"], tool=name)
+
+    checked = validator(parameters, registry=SPECIFICATIONS)
 
     def check(arguments: dict[str, Any]) -> dict[str, Any]:
-        if mistakes := [(each.absolute_path, each.message) for each in validator(parameters).iter_errors(arguments)]:
+        if mistakes := [(each.absolute_path, each.message) for each in checked.iter_errors(arguments)]:
             raise wrong_arguments(name, mistakes)
         return arguments
 
@@ -39,3 +47,20 @@ def schema_tool(
         on_error=on_error,
         check=check,
     )
+
+
+def _refuse_unresolved(parameters: dict[str, Any], dialect: str, *, tool: str) -> None:
+    """Raises DataError for a reference to what is neither in the schema nor a dialect's own."""
+    root = Resource.from_contents(parameters, default_specification=specification_with(dialect))
+    waiting = [(root, SPECIFICATIONS.resolver_with_root(root))]
+    while waiting:
+        schema, resolver = waiting.pop()
+        reference = schema.contents.get("$ref") if isinstance(schema.contents, dict) else None
+        try:
+            if isinstance(reference, str):
+                resolver.lookup(reference)
+        except (Unresolvable, ValueError) as error:
+            raise DataError(
+                f"the parameters of tool {tool!r} refer to {reference!r}, which is not in them; put it under `$defs`"
+            ) from error
+        waiting += [(each, resolver.in_subresource(each)) for each in schema.subresources()]

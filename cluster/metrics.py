@@ -199,6 +199,9 @@ class MetricLog:
         """Logs the numbers of one step. May be called again for a version: what comes later adds to it or replaces it."""
         self._version = version
         numbers = {name: float(value) for name, value in metrics.items()}
+        for sink in self._sinks:
+            if why := sink.drain_failure():
+                self.event("sink_left_out", sink=sink.name, message=f"metrics sink {sink.name} is left out: {why}")
         for sink in (*self._listeners, *self._sinks):
             sink.step(version, numbers)
 
@@ -266,8 +269,13 @@ class _InThread:
         self._sink = sink
         self._thread = SideThread()
         self._is_left_out = False
+        self._failure: str | None = None
         self.is_late = False
         """Whether it has not done yet what the last flush waited for."""
+
+    @property
+    def name(self) -> str:
+        return type(self._sink).__name__
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._thread.put(lambda: self._guarded(lambda: self._sink.step(version, metrics)))
@@ -295,9 +303,15 @@ class _InThread:
         if self._is_left_out:
             return
         self._is_left_out = True
-        told = f"treadwheel: metrics sink {type(self._sink).__name__} is left out from now on: {' '.join(why.split())}"
+        self._failure = " ".join(why.split())
+        told = f"treadwheel: metrics sink {self.name} is left out from now on: {self._failure}"
         with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
             print(told, file=sys.stderr, flush=True)
+
+    def drain_failure(self) -> str | None:
+        """Why it is left out, once."""
+        failure, self._failure = self._failure, None
+        return failure
 
     def _note_caught_up(self) -> None:
         self.is_late = False

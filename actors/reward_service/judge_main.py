@@ -16,7 +16,7 @@ import os
 from typing import Any, TextIO
 
 from actors.processes.confinement import allow_cpu_s, limit_resources
-from actors.processes.inside import die_with_parent, own_pipes
+from actors.processes.inside import die_with_parent, end_with_self, own_pipes
 from actors.returned import MAX_MESSAGE
 from actors.reward_service.deadline import verdict_within
 from actors.reward_service.judgement import Judge, Judged, failed, find_judge, judge_async, judge_now, timed_out
@@ -30,6 +30,7 @@ _CPU_SHARE = 4
 def main() -> None:
     die_with_parent()
     requests, answers = own_pipes()
+    end_with_self()
     brief = json.loads(requests.readline())
     limit_resources(max_memory_bytes=brief["max_memory_bytes"])
     try:

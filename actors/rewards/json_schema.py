@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import jsonschema.validators
+from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import ConfigError, DataError
@@ -20,8 +21,8 @@ def json_schema(
     """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows. What stands before a
     `</think>` does not count.
 
-    The schema is the run's, or the prompt's own in `column`, as a mapping or as JSON. Raises ConfigError unless one of them is given, and
-    DataError for what is no schema.
+    The schema is the run's, or the prompt's own in `column`, as a mapping or as JSON; what it refers to must be in it. Raises ConfigError
+    unless one of them is given, and DataError for what is no schema.
     """
     if (schema is None) == (column is None):
         raise ConfigError(
@@ -40,7 +41,7 @@ def json_schema(
     blocks = [text for mark, text in _FENCED.findall(answer) if mark.lower() in ("", "json")]
     try:
         said = json.loads(blocks[-1] if blocks else answer, parse_constant=_refuse)
-        return float(validator(wanted).is_valid(said))
+        return float(validator(wanted, registry=SPECIFICATIONS).is_valid(said))  # which fetches nothing
     except (ValueError, OverflowError, RecursionError):  # 1e400 is infinity, which is a multiple of nothing
         return 0.0
 

@@ -32,6 +32,8 @@ class LocalFiles:
     def __init__(self, path: str) -> None:
         """Touches nothing."""
         self._root = os.path.abspath(os.path.expanduser(path))
+        self._unsynced: set[str] = set()
+        """Paths of files with lines that a power cut can still take."""
 
     def path(self, name: str = "") -> str:
         return posixpath.join(self._root, name) if name else self._root
@@ -103,6 +105,8 @@ class LocalFiles:
         path = self.path(name)
         with naming(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
+            if not is_durable:
+                self._unsynced.add(path)
             # One write call: a reader sees a whole line, or a torn last one, and never two mixed.
             with open(path, "ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
@@ -124,7 +128,15 @@ class LocalFiles:
     def replace_appended(self, name: str, text: str) -> None:
         self.write(name, text.encode())
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        for path in tuple(self._unsynced):
+            self._unsynced.discard(path)  # before it is synced: a line that comes meanwhile brings it back
+            try:
+                with naming(path), contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+                    os.fsync(file.fileno())
+            except StorageError:
+                self._unsynced.add(path)
+                raise
 
     def compact(self) -> None: ...
 

@@ -15,18 +15,19 @@ class JsonLines:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._waiting: list[dict[str, Any]] = []
-        """Lines that an object store did not take yet."""
+        """Lines that the disk or the object store did not take yet. Each step tries them again."""
         self._last = max((line["policy_version"] for line in directory.read_json_lines(METRICS)), default=-1)
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._waiting.append({"policy_version": version, "time": time.time(), **finite(metrics)})
-        with contextlib.nullcontext() if self._directory.is_local else contextlib.suppress(StorageError):
+        with contextlib.suppress(StorageError):
             self._write_waiting()
 
     def event(self, record: Mapping[str, Any]) -> None:
         """Events have a file of their own."""
 
     def close(self) -> None:
+        """Raises StorageError for lines that can still not be written."""
         self._write_waiting()
 
     def _write_waiting(self) -> None:

@@ -15,6 +15,8 @@ _STATES = {"finished": "success", "failed": "crashed"}
 
 
 class SwanLab(Tracked):
+    in_store = ("SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_LOGDIR")
+
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
         row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}
@@ -48,8 +50,10 @@ class SwanLab(Tracked):
             log_dir=self._directory.path("swanlab") if self._directory.is_local else None,
             mode=None if has_key or "SWANLAB_MODE" in os.environ else "offline",
             config=parameters(self._directory),
-            # What the terminal shows may be anything, and is not swanlab's to send.
-            settings=_package.Settings(terminal={"proxy_type": "none"}, probe={"git": False, "requirements": False}),
+            # What the terminal shows may be anything, and in the command line secrets may stand: neither is swanlab's to send.
+            settings=_package.Settings(
+                terminal={"proxy_type": "none"}, probe={"git": False, "requirements": False, "runtime": False}
+            ),
         )
 
 

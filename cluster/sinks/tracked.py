@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
+from cluster.contracts.errors import ConfigError
 from cluster.metrics import ENDS
 from cluster.record.recorder import step_of
 from cluster.record.run_directory import PASSPORT, RUN_YAML, TRACKED, RunDirectory
@@ -41,6 +43,9 @@ class Ending:
 
 
 class Tracked:
+    in_store: tuple[str, ...] = ()
+    """Variables of which a run in an object store needs one: without any, its files would stay where the driver ran."""
+
     def __init__(
         self,
         *,
@@ -50,7 +55,13 @@ class Tracked:
         name: str | None = None,
         num_trajectories: int = 4,
     ) -> None:
-        """What the sink of a tracker knows of its run, which it opens with the first step."""
+        """What the sink of a tracker knows of its run, which it opens with the first step. Raises ConfigError without one of `in_store`."""
+        if self.in_store and not directory.is_local and not any(name in os.environ for name in self.in_store):
+            tracker = type(self).__name__.lower()
+            raise ConfigError(
+                f"run_dir={directory.url!r}: {tracker} keeps a run offline on a disk; set {' or '.join(self.in_store)}, or leave "
+                f"{tracker} out"
+            )
         self._directory = directory
         self._id = identity(directory)
         self._project, self._name = project, name or directory.name

@@ -1,17 +1,34 @@
 """Trackio. One run however often the driver starts, with a few trajectories a step as traces, and what needs attention as alerts.
 
-Its files lie in TRACKIO_DIR, where `trackio show` finds them; TRACKIO_SPACE_ID sends them to a Space, with HF_TOKEN.
+Its files lie in TRACKIO_DIR, where `trackio show` finds them; TRACKIO_SPACE_ID sends them to a Space, with HF_TOKEN. A Space that this
+makes is private unless `private` is false.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.record.run_directory import RunDirectory
 from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
 _package = tracker("trackio")
 
 
 class Trackio(Tracked):
+    def __init__(
+        self,
+        *,
+        directory: RunDirectory,
+        num_steps: int,
+        project: str = "treadwheel",
+        name: str | None = None,
+        num_trajectories: int = 4,
+        private: bool = True,
+    ) -> None:
+        super().__init__(
+            directory=directory, num_steps=num_steps, project=project, name=name, num_trajectories=num_trajectories
+        )
+        self._is_private = private
+
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
         shown = {f"trajectories/{number}": _trace(each) for number, each in enumerate(self._trajectories(version))}
@@ -37,6 +54,7 @@ class Trackio(Tracked):
             name=f"{self._name}-{self._id}",  # Trackio resumes a run by its name alone
             resume="allow",
             config=parameters(self._directory),
+            private=self._is_private,  # Trackio's own default is public
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,

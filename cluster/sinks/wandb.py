@@ -15,6 +15,8 @@ _EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 143, "preempted": 143}
 
 
 class Wandb(Tracked):
+    in_store = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR")
+
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()
         row: dict[str, Any] = {**finite_only(metrics), _STEP: version}
@@ -46,7 +48,8 @@ class Wandb(Tracked):
             dir=self._directory.path() if self._directory.is_local else None,
             mode=None if has_key or "WANDB_MODE" in os.environ else "offline",
             config=parameters(self._directory),
-            settings=_package.Settings(console="off", disable_git=True, save_code=False),
+            # Of the machine it would also send the command line, where secrets may stand.
+            settings=_package.Settings(console="off", disable_git=True, save_code=False, x_disable_meta=True),
         )
         run.define_metric(_STEP)
         run.define_metric("*", step_metric=_STEP)

@@ -10,7 +10,7 @@ from cluster.metrics import ENDS
 Event = Mapping[str, Any]
 _TONES = {
     "bad": ("failure", "hang", "failed", "mismatch_alarm", "checkpoint_failed", "storage_failed", "groups_lost", "worker_not_joined",
-            "steering_failed", "learned_not_recorded", "ledger_torn", "quarantine"),
+            "steering_failed", "learned_not_recorded", "ledger_torn", "quarantine", "sink_left_out"),
     "good": ("recovery", "worker_joined", "finished"),
     "plain": ("launched", "resumed", "checkpoint", "scale", "preempted", "stopping", "stopped", "worker_left", "worker_waits",
               "waiting_for_nodes", "groups_handed_over", "groups_saved", "started", "held", "resumed_judging"),

@@ -149,5 +149,14 @@ def test_events_of_any_kind_disturb_no_number(run):
     assert run.rewards() == {1: 0.5}
 
 
+def test_the_command_line_where_secrets_may_stand_is_in_no_file(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["treadwheel", "prompts.token=hush-hush"])
+    monkeypatch.setattr("swanlab.sdk.internal.probe_python.environment.runtime._get_command_linux", lambda: None)
+    run.sink.step(1, {"reward/mean": 0.5})
+    run.rewards()
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [file.name for file in files if b"hush-hush" in file.read_bytes()] == []
+
+
 def test_it_closes_without_a_step(run):
     assert run.rewards() == {}

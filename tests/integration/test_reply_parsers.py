@@ -33,6 +33,19 @@ def test_words_alone_are_no_call(folder):
     assert parser(folder, "hermes")("It is 42.", prompt="", tools=PROBE_TOOLS).calls == ()
 
 
+@pytest.mark.parametrize("call", ['{"name": "zqfind", "arguments": {"text": ', '{"arguments": {}}\n</tool_call>', ""])
+def test_a_call_that_cannot_be_read_is_malformed_and_not_words(folder, call):
+    with pytest.raises(DataError, match="a tool call is malformed: <tool_call> begins a call that hermes cannot read"):
+        parser(folder, "hermes")(f"Let me look.\n<tool_call>\n{call}", prompt="", tools=PROBE_TOOLS)
+
+
+def test_a_format_without_types_has_them_from_the_tools(folder):
+    given = "<parameter=text>\n7\n</parameter>\n<parameter=count>\n2\n</parameter>"
+    said = f"<tool_call>\n<function=zqfind>\n{given}\n</function>\n</tool_call>"
+    reply = parser(folder, "qwen3_coder")(said, prompt="", tools=PROBE_TOOLS)
+    assert reply.calls == (ToolCall(name="zqfind", arguments={"text": "7", "count": 2}),)
+
+
 def test_an_unknown_parser_is_refused_with_the_names_there_are(folder):
     with pytest.raises(ConfigError, match=r"episodes[.]parser[.]parser='hermess' is none of vLLM's: .*hermes"):
         parser(folder, "hermess")("anything", prompt="", tools=PROBE_TOOLS)

@@ -139,7 +139,7 @@ _STAGES: dict[str, Callable[[Record], str]] = {
 }
 _WARNINGS = frozenset(
     ("checkpoint_failed", "failure", "groups_lost", "hang", "learned_not_recorded", "ledger_torn", "mismatch_alarm", "quarantine",
-     "steering_failed", "storage_failed", "worker_not_joined")
+     "sink_left_out", "steering_failed", "storage_failed", "worker_not_joined")
 )  # fmt: skip
 _NOTES = frozenset(
     ("compute_type", "groups_handed_over", "groups_saved", "learner_loaded", "placement", "recorded", "reward_resumed", "stopping",

@@ -100,7 +100,7 @@ async def until_told(*, completion: str) -> float:
 
 
 def leaves_behind(*, completion: str, file: str) -> float:
-    """A process, whose pid goes to the file: in its session for `exit`, in one of its own for `hang`."""
+    """A process, whose pid goes to the file: in its session for `exit` and `stay`, in one of its own for `hang`."""
     if (child := os.fork()) == 0:
         if completion == "hang":
             os.setsid()

@@ -65,7 +65,36 @@ def test_a_sink_that_cannot_write_is_loud_and_left_out(capsys):
         log.step(1, {})
         log.step(2, {})
     assert capsys.readouterr().err.count("metrics sink Broken is left out from now on: disk full") == 1
-    assert healthy.seen == [(1, {}), (2, {}), "closed"]
+    assert [seen for seen in healthy.seen if not isinstance(seen, dict)] == [(1, {}), (2, {}), "closed"]
+
+
+async def test_a_sink_that_is_left_out_is_an_event_once(directory):
+    with MetricLog([Broken()], directory=directory) as log:
+        for version in (1, 2, 3):
+            log.step(version, {})
+            await log.written()
+    (event,) = directory.read_json_lines(EVENTS)
+    assert (event["kind"], event["sink"]) == ("sink_left_out", "Broken") and "disk full" in event["message"]
+
+
+async def test_a_disk_that_takes_no_numbers_for_a_while_gets_them_later(directory, monkeypatch, capsys):
+    def full(*_: object) -> None:
+        raise StorageError("disk full")
+
+    with open_log(MetricsConfig(sinks=(Plugin(name="jsonl"),)), directory=directory, num_steps=3) as log:
+        log.step(1, {"loss": 1.0})
+        await log.written()
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, "append_json", full)
+            log.step(2, {"loss": 2.0})
+            await log.written()
+        log.step(3, {"loss": 3.0})
+    assert [(version, step["loss"]) for version, step in read_steps(directory).items()] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+    ]
+    assert capsys.readouterr().err == ""
 
 
 def test_events_know_when_who_and_which_version(directory):

@@ -2,6 +2,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +21,7 @@ from cluster.contracts.reward_config import RewardPart
 from cluster.contracts.schema import joined, summarize, validate, with_columns
 from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
+from tests.unit.actors.environments.test_failures import is_gone, until
 
 pytestmark = pytest.mark.slow  # all of it: each judge is a process
 
@@ -214,6 +217,33 @@ async def test_a_process_that_left_the_judges_session_keeps_no_group_waiting(tmp
         finally:
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     assert scored["reward_status"].to_pylist() == ["timeout"]
+
+
+PARENT = """
+import asyncio, sys
+from actors.reward_service.service import RewardService
+from cluster.contracts.config import RewardConfig
+from cluster.contracts.plugins import Plugin
+from tests.unit.actors.batches import batch_of
+
+judge = Plugin(name="tests.unit.actors.judges:leaves_behind", params={"file": sys.argv[1]})
+asyncio.run(RewardService(RewardConfig(judge=judge)).score(batch_of(["stay"])))
+"""
+
+
+async def test_nothing_outlives_a_service_that_is_killed(tmp_path):
+    """Not the judge, which hangs, and not what it started."""
+    file = tmp_path / "pid"
+    search = os.pathsep.join(path for path in sys.path if path)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(file)], env={**os.environ, "PYTHONPATH": search})
+    try:
+        await until(lambda: file.exists() and file.read_text() != "")
+        below = [child.pid for child in psutil.Process(parent.pid).children(recursive=True)]
+        assert int(file.read_text()) in below and len(below) >= 2
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    await until(lambda: all(map(is_gone, below)))
 
 
 async def test_where_the_machine_has_no_room_for_a_second_process_the_first_goes_on(monkeypatch):

@@ -257,6 +257,23 @@ def test_a_full_disk_is_named_and_leaves_the_old_file(directory, monkeypatch):
     assert directory.names() == ["passport.json"]
 
 
+def test_lines_that_were_not_durable_are_after_a_flush_and_a_disk_that_refuses_is_asked_again(directory, monkeypatch):
+    synced = []
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for _ in range(2):
+        directory.append_json(EVENTS, {})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"events\.jsonl: Input/output error"):
+        directory.flush_lines()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    directory.flush_lines()
+    directory.flush_lines()
+    assert synced == [directory.path(EVENTS)]
+
+
 def test_an_unknown_store_is_refused():
     with pytest.raises(ConfigError, match=r"use a local path, or s3://, gs:// or az:// with the name of a bucket$"):
         RunDirectory("ftp://somewhere/run")

@@ -1,4 +1,7 @@
+from types import SimpleNamespace
+
 import pytest
+from mlflow.utils.validation import _validate_metric_name
 
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError
@@ -7,7 +10,9 @@ from cluster.contracts.schema import to_batch
 from cluster.metrics import MetricLog, resolve_sink
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import PASSPORT, RUN_YAML, RunDirectory
+from cluster.sinks.mlflow import _allowed
 from cluster.sinks.tracked import Ending, identity, parameters, tracker, trajectories
+from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import row
 
 
@@ -54,6 +59,44 @@ def test_a_key_in_a_run_file_is_refused_and_not_shown():
     with pytest.raises(ConfigError, match="secrets come from the environment") as refused:
         resolve_sink(config, 0)
     assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("params", "is_private"), [({}, True), ({"private": False}, False)])
+def test_a_space_that_trackio_makes_is_private_unless_the_run_file_says_otherwise(
+    params, is_private, directory, monkeypatch
+):
+    asked = {}
+    monkeypatch.setattr(
+        "trackio.init", lambda **settings: asked.update(settings) or SimpleNamespace(log=lambda *_, **__: None)
+    )
+    directory.write_json(PASSPORT, {})
+    config = MetricsConfig(sinks=(Plugin(name="trackio", params=params),))
+    resolve_sink(config, 0)(directory=directory, num_steps=1).step(1, {})
+    assert asked["private"] is is_private
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "/a", "a/", "a//b", "a///", "../a", "a/./b", "a/..", "reward: x", "a" * 249 + "//", "a" * 249 + "/.b"],
+)
+def test_of_any_name_mlflow_takes_what_is_made(name):
+    _validate_metric_name(_allowed(name))
+    assert _allowed("reward/mean.of/..x") == "reward/mean.of/..x"
+
+
+@pytest.mark.parametrize(("name", "folder"), [("wandb", "WANDB_DIR"), ("swanlab", "SWANLAB_LOGDIR")])
+def test_a_run_in_a_store_has_no_place_for_offline_files_unless_one_is_named(name, folder, monkeypatch, tmp_path):
+    for variable in (f"{name.upper()}_API_KEY", f"{name.upper()}_MODE", folder):
+        monkeypatch.delenv(variable, raising=False)
+    make = resolve_sink(MetricsConfig(sinks=(Plugin(name=name),)), 0)
+    with s3("bucket"):
+        stored = RunDirectory("s3://bucket/run")
+        with pytest.raises(
+            ConfigError, match=f"{name} keeps a run offline on a disk; set .*_API_KEY or .* or {folder}, or"
+        ):
+            make(directory=stored, num_steps=1)
+        monkeypatch.setenv(folder, str(tmp_path))
+        make(directory=stored, num_steps=1)
 
 
 class Foreign:
