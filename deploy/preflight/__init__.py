@@ -27,6 +27,7 @@ from deploy.preflight.servers import server_rows
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
+    from deploy.recorded import RecordedGroups
     from learner.algorithms.objective import Objective
 
 
@@ -105,8 +106,10 @@ def check(
     )
 
 
-def check_learning(config: RunConfig, *, address: str | None = None) -> None:
-    """As `check`, for a run that learns from recorded trajectories: nothing of judge and rollout workers."""
+def check_learning(config: RunConfig, *, address: str | None = None) -> "RecordedGroups":
+    """As `check`, for a run that learns from recorded trajectories, which it opens: nothing of judge and rollout workers."""
+    from deploy.recorded import RecordedGroups
+
     problems, is_local = _begun(config, address)
     config, _ = _typed(config, problems, address)
     problems.attempt(settings.check_run_dir, config)
@@ -114,10 +117,13 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     objective = _check_settings(config, problems)
     formatter = _check_model(config, problems, is_local=is_local)
     # The learner proves the weights that it publishes on a probe made of the first prompts.
-    problems.attempt(open_prompts, config.prompts, field="prompts")
+    problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)
     needs = objective.needs if objective else frozenset[str]()
     _check_machine(config, problems, needs, are_readable=formatter is not None, is_local=is_local)
+    data = problems.attempt(RecordedGroups.of_run, config, objective) if objective and formatter is not None else None
     problems.raise_all()
+    assert data is not None, "no problem, so they are opened"
+    return data
 
 
 def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
