@@ -85,11 +85,19 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        problems += [_explain(detail) for detail in error.errors(include_url=False)]
+        problems += explained(error)
         raise ConfigError(_joined(problems, source=source)) from error
     if problems:
         raise ConfigError(_joined(problems, source=source))
     return config
+
+
+def explained(error: ValidationError, *, within: str | None = None) -> list[str]:
+    """Its problems, each with the setting and a way out. `within` is the section that was made, if it was no whole run."""
+    details = error.errors(include_url=False)
+    for detail in details:
+        detail["loc"] = (*([within] if within else ()), *detail["loc"])
+    return [_explain(detail) for detail in details]
 
 
 def resolved_yaml(config: RunConfig) -> str:
