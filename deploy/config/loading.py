@@ -151,8 +151,8 @@ def _enter(place: dict[str, Any], key: str, *, name: str) -> dict[str, Any]:
         inner = _default_plugin(name)
     if not isinstance(inner, dict):
         raise ConfigError(f"{name}={inner!r} has no settings below it; override {name} itself")
-    place[key] = inner
-    return inner
+    place[key] = own = {**inner}  # an anchor's other places keep what they say
+    return own
 
 
 def _default_plugin(name: str) -> dict[str, Any]:
