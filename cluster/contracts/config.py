@@ -5,9 +5,9 @@ Here are the sections together, and the rules that hold between them; a section'
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.environment_config import SINGLE_TURN, EpisodesConfig
@@ -37,7 +37,7 @@ class RunConfig(Section):
 
     run_dir: Resources[str] = "runs/run"
     """Local path, on several nodes one that all of them mount; or s3://, gs:// or az:// with bucket and prefix (docs/object_stores.md)."""
-    seed: Mathematics[NonNegativeInt] = 0
+    seed: Mathematics[Annotated[int, Field(ge=0, lt=2**63)]] = 0
     """Of the order of prompts and of all sampling."""
     num_steps: Resources[PositiveInt] = 100
     """A step takes `buffer.groups_per_step` groups, makes the optimizer updates of `learner.epochs` and `learner.mini_batches`, and ends

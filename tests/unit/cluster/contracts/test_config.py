@@ -92,6 +92,19 @@ def test_a_deterministic_run_names_both_at_once():
         configured(deterministic=True, **both)
 
 
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"seed": 2**63}, r"seed\n  Input should be less than 9223372036854775808"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, r"optimizer\.betas\.1\n  Input should be less than 1"),
+        ({"optimizer": {"betas": [-0.1, 0.9]}}, r"optimizer\.betas\.0\n  Input should be greater than or equal to 0"),
+    ],
+)
+def test_numbers_that_torch_refuses_are_refused(sections, named):
+    with pytest.raises(ValidationError, match=named):
+        configured(**sections)
+
+
 MATHS = {"sources": {"maths": {"name": "file", "path": "a.jsonl", "weight": 2}}}
 PARTS = {"parts": {"right": {"judge": "exact_match"}}}
 

@@ -157,6 +157,13 @@ def test_deltas_that_nothing_carries_are_refused(tmp_path, model, setting, said)
     assert message.count(said) == 1
 
 
+def test_adapters_of_a_rank_that_no_engine_takes_are_refused(tmp_path, model):
+    message = refusal(run(tmp_path, model, "learner.lora={rank: 513, publish: adapter}"))
+    assert (
+        "learner.lora.rank=513 with learner.lora.publish='adapter': vLLM takes adapters of rank 512 or less" in message
+    )
+
+
 def test_adapters_in_float32_are_refused_for_engines_on_gpus(tmp_path, model):
     adapter = ("learner.lora.publish=adapter", "model.dtype=float32")
     message = refusal(run(tmp_path, model, *adapter, "rollout.gpus_per_worker=1"))
