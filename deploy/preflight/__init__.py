@@ -108,8 +108,6 @@ def check(
 
 def check_learning(config: RunConfig, *, address: str | None = None) -> "RecordedGroups":
     """As `check`, for a run that learns from recorded trajectories, which it opens: nothing of judge and rollout workers."""
-    from deploy.recorded import RecordedGroups
-
     problems, is_local = _begun(config, address)
     config, _ = _typed(config, problems, address)
     problems.attempt(settings.check_run_dir, config)
@@ -120,6 +118,8 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> "Recorde
     problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)
     needs = objective.needs if objective else frozenset[str]()
     _check_machine(config, problems, needs, are_readable=formatter is not None, is_local=is_local)
+    from deploy.recorded import RecordedGroups  # after what is refused at once
+
     data = problems.attempt(RecordedGroups.of_run, config, objective) if objective and formatter is not None else None
     problems.raise_all()
     assert data is not None, "no problem, so they are opened"
@@ -129,6 +129,7 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> "Recorde
 def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
     """Settings, placement and memory on hardware that is not at hand, and nothing else. Raises one ConfigError with all problems."""
     problems = Problems()
+    model.hush_hub()
     problems.attempt(settings.check_compute_type, config)
     problems.attempt(settings.check_tensor_parallel, config)
     problems.attempt(quantization.check_quantization, config, is_local=False)
