@@ -159,6 +159,7 @@ def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[
 
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
+    problems.attempt(settings.check_effects, config)
     problems.attempt(settings.check_weights, config)
     for index in range(len(config.metrics.sinks)):
         problems.attempt(resolve_sink, config.metrics, index)

@@ -8,6 +8,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.importing import importing
 from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.plugins import TRANSPORTS, resolve
+from cluster.contracts.upkeep_config import ElasticConfig
 from cluster.record.run_directory import RUN_YAML, RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -25,6 +26,18 @@ def check_run_dir(config: RunConfig) -> None:
     if directory.exists(RUN_YAML):
         settings_in(directory)  # says which file is damaged
     directory.check(resolved_yaml(config), spelled_out=spelled_out)
+
+
+def check_effects(config: RunConfig) -> None:
+    """Raises ConfigError for what would act only beside a setting that is not there. A run that began with it can still be looked at."""
+    every, fewest = config.evaluation.every_steps, config.elastic.min_workers
+    without: list[str] = []
+    if every is not None and config.evaluation.prompts is None:
+        without.append(f"evaluation.every_steps={every} says nothing without evaluation.prompts; leave it out")
+    if fewest != ElasticConfig.model_fields["min_workers"].default and config.elastic.max_workers is None:
+        without.append(f"elastic.min_workers={fewest} says nothing without elastic.max_workers; leave it out")
+    if without:
+        raise ConfigError("; ".join(without))
 
 
 def check_compute_type(config: RunConfig) -> None:
