@@ -7,12 +7,11 @@ a step is its number; nothing bounds it. Weights against the gap (`corrections`)
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 import pyarrow as pa
 import ray
 
-from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError, LostError
 from cluster.contracts.schema import summarize
@@ -31,22 +30,26 @@ from deploy.replay import weights_digest
 from deploy.reports.provenance import RunProvenance
 from deploy.reports.summary import Summary
 
-if TYPE_CHECKING:
-    from learner.algorithms.objective import Objective
 
-
-def learn(config: RunConfig, *, address: str | None = None) -> Summary:
-    """Learns `config.num_steps` steps from `config.recorded`, from wherever the run directory stands. Raises as `launch.train`."""
-    return as_a_run(config, _learn, address=address)
+def learn(config: RunConfig, *, data: RecordedGroups | None = None, address: str | None = None) -> Summary:
+    """Learns `config.num_steps` steps from `config.recorded`, from wherever the run directory stands; `data` is what it holds, where the
+    caller has opened it. Raises as `launch.train`."""
+    return as_a_run(config, partial(_learn, data=data), address=address)
 
 
 async def _learn(
-    config: RunConfig, run_dir: RunDirectory, log: MetricLog, *, interrupted: asyncio.Event, address: str | None
+    config: RunConfig,
+    run_dir: RunDirectory,
+    log: MetricLog,
+    *,
+    data: RecordedGroups | None,
+    interrupted: asyncio.Event,
+    address: str | None,
 ) -> None:
     from learner.algorithms.objective import Objective
 
     objective = Objective.of_run(config)
-    data = _opened(config, run_dir, objective)
+    data = RecordedGroups.of_run(config, objective) if data is None else data
     ledger = open_ledger(run_dir, log)
     if ledger.version:
         _refuse_other_data(config.recorded, data, run_dir)
@@ -82,23 +85,6 @@ async def _learn(
         if learner.saved_version != learner.version:
             await save_the_end(learner, metric=None)
             await _published(config, learner, log)
-
-
-def _opened(config: RunConfig, run_dir: RunDirectory, objective: "Objective") -> RecordedGroups:
-    """Raises ConfigError for data that this configuration cannot learn from."""
-    place = config.recorded
-    assert place is not None, "the caller names them"
-    if RunDirectory(place).path() == run_dir.path():
-        raise ConfigError(f"recorded={place!r} is the run_dir too; name another run_dir for what is learned from it")
-    data = RecordedGroups.open(
-        place, seed=config.seed, max_failed_share=config.buffer.max_failed_share, dropped_by=objective.dropped_by
-    )
-    try:
-        objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)
-        data.refuse_another_tokenizer(ChatFormatter.load(config.model))
-    except ConfigError as error:
-        raise ConfigError(f"recorded={place!r}: {error}") from error
-    return data
 
 
 def _ignored(config: RunConfig) -> list[str]:

@@ -60,7 +60,7 @@ class Game:
     @classmethod
     def of_run(cls, config: RunConfig, *, seed: int) -> "Game":
         """The first prompt of a run, with its environment. Raises ConfigError for prompts that do not open."""
-        prompt = open_prompts(config.prompts, field="prompts")[0]
+        prompt = open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column)[0]
         try:
             name = config.environment_of(prompt.columns)
         except DataError as error:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.chat.formatter import ChatFormatter
-from cluster.contracts.config import ModelConfig
+from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError, DataError, StorageError
 from cluster.contracts.plugins import Plugin, prompt_source
 from cluster.contracts.schema import SCHEMA, summarize, to_batch, validate, with_columns
@@ -24,6 +24,9 @@ from cluster.record.recorder import step_of
 from cluster.record.run_directory import RUN_YAML, RunDirectory
 from cluster.record.storage import Storage
 from cluster.rollouts.tickets import epoch_order
+
+if TYPE_CHECKING:
+    from learner.algorithms.objective import Objective
 
 
 class RecordedGroups:
@@ -60,6 +63,25 @@ class RecordedGroups:
         _refuse_mixed_samplers(groups, place=place)
         smallest = min(len(summary.known_rewards) for _, summary in kept)
         return cls(groups, seed=seed, digest=digest.hexdigest(), smallest=smallest)
+
+    @classmethod
+    def of_run(cls, config: RunConfig, objective: "Objective") -> "RecordedGroups":
+        """What `config.recorded` names. Raises as `open`, and ConfigError for data that this run cannot learn from."""
+        place = config.recorded
+        assert place is not None, "the caller names them"
+        if RunDirectory(place).path() == RunDirectory(config.run_dir).path():
+            raise ConfigError(
+                f"recorded={place!r} is the run_dir too; name another run_dir for what is learned from it"
+            )
+        data = cls.open(
+            place, seed=config.seed, max_failed_share=config.buffer.max_failed_share, dropped_by=objective.dropped_by
+        )
+        try:
+            objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)
+            data.refuse_another_tokenizer(ChatFormatter.load(config.model))
+        except ConfigError as error:
+            raise ConfigError(f"recorded={place!r}: {error}") from error
+        return data
 
     def __len__(self) -> int:
         return len(self._groups)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cluster.contracts.errors import ConfigError, StorageError
+from deploy.config.yaml_text import flow
 
 _HERE = Path(__file__).parent
 _STARTERS = _HERE / "starters"
@@ -25,7 +26,7 @@ def start(folder: str, *, kind: str) -> list[str]:
             text = file.read_text(encoding="utf-8")
             if file.name == "run.yaml":
                 for name, model in _MODELS.items():
-                    text = text.replace(f"path: {name} ", f"path: {model} ")
+                    text = text.replace(f"path: {name} ", f"path: {flow(str(model))} ")
             (target / file.name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{folder!r} cannot be written: {error.strerror}") from error

@@ -3,17 +3,22 @@
 from __future__ import annotations  # `help(train)` shows the names of types, and not what they stand for
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.prompts_config import PromptsConfig
+from cluster.record.run_directory import RunDirectory
 from treadwheel.functions import Variant, named, refuse_import_time
 from treadwheel.runs import Run
 
@@ -52,7 +57,7 @@ def train(
     from what was saved.
     """
     refuse_import_time("train")
-    run_config = _configured(config, overrides, judge, environment, prompts)
+    run_config, rows = _configured(config, overrides, judge, environment, prompts)
     stop = _new_stop()
     heard = [_Heard(callback, stop) for callback in callbacks]
 
@@ -61,7 +66,9 @@ def train(
         from deploy.cluster_up.ahead import RayAhead
 
         with RayAhead(address) as ahead:
-            preflight.check(run_config, address=address, looks_good=ahead.start)
+            with _there(rows) as written:
+                preflight.check(run_config, address=address, looks_good=ahead.start)
+                written.pop_all()
             from deploy import launch
 
             launch.train(run_config, address=address, ahead=ahead, sinks=heard, stop=stop)
@@ -88,12 +95,13 @@ def check(
 ) -> Report:
     """What `treadwheel check` finds, as rows for people; arguments as for `train`. Raises ConfigError with all that is wrong."""
     refuse_import_time("check")
-    run_config = _configured(config, overrides, judge, environment, prompts)
+    run_config, rows = _configured(config, overrides, judge, environment, prompts)
 
     def work() -> Report:
         from deploy import preflight
 
-        return preflight.check(run_config, address=address, plays=True)
+        with _there(rows):
+            return preflight.check(run_config, address=address, plays=True)
 
     return beside_a_loop(work, _new_stop())
 
@@ -122,13 +130,61 @@ def _new_stop() -> Stop:
     return Stop()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Prompts that were given as rows: a file in the run directory, named after what is in it. Other rows are other prompts, which a run
+    that is resumed refuses."""
+
+    directory: RunDirectory
+    content: bytes
+
+    @property
+    def name(self) -> str:
+        return f"prompts-{hashlib.sha256(self.content).hexdigest()[:12]}.jsonl"
+
+    @property
+    def path(self) -> str:
+        return self.directory.path(self.name)
+
+
+@contextlib.contextmanager
+def _there(rows: _Rows | None) -> Iterator[contextlib.ExitStack]:
+    """Writes them, and removes what it wrote at the end, unless its callbacks are dropped."""
+    with contextlib.ExitStack() as written:
+        if rows is not None and not rows.directory.exists(rows.name):
+            rows.directory.refuse_if_busy()
+            _write(rows, written)
+        yield written
+
+
+def _write(rows: _Rows, written: contextlib.ExitStack) -> None:
+    directory = rows.directory
+    is_new = directory.is_local and not os.path.exists(directory.path())
+    directory.make()
+    if is_new:
+        written.callback(_remove_if_empty, directory.path())
+    directory.write_file(rows.name, rows.content)
+    written.callback(_take_back, rows)
+
+
+def _take_back(rows: _Rows) -> None:
+    if rows.directory.owner() is None:  # a run that began meanwhile reads them
+        rows.directory.remove(rows.name)
+
+
+def _remove_if_empty(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
 def _configured(
     config: Config,
     overrides: Sequence[str],
     judge: Variant | None,
     environment: Variant | None,
     prompts: Variant | Iterable[Mapping[str, Any]] | None,
-) -> RunConfig:
+) -> tuple[RunConfig, _Rows | None]:
+    """With the rows whose file it names, where `prompts` are rows; nothing is written."""
     from deploy.config import loading
 
     _search_here()
@@ -140,21 +196,59 @@ def _configured(
     if environment is not None:
         values["environment"] = named(environment, argument="environment")
     if prompts is None:
-        return loading.validated(values, overrides, source=source)
+        return loading.validated(values, overrides, source=source), None
     own = _own_settings(values.get("prompts"))
     if isinstance(prompts, str | Mapping) or callable(prompts):
         name = named(cast(Variant, prompts), argument="prompts")
         values["prompts"] = {**own, **({"name": name} if isinstance(name, str) else name)}
-        return loading.validated(values, overrides, source=source)
-    rows = [json.dumps(dict(row)) for row in prompts]
-    if not rows:
-        raise ConfigError("prompts is empty; give at least one row, such as {'prompt': '2 + 2 =', 'answer': '4'}")
+        return loading.validated(values, overrides, source=source), None
+    lines = _lines(prompts)
     # Checked with a name that needs no file: whether the rest is right, and where the run directory is.
     placed = loading.validated(
         {**values, "prompts": {**own, "name": "repeat", "message": ""}}, overrides, source=source
     )
-    values["prompts"] = {**own, "name": "file", "path": _kept(rows, placed.run_dir)}
-    return loading.validated(values, overrides, source=source)
+    rows = _Rows(directory=RunDirectory(placed.run_dir), content="".join(lines).encode())
+    values["prompts"] = {**own, "name": "file", "path": rows.path}
+    return loading.validated(values, overrides, source=source), rows
+
+
+def _lines(prompts: object) -> list[str]:
+    """Of a JSON-lines file. Raises ConfigError for what is no row, and for a value that such a file does not hold."""
+    example = "{'prompt': '2 + 2 =', 'answer': '4'}"
+    if not isinstance(prompts, Iterable):
+        raise ConfigError(f"prompts={prompts!r} is no source; give its name, a function, or rows such as {example}")
+    lines = [_line(row, number, example) for number, row in enumerate(cast(Iterable[object], prompts))]
+    if not lines:
+        raise ConfigError(f"prompts is empty; give at least one row, such as {example}")
+    return lines
+
+
+def _line(row: object, number: int, example: str) -> str:
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"prompts: row {number} is {row!r}; each is a mapping of columns, such as {example}")
+    columns = dict(cast(Mapping[Any, Any], row))
+    try:
+        return json.dumps(columns, default=_plain) + "\n"
+    except (TypeError, ValueError) as error:
+        name = next((name for name, value in columns.items() if not _is_plain(name, value)), "")
+        raise ConfigError(f"prompts: row {number}, column {name!r}: {error}") from error
+
+
+def _is_plain(name: Any, value: Any) -> bool:
+    try:
+        json.dumps({name: value}, default=_plain)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for it: a path is its text, a number of numpy a number."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(cast("os.PathLike[str]", value))
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{value!r} is a {type(value).__name__}; give a text, a number, a list or a mapping")
 
 
 def _search_here() -> None:
@@ -169,7 +263,12 @@ def _read(config: Config) -> tuple[dict[str, Any], str]:
     if isinstance(config, RunConfig):
         return config.model_dump(mode="json"), "the configuration"
     if isinstance(config, Mapping):
-        return json.loads(json.dumps(dict(config))), "the configuration"
+        try:
+            return json.loads(json.dumps(dict(config), default=_plain)), "the configuration"
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the configuration: {error}") from error
+    if not isinstance(config, str | os.PathLike):
+        raise ConfigError(f"config={config!r} is no run; give a run file, a mapping like one, or a RunConfig")
     path = os.fspath(config)
     values = loading.read(path) or {}
     if not isinstance(values, dict):
@@ -183,18 +282,6 @@ def _own_settings(prompts: Any) -> dict[str, Any]:
         return {}
     own = PromptsConfig.model_fields.keys() - {"name", "params", "sources"}
     return {name: value for name, value in prompts.items() if name in own}
-
-
-def _kept(rows: Sequence[str], run_dir: str) -> str:
-    """A file in the run directory, named after what is in it: other rows are other prompts, which a run that is resumed refuses."""
-    from cluster.record.run_directory import RunDirectory
-
-    content = "".join(f"{row}\n" for row in rows).encode()
-    name = f"prompts-{hashlib.sha256(content).hexdigest()[:12]}.jsonl"
-    directory = RunDirectory(run_dir)
-    directory.make()
-    directory.write_file(name, content)
-    return directory.path(name)
 
 
 class _Heard:

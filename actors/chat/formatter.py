@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
 from actors.chat.encoding import TextEncoder
 from actors.chat.hub import why_not_loaded
-from actors.chat.rendering import ChatTemplate, fresh_word
+from actors.chat.rendering import OF_TEMPLATES, ChatTemplate, fresh_word
 from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
@@ -182,7 +181,7 @@ class ChatFormatter:
             return _plain_text(prompt)
         try:
             return self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
-        except (TemplateError, TypeError) as error:  # a TypeError is of the template too: joins a text and a list, say
+        except OF_TEMPLATES as error:
             raise _refused(
                 prompt,
                 f"does not go through the chat template {str(self._tokenizer.chat_template)[:60]!r}...: {type(error).__name__}: "

@@ -12,8 +12,8 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 """A function's JSON schema, as OpenAI's interface writes it."""
 
-_OF_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
-"""What templates raise: some refuse by name, others index and add what the messages do not hold."""
+OF_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What templates raise: some refuse by name, others index, add and divide what the messages do not hold."""
 
 
 class ChatTemplate:
@@ -42,7 +42,7 @@ class ChatTemplate:
         options = {"tools": [*tools] or None, "add_generation_prompt": add_generation_prompt}
         try:
             return self._tokenizer.apply_chat_template([*messages], tokenize=False, **options)
-        except _OF_TEMPLATES as error:
+        except OF_TEMPLATES as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise DataError(
                 f"the chat template does not take messages of these roles ({roles}): {type(error).__name__}: {error}; "

@@ -5,9 +5,9 @@ Here are the sections together, and the rules that hold between them; a section'
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.environment_config import SINGLE_TURN, EpisodesConfig
@@ -37,7 +37,7 @@ class RunConfig(Section):
 
     run_dir: Resources[str] = "runs/run"
     """Local path, on several nodes one that all of them mount; or s3://, gs:// or az:// with bucket and prefix (docs/object_stores.md)."""
-    seed: Mathematics[NonNegativeInt] = 0
+    seed: Mathematics[Annotated[int, Field(ge=0, lt=2**63)]] = 0
     """Of the order of prompts and of all sampling."""
     num_steps: Resources[PositiveInt] = 100
     """A step takes `buffer.groups_per_step` groups, makes the optimizer updates of `learner.epochs` and `learner.mini_batches`, and ends
@@ -363,6 +363,11 @@ class RunConfig(Section):
             timed.append(
                 f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: which groups are dropped "
                 "depends on timing; set one of them to its default"
+            )
+        if self.elastic.max_workers is not None:
+            timed.append(
+                f"elastic.max_workers={self.elastic.max_workers} with deterministic=true: which worker samples what is fixed, so none "
+                "joins or leaves; leave it out, and set rollout.num_workers"
             )
         if self.deterministic and timed:
             raise ValueError("; ".join(timed))

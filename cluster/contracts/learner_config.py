@@ -31,12 +31,15 @@ class ModelConfig(Section, mark=Mark.MATHEMATICS):
         return 2 if self.dtype == "bfloat16" else 4
 
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
     """AdamW."""
 
     learning_rate: PositiveFloat = 1e-6
     """After the warm-up."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled from the gradient."""

@@ -10,8 +10,9 @@ import functools
 import importlib
 import inspect
 import re
+import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
@@ -137,7 +138,7 @@ def parameter_names(name: str, *, home: Home) -> tuple[str, ...]:
     module, _, attribute = name.partition(":")
     try:
         found = callables(module).get(attribute) if attribute else callables(home.package).get(name)
-    except (ImportError, ValueError):  # no such package
+    except (ImportError, ValueError, OSError):  # no such package, or one of Python's own without a file
         return ()
     return found[1].names if found else ()
 
@@ -265,7 +266,7 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
     try:
         return TypeAdapter(hint, config=config).validate_python(value)
     except ValidationError as error:
-        kind = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        kind = _in_words(hint)
         first = error.errors()[0]
         why, given = first["msg"], first["input"]
         if model := next((each for each in (hint, *typing.get_args(hint)) if _is_model(each)), None):
@@ -274,8 +275,35 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
             known = ", ".join(model.model_fields)
             raise ConfigError(f"{inner}{shown}: {why.removeprefix('Value error, ')}; {field} takes: {known}") from error
         # A function by its path is of any kind.
-        way_out = "name one that imports, as 'my_package.module:name'" if kind is Any else f"it must be {kind}"
+        way_out = "name one that imports, as 'my_package.module:name'" if kind is None else f"it must be {kind}"
         raise ConfigError(f"{field}={value!r} is not valid: {why}; {way_out}") from error
+
+
+_KINDS: Mapping[Any, str | None] = {
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    tuple: "a list",
+    Sequence: "a list",
+    dict: "a mapping",
+    Mapping: "a mapping",
+    types.NoneType: "null",
+    Any: None,
+}
+
+
+def _in_words(hint: Any) -> str | None:
+    """A parameter's type for people who write YAML; None for one that may be anything."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _in_words(inner[0])
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_in_words(each) or "anything" for each in inner)
+    return _KINDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
 
 
 def _is_model(hint: Any) -> TypeGuard[type[BaseModel]]:

@@ -273,11 +273,20 @@ def serve_reward(
 ) -> None:
     """Serve a judge to runs on other machines, as `judge: {name: remote, endpoint: http://host:port}`."""
     with reporting(debug=debug):
+        from pydantic import ValidationError
+
         from cluster.contracts.config import RewardConfig
         from cluster.contracts.plugins import Plugin
+        from cluster.contracts.reward_config import model_of, server_of
         from deploy import serving
         from deploy.config import loading as configuration
 
         plugin = Plugin(name=judge, params=dict(map(configuration.parsed, params or [])))
-        config = RewardConfig(judge=plugin, timeout_s=timeout_s, max_concurrency=max_concurrency, env=tuple(env or ()))
+        if model_of(plugin) or server_of(plugin):
+            raise ConfigError(f"the judge {judge!r} asks a model that only a run has; name the judge in the run file")
+        limits = {"timeout_s": timeout_s, "max_concurrency": max_concurrency}
+        try:
+            config = RewardConfig(judge=plugin, env=tuple(env or ()), **limits)
+        except ValidationError as error:
+            raise ConfigError("; ".join(configuration.explained(error, within="reward"))) from error
         serving.serve(config, host=host, port=port, key_env=key_env, says=typer.echo)

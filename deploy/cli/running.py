@@ -116,11 +116,11 @@ def learn(
             with _checking(config):
                 from deploy import preflight
 
-                preflight.check_learning(config, address=address)
+                data = preflight.check_learning(config, address=address)
                 from deploy import learning
 
             ctrl_c.raise_if_pressed()
-            return learning.learn(config, address=address)
+            return learning.learn(config, data=data, address=address)
 
         wait_s = seconds(wait_for_claim, option="--wait-for-claim")
         from deploy.config.yaml_text import flow

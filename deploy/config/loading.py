@@ -85,11 +85,19 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        problems += [_explain(detail) for detail in error.errors(include_url=False)]
+        problems += explained(error)
         raise ConfigError(_joined(problems, source=source)) from error
     if problems:
         raise ConfigError(_joined(problems, source=source))
     return config
+
+
+def explained(error: ValidationError, *, within: str | None = None) -> list[str]:
+    """Its problems, each with the setting and a way out. `within` is the section that was made, if it was no whole run."""
+    details = error.errors(include_url=False)
+    for detail in details:
+        detail["loc"] = (*([within] if within else ()), *detail["loc"])
+    return [_explain(detail) for detail in details]
 
 
 def resolved_yaml(config: RunConfig) -> str:
@@ -143,8 +151,8 @@ def _enter(place: dict[str, Any], key: str, *, name: str) -> dict[str, Any]:
         inner = _default_plugin(name)
     if not isinstance(inner, dict):
         raise ConfigError(f"{name}={inner!r} has no settings below it; override {name} itself")
-    place[key] = inner
-    return inner
+    place[key] = own = {**inner}  # an anchor's other places keep what they say
+    return own
 
 
 def _default_plugin(name: str) -> dict[str, Any]:

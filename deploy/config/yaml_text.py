@@ -11,19 +11,37 @@ from cluster.contracts.errors import ConfigError, headline
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers and booleans on top of PyYAML's 1.1."""
+    """YAML 1.2 numbers and booleans on top of PyYAML's 1.1. As there, a date is a text, and no key merges mappings (`<<`)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                problem = "'<<' merges nothing here, write out what it stands for"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError) as error:  # `!!int abc`, a number of 5,000 digits
+            problem = f"{str(node.value)[:40]!r} is no value of its kind"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        digits = str(self.construct_scalar(node)).replace("_", "")
+        base = {"0x": 16, "0o": 8}.get(digits.lstrip("+-")[:2], 10)
+        return int(digits, base)
+
 
 _Loader.yaml_implicit_resolvers = {
     first: [
-        (tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag not in [f"tag:yaml.org,2002:{kind}" for kind in ("bool", "float", "int", "timestamp", "value")]
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -34,6 +52,9 @@ _FLOAT = re.compile(
     r"^[-+]?(?:(?:\d[\d_]*\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_INT = re.compile(r"^[-+]?(?:\d[\d_]*|0x[\da-fA-F]+|0o[0-7]+)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -48,6 +69,7 @@ class _Dumper(yaml.SafeDumper):
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 _Dumper.add_representer(str, _Dumper.represent_str)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 
 
 def parse(text: str, *, source: str) -> Any:

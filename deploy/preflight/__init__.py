@@ -27,6 +27,7 @@ from deploy.preflight.servers import server_rows
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
+    from deploy.recorded import RecordedGroups
     from learner.algorithms.objective import Objective
 
 
@@ -105,8 +106,8 @@ def check(
     )
 
 
-def check_learning(config: RunConfig, *, address: str | None = None) -> None:
-    """As `check`, for a run that learns from recorded trajectories: nothing of judge and rollout workers."""
+def check_learning(config: RunConfig, *, address: str | None = None) -> "RecordedGroups":
+    """As `check`, for a run that learns from recorded trajectories, which it opens: nothing of judge and rollout workers."""
     problems, is_local = _begun(config, address)
     config, _ = _typed(config, problems, address)
     problems.attempt(settings.check_run_dir, config)
@@ -114,15 +115,21 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> None:
     objective = _check_settings(config, problems)
     formatter = _check_model(config, problems, is_local=is_local)
     # The learner proves the weights that it publishes on a probe made of the first prompts.
-    problems.attempt(open_prompts, config.prompts, field="prompts")
+    problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)
     needs = objective.needs if objective else frozenset[str]()
     _check_machine(config, problems, needs, are_readable=formatter is not None, is_local=is_local)
+    from deploy.recorded import RecordedGroups  # after what is refused at once
+
+    data = problems.attempt(RecordedGroups.of_run, config, objective) if objective and formatter is not None else None
     problems.raise_all()
+    assert data is not None, "no problem, so they are opened"
+    return data
 
 
 def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
     """Settings, placement and memory on hardware that is not at hand, and nothing else. Raises one ConfigError with all problems."""
     problems = Problems()
+    model.hush_hub()
     problems.attempt(settings.check_compute_type, config)
     problems.attempt(settings.check_tensor_parallel, config)
     problems.attempt(quantization.check_quantization, config, is_local=False)
@@ -152,6 +159,7 @@ def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[
 
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
+    problems.attempt(settings.check_effects, config)
     problems.attempt(settings.check_weights, config)
     for index in range(len(config.metrics.sinks)):
         problems.attempt(resolve_sink, config.metrics, index)

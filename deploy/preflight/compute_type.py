@@ -4,11 +4,10 @@ import functools
 import subprocess
 import sys
 
-import yaml
-
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import RUN_YAML, RunDirectory
+from deploy.config.written import settings_in
 from deploy.preflight.machine import is_own_cluster
 
 _TYPES = ("float32", "bfloat16")
@@ -41,12 +40,12 @@ def of_type(config: RunConfig, dtype: str) -> RunConfig:
 
 
 def _begun_with(run_dir: str) -> str | None:
-    """The type that run.yaml names; None where no run has begun."""
+    """The type that run.yaml names; None where no run has begun. Raises ConfigError where it is damaged."""
     directory = RunDirectory(run_dir)
     if not directory.exists(RUN_YAML):
         return None
-    written = yaml.safe_load(directory.read_text(RUN_YAML))
-    dtype = written.get("model", {}).get("dtype") if isinstance(written, dict) else None
+    model = settings_in(directory).get("model")
+    dtype = model.get("dtype") if isinstance(model, dict) else None
     return dtype if dtype in _TYPES else None
 
 

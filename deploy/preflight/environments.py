@@ -66,7 +66,7 @@ def world_rows(config: RunConfig, source: PromptSource, formatter: "ChatFormatte
     """Plays the first prompt of each environment twice, without the model: whether both episodes meet the same world.
 
     A difference is no error: a reply of the model may be what it takes, and an environment may draw where it does not matter. Raises
-    ConfigError for tools at any turn where the model cannot have any.
+    ConfigError for tools at any turn where the model cannot have any, and for an environment that fails before it asks the model.
     """
     from deploy.preflight.first_observations import first_observations
 
@@ -78,6 +78,11 @@ def world_rows(config: RunConfig, source: PromptSource, formatter: "ChatFormatte
         seen = first_observations(environment, task, limits, setting=setting, env=env)
         if seen.has_tools and without_tools:
             raise ConfigError(f"{setting} gives the model tools, and {without_tools}")
+        if seen.raises_unasked:
+            raise ConfigError(
+                f"{setting} fails before it asks the model ({seen.failure}), and no episode could be sampled; play it by itself with "
+                "`treadwheel play`"
+            )
         yield "environment", f"{name}, played twice", _in_words(seen)
 
 

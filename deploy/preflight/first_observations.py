@@ -31,6 +31,8 @@ class FirstObservations:
     """The first one, in words; None: both episodes met the same."""
     failure: str | None = None
     """Why the first of the episodes that failed did, with its stage; None: neither. It may have failed for want of a real reply."""
+    raises_unasked: bool = False
+    """Both episodes raised before they asked the model, whose replies cannot have been why."""
     has_tools: bool = False
     """The model was given tools."""
 
@@ -56,6 +58,7 @@ def first_observations(
         num_turns=min(len(first.turns), len(second.turns)),
         difference=_difference(first, second),
         failure=first.failure or second.failure,
+        raises_unasked=first.raises_unasked and second.raises_unasked,
         has_tools=first.has_tools or second.has_tools,
     )
 
@@ -84,6 +87,7 @@ class _Witness:
     turns: list[list[str]] = field(default_factory=list[list[str]])
     """The messages or the raw prompt before each, as JSON, and the tools."""
     failure: str | None = None
+    raises_unasked: bool = False
     has_tools: bool = False
 
     async def __call__(self, asked: Asked) -> Said:
@@ -121,6 +125,8 @@ async def _witness(host: EnvironmentHost, task: EpisodeTask, replies: Sequence[s
         return witness
     if end.status is not RewardStatus.OK:
         witness.failure = f"{end.failed_stage}: {end.message}"
+        # One that takes its time may have more of it in a run.
+        witness.raises_unasked = end.status is RewardStatus.ERROR and not witness.turns
     return witness
 
 

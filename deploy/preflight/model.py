@@ -29,9 +29,15 @@ def load_formatter(config: RunConfig) -> "ChatFormatter":
         from actors.chat.formatter import ChatFormatter
 
     check_folder(config.model.path, field="model.path")
-    # A hub out of reach is one error, not a line per retry.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    hush_hub()
     return ChatFormatter.load(config.model)
+
+
+def hush_hub() -> None:
+    """A hub out of reach is one error, not a line per retry."""
+    import huggingface_hub as hub  # sets a level of its own when it is imported
+
+    logging.getLogger(hub.__name__).setLevel(logging.ERROR)
 
 
 def check_reference(config: RunConfig) -> None:

@@ -6,17 +6,38 @@ from typing import TYPE_CHECKING
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.importing import importing
+from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.plugins import TRANSPORTS, resolve
-from cluster.record.run_directory import RunDirectory
+from cluster.contracts.upkeep_config import ElasticConfig
+from cluster.record.run_directory import RUN_YAML, RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
+from deploy.config.written import settings_in
 
 if TYPE_CHECKING:
     from learner.algorithms.objective import Objective
 
+_MAX_ADAPTER_RANK = 512
+
 
 def check_run_dir(config: RunConfig) -> None:
-    RunDirectory(config.run_dir).check(resolved_yaml(config), spelled_out=spelled_out)
+    directory = RunDirectory(config.run_dir)
+    directory.reach()
+    if directory.exists(RUN_YAML):
+        settings_in(directory)  # says which file is damaged
+    directory.check(resolved_yaml(config), spelled_out=spelled_out)
+
+
+def check_effects(config: RunConfig) -> None:
+    """Raises ConfigError for what would act only beside a setting that is not there. A run that began with it can still be looked at."""
+    every, fewest = config.evaluation.every_steps, config.elastic.min_workers
+    without: list[str] = []
+    if every is not None and config.evaluation.prompts is None:
+        without.append(f"evaluation.every_steps={every} says nothing without evaluation.prompts; leave it out")
+    if fewest != ElasticConfig.model_fields["min_workers"].default and config.elastic.max_workers is None:
+        without.append(f"elastic.min_workers={fewest} says nothing without elastic.max_workers; leave it out")
+    if without:
+        raise ConfigError("; ".join(without))
 
 
 def check_compute_type(config: RunConfig) -> None:
@@ -37,8 +58,8 @@ def check_tensor_parallel(config: RunConfig) -> None:
 
 
 def check_weights(config: RunConfig) -> None:
-    if config.published_adapter is not None:
-        _check_adapter(config)
+    if (adapter := config.published_adapter) is not None:
+        _check_adapter(adapter, config)
     transport = config.weights.transport
     resolve(transport, home=TRANSPORTS, field="weights.transport")
     if config.weights.deltas:
@@ -58,7 +79,12 @@ def check_weights(config: RunConfig) -> None:
         )
 
 
-def _check_adapter(config: RunConfig) -> None:
+def _check_adapter(adapter: LoraConfig, config: RunConfig) -> None:
+    if adapter.rank > _MAX_ADAPTER_RANK:
+        raise ConfigError(
+            f"learner.lora.rank={adapter.rank} with learner.lora.publish='adapter': vLLM takes adapters of rank {_MAX_ADAPTER_RANK} or "
+            "less; lower it, or use learner.lora.publish=merged"
+        )
     if config.rollout.gpus_per_worker and config.model.dtype == "float32":
         raise ConfigError(
             "learner.lora.publish='adapter' with model.dtype='float32' and engines on GPUs: vLLM's kernels for adapters multiply bfloat16; "

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, VER
 from cluster.sinks.console.drawing import duration
 from cluster.sinks.jsonl import read_steps
 from deploy.config import loading as configuration
+from deploy.config.written import settings_in
 from deploy.reports.costs import of_actors, total
 from deploy.reports.summary import Summary
 from deploy.viewer.fleet import last_told
@@ -35,12 +35,11 @@ _SHOWN = (
 
 
 def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in run.yaml, with `overrides`. Raises ConfigError when the directory holds no run."""
+    """The configuration in run.yaml, with `overrides`. Raises ConfigError when the directory holds no run, or a damaged one."""
     directory.reach()
     if not directory.exists(RUN_YAML):
         raise ConfigError(f"{directory.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
-    values = yaml.safe_load(directory.read_text(RUN_YAML))
-    return configuration.validated(values, overrides, source=directory.path(RUN_YAML))
+    return configuration.validated(settings_in(directory), overrides, source=directory.path(RUN_YAML))
 
 
 def table(directory: RunDirectory) -> Table:

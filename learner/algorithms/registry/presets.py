@@ -159,7 +159,7 @@ def expand(raw: Mapping[str, Any]) -> dict[str, Any]:
     name = own.pop("preset", None)
     if name is None:
         return own
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"algorithm.preset={name!r} is unknown; choose one of {', '.join(PRESETS)}")
     _refuse_contradiction(name, own)
     bundle = dict(PRESETS[name])

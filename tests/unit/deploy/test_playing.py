@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.contracts.episodes import ToolCall
 from deploy.cli import app
+from deploy.config.yaml_text import dumped
 from deploy.playing import call_of
 from tests.unit.actors.chat.families import tokenizer_of
 
@@ -131,6 +132,21 @@ def test_a_run_file_is_played_with_its_first_prompt():
     assert result.exit_code == 0, result.output
     first, *_, last = result.output.splitlines()
     assert first.startswith("user  ") and last == "ended: reward 1"
+
+
+def test_a_run_files_own_column_of_sources_is_read_as_its_run_reads_it(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Guess.", "source": "a book"}\n')
+    sources = {"games": {"name": "file", "path": str(tmp_path / "rows.jsonl")}}
+    run = {
+        "run_dir": str(tmp_path / "run"),
+        "model": {"path": "none"},
+        "prompts": {"sources": sources},
+        "reward": {"source_column": "origin"},
+        "environment": {"name": f"{HERE}:guess", "top": 1},
+    }
+    (tmp_path / "run.yaml").write_text(dumped(run))
+    result = played(str(tmp_path / "run.yaml"), *said("1"))
+    assert result.exit_code == 0, result.output
 
 
 @pytest.fixture

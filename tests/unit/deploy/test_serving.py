@@ -11,12 +11,14 @@ import urllib.error
 import urllib.request
 
 import pytest
+from typer.testing import CliRunner
 
 from actors.reward_service.service import Asked, RewardService, conversation
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardConfig
 from deploy import serving
+from deploy.cli import app as cli
 
 JUDGES = "tests.unit.actors.judges"
 
@@ -153,3 +155,19 @@ def test_what_cannot_be_served_is_refused(judge, settings, message, monkeypatch)
 def test_a_key_is_read_as_its_clients_read_it_without_white_space(monkeypatch):
     monkeypatch.setenv("KEY", "s3cret\n")
     assert serving._key("KEY", host="0.0.0.0") == "s3cret"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["reward_model", "model=x"],
+            "'reward_model' asks a model that only a run has; name the judge in the run file",
+        ),
+        (["llm_judge", "server=grader"], "'llm_judge' asks a model that only a run has"),
+        (["exact_match", "--timeout-s", "inf"], "reward.timeout_s=inf is not valid: input should be a finite number"),
+    ],
+)
+def test_what_no_server_could_be_made_of_is_one_line(words, message):
+    refused = CliRunner().invoke(cli, ["serve-reward", *words])
+    assert refused.exit_code == 2 and message in refused.output, refused.output

@@ -31,6 +31,13 @@ def test_its_run_file_names_what_is_there(begun):
         assert len(open_prompts(config.evaluation.prompts, field="prompts")) == config.evaluation.num_prompts
 
 
+def test_its_run_file_names_the_model_wherever_treadwheel_is_installed(tmp_path, monkeypatch):
+    strange = tmp_path / "my #1: tools" / "model"
+    monkeypatch.setitem(starting._MODELS, "MODEL", strange)
+    starting.start(str(tmp_path / "mine"), kind="math")
+    assert load(tmp_path / "mine/run.yaml").model.path == str(strange)
+
+
 def test_its_own_test_passes(begun):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ran = subprocess.run(command, cwd=begun, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)

@@ -3,22 +3,34 @@
 import asyncio
 import json
 import threading
+from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import treadwheel
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, InUseError
+from cluster.record.run_directory import RunDirectory
 from deploy.cluster_up.stopping import Stop
 from deploy.config.loading import validated
 from tests.unit.treadwheel import my_functions
-from treadwheel.training import _configured, _Heard, beside_a_loop
+from treadwheel.training import _configured, _Heard, _there, beside_a_loop
 
 RUN = {"model": {"path": "m"}, "prompts": {"name": "file", "path": "p.jsonl", "max_prompt_tokens": 7}}
 
 
 def configured(config=RUN, overrides=(), *, judge=None, environment=None, prompts=None):
-    return _configured(config, overrides, judge, environment, prompts)
+    config, _ = _configured(config, overrides, judge, environment, prompts)
+    return config
+
+
+def kept(prompts, run_dir):
+    """The configuration, and the rows as the run that passes its check has them."""
+    config, rows = _configured(RUN, [f"run_dir={run_dir}"], None, None, prompts)
+    with _there(rows) as written:
+        written.pop_all()
+    return config
 
 
 def test_a_run_file_a_mapping_and_a_configuration_say_the_same(tmp_path):
@@ -41,17 +53,72 @@ def test_judge_environment_and_prompts_stand_in_the_place_of_what_the_file_says(
 
 
 def test_rows_of_prompts_are_kept_in_the_run_directory_under_a_name_of_what_is_in_them(tmp_path):
-    here = [f"run_dir={tmp_path}"]
     rows = [{"prompt": "2 + 2 =", "answer": "4"}, {"prompt": "1 + 2 =", "answer": "3"}]
-    path = configured(RUN, here, prompts=iter(rows)).prompts.params["path"]
+    path = kept(iter(rows), tmp_path).prompts.params["path"]
     assert [json.loads(line) for line in Path(path).read_text().splitlines()] == rows
-    assert configured(RUN, here, prompts=rows).prompts.params["path"] == path
-    assert configured(RUN, here, prompts=rows[:1]).prompts.params["path"] != path
+    assert kept(rows, tmp_path).prompts.params["path"] == path
+    assert kept(rows[:1], tmp_path).prompts.params["path"] != path
 
 
 def test_rows_of_prompts_make_a_run_directory_that_nobody_else_reads(tmp_path):
-    configured(RUN, [f"run_dir={tmp_path}/run"], prompts=[{"prompt": "2 + 2 =", "answer": "4"}])
+    kept([{"prompt": "2 + 2 ="}], tmp_path / "run")
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_run_that_is_refused_leaves_no_rows_and_takes_none_of_those_that_were_there(tmp_path, monkeypatch):
+    here, seen = [f"run_dir={tmp_path}/run"], []
+    rows = [{"prompt": "2 + 2 ="}]
+
+    def refused(config, **others):
+        seen.append(Path(config.prompts.params["path"]).read_text())
+        raise ConfigError("no")
+
+    monkeypatch.setattr("deploy.preflight.check", refused)
+    for verb in (treadwheel.train, treadwheel.check):
+        with pytest.raises(ConfigError, match=r"^no$"):
+            verb(RUN, here, prompts=rows)
+        assert not (tmp_path / "run").exists()
+    path = kept(rows, tmp_path / "run").prompts.params["path"]
+    with pytest.raises(ConfigError, match=r"^no$"):
+        treadwheel.train(RUN, here, prompts=rows)
+    assert seen == ['{"prompt": "2 + 2 ="}\n'] * 3 and Path(path).exists()
+
+
+def test_rows_are_not_written_beside_a_run_that_another_driver_has(tmp_path):
+    directory = RunDirectory(str(tmp_path / "run"))
+    directory.claim("{}")
+    try:
+        with pytest.raises(InUseError):
+            kept([{"prompt": "2 + 2 ="}], tmp_path / "run")
+        assert not list((tmp_path / "run").glob("prompts-*"))
+    finally:
+        directory.release()
+
+
+def test_paths_and_numbers_of_numpy_are_what_a_run_file_has_for_them(tmp_path):
+    model = {"path": tmp_path / "m"}
+    assert configured({**RUN, "model": model, "num_steps": np.int64(7)}).model.path == str(tmp_path / "m")
+    rows = [{"prompt": "2 + 2 =", "answer": np.int64(4), "weights": np.array([0.5, 1.0])}]
+    path = kept(rows, tmp_path / "run").prompts.params["path"]
+    assert json.loads(Path(path).read_text()) == {"prompt": "2 + 2 =", "answer": 4, "weights": [0.5, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"prompts": ["abc"]}, "prompts: row 0 is 'abc'; each is a mapping of columns"),
+        ({"prompts": 5}, "prompts=5 is no source; give its name, a function, or rows"),
+        (
+            {"prompts": [{"prompt": "a"}, {"prompt": "b", "day": date(2026, 1, 2)}]},
+            r"prompts: row 1, column 'day': .* is a date; give",
+        ),
+        ({"config": None}, "config=None is no run; give a run file, a mapping like one, or a RunConfig"),
+        ({"config": {**RUN, "num_steps": {1, 2}}}, "the configuration: {1, 2} is a set; give a text"),
+    ],
+)
+def test_what_no_run_file_could_say_is_refused_by_its_name(given, why):
+    with pytest.raises(ConfigError, match=why):
+        configured(**given)
 
 
 def test_no_rows_are_no_prompts():

@@ -81,6 +81,7 @@ def test_message_parts_need_a_template():
         ("{{ messages[3].content.text }}", "UndefinedError"),
         ("{% for m in messages %}", "TemplateSyntaxError"),
         ("{{ 'a' + messages[0] }}", "TypeError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
     ],
 )
 def test_a_prompt_that_does_not_go_through_the_template_is_refused_by_name(template, why):

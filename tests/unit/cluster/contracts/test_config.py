@@ -28,6 +28,10 @@ def test_dropping_stragglers_that_nothing_stands_behind_is_refused():
             {"buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}},
             "buffer.max_head_of_line_s=5 with deterministic=true",
         ),
+        (
+            {"elastic": {"max_workers": 4}},
+            "elastic.max_workers=4 with deterministic=true: which worker samples what is fixed",
+        ),
     ],
 )
 def test_a_deterministic_run_refuses_what_timing_would_decide(sections, named):
@@ -86,6 +90,19 @@ def test_a_deterministic_run_names_both_at_once():
     both = {"rollout": {"extra_trajectories": 2}, "buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}}
     with pytest.raises(ValidationError, match=r"rollout\.extra_trajectories=2 .*; buffer\.max_head_of_line_s=5 "):
         configured(deterministic=True, **both)
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"seed": 2**63}, r"seed\n  Input should be less than 9223372036854775808"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, r"optimizer\.betas\.1\n  Input should be less than 1"),
+        ({"optimizer": {"betas": [-0.1, 0.9]}}, r"optimizer\.betas\.0\n  Input should be greater than or equal to 0"),
+    ],
+)
+def test_numbers_that_torch_refuses_are_refused(sections, named):
+    with pytest.raises(ValidationError, match=named):
+        configured(**sections)
 
 
 MATHS = {"sources": {"maths": {"name": "file", "path": "a.jsonl", "weight": 2}}}

@@ -1,6 +1,8 @@
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import pytest
 
@@ -15,6 +17,7 @@ from cluster.contracts.plugins import (
     Plugin,
     find,
     names,
+    parameter_names,
     resolve,
 )
 
@@ -23,6 +26,18 @@ HERE = Home(package=__name__, called_with=("value",))
 
 def scaled(value: float, *, factor: float, clip: float | None = None) -> float:
     return value * factor
+
+
+def of_every_kind(
+    value: float,
+    *,
+    factor: float,
+    clip: float | None = None,
+    mode: Literal["soft", "hard"] = "soft",
+    words: Sequence[str] = (),
+    label: Annotated[str, "shown"] = "",
+) -> float:
+    return factor
 
 
 def doubled(value: float) -> float:
@@ -47,6 +62,24 @@ def refusal(plugin: Plugin) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        ({"factor": "x"}, "a number"),
+        ({"factor": 1.0, "clip": "x"}, "a number or null"),
+        ({"factor": 1.0, "mode": "x"}, "one of 'soft', 'hard'"),
+        ({"factor": 1.0, "words": 5}, "a list"),
+        ({"factor": 1.0, "label": 5}, "a text"),
+    ],
+)
+def test_what_a_parameter_must_be_is_said_in_words(params, kind):
+    assert refusal(Plugin(name=f"{__name__}:of_every_kind", params=params)).endswith(f"; it must be {kind}")
+
+
+def test_of_a_module_without_a_file_no_parameters_are_known():
+    assert parameter_names("os:getcwd", home=HERE) == parameter_names("sys:exit", home=HERE) == ()
+
+
 def test_short_and_long_forms_mean_the_same():
     assert Plugin.model_validate("grpo") == Plugin.model_validate({"name": "grpo"}) == Plugin(name="grpo")
     assert Plugin.model_validate({"name": "a", "factor": 2}) == Plugin(name="a", params={"factor": 2})
@@ -68,7 +101,7 @@ def test_a_full_path_needs_no_home():
     ("plugin", "message"),
     [
         (Plugin(name="doubld"), "my.field='doubld' is not there; did you mean 'doubled'?"),
-        (Plugin(name="absent"), "has: anything, doubled, scaled, twice; your own"),
+        (Plugin(name="absent"), "has: anything, doubled, of_every_kind, scaled, twice; your own"),
         (Plugin(name="no.such:thing"), "my.field='no.such:thing' does not import: ModuleNotFoundError"),
         (Plugin(name="scaled"), "my.field='scaled' needs factor; write my.field: {name: scaled, factor: ...}"),
         (Plugin(name="scaled", params={"factor": "wide"}), "my.field.factor='wide' is not valid"),

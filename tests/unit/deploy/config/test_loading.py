@@ -17,6 +17,12 @@ TRAPS = [
     "null",
     "1",
     "0x1f",
+    "0o17",
+    "09",
+    "1__0",
+    "1:30",
+    "=",
+    "<<",
     "2024-01-01",
     "a",
     "# b",
@@ -223,6 +229,45 @@ def test_yaml_reads_numbers_and_words_as_people_mean_them():
     assert parse("[3e-4, 1e6, 1.5, .inf, on, no, true, 1_000]", source="x") == [
         3e-4, 1e6, 1.5, float("inf"), "on", "no", True, 1000,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10),
+        ("-0x1F", -31),
+        ("0o17", 15),
+        ("+1_000", 1000),
+        ("1:30", "1:30"),
+        ("0b11", "0b11"),
+        ("0x_", "0x_"),
+        ("2020-13-45", "2020-13-45"),
+        ("2020-12-24", "2020-12-24"),
+        ("=", "="),
+    ],
+)
+def test_whole_numbers_are_those_of_yaml_12_and_dates_are_texts(text, value):
+    assert parse(text, source="x") == value
+
+
+@pytest.mark.parametrize("text", ["!!int abc", "!!float abc", "!!bool abc", "!!timestamp abc", "9" * 5000])
+def test_a_value_that_is_none_of_its_kind_is_named_with_its_line(text):
+    with pytest.raises(ConfigError, match=r"x line 2, column 4 cannot be read as YAML: '.*' is no value of its kind"):
+        parse(f"a: 1\nb: {text}", source="x")
+
+
+def test_a_merge_key_is_refused_by_its_name():
+    with pytest.raises(
+        ConfigError, match=r"x line 2, column 5 .*: '<<' merges nothing here, write out what it stands for"
+    ):
+        parse("a: &a {x: 1}\nb: {<<: *a, y: 2}", source="x")
+
+
+def test_an_override_is_of_its_own_place_where_a_file_says_something_by_an_anchor():
+    held_out = {"name": "file", "path": "a.jsonl"}
+    values = {**smallest(), "prompts": held_out, "evaluation": {"prompts": held_out}}
+    config = validated(values, ["evaluation.prompts.path=b.jsonl"])
+    assert config.prompts.params["path"] == "a.jsonl" and config.evaluation.prompts.params["path"] == "b.jsonl"
 
 
 def test_a_key_given_twice_is_a_mistake():

@@ -1,5 +1,7 @@
 """Runs on hardware that is not here, of models of which only config.json is."""
 
+import logging
+
 import pytest
 from typer.testing import CliRunner
 
@@ -38,6 +40,13 @@ def test_actors_are_shown_on_their_gpus_and_idle_ones_by_name(model):
     assert rows["placement", "node 0, CPUs alone"] == "reward_service-0"
     assert rows["placement", "one way to fit"].startswith("Ray spreads the rollout workers over the nodes")
     assert ("placement", "one way to fit") not in _rows(model, "gpus=2x80GB", *ON_GPUS)
+
+
+def test_a_hub_out_of_reach_is_not_told_at_each_retry(model):
+    hub = logging.getLogger("huggingface_hub")
+    hub.setLevel(logging.WARNING)
+    _rows(model, "gpus=2x80GB", *ON_GPUS)
+    assert not hub.isEnabledFor(logging.WARNING)
 
 
 def test_more_gpus_than_there_are_is_placements_problem(model):

@@ -10,7 +10,9 @@ import huggingface_hub
 import pytest
 from rich.console import Console
 
+from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Prompt
 from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
@@ -19,6 +21,7 @@ from deploy.config.loading import resolved_yaml
 from deploy.preflight import check, check_assumed, check_learning
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
+from deploy.recorded import import_rows
 from learner.checkpoint import writing
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.object_store import s3
@@ -152,6 +155,19 @@ def test_what_groups_cannot_carry_is_refused(tmp_path, model, settings, said):
 def test_deltas_that_nothing_carries_are_refused(tmp_path, model, setting, said):
     message = refusal(run(tmp_path, model, "weights.deltas=true", setting))
     assert message.count(said) == 1
+
+
+def test_settings_that_act_only_beside_another_one_are_refused_without_it(tmp_path, model):
+    message = refusal(run(tmp_path, model, "evaluation.every_steps=5", "elastic.min_workers=2"))
+    assert "evaluation.every_steps=5 says nothing without evaluation.prompts; leave it out" in message
+    assert "elastic.min_workers=2 says nothing without elastic.max_workers; leave it out" in message
+
+
+def test_adapters_of_a_rank_that_no_engine_takes_are_refused(tmp_path, model):
+    message = refusal(run(tmp_path, model, "learner.lora={rank: 513, publish: adapter}"))
+    assert (
+        "learner.lora.rank=513 with learner.lora.publish='adapter': vLLM takes adapters of rank 512 or less" in message
+    )
 
 
 def test_adapters_in_float32_are_refused_for_engines_on_gpus(tmp_path, model):
@@ -473,8 +489,35 @@ def test_the_report_names_what_the_learner_leaves_out_of_the_sampled_distributio
     )
 
 
+def recorded_for(model, folder) -> str:
+    """One group, made of rows."""
+    lines = [{"prompt": "1+1=", "completion": text, "reward": float(text == "2")} for text in "23"]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    import_rows(
+        str(folder / "rows.jsonl"),
+        place := str(folder / "a.arrow"),
+        model=ModelConfig(path=str(model)),
+        prompts=Plugin(name="file"),
+    )
+    return place
+
+
+def test_a_run_that_learns_is_refused_for_its_data_before_it_has_the_run_directory(tmp_path, model):
+    with pytest.raises(ConfigError, match=r"recorded='.*/none\.arrow'"):
+        check_learning(run(tmp_path, model, f"recorded={tmp_path}/none.arrow"))
+    with pytest.raises(ConfigError, match=r"recorded='.*/a\.arrow': .*proximal"):
+        check_learning(run(tmp_path, model, f"recorded={recorded_for(model, tmp_path)}"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_takes_itself(tmp_path, model):
-    recorded = ("recorded=somewhere", "rollout.gpus_per_worker=8", "reward.judge=nowhere:judge")
+    place = recorded_for(model, tmp_path)
+    recorded = (
+        f"recorded={place}",
+        "algorithm.proximal=recompute",
+        "rollout.gpus_per_worker=8",
+        "reward.judge=nowhere:judge",
+    )
     check_learning(run(tmp_path, model, *recorded))  # no workers, no judge
     with pytest.raises(ConfigError, match="3 problems") as refused:
         check_learning(
@@ -482,7 +525,7 @@ def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_ta
                 tmp_path,
                 model,
                 *recorded,
-                "algorithm={preset: ppo, value: {path: /nowhere}}",
+                "algorithm={preset: ppo, proximal: recompute, value: {path: /nowhere}}",
                 "learner.gpus_per_rank=9",
                 "prompts.path=nowhere",
             )

@@ -81,3 +81,10 @@ def test_the_nodes_of_a_cluster_that_runs_already_cannot_be_asked(tmp_path, aske
 @pytest.mark.slow
 def test_gpus_are_asked_in_a_process_of_its_own():
     assert compute_type._are_gpus_fast() is machine.is_bfloat16_fast_on_gpus()
+
+
+def test_a_damaged_run_is_named_by_its_file(tmp_path, asked):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.yaml").write_text("model: {dtype")
+    with pytest.raises(ConfigError, match=r"run\.yaml line 1, column 14 cannot be read as YAML"):
+        with_compute_type(automatic(tmp_path), address=None)

@@ -51,6 +51,14 @@ def test_two_episodes_of_a_task_are_held_against_each_other(tmp_path, model, wor
     assert "played twice" not in str(check(config).rows)
 
 
+def test_one_that_fails_before_it_asks_the_model_is_refused_where_environments_are_played(tmp_path, model):
+    config = run(tmp_path, model, f"environment={WORLDS}:broken", rows=ROWS)
+    with pytest.raises(
+        ConfigError, match=r"environment fails before it asks the model \(environment: KeyError: .page.\)"
+    ):
+        check(config, plays=True)
+
+
 NO_TOOLS = (
     "environment gives the model tools, and model.chat_template: the chat template does not show tools to the model; set it to a template "
     "with tools, or use none"

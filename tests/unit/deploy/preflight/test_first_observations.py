@@ -12,9 +12,9 @@ pytestmark = pytest.mark.slow  # all of it: each environment is a process
 TASK = EpisodeTask(id="t", prompt="", messages=(), seed=3, index=0)
 
 
-def observed(environment: str, **params) -> FirstObservations:
+def observed(environment: str, *, timeout_s: float = 300.0, **params) -> FirstObservations:
     plugin = Plugin(name=f"tests.unit.deploy.preflight.worlds:{environment}", params=params)
-    return first_observations(plugin, TASK, EpisodeLimits())
+    return first_observations(plugin, TASK, EpisodeLimits(timeout_s=timeout_s))
 
 
 @pytest.mark.parametrize("greets", [True, False])
@@ -37,7 +37,14 @@ def test_what_differs_between_two_episodes_of_a_task_is_told(environment, differ
 
 
 def test_an_environment_that_fails_says_why():
-    assert observed("broken") == FirstObservations(num_turns=0, failure="environment: KeyError: 'page'")
+    assert observed("broken") == FirstObservations(
+        num_turns=0, failure="environment: KeyError: 'page'", raises_unasked=True
+    )
+
+
+def test_an_environment_that_is_slow_to_ask_may_have_the_time_in_a_run():
+    seen = observed("slow_to_begin", timeout_s=0.2)
+    assert seen.failure is not None and not seen.raises_unasked
 
 
 def test_an_environment_that_does_not_start_is_refused():

@@ -1,5 +1,6 @@
 """Environments that keep their world equal for a group, and some that do not."""
 
+import asyncio
 import random
 
 from openai import AsyncOpenAI
@@ -61,3 +62,8 @@ async def with_tool_later(episode: Episode):
 
 async def broken(episode: Episode):
     raise KeyError("page")
+
+
+async def slow_to_begin(episode: Episode):
+    await asyncio.sleep(60)
+    await episode.ask()

@@ -5,10 +5,12 @@ import pytest
 from rich.console import Console
 
 from cluster.contracts.errors import ConfigError
-from cluster.record.run_directory import EVENTS, METRICS, STATUS, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, STATUS, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
+from deploy.preflight.settings import check_run_dir
 from deploy.reports.passport import is_mathematical
 from deploy.reports.run_info import passport_differences, table
+from tests.fakes import run_config
 
 
 @pytest.fixture
@@ -32,6 +34,21 @@ def test_a_run_tells_where_it_stands(directory):
     text = shown(directory)
     assert "7 of 40" in text and "0.25" in text and "0.5" in text
     assert "event failure" in text and "rollout-0 died" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"model: {path: a", "run.yaml line 1, column 16 cannot be read as YAML"),
+        (b"model: \xff", "run.yaml is damaged: 'utf-8' codec"),
+        (b"", "run.yaml is damaged: it holds no settings, but 'None'"),
+    ],
+)
+def test_a_damaged_run_is_named_by_its_file(directory, content, why):
+    directory.write_file(RUN_YAML, content)
+    for read in (table, lambda directory: check_run_dir(run_config(run_dir=directory.url))):
+        with pytest.raises(ConfigError, match=why):
+            read(directory)
 
 
 def test_a_run_tells_what_its_actors_time_went_to(directory):

@@ -129,6 +129,7 @@ def test_users_functions_are_named_by_full_path():
         ),
         ({"advantage": {"name": "grpo", "epsilon": -1e-6}}, r"advantage.epsilon=-1e-06 is negative.*give 0 or more"),
         ({"preset": "grppo"}, r"algorithm.preset='grppo' is unknown; choose one of grpo"),
+        ({"preset": ["grpo"]}, r"algorithm.preset=\['grpo'\] is unknown; choose one of grpo"),
         (
             {"preset": "gspo", "policy_loss": "ppo_clip"},
             r"preset='gspo' with policy_loss='ppo_clip': the ratio of the whole",
@@ -223,7 +224,9 @@ def test_what_an_algorithm_needs_must_be_in_the_batch():
 
 
 def test_a_truncation_penalty_that_would_raise_rewards_is_refused_as_the_configuration_is_read():
-    with pytest.raises(ConfigError, match=r"reward_shaping\[0\].coefficient=1.5 .* less than or equal to 1; .*float"):
+    with pytest.raises(
+        ConfigError, match=r"reward_shaping\[0\].coefficient=1.5 .* less than or equal to 1; it must be a number"
+    ):
         make(reward_shaping=[{"name": "truncation_penalty", "coefficient": 1.5}])
 
 
