@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from cluster.contracts.config import RunConfig
+if TYPE_CHECKING:
+    from cluster.contracts.config import RunConfig  # imports pydantic
 
 
 class RayAhead:
@@ -31,7 +32,7 @@ class RayAhead:
         with _deaf_to_ctrl_c():
             self._at_the_end.close()
 
-    def import_for(self, config: RunConfig) -> None:
+    def import_for(self, config: "RunConfig") -> None:
         """Begins to import what the run's actors need, in a process of which they are forked then; and returns at once.
 
         Not where CUDA or ROCm may be, which a fork breaks, nor for what is compiled: torch's compiler is not imported.

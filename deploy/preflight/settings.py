@@ -30,14 +30,9 @@ def check_run_dir(config: RunConfig) -> None:
 
 def check_effects(config: RunConfig) -> None:
     """Raises ConfigError for what would act only beside a setting that is not there. A run that began with it can still be looked at."""
-    every, fewest = config.evaluation.every_steps, config.elastic.min_workers
-    without: list[str] = []
-    if every is not None and config.evaluation.prompts is None:
-        without.append(f"evaluation.every_steps={every} says nothing without evaluation.prompts; leave it out")
+    fewest = config.elastic.min_workers
     if fewest != ElasticConfig.model_fields["min_workers"].default and config.elastic.max_workers is None:
-        without.append(f"elastic.min_workers={fewest} says nothing without elastic.max_workers; leave it out")
-    if without:
-        raise ConfigError("; ".join(without))
+        raise ConfigError(f"elastic.min_workers={fewest} says nothing without elastic.max_workers; leave it out")
 
 
 def check_compute_type(config: RunConfig) -> None:
