@@ -336,9 +336,9 @@ class LearnerGroup:
 
     async def _save(self) -> None:
         self._ledger.check_claim()
+        await self._begin_turn(ends_with_broadcast=False)  # first: a rank that died at rest comes back on these GPUs
         await self._finish_saving()
         self._saving.note_save()
-        await self._begin_turn(ends_with_broadcast=False)
         (rated, rating), (step, summaries) = self._rating, self._asked
         metric = self._evaluations.get(self._held, rating if rated == self._held else None)
         if metric is None and step == self._held:

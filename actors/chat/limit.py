@@ -35,16 +35,24 @@ class PromptLimit:
         shorter = prompt
         # More than once where the tokens beside the cut come out otherwise.
         while num_tokens > most:
-            text = _text(shorter)
+            text = self._text(shorter)
             excess = num_tokens - most
             kept = self._formatter.cut(text, excess, at_start=self._on_long == "truncate_start") if text else ""
             if not kept.strip() or kept == text:
                 way_out = f"raise the limit, or set {self._field}.on_long_prompt: drop"
                 why = f"its text or first user message is too short to be cut by that much: {way_out}"
                 raise self._too_long(prompt, num_tokens, why)
-            shorter = _with_text(shorter, kept)
+            shorter = _with(kept, shorter, instead_of=text)
             num_tokens = self._formatter.num_tokens(shorter)
         return shorter
+
+    def _text(self, prompt: Prompt) -> str | None:
+        """What of the part that is encoded may be cut; None: nothing."""
+        if prompt.text is not None and (prompt.messages is None or not self._formatter.has_template):
+            return prompt.text
+        contents = (message["content"] for message in prompt.messages or () if message.get("role") == "user")
+        first = next(contents, None)
+        return first if isinstance(first, str) else None
 
     def _too_long(self, prompt: Prompt, num_tokens: int, way_out: str) -> DataError:
         limit = f"{self._field}.max_prompt_tokens is {self.max_tokens}"
@@ -53,19 +61,11 @@ class PromptLimit:
         )
 
 
-def _text(prompt: Prompt) -> str | None:
-    """What may be cut; None: nothing."""
-    if prompt.text is not None:
-        return prompt.text
-    contents = (message["content"] for message in prompt.messages or () if message.get("role") == "user")
-    first = next(contents, None)
-    return first if isinstance(first, str) else None
-
-
-def _with_text(prompt: Prompt, text: str) -> Prompt:
+def _with(shorter: str, prompt: Prompt, *, instead_of: str | None) -> Prompt:
+    """In text and first user message, as far as they say the same."""
     messages = [*map(dict, prompt.messages)] if prompt.messages is not None else None
     for message in messages or ():
         if message.get("role") == "user":
-            message["content"] = text
+            message["content"] = shorter if message["content"] == instead_of else message["content"]
             break
-    return replace(prompt, text=None if prompt.text is None else text, messages=messages)
+    return replace(prompt, text=shorter if prompt.text == instead_of else prompt.text, messages=messages)

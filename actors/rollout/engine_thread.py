@@ -83,11 +83,17 @@ class EngineThread:
     """Runs an engine for as long as it has requests, and sleeps when it has none."""
 
     def __init__(
-        self, make_engine: Callable[[], Engine], *, on_update: Literal["continue", "finish", "abort_and_resume"]
+        self,
+        make_engine: Callable[[], Engine],
+        *,
+        on_update: Literal["continue", "finish", "abort_and_resume"],
+        may_resume: bool = True,
     ) -> None:
-        """Returns once the engine is up; raises what `make_engine` raises."""
+        """Returns once the engine is up; raises what `make_engine` raises. Without `may_resume` a request that sleep interrupts begins
+        anew: its first tokens would be prompt to what counts its own."""
         self._make_engine = make_engine
         self._on_update = on_update
+        self._may_resume = may_resume
         self._commands: queue.SimpleQueue[Callable[[Engine], None] | _Abort | None] = queue.SimpleQueue()
         self._held: list[Callable[[Engine], object]] = []
         """An update that waits until running requests are finished, and the commands that came after it."""
@@ -307,6 +313,8 @@ class EngineThread:
         if not self._is_asleep:
             self._flush(engine)
             engine.abort(list(self._active))
+            if not self._may_resume:
+                self._active = {name: _Active.of(each.request, each.sink) for name, each in self._active.items()}
         engine.sleep(keeps_weights=keeps_weights)
         self._is_asleep = True
         if not keeps_weights:

@@ -64,10 +64,11 @@ class RolloutWorker:
         episodes: Episodes | None = None,
         environment_of: Callable[[Mapping[str, Any]], str] = lambda columns: SINGLE_TURN.name,
         keeps_weights: bool = False,
+        may_resume: bool = True,
     ) -> None:
         """Returns once the engine is up, on its starting files. `timeout_s` bounds an engine without progress. Without `episodes` every
         prompt is a single turn. `environment_of` names the environment of a prompt with these columns. `keeps_weights` has it, or the
-        engine's processes, hold a copy of the weights, for changes to be added to."""
+        engine's processes, hold a copy of the weights, for changes to be added to. `may_resume` as of `EngineThread`."""
         self._name = name
         self._run_id = run_id
         self._formatter = formatter
@@ -83,7 +84,7 @@ class RolloutWorker:
         self._handed: dict[str, _HandOver] = {}
         """By the group's key, until its `generate` has read it."""
         self._num_groups = 0
-        self._engine = EngineThread(make_engine, on_update=on_update)
+        self._engine = EngineThread(make_engine, on_update=on_update, may_resume=may_resume)
         self._engine.ended.add_done_callback(self._tell_everyone)
         self.timeline = self._engine.timeline
 
@@ -106,6 +107,7 @@ class RolloutWorker:
             episodes=Episodes(config, formatter) if config.has_episodes else None,
             environment_of=config.environment_of,
             keeps_weights=config.weights.deltas,
+            may_resume=not config.sampling.not_resumable(),
         )
 
     async def warm_up(self) -> None:

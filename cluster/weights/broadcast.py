@@ -19,8 +19,18 @@ from cluster.contracts.types import BroadcastStats
 class Weights:
     """The published version, and which workers serve it."""
 
-    def __init__(self, transport: Transport, *, learner: PublishingLearner, num_workers: int, events: Events) -> None:
-        """`num_workers` is how many will join before the first broadcast."""
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        learner: PublishingLearner,
+        num_workers: int,
+        events: Events,
+        waits_for_joins: bool = True,
+    ) -> None:
+        """`num_workers` is how many will join before the first broadcast. Without `waits_for_joins` no broadcast waits for a worker that
+        joins: its load waits in turn for the engines' turn, which the broadcast brings."""
+        self._waits_for_joins = waits_for_joins
         self._transport = transport
         self._learner = learner
         self._events = events
@@ -52,11 +62,17 @@ class Weights:
         events: Events,
         around: Callable[[Transport], Transport] | None = None,
     ) -> Self:
-        """Through the transport that `weights.transport` names, or what is made `around` it. Raises ConfigError for one that does not
-        import."""
+        """Through the transport that `weights.transport` names, or what is made `around` it, whose loads come in turns. Raises ConfigError
+        for one that does not import."""
         make = resolve(config.transport, home=TRANSPORTS, field="weights.transport")
         transport: Transport = make(timeout_s=config.timeout_s)
-        return cls(around(transport) if around else transport, learner=learner, num_workers=num_workers, events=events)
+        return cls(
+            around(transport) if around else transport,
+            learner=learner,
+            num_workers=num_workers,
+            events=events,
+            waits_for_joins=around is None,
+        )
 
     async def publish(self) -> BroadcastStats:
         """Takes the learner's weights to where workers that join can fetch them; asks no worker."""
@@ -65,9 +81,10 @@ class Weights:
     async def begin_broadcast(self) -> BroadcastStats:
         """Publishes, and keeps workers from joining until `finish_broadcast`. The learner may learn on when this returns.
 
-        Waits first for workers that the last broadcast overtook while they joined.
+        Waits first for workers that the last broadcast overtook while they joined, unless they wait for this one.
         """
-        await self._none_overtaken.wait()
+        if self._waits_for_joins:
+            await self._none_overtaken.wait()
         self._is_sent.clear()
         try:
             return await self._publish()
@@ -100,9 +117,10 @@ class Weights:
     async def join(self, worker: ActorHandle) -> None:
         """Loads on a worker that is not in the fleet yet: a second time if a newer version was published meanwhile.
 
-        A broadcast under way does not know of this worker, so it waits for its end. The next broadcast waits for the second load: a
-        worker whose load takes longer than a step would never join otherwise. Between the last check and the worker's joining
-        nothing else runs: no broadcast can miss it. Raises the worker's failure, or WeightsError when it is not the worker's.
+        A broadcast under way does not know of this worker, so it waits for its end. The next broadcast waits for the second load
+        (`waits_for_joins`): a worker whose load takes longer than a step would never join otherwise. Between the last check and the
+        worker's joining nothing else runs: no broadcast can miss it. Raises the worker's failure, or WeightsError when it is not the
+        worker's.
         """
         await self._is_published.wait()
         if await self._catch_up(worker):

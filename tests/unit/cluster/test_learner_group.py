@@ -1006,6 +1006,12 @@ async def test_a_learner_that_dies_at_rest_is_restored_by_the_step_that_needs_it
     assert scene.group.version == 2 and scene.group.actors() != [rank]
 
 
+async def test_a_learner_that_dies_at_rest_is_restored_in_its_turn_when_a_save_needs_it():
+    scene = await resting(("finish_saving", 1, death("learner-0", "finish_saving")))
+    await scene.group.save(None)
+    assert scene.turns.drain() == ["engines keep", "restore_latest", "update", "save", "rest", "engines"]
+
+
 async def test_a_learner_that_dies_in_its_turn_is_healed_at_once():
     scene = Scene(turns=Turns())
     await scene.group.start()

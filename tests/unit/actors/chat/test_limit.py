@@ -39,6 +39,14 @@ def test_of_messages_the_first_users_is_cut_and_the_template_stays_whole(rule, k
     assert [message["content"] for message in fitted.messages] == ["s", kept, "a", "u"], "<s><1234><a><u> has 15 tokens"
 
 
+def test_of_text_and_messages_that_differ_what_the_model_reads_is_cut():
+    both = Prompt(prompt_id="p", text="Q: 1234 A:", messages=[{"role": "user", "content": "1234"}])
+    chat = limited(both, "truncate_end", most=4, template=TEMPLATE)
+    assert chat.messages == [{"role": "user", "content": "12"}] and chat.text == "Q: 1234 A:", "<1234> has 6 tokens"
+    plain = limited(both, "truncate_start", most=7)
+    assert plain.text == "1234 A:" and plain.messages == both.messages
+
+
 @pytest.mark.parametrize(
     ("text", "rule", "kept"),
     [

@@ -280,6 +280,18 @@ def test_a_request_goes_on_where_it_was_when_the_engine_wakes(told_together):
     assert completion.token_ids == [10, 11, 12, 13, 14, 15] and completion.policy_versions == [1] * 6
 
 
+def test_a_request_that_may_not_resume_begins_anew_when_the_engine_wakes():
+    """What counts a completion's own tokens would take the first ones for the prompt's."""
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update="continue", may_resume=False)
+    outcome = asleep(thread, engine, keeps_weights=False)
+    thread.update(update(2)).result(timeout=120)
+    completion = outcome.result(timeout=120)
+    thread.stop()
+    assert isinstance(completion, Completion)
+    assert completion.token_ids == [10, 11, 12, 13, 14, 15] and completion.policy_versions == [2] * 6
+
+
 @pytest.mark.parametrize("on_update", ["continue", "finish", "abort_and_resume"])
 def test_an_engine_without_its_weights_serves_nothing_until_an_update_wakes_it(on_update):
     engine = ScriptedEngine()

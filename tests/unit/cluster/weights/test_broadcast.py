@@ -167,6 +167,40 @@ async def test_a_worker_that_dies_at_its_second_load_holds_no_broadcast_any_long
     assert ended == [7.0, 22.0, 28.0], "the second load ends at second 21"
 
 
+class SharedGpus(SlowTransport):
+    """A load waits while the learner has the GPUs, which it gives back when it publishes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_engines = asyncio.Event()
+
+    async def publish(self, learner: Any) -> BroadcastStats:
+        published = await super().publish(learner)
+        self.are_engines.set()
+        return published
+
+    async def catch_up(self, workers: Any) -> BroadcastStats:
+        await self.are_engines.wait()
+        return await super().catch_up(workers)
+
+
+@simulated
+async def test_where_the_learner_and_engines_take_turns_no_broadcast_waits_for_a_worker_whose_turn_comes_with_it():
+    transport, new = SharedGpus(), ScriptedWorker("new")
+    weights = Weights(transport, learner=None, num_workers=2, events=ListedEvents(), waits_for_joins=False)
+    await weights.publish()  # until second 1
+
+    async def learn() -> None:
+        await asyncio.sleep(9.0)
+        transport.are_engines.clear()
+
+    async with asyncio.timeout(60.0):
+        _, ended, _ = await asyncio.gather(weights.join(new), broadcasting(weights, Fleet("old"), num_steps=2), learn())
+    # The broadcast from 6 to 7 overtakes the first load, from 1 to 11. The learner's turn is from 10 to 13.
+    assert ended == [7.0, 13.0] and new.version == 2
+    assert asyncio.get_running_loop().time() == 23.0
+
+
 async def test_a_worker_that_joins_while_the_learner_learns_on_waits_until_the_fleet_has_its_weights():
     transport = ScriptedTransport()
     weights, fleet, new = weights_over(transport), Fleet("old"), ScriptedWorker("new")
