@@ -45,6 +45,8 @@ class _Postponed(types.ModuleType):
     """Stands for a module until something of it is used."""
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") and attribute != "__path__":  # whoever looks at all modules uses none
+            raise AttributeError(attribute)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), attribute)

@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import IO
 
-from cluster.remote.forked_worker import ADDRESS, FORKED, Request
+from cluster.remote.forked_worker import ADDRESS, FORKED, GO, Request
 
 _PATIENCE_S = 10.0
 """For a request that has begun to come."""
@@ -32,27 +33,36 @@ _MOST_WAITING = 128
 @contextlib.contextmanager
 def fork_server(imports: str) -> Iterator[None]:
     """In the block a server runs beside this process, whose environment tells of it. It imports with the function of that import path."""
-    with tempfile.TemporaryDirectory(prefix="treadwheel-") as folder:
+    with tempfile.TemporaryDirectory(prefix="treadwheel-") as folder, tempfile.TemporaryFile() as errors:
         path = os.path.join(folder, "socket")
         with socket.socket(socket.AF_UNIX) as listener:  # here, so that who asks early waits
             listener.bind(path)
             listener.listen(_MOST_WAITING)
-            server = _started(listener, imports)
+            server = _started(listener, imports, errors)
         with server:
             os.environ[ADDRESS] = path
             try:
                 yield
             finally:
                 del os.environ[ADDRESS]
+                if server.poll() is not None:
+                    _tell_of(errors)
                 server.kill()
 
 
-def _started(listener: socket.socket, imports: str) -> "subprocess.Popen[bytes]":
+def _tell_of(errors: IO[bytes]) -> None:
+    """The server has ended by itself."""
+    errors.seek(0)
+    last = (errors.read().decode(errors="replace").strip().splitlines() or ["killed"])[-1]
+    print(f"treadwheel: actors imported each for itself, since what does it for all ended: {last}", file=sys.stderr)
+
+
+def _started(listener: socket.socket, imports: str, errors: IO[bytes]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "cluster.remote.fork_server", str(listener.fileno()), imports],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=errors,
         pass_fds=[listener.fileno()],
         process_group=0,  # as Ray's processes have one: Ctrl-C is for the driver
     )
@@ -115,26 +125,34 @@ def _is_new() -> bool:
     return False
 
 
+def _is_wanted(connection: socket.socket) -> bool:
+    with contextlib.suppress(OSError):
+        connection.sendall(FORKED)
+        return connection.recv(1) == GO
+    return False
+
+
 def _become(request: Request, connection: socket.socket) -> None:
     """This new process is as one that the asker started. Ends it where nobody asks any more."""
-    try:
-        connection.sendall(FORKED)
-    except OSError:
+    if not _is_wanted(connection):
         os._exit(1)
     *standard, folder = request.descriptors
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
     os.fchdir(folder)
     os.setpgid(0, 0)  # Ray ends a worker with its group
+    request.take_limits()
     os.environ.clear()
     os.environ.update(request.environment)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
     sys.argv = request.arguments
     sys.path.insert(0, os.path.dirname(request.arguments[0]))
-    random.seed()
+    random.seed()  # or all would draw the same
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # or all would draw the same
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.seed()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 A script: it imports no package.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -13,20 +15,27 @@ from typing import NamedTuple
 
 ADDRESS = "TREADWHEEL_FORK_SERVER"
 """Variable with the path of the server's socket."""
-FORKED = b"\x01"
-"""What the new process says to the one that asked for it."""
+FORKED, GO = b"\x01", b"\x02"
+"""The new process says that it is there, and the one that asked that it still wants it."""
+_PATIENCE_S = 20.0
+"""For a server that still imports: Ray itself waits for a worker for 60 s, and starts no other one where they were in vain."""
 _PYTHON = "--language=PYTHON"
 """An option for Ray's own script, not for the worker."""
-_CHUNK = 1 << 16
+_LENGTH_BYTES = 4
+_OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 class Request(NamedTuple):
-    """A Python script to run, and all that the new process inherits."""
+    """A Python script to run, and what the new process inherits."""
 
     arguments: list[str]
     """The script's path, then its own."""
     environment: dict[str, str]
     blocked_signals: list[int]
+    open_files: list[int]
+    """How many there may be: softly, and at most."""
+    oom_score: str
+    """How soon the kernel ends the process where memory is short."""
     descriptors: list[int]
     """Of input, output, errors, and the folder to be in."""
 
@@ -34,23 +43,32 @@ class Request(NamedTuple):
     def as_of_here(cls, arguments: list[str]) -> "Request":
         """Inherits what this process has."""
         blocked = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+        with open(_OOM_SCORE, encoding="ascii") as file:
+            oom_score = file.read()
         folder = os.open(".", os.O_RDONLY)  # a folder that was removed has no name
-        return cls(arguments, dict(os.environ), blocked, [0, 1, 2, folder])
+        open_files = list(resource.getrlimit(resource.RLIMIT_NOFILE))
+        return cls(arguments, dict(os.environ), blocked, open_files, oom_score, [0, 1, 2, folder])
 
     def send(self, connection: socket.socket) -> None:
         """Raises OSError where nobody takes it."""
-        socket.send_fds(connection, [b"\n"], self.descriptors)
-        connection.sendall(json.dumps(self[:-1]).encode())
-        connection.shutdown(socket.SHUT_WR)
+        text = json.dumps(self[:-1]).encode()
+        socket.send_fds(connection, [len(text).to_bytes(_LENGTH_BYTES)], self.descriptors)
+        connection.sendall(text)
 
     @classmethod
     def receive(cls, connection: socket.socket) -> "Request":
         """With descriptors of its own. Raises OSError or ValueError for one that did not come whole."""
-        text, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
-        while more := connection.recv(_CHUNK):
-            text += more
-        arguments, environment, blocked = json.loads(text)
-        return cls(arguments, environment, blocked, list(descriptors))
+        length, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 4)
+        with connection.makefile("rb") as file:
+            arguments, environment, blocked, open_files, oom_score = json.loads(file.read(int.from_bytes(length)))
+        return cls(arguments, environment, blocked, open_files, oom_score, list(descriptors))
+
+    def take_limits(self) -> None:
+        """This process has those of the one that asked, as far as it may."""
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files[0], self.open_files[1]))
+        with contextlib.suppress(OSError), open(_OOM_SCORE, "w", encoding="ascii") as file:
+            file.write(self.oom_score)
 
 
 def main() -> None:
@@ -69,12 +87,16 @@ def _is_plain(arguments: list[str]) -> bool:
 
 
 def _is_forked(arguments: list[str]) -> bool:
-    """Waits for a server that still imports. False where there is none, or it ends meanwhile."""
+    """Waits for a server that still imports. False where there is none, it ends meanwhile, or takes too long."""
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_PATIENCE_S)
         try:
             connection.connect(os.environ[ADDRESS])
             Request.as_of_here(arguments).send(connection)
-            return connection.recv(1) == FORKED
+            is_there = connection.recv(1) == FORKED
+            if is_there:
+                connection.sendall(GO)
+            return is_there
         except (KeyError, OSError):
             return False
 

@@ -38,11 +38,14 @@ class Host:
     """Holds one object and forwards calls to it."""
 
     def __init__(self, name: str, env: Mapping[str, str] | None = None, *, title: str = "") -> None:
-        """`env` is set before anything that reads it is imported. `title` is the actor's name in Ray, for people.
+        """`env` is set before anything that reads it is imported, but for what a fork server has imported. `title` is the actor's name in
+        Ray, for people.
 
         Ray's own way, a runtime environment, would let no process that Ray holds ready become this actor.
         """
         os.environ.update(env or {})
+        if (torch := sys.modules.get("torch")) and "OMP_NUM_THREADS" in (env or {}):  # read already
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         sys.path += [
             path for path in os.environ.get(SEARCH_PATH, "").split(os.pathsep) if path and path not in sys.path
         ]

@@ -1,13 +1,13 @@
 """A run's own Ray comes up while the run is still checked, and what its actors need is imported: all take seconds."""
 
 import contextlib
+import importlib.metadata
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -22,6 +22,7 @@ class RayAhead:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._at_the_end = contextlib.ExitStack()
+        self._imports = contextlib.ExitStack()
         self._is_importing = False
         self._start: Future[None] | None = None
 
@@ -30,12 +31,13 @@ class RayAhead:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with _deaf_to_ctrl_c():
+            self._imports.close()  # first: a Ray that still starts waits for it
             self._at_the_end.close()
 
     def import_for(self, config: "RunConfig") -> None:
         """Begins to import what the run's actors need, in a process of which they are forked then; and returns at once.
 
-        Not where CUDA or ROCm may be, which a fork breaks, nor for what is compiled: torch's compiler is not imported.
+        Not with a torch that knows GPUs, which a fork breaks, nor for what is compiled: torch's compiler is not imported.
         """
         from cluster.remote.fork_server import fork_server
 
@@ -45,7 +47,7 @@ class RayAhead:
             return
         self._is_importing = True
         with contextlib.suppress(OSError):  # no room for a socket: Ray starts its workers itself
-            self._at_the_end.enter_context(fork_server("deploy.cluster_up.factories:import_all"))
+            self._imports.enter_context(fork_server("deploy.cluster_up.factories:import_all"))
 
     def start(self) -> None:
         """Begins, and returns at once."""
@@ -71,7 +73,7 @@ class RayAhead:
 
 
 def _can_fork() -> bool:
-    return sys.platform == "linux" and not any(next(Path("/dev").glob(name), None) for name in ("nvidia*", "kfd"))
+    return sys.platform == "linux" and importlib.metadata.version("torch").endswith("+cpu")
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,9 +25,13 @@ Ask = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def import_little() -> None:
-    import numpy.random  # noqa: F401
+    import torch  # noqa: F401
 
     sys.modules[IMPORTED] = sys
+
+
+def import_slowly() -> None:
+    time.sleep(1.0)
 
 
 def fail_to_import() -> None:
@@ -38,6 +44,13 @@ def _finds_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's, of 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     """Starts a worker as Ray does, of whose program the test gives the text. Ray's own script says only that it was asked."""
     (tmp_path / "ray/_private/workers").mkdir(parents=True)
@@ -45,9 +58,10 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     (tmp_path / "ray/_private/workers/setup_worker.py").write_text("import sys; print('as ever', *sys.argv[2:])")
     worker = tmp_path / "default_worker.py"
 
-    def start(program: str, *options: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    def start(program: str, *options: str, by: tuple[str, ...] = (), **env: str) -> "subprocess.CompletedProcess[str]":
         worker.write_text(program)
-        command = [sys.executable, forked_worker.__file__, str(worker), *options, "--language=PYTHON"]
+        script = [*by, forked_worker.__file__] if by[:1] == ("-c",) else by or [forked_worker.__file__]
+        command = [sys.executable, *script, str(worker), *options, "--language=PYTHON"]
         path = os.pathsep.join([str(tmp_path), str(ROOT)])
         return subprocess.run(
             command, cwd=tmp_path, env=os.environ | env | {"PYTHONPATH": path}, capture_output=True, text=True
@@ -74,12 +88,23 @@ def test_each_forked_worker_has_a_group_of_its_own_which_ray_ends_with_it(ask: A
         assert ask("import os; print(os.getpgid(0) == os.getpid())").stdout == "True\n"
 
 
+def test_a_forked_worker_has_the_limits_of_the_asking_process_and_goes_first_where_memory_is_short(ask: Ask) -> None:
+    program = (
+        "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], open('/proc/self/oom_score_adj').read())"
+    )
+    asker = "import resource, runpy, sys; open('/proc/self/oom_score_adj', 'w').write('1000'); "
+    asker += "resource.setrlimit(resource.RLIMIT_NOFILE, (99, resource.getrlimit(resource.RLIMIT_NOFILE)[1])); "
+    asker += "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    with fork_server(LITTLE):
+        assert ask(program, by=("-c", asker)).stdout.split() == ["99", "1000"]
+
+
 def test_each_forked_worker_draws_random_numbers_of_its_own(ask: Ask) -> None:
-    program = "import numpy, random; print(random.random(), numpy.random.random())"
+    program = "import numpy, random, torch; print(random.random(), numpy.random.random(), float(torch.rand(())))"
     with fork_server(LITTLE):
         draws = " ".join(ask(program).stdout for _ in range(2)).split()
 
-    assert len(set(draws)) == 4
+    assert len(set(draws)) == 6
 
 
 def test_a_forked_worker_is_where_the_asking_process_is_even_if_that_folder_was_removed(
@@ -107,20 +132,40 @@ def test_a_worker_starts_as_ever_without_a_server(ask: Ask) -> None:
     assert ask("", "--worker-id=7").stdout == "as ever --worker-id=7 --language=PYTHON\n"
 
 
-def test_a_worker_starts_as_ever_when_the_server_ends_as_it_imports(ask: Ask) -> None:
+def test_a_worker_starts_as_ever_when_the_server_ends_as_it_imports(
+    ask: Ask, capsys: pytest.CaptureFixture[str]
+) -> None:
     with fork_server("tests.unit.cluster.remote.test_fork_server:fail_to_import"):
         assert ask("").stdout == "as ever --language=PYTHON\n"
+
+    assert capsys.readouterr().err.endswith("ended: ImportError: nothing of the kind\n")
+
+
+def test_a_worker_starts_as_ever_once_it_has_waited_for_long_and_no_second_one_comes_of_it(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray would wait for it without end."""
+    impatient = tmp_path / "impatient.py"
+    text = Path(forked_worker.__file__).read_text()
+    impatient.write_text(text.replace("_PATIENCE_S = 20.0", "_PATIENCE_S = 0.1"))
+    with fork_server("tests.unit.cluster.remote.test_fork_server:import_slowly"):
+        program = f"open({str(tmp_path / 'forked')!r}, 'w')"
+        assert ask(program, by=(str(impatient),)).stdout == "as ever --language=PYTHON\n"
+        ended = ask("print('forked')")
+
+    assert ended.stdout == "forked\n" and not (tmp_path / "forked").exists()
 
 
 def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:
     with fork_server(LITTLE):
-        (server,) = psutil.Process().children()
+        (server,) = (each for each in psutil.Process().children() if "cluster.remote.fork_server" in each.cmdline())
         server.kill()
+        server.wait(timeout=60)
 
         assert ask("").stdout == "as ever --language=PYTHON\n"
 
 
-def test_a_server_ends_with_the_process_that_started_it_and_its_workers_go_on(tmp_path: Path) -> None:
+def test_a_server_ends_with_the_process_that_started_it_and_its_workers_go_on(tmp_path: Path, short: Path) -> None:
     program = f"""
 import os, subprocess, sys
 from cluster.remote.fork_server import fork_server
@@ -131,12 +176,10 @@ with fork_server({LITTLE!r}):
     (tmp_path / "default_worker.py").write_text(
         "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(60)"
     )
-    folder = tmp_path / "temporary"
-    folder.mkdir()
     starter = subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env=os.environ | {"TMPDIR": str(folder)},
+        env=os.environ | {"TMPDIR": str(short)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -145,7 +188,7 @@ with fork_server({LITTLE!r}):
     try:
         server.wait(timeout=60)
         assert worker.is_running()
-        assert list(folder.iterdir()) == [], "nothing is left of it"
+        assert list(short.iterdir()) == [], "nothing is left of it"
     finally:
         worker.kill()
         starter.communicate()
