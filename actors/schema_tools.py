@@ -25,14 +25,12 @@ def schema_tool(
 ) -> Tool:
     """`call` gets the arguments by keyword, as the model wrote them once they fit `parameters`. Raises DataError for what is no schema,
     and for a `$ref` that leads out of it: nothing is fetched, whatever a server's schema names."""
-    validator = jsonschema.validators.validator_for(parameters)
     try:
-        validator.check_schema(parameters)
+        checked = closed_validator(parameters)
     except jsonschema.SchemaError as error:
         raise DataError(f"the parameters of tool {name!r} are no JSON schema: {error.message}") from error
-    _refuse_unresolved(parameters, validator.META_SCHEMA["$schema"], tool=name)
-
-    checked = validator(parameters, registry=SPECIFICATIONS)
+    except ValueError as error:
+        raise DataError(f"the parameters of tool {name!r} {error}") from error
 
     def check(arguments: dict[str, Any]) -> dict[str, Any]:
         if mistakes := [(each.absolute_path, each.message) for each in checked.iter_errors(arguments)]:
@@ -49,18 +47,25 @@ def schema_tool(
     )
 
 
-def _refuse_unresolved(parameters: dict[str, Any], dialect: str, *, tool: str) -> None:
-    """Raises DataError for a reference to what is neither in the schema nor a dialect's own."""
-    root = Resource.from_contents(parameters, default_specification=specification_with(dialect))
+def closed_validator(schema: Any) -> Any:
+    """What jsonschema checks this schema by, which fetches nothing. Raises SchemaError for what is no schema, and ValueError for a `$ref`
+    that leads out of it."""
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    _refuse_unresolved(schema, validator.META_SCHEMA["$schema"])
+    return validator(schema, registry=SPECIFICATIONS)
+
+
+def _refuse_unresolved(schema: Any, dialect: str) -> None:
+    """Raises ValueError for a reference to what is neither in the schema nor a dialect's own."""
+    root = Resource.from_contents(schema, default_specification=specification_with(dialect))
     waiting = [(root, SPECIFICATIONS.resolver_with_root(root))]
     while waiting:
-        schema, resolver = waiting.pop()
-        reference = schema.contents.get("$ref") if isinstance(schema.contents, dict) else None
+        part, resolver = waiting.pop()
+        reference = part.contents.get("$ref") if isinstance(part.contents, dict) else None
         try:
             if isinstance(reference, str):
                 resolver.lookup(reference)
+            waiting += [(each, resolver.in_subresource(each)) for each in part.subresources()]
         except (Unresolvable, ValueError) as error:
-            raise DataError(
-                f"the parameters of tool {tool!r} refer to {reference!r}, which is not in them; put it under `$defs`"
-            ) from error
-        waiting += [(each, resolver.in_subresource(each)) for each in schema.subresources()]
+            raise ValueError(f"refer to {reference!r}, which is not in the schema; put it under `$defs`") from error

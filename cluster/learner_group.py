@@ -260,7 +260,7 @@ class LearnerGroup:
         """The current weights as a Hugging Face folder."""
         async with self._turn:
             provenance = await asyncio.to_thread(self._provenance, self.version)
-            await self._all_write("export", directory, provenance.as_extra())
+            await self._all_files("export", directory, provenance.as_extra())
 
     def actors(self) -> list[RemoteActor]:
         return list(self._ranks)
@@ -348,7 +348,7 @@ class LearnerGroup:
         if metric is not None:
             extra["rated_by"] = self._saving.rated_by()
         try:
-            await self._all_write("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
+            await self._all_files("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
         except CheckpointError as error:
             return self._tell_failure(error, version=self._held)
         self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self._held, metric
@@ -357,7 +357,7 @@ class LearnerGroup:
     async def _finish_saving(self) -> None:
         """The last save that was begun is over; one that failed did not save its version."""
         try:
-            await self._all_write("finish_saving")
+            await self._all_files("finish_saving")
         except CheckpointError as error:
             failed, self.saved_version = self.saved_version, self._saved_before
             self._tell_failure(error, version=failed)
@@ -446,7 +446,7 @@ class LearnerGroup:
     async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
         # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.
         newest = None if self._records else self._ledger.version - 1
-        extra = await self._all("restore_latest", self._checkpoints, newest)
+        extra = await self._all_files("restore_latest", self._checkpoints, newest)
         saved = int(extra["policy_version"]) if extra else 0
         if saved > self._ledger.version:  # a step is recorded before it is learned
             raise LedgerError(
@@ -512,7 +512,7 @@ class LearnerGroup:
         """Rank 0's result, once every rank is done. The first failure is raised at once: its peers wait for it in vain."""
         return await self._all_within(self._update_s, method, *args)
 
-    async def _all_write(self, method: str, *args: Any) -> Any:
+    async def _all_files(self, method: str, *args: Any) -> Any:
         """As `_all`, for what waits for a disk or a store."""
         try:
             return await self._all_within(self._save_s, method, *args)

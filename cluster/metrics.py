@@ -199,9 +199,7 @@ class MetricLog:
         """Logs the numbers of one step. May be called again for a version: what comes later adds to it or replaces it."""
         self._version = version
         numbers = {name: float(value) for name, value in metrics.items()}
-        for sink in self._sinks:
-            if why := sink.drain_failure():
-                self.event("sink_left_out", sink=sink.name, message=f"metrics sink {sink.name} is left out: {why}")
+        self._tell_of_failures()
         for sink in (*self._listeners, *self._sinks):
             sink.step(version, numbers)
 
@@ -224,8 +222,14 @@ class MetricLog:
         if kind == "finished" and self._directory:
             self._directory.writer.flush()
         self._has_ended = True
+        self._tell_of_failures()
         self.event(kind, **fields)
         self._leave_behind(self._sinks)
+
+    def _tell_of_failures(self) -> None:
+        for sink in self._sinks:
+            if why := sink.drain_failure():
+                self.event("sink_left_out", sink=sink.name, message=f"metrics sink {sink.name} is left out: {why}")
 
     async def written(self) -> None:
         """Returns once what was logged is on the disk, or in the object store, where lines else wait for others.

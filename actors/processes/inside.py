@@ -40,10 +40,14 @@ def end_with_self() -> None:
     The parent does the same, but may be dead. What left the group goes on.
     """
     watched, held = os.pipe()
-    if os.fork() == 0:
-        os.close(held)
-        while os.read(watched, 64):
-            pass
-        os.killpg(0, signal.SIGKILL)
+    if (between := os.fork()) == 0:
+        if os.fork() == 0:  # nobody's child: what runs here may wait for all of its own
+            os.close(held)
+            while os.read(watched, 64):
+                pass
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+    os.waitpid(between, 0)
     os.close(watched)
-    os.register_at_fork(after_in_child=lambda: os.close(held))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.register_at_fork(after_in_child=lambda: os.dup2(nothing, held, inheritable=False))

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
-import jsonschema.validators
-from jsonschema_specifications import REGISTRY as SPECIFICATIONS
 
 from actors.reasoning import after_reasoning
+from actors.schema_tools import closed_validator
 from cluster.contracts.errors import ConfigError, DataError
 
 _FENCED = re.compile(r"```([\w+#-]*)[ \t]*\r?\n(.*?)```", re.DOTALL)
@@ -31,17 +30,18 @@ def json_schema(
     wanted: Any = schema if column is None else columns.get(column)
     try:
         wanted = json.loads(wanted) if isinstance(wanted, str) else wanted
-        validator = jsonschema.validators.validator_for(wanted)
-        validator.check_schema(wanted)
+        validator = closed_validator(wanted)
     except (ValueError, TypeError, jsonschema.SchemaError) as error:
         where = "schema" if column is None else f"column {column!r}"
-        raise DataError(f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema") from error
+        raise DataError(
+            f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema, with all that it refers to"
+        ) from error
     # Fences of other languages count too, or the end of one would begin a block.
     answer = after_reasoning(completion)
     blocks = [text for mark, text in _FENCED.findall(answer) if mark.lower() in ("", "json")]
     try:
         said = json.loads(blocks[-1] if blocks else answer, parse_constant=_refuse)
-        return float(validator(wanted, registry=SPECIFICATIONS).is_valid(said))  # which fetches nothing
+        return float(validator.is_valid(said))
     except (ValueError, OverflowError, RecursionError):  # 1e400 is infinity, which is a multiple of nothing
         return 0.0
 

@@ -364,11 +364,6 @@ class RunConfig(Section):
                 f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: which groups are dropped "
                 "depends on timing; set one of them to its default"
             )
-        if self.elastic.max_workers is not None:
-            timed.append(
-                f"elastic.max_workers={self.elastic.max_workers} with deterministic=true: which worker samples what is fixed, so none "
-                "joins or leaves; leave it out, and set rollout.num_workers"
-            )
         if self.deterministic and timed:
             raise ValueError("; ".join(timed))
         return self

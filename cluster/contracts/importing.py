@@ -45,7 +45,7 @@ class _Postponed(types.ModuleType):
     """Stands for a module until something of it is used."""
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__") and attribute != "__path__":  # whoever looks at all modules uses none
+        if attribute.startswith("__") and attribute != "__path__":  # who looks at all modules uses none
             raise AttributeError(attribute)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -53,7 +53,7 @@ class _Postponed(types.ModuleType):
 
 
 def postpone(module: str) -> None:
-    """Whoever says `import module` from now on imports it when something of it is first used."""
+    """An `import module` from now on imports it when something of it is first used."""
     sys.modules.setdefault(module, _Postponed(module))
 
 

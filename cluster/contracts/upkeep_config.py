@@ -30,8 +30,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     stop_timeout_s: NonNegativeFloat = 60.0
     """Longest that a run which is stopped (Ctrl-C, SIGTERM) takes to finish its step and save it; 0 saves nothing then."""
     timeout_s: PositiveFloat = 7200.0
-    """Longest that training waits for a checkpoint, or an export, to be written. Ranks that take longer count as hung: they are restarted,
-    learn again from the checkpoint before, and save anew."""
+    """Longest that training waits for a checkpoint to be written or read, or an export to be written. Ranks that take longer count as hung:
+    they are restarted, learn again from the checkpoint before, and save anew."""
     keep_last: PositiveInt = 2
     """Checkpoints that stay."""
     keep_best: bool = True

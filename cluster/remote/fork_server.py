@@ -45,16 +45,16 @@ def fork_server(imports: str) -> Iterator[None]:
                 yield
             finally:
                 del os.environ[ADDRESS]
-                if server.poll() is not None:
+                if (server.poll() or 0) > 0:  # by itself; a signal came from outside
                     _tell_of(errors)
                 server.kill()
 
 
 def _tell_of(errors: IO[bytes]) -> None:
-    """The server has ended by itself."""
     errors.seek(0)
-    last = (errors.read().decode(errors="replace").strip().splitlines() or ["killed"])[-1]
-    print(f"treadwheel: actors imported each for itself, since what does it for all ended: {last}", file=sys.stderr)
+    last = "".join(errors.read().decode(errors="replace").strip().splitlines()[-1:])
+    with contextlib.suppress(OSError, ValueError):  # nobody reads what the run says
+        print(f"treadwheel: actors imported each for itself, since what does it for all ended: {last}", file=sys.stderr)
 
 
 def _started(listener: socket.socket, imports: str, errors: IO[bytes]) -> "subprocess.Popen[bytes]":
@@ -77,7 +77,7 @@ def main() -> None:
             getattr(importlib.import_module(module), function)()
         gc.freeze()
         request = _next(listener)
-        if request is None:  # whoever started this is gone, and has left its folder
+        if request is None:  # what started this is gone, and has left its folder
             shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)
             return
     runpy.run_path(request.arguments[0], run_name="__main__")

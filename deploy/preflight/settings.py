@@ -29,9 +29,14 @@ def check_run_dir(config: RunConfig) -> None:
 
 
 def check_effects(config: RunConfig) -> None:
-    """Raises ConfigError for what would act only beside a setting that is not there. A run that began with it can still be looked at."""
-    fewest = config.elastic.min_workers
-    if fewest != ElasticConfig.model_fields["min_workers"].default and config.elastic.max_workers is None:
+    """Raises ConfigError for what would not act beside the other settings. A run that began with it can still be looked at."""
+    fewest, most = config.elastic.min_workers, config.elastic.max_workers
+    if config.deterministic and most is not None:
+        raise ConfigError(
+            f"elastic.max_workers={most} with deterministic=true: which worker samples what is fixed, so none joins or leaves; leave it "
+            "out, and set rollout.num_workers"
+        )
+    if fewest != ElasticConfig.model_fields["min_workers"].default and most is None:
         raise ConfigError(f"elastic.min_workers={fewest} says nothing without elastic.max_workers; leave it out")
 
 

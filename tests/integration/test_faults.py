@@ -53,6 +53,7 @@ def troubled(tmp_path_factory) -> Run:
         goes_on_from = run.num_steps()
         until(lambda: run.num_steps() >= goes_on_from + 3, process=driver)
         until(lambda: not any(map(psutil.pid_exists, stopped)), process=driver)  # what hung was replaced, so it goes
+        until(lambda: run.pid("rollout-0") and run.pid("reward"), process=driver)
         (parent,) = {psutil.Process(run.pid(actor)).ppid() for actor in ("rollout-0", "reward")}
         assert "cluster.remote.fork_server" in command_line(psutil.Process(parent)), "forked, and so back in seconds"
         assert driver.exit_code() == 0, driver.output

@@ -73,7 +73,7 @@ def test_no_reference_makes_this_machine_read_a_file_or_an_address(tmp_path):
     file = tmp_path / "schema.json"
     file.write_text('{"type": "string"}')
     for address in (file.as_uri(), "http://127.0.0.1:9/schema.json"):
-        with pytest.raises(DataError, match="which is not in them"):
+        with pytest.raises(DataError, match="which is not in the schema"):
             with_reference(address)
 
 

@@ -30,8 +30,8 @@ def watchers(program: str) -> list[psutil.Process]:
     return [each for each in psutil.process_iter(["cmdline"]) if program in (each.info["cmdline"] or ())]
 
 
-async def test_what_a_program_started_ends_with_its_starter_and_the_watcher_too():
-    with started(program := "sleep 600 & echo $!; wait") as starter:
+async def test_what_a_program_started_ends_with_its_starter_and_the_watcher_too(tmp_path: Path):
+    with started(program := f": {tmp_path}; sleep 600 & echo $!; wait") as starter:
         assert starter.stdout
         child = int(starter.stdout.readline())
         assert not is_gone(child)
@@ -39,8 +39,8 @@ async def test_what_a_program_started_ends_with_its_starter_and_the_watcher_too(
     await until(lambda: is_gone(child) and not watchers(program))
 
 
-async def test_what_a_program_leaves_behind_ends_with_its_starter():
-    with started(program := "sleep 600 & echo $!") as starter:
+async def test_what_a_program_leaves_behind_ends_with_its_starter(tmp_path: Path):
+    with started(program := f": {tmp_path}; sleep 600 & echo $!") as starter:
         assert starter.stdout
         child = int(starter.stdout.readline())
         assert starter.stdout.readline() == "ended\n"

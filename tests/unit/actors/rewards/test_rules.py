@@ -133,8 +133,9 @@ def test_a_compute_score_may_be_asynchronous_and_finds_extra_info_to_be_a_dict()
 
 
 def test_what_is_no_schema_is_an_error_of_the_prompt():
-    with pytest.raises(DataError, match="must be a JSON schema"):
-        json_schema(completion="{}", columns={"wanted": {"type": "thing"}}, column="wanted")
+    for wanted in ({"type": "thing"}, {"$ref": "http://elsewhere.example/schema"}, "no schema"):
+        with pytest.raises(DataError, match="must be a JSON schema"):
+            json_schema(completion="{}", columns={"wanted": wanted}, column="wanted")
     with pytest.raises(ConfigError, match="takes one of schema and column"):
         json_schema(completion="{}", columns={})
 

@@ -28,10 +28,6 @@ def test_dropping_stragglers_that_nothing_stands_behind_is_refused():
             {"buffer": {"max_head_of_line_s": 5, "max_off_policy_steps": 1}},
             "buffer.max_head_of_line_s=5 with deterministic=true",
         ),
-        (
-            {"elastic": {"max_workers": 4}},
-            "elastic.max_workers=4 with deterministic=true: which worker samples what is fixed",
-        ),
     ],
 )
 def test_a_deterministic_run_refuses_what_timing_would_decide(sections, named):

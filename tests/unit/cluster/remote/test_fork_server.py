@@ -1,5 +1,6 @@
 """Workers are forked of a process that has imported what they need; and start as ever where there is none."""
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -14,8 +15,9 @@ import pytest
 
 from cluster.remote import forked_worker
 from cluster.remote.fork_server import fork_server
+from tests.integration.commands import command_line
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone forks workers")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Linux alone forks workers")]
 
 ROOT = Path(__file__).parents[4]
 LITTLE = "tests.unit.cluster.remote.test_fork_server:import_little"
@@ -25,22 +27,20 @@ Ask = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def import_little() -> None:
-    import torch  # noqa: F401
-
     sys.modules[IMPORTED] = sys
 
 
-def import_slowly() -> None:
-    time.sleep(1.0)
+def import_torch() -> None:
+    importlib.import_module("torch")
+
+
+def import_until_told() -> None:
+    while not os.path.exists(os.environ["MAY_SERVE"]):
+        time.sleep(0.01)
 
 
 def fail_to_import() -> None:
     raise ImportError("nothing of the kind")
-
-
-@pytest.fixture(autouse=True)
-def _finds_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture
@@ -50,12 +50,20 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture(autouse=True)
+def _finds_tests(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+
+
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     """Starts a worker as Ray does, of whose program the test gives the text. Ray's own script says only that it was asked."""
     (tmp_path / "ray/_private/workers").mkdir(parents=True)
     (tmp_path / "ray/__init__.py").touch()
-    (tmp_path / "ray/_private/workers/setup_worker.py").write_text("import sys; print('as ever', *sys.argv[2:])")
+    (tmp_path / "ray/_private/workers/setup_worker.py").write_text(
+        "import os, sys; print('as ever', *sys.argv[2:]); open(os.environ.get('MAY_SERVE', os.devnull), 'w')"
+    )
     worker = tmp_path / "default_worker.py"
 
     def start(program: str, *options: str, by: tuple[str, ...] = (), **env: str) -> "subprocess.CompletedProcess[str]":
@@ -101,7 +109,7 @@ def test_a_forked_worker_has_the_limits_of_the_asking_process_and_goes_first_whe
 
 def test_each_forked_worker_draws_random_numbers_of_its_own(ask: Ask) -> None:
     program = "import numpy, random, torch; print(random.random(), numpy.random.random(), float(torch.rand(())))"
-    with fork_server(LITTLE):
+    with fork_server("tests.unit.cluster.remote.test_fork_server:import_torch"):
         draws = " ".join(ask(program).stdout for _ in range(2)).split()
 
     assert len(set(draws)) == 6
@@ -146,9 +154,10 @@ def test_a_worker_starts_as_ever_once_it_has_waited_for_long_and_no_second_one_c
 ) -> None:
     """Ray would wait for it without end."""
     impatient = tmp_path / "impatient.py"
+    monkeypatch.setenv("MAY_SERVE", str(tmp_path / "may_serve"))
     text = Path(forked_worker.__file__).read_text()
     impatient.write_text(text.replace("_PATIENCE_S = 20.0", "_PATIENCE_S = 0.1"))
-    with fork_server("tests.unit.cluster.remote.test_fork_server:import_slowly"):
+    with fork_server("tests.unit.cluster.remote.test_fork_server:import_until_told"):
         program = f"open({str(tmp_path / 'forked')!r}, 'w')"
         assert ask(program, by=(str(impatient),)).stdout == "as ever --language=PYTHON\n"
         ended = ask("print('forked')")
@@ -158,7 +167,7 @@ def test_a_worker_starts_as_ever_once_it_has_waited_for_long_and_no_second_one_c
 
 def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:
     with fork_server(LITTLE):
-        (server,) = (each for each in psutil.Process().children() if "cluster.remote.fork_server" in each.cmdline())
+        (server,) = (each for each in psutil.Process().children() if "cluster.remote.fork_server" in command_line(each))
         server.kill()
         server.wait(timeout=60)
 

@@ -157,7 +157,9 @@ def test_deltas_that_nothing_carries_are_refused(tmp_path, model, setting, said)
     assert message.count(said) == 1
 
 
-def test_settings_that_act_only_beside_another_one_are_refused_without_it(tmp_path, model):
+def test_settings_that_others_leave_without_effect_are_refused(tmp_path, model):
+    message = refusal(run(tmp_path, model, "deterministic=true", "elastic.max_workers=4"))
+    assert "elastic.max_workers=4 with deterministic=true: which worker samples what is fixed" in message
     message = refusal(run(tmp_path, model, "elastic.min_workers=2"))
     assert "elastic.min_workers=2 says nothing without elastic.max_workers; leave it out" in message
 
