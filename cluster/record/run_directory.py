@@ -165,10 +165,17 @@ class RunDirectory(Storage):
 
     def append_record(self, step: int, line: str) -> None:
         self.check_claim()
-        if self._steps:
-            self._steps.append_record(step, line)
-        else:
+        if not self._steps:
             self.append_line(LEDGER, line)
+            return
+        try:
+            self._steps.append_record(step, line)
+        except StorageError:
+            if isinstance(self._claim, StoreClaim):
+                # A driver that stood still for longer than a request may take is told who goes on in its place.
+                self._claim.renew()
+                self._claim.check()
+            raise
 
     def read_records(self, after: int = 0) -> list[str]:
         return self._steps.read_records(after) if self._steps else self.read_lines(LEDGER)[after:]

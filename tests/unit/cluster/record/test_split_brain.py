@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from cluster.contracts.errors import ConfigError, InUseError, LedgerError, StorageError
+from cluster.contracts.errors import ClaimLostError, ConfigError, InUseError, LedgerError, StorageError
 from cluster.contracts.schema import to_batch
 from cluster.record import store_claim
 from cluster.record.learned_files import learned_of
@@ -115,6 +115,20 @@ def test_a_local_run_that_was_copied_to_a_store_goes_on_there(url, tmp_path):
     record(Ledger(directory), 2, 3)
     directory.release()
     assert [each.groups for each in Ledger(RunDirectory(url)).records()] == [(0, 1), (2, 3)]
+
+
+def test_a_driver_that_stood_still_for_longer_than_a_request_may_take_hears_who_took_over(url, proxy):
+    woken, next_one = RunDirectory(url), RunDirectory(url)
+    woken.claim(CONFIG)
+    ledger = Ledger(woken)
+    proxy.pass_time(store_claim.LEASE_S + 1)
+    next_one.claim(CONFIG)
+    proxy.fault = lambda method, path, number: "403:AccessDenied" if "ledger/" in path else None
+    with pytest.raises(ClaimLostError, match="was taken over by process"):
+        record(ledger, 0)
+    proxy.fault = lambda method, path, number: None
+    woken.release()
+    next_one.release()
 
 
 def test_a_run_directory_in_a_store_has_one_owner_and_one_run(url):
