@@ -87,7 +87,7 @@ def survivor(proxy, undisturbed) -> tuple[Run, Misfortune]:
     while True:
         with run.start(file, "supervision.backoff_s=0", "--wait-for-claim", "10m") as driver:
             if num_killed:
-                until(lambda driver=driver: "waits up to 600 s for it" in driver.output, process=driver)
+                until(lambda driver=driver: "s for it" in driver.output, process=driver)
                 proxy.pass_time(LEASE_S + 1)
             if (code := driver.exit_code()) == 0:
                 break
@@ -124,7 +124,7 @@ def split(proxy, undisturbed) -> tuple[Run, str, str]:
         with run.start(file, model, "--wait-for-claim", "10m") as second:
             refused = treadwheel("train", file, f"run_dir={run.path}", model)
             assert refused.returncode == 2, refused.stderr
-            until(lambda: misfortune.came and "waits up to 600 s for it" in second.output, process=second)
+            until(lambda: misfortune.came and "s for it" in second.output, process=second)
             proxy.pass_time(LEASE_S + 1)
             until(lambda: run.num_recorded() > 3, process=second)
             first.send(signal.SIGCONT)
