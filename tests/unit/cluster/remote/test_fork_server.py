@@ -1,5 +1,6 @@
 """Workers are forked of a process that has imported what they need; and start as ever where there is none."""
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -15,7 +16,6 @@ import pytest
 
 from cluster.remote import forked_worker
 from cluster.remote.fork_server import fork_server
-from tests.integration.commands import command_line
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Linux alone forks workers")]
 
@@ -41,6 +41,14 @@ def import_until_told() -> None:
 
 def fail_to_import() -> None:
     raise ImportError("nothing of the kind")
+
+
+@contextlib.contextmanager
+def observed_server(imports: str) -> Iterator[psutil.Process]:
+    before = set(psutil.Process().children())
+    with fork_server(imports):
+        (server,) = set(psutil.Process().children()) - before
+        yield server
 
 
 @pytest.fixture
@@ -143,8 +151,10 @@ def test_a_worker_starts_as_ever_without_a_server(ask: Ask) -> None:
 def test_a_worker_starts_as_ever_when_the_server_ends_as_it_imports(
     ask: Ask, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with fork_server("tests.unit.cluster.remote.test_fork_server:fail_to_import"):
+    with observed_server("tests.unit.cluster.remote.test_fork_server:fail_to_import") as server:
         assert ask("").stdout == "as ever --language=PYTHON\n"
+        while server.status() != psutil.STATUS_ZOMBIE:  # it has closed its socket, and is about to end
+            time.sleep(0.01)
 
     assert capsys.readouterr().err.endswith("ended: ImportError: nothing of the kind\n")
 
@@ -166,8 +176,7 @@ def test_a_worker_starts_as_ever_once_it_has_waited_for_long_and_no_second_one_c
 
 
 def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:
-    with fork_server(LITTLE):
-        (server,) = (each for each in psutil.Process().children() if "cluster.remote.fork_server" in command_line(each))
+    with observed_server(LITTLE) as server:
         server.kill()
         server.wait(timeout=60)
 
