@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import logging
 import os
-import sys
 import tempfile
 import warnings
 from bisect import insort
@@ -26,7 +25,7 @@ from actors.rollout.sampling import structure, vllm_arguments, works_on_text
 from actors.rollout.stop_seam import StopSeam
 from cluster.contracts.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, WeightsError, WorkerError, headline
-from cluster.contracts.importing import importing_for_good
+from cluster.contracts.importing import hidden, importing_for_good
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.types import EngineUse, FinishReason
 from cluster.weights.adapter import write_adapter
@@ -341,18 +340,9 @@ def _logprobs_of(token_ids: Sequence[int], found: Sequence[Any]) -> list[float]:
     return [at[token].logprob for token, at in zip(token_ids, found, strict=True)]
 
 
-@contextlib.contextmanager
-def _no_compiler() -> Iterator[None]:
+def _no_compiler() -> contextlib.AbstractContextManager[None]:
     """vLLM imports torch's compiler, 140 modules, to change a list of it: for nothing where nothing is compiled."""
-    name = "torch._inductor.lowering"
-    if name in sys.modules:
-        yield
-        return
-    sys.modules[name] = None  # pyright: ignore[reportArgumentType]  so that its import fails, which vLLM takes
-    try:
-        yield
-    finally:
-        del sys.modules[name]
+    return hidden("torch._inductor.lowering")
 
 
 def _built(vllm: Any, arguments: Any, *, model: ModelConfig, replays: bool) -> Any:

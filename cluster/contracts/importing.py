@@ -41,6 +41,19 @@ def importing_for_good() -> Generator[None]:
     gc.freeze()
 
 
+@contextlib.contextmanager
+def hidden(module: str) -> Generator[None]:
+    """In the block the module's import fails, for those who take that; nothing where it was imported before."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 class _Postponed(types.ModuleType):
     """Stands for a module until something of it is used."""
 

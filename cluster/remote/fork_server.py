@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO
 
+from cluster.contracts.importing import hidden
 from cluster.remote.forked_worker import ADDRESS, FORKED, GO, Request
 
 _PATIENCE_S = 10.0
@@ -72,7 +73,8 @@ def main() -> None:
     descriptor, imports = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as listener:
         listener.set_inheritable(False)
-        with _without_ray():
+        # Ray reads the environment once, as soon as it is imported, and a worker's tells it for whom it works.
+        with hidden("ray"):
             module, _, function = imports.partition(":")
             getattr(importlib.import_module(module), function)()
         gc.freeze()
@@ -81,16 +83,6 @@ def main() -> None:
             shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)
             return
     runpy.run_path(request.arguments[0], run_name="__main__")
-
-
-@contextlib.contextmanager
-def _without_ray() -> Iterator[None]:
-    """Ray reads the environment once, as soon as it is imported, and a worker's tells it for whom it works."""
-    sys.modules["ray"] = None  # pyright: ignore[reportArgumentType]  so that its import fails, which vLLM takes
-    try:
-        yield
-    finally:
-        del sys.modules["ray"]
 
 
 def _next(listener: socket.socket) -> Request | None:
