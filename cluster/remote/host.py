@@ -41,7 +41,7 @@ class Host:
         """`env` is set before anything that reads it is imported, but for what a fork server has imported. `title` is the actor's name in
         Ray, for people.
 
-        Ray's own way, a runtime environment, would let no process that Ray holds ready become this actor.
+        Ray's own way, a runtime environment, would keep it from being forked.
         """
         os.environ.update(env or {})
         if (torch := sys.modules.get("torch")) and "OMP_NUM_THREADS" in (env or {}):  # read already

@@ -31,8 +31,9 @@ _ANSWER_S = 10.0
 _TRIES = 3
 """Ray gives its own first node 30 s, which nothing can change and a busy machine may not keep."""
 
-_IDLE_MS = 60_000
-"""Ray has as many processes ready as the machine has processors, for actors to come. It would end them after a second."""
+_STARTS_WORKERS_AHEAD = "prestart_worker_first_driver"
+"""Ray's setting to start as many workers as the machine has processors when the driver comes. It would answer only once they are all there,
+and no thread of the driver would run until then."""
 
 _NICENESS = "RAY_worker_niceness"
 
@@ -98,7 +99,7 @@ def own_cluster() -> Iterator[None]:
 
 def start_own() -> None:
     """A local Ray, which has no dashboard that would tell of the run."""
-    system = {"idle_worker_killing_time_threshold_ms": _IDLE_MS}
+    system = {_STARTS_WORKERS_AHEAD: False}
     _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
 
 
