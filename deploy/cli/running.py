@@ -74,7 +74,7 @@ def _train(
             with _checking(config):
                 from deploy import preflight
 
-                preflight.check(config, address=address, looks_good=ahead.start)
+                preflight.check(config, address=address, looks_good=ahead.start, ask=ahead.ask)
                 from deploy import launch  # torch, which not every refused run needs
 
             ctrl_c.raise_if_pressed()

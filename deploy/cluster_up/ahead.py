@@ -6,13 +6,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from cluster.contracts.config import RunConfig  # imports pydantic
+    from cluster.remote.fork_server import ForkServer
+
+_IMPORTS = ("deploy.cluster_up.factories:import_actors", "deploy.cluster_up.factories:import_engine")
 
 
 class RayAhead:
@@ -24,6 +27,7 @@ class RayAhead:
         self._at_the_end = contextlib.ExitStack()
         self._imports = contextlib.ExitStack()
         self._is_importing = False
+        self._server: ForkServer | None = None
         self._start: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -47,7 +51,14 @@ class RayAhead:
             return
         self._is_importing = True
         with contextlib.suppress(OSError):  # no room for a socket: Ray starts its workers itself
-            self._imports.enter_context(fork_server("deploy.cluster_up.factories:import_all"))
+            self._server = self._imports.enter_context(fork_server(*_IMPORTS))
+
+    def ask(self, function: str, question: str) -> Callable[[], str | None]:
+        """What the function of that import path answers in the process that imports, where there is one; None: ask here."""
+        if self._server is None:
+            return lambda: None
+        self._server.ask(function, question)
+        return self._server.answer
 
     def start(self) -> None:
         """Begins, and returns at once."""

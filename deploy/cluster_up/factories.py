@@ -22,13 +22,18 @@ _IMPORTED_BY_ACTORS = (
 )
 
 
-def import_all() -> None:
-    """What actors on CPUs import, where nothing is compiled: for a process of which they are forked."""
-    from actors.rollout.vllm_engine import import_all
-
+def import_actors() -> None:
+    """What actors on CPUs import, where nothing is compiled, but for an engine: for a process of which they are forked."""
     with importing_for_good():
         for module in _IMPORTED_BY_ACTORS:
             importlib.import_module(module)
+
+
+def import_engine() -> None:
+    """The rest of it."""
+    from actors.rollout.vllm_engine import import_all
+
+    with importing_for_good():
         import_all()
 
 

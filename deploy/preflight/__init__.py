@@ -6,6 +6,7 @@ check that needs the result of a failed one is left out. What needs torch or tra
 
 import contextlib
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
@@ -15,7 +16,20 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan
-from deploy.preflight import assumed, chat, environments, judge, machine, model, prompts, quantization, report, settings
+from deploy.preflight import (
+    asked_memory,
+    assumed,
+    chat,
+    environments,
+    judge,
+    machine,
+    model,
+    prompts,
+    quantization,
+    report,
+    settings,
+)
+from deploy.preflight.asked_memory import Ask, asks_nobody
 from deploy.preflight.compute_type import of_type, with_compute_type
 from deploy.preflight.hardware import Hardware
 from deploy.preflight.machine import Memory
@@ -37,11 +51,13 @@ def check(
     address: str | None = None,
     plays: bool = False,
     looks_good: Callable[[], None] = lambda: None,
+    ask: Ask = asks_nobody,
 ) -> Report:
     """Starts nothing but the judge, on samples, and environments, which it also `plays` if asked. Raises one ConfigError with all problems.
 
     On a cluster that runs already (`address`), its resources are checked once the run has connected to it. `looks_good` is called when no
-    setting is wrong, before what takes longer: model, prompts, judge.
+    setting is wrong, before what takes longer: model, prompts, judge. By `ask` the machine's memory is looked at in a process that imports
+    what that takes in any case.
     """
     problems, is_local = _begun(config, address)
     config, chosen = _typed(config, problems, address)
@@ -51,8 +67,11 @@ def check(
     problems.attempt(quantization.check_quantization, config, is_local=is_local)
     problems.attempt(settings.check_environment, config, is_local=is_local)
     objective = _check_settings(config, problems)
+    needs = objective.needs if objective else frozenset[str]()
+    estimate = partial(machine.estimate, config, needs, is_local=is_local)
     if problems.are_none:
         looks_good()
+        estimate = asked_memory.asked(config, needs, is_local=is_local, ask=ask)
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_shares, config)
@@ -79,9 +98,8 @@ def check(
         samples = problems.attempt(judge.judge_samples, *trying, models=models, group_sizes=sizes)
     confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
-    needs = objective.needs if objective else frozenset[str]()
     are_readable = formatter is not None and models is not None
-    placement, memory = _check_machine(config, problems, needs, are_readable=are_readable, is_local=is_local)
+    placement, memory = _check_machine(config, problems, needs, estimate if are_readable else None, is_local=is_local)
     problems.raise_all()
     assert formatter and source is not None and looks and samples is not None and memory, (
         "no problem, so all of it is known"
@@ -117,7 +135,8 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> "Recorde
     # The learner proves the weights that it publishes on a probe made of the first prompts.
     problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)
     needs = objective.needs if objective else frozenset[str]()
-    _check_machine(config, problems, needs, are_readable=formatter is not None, is_local=is_local)
+    estimate = partial(machine.estimate, config, needs, is_local=is_local)
+    _check_machine(config, problems, needs, estimate if formatter is not None else None, is_local=is_local)
     from deploy.recorded import RecordedGroups  # after what is refused at once
 
     data = problems.attempt(RecordedGroups.of_run, config, objective) if objective and formatter is not None else None
@@ -217,13 +236,18 @@ def _check_held_out(
 
 
 def _check_machine(
-    config: RunConfig, problems: Problems, needs: frozenset[str], *, are_readable: bool, is_local: bool
+    config: RunConfig,
+    problems: Problems,
+    needs: frozenset[str],
+    estimate: Callable[[], Memory] | None,
+    *,
+    is_local: bool,
 ) -> tuple[PlacementPlan | None, Memory | None]:
-    """`are_readable`: the files of policy and reward models can be read, from which memory is estimated."""
+    """`estimate` reads files of policy and reward models; None: they cannot be read."""
     placement = problems.attempt(machine.place, config, needs, is_local=is_local)
-    if not are_readable or (placement is None and is_local):
+    if estimate is None or (placement is None and is_local):
         return placement, None
-    return placement, problems.attempt(machine.estimate, config, needs, is_local=is_local)
+    return placement, problems.attempt(estimate)
 
 
 __all__ = ["Report", "check", "check_assumed", "check_learning"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.machine import num_cpus
+from cluster.machine import free_memory_bytes, num_cpus
 from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan, plan_learning
 from deploy.preflight.engine_memory import weights_bytes
@@ -158,9 +158,7 @@ def check_batch(config: RunConfig, *, is_local: bool) -> None:
     """Raises ConfigError for a step whose trajectories cannot fit into this machine's free memory, where it is what counts."""
     if not is_local:
         return
-    from learner import memory
-
-    free = memory.free_bytes()
+    free = free_memory_bytes()
     buffer, longest = config.buffer, config.sampling.max_tokens
     distillation = config.algorithm.distillation
     per_token = _BYTES_PER_TOKEN + (16 * (distillation.top_k + 1) if distillation else 0)

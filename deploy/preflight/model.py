@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, RewardConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
-from cluster.contracts.importing import importing
+from cluster.contracts.importing import importing, tokenizers_alone
 from deploy.preflight.engine_memory import check_divisible
 from deploy.preflight.quantization import check_layers
 
@@ -26,6 +26,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 def load_formatter(config: RunConfig) -> "ChatFormatter":
     with importing():  # transformers
+        tokenizers_alone()
         from actors.chat.formatter import ChatFormatter
 
     check_folder(config.model.path, field="model.path")
@@ -42,6 +43,8 @@ def hush_hub() -> None:
 
 def check_reference(config: RunConfig) -> None:
     """Raises ConfigError for a reference model that does not load, has another vocabulary, or would run code that no commit pins."""
+    if config.reference.path is None and not config.reference.by_source:
+        return
     from learner.model.reference import reference_models
 
     _check_second(config, config.reference, section="reference")

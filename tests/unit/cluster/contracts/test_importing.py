@@ -68,3 +68,25 @@ def test_the_quick_list_of_installed_packages_is_that_of_python():
     with importing():
         assert importlib.metadata.packages_distributions is packages_distributions
     assert importlib.metadata.packages_distributions is not packages_distributions
+
+
+def test_tokenizers_alone_come_without_the_compiler_and_models_after_them_as_ever():
+    """A model whose code comes from the hub gets its `generate` from what the tokenizers leave out."""
+    code = """
+import sys
+from cluster.contracts.importing import tokenizers_alone
+tokenizers_alone()
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+print("torch._dynamo" in sys.modules, "transformers.modeling_utils" in sys.modules)
+tokenizers_alone()
+import transformers
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto import auto_factory
+print(hasattr(AutoModelForCausalLM.from_config(transformers.LlamaConfig(
+    vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)), "generate"))
+class Own(PreTrainedModel):
+    def prepare_inputs_for_generation(self): ...
+print(hasattr(Own, "generate"), hasattr(auto_factory.add_generation_mixin_to_remote_model(Own), "generate"))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert said.stdout.split() == ["False", "False", "True", "False", "True"]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from cluster.remote import forked_worker
-from cluster.remote.fork_server import fork_server
+from cluster.remote.fork_server import ForkServer, fork_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Linux alone forks workers")]
 
@@ -43,12 +44,25 @@ def fail_to_import() -> None:
     raise ImportError("nothing of the kind")
 
 
+def answer(question: str) -> str:
+    """After what was imported first, and before the rest."""
+    return f"{question}: {IMPORTED in sys.modules} {sys.modules.get('_imported_last') is not None} {threading.active_count()}"
+
+
+def fail_to_answer(question: str) -> str:
+    raise ValueError(question)
+
+
+def import_last() -> None:
+    sys.modules["_imported_last"] = sys
+
+
 @contextlib.contextmanager
-def observed_server(imports: str) -> Iterator[psutil.Process]:
+def observed_server(imports: str) -> Iterator[tuple[psutil.Process, ForkServer]]:
     before = set(psutil.Process().children())
-    with fork_server(imports):
-        (server,) = set(psutil.Process().children()) - before
-        yield server
+    with fork_server(imports) as server:
+        (process,) = set(psutil.Process().children()) - before
+        yield process, server
 
 
 @pytest.fixture
@@ -151,7 +165,7 @@ def test_a_worker_starts_as_ever_without_a_server(ask: Ask) -> None:
 def test_a_worker_starts_as_ever_when_the_server_ends_as_it_imports(
     ask: Ask, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with observed_server("tests.unit.cluster.remote.test_fork_server:fail_to_import") as server:
+    with observed_server("tests.unit.cluster.remote.test_fork_server:fail_to_import") as (server, _):
         assert ask("").stdout == "as ever --language=PYTHON\n"
         while server.status() != psutil.STATUS_ZOMBIE:  # it has closed its socket, and is about to end
             time.sleep(0.01)
@@ -176,7 +190,7 @@ def test_a_worker_starts_as_ever_once_it_has_waited_for_long_and_no_second_one_c
 
 
 def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:
-    with observed_server(LITTLE) as server:
+    with observed_server(LITTLE) as (server, _):
         server.kill()
         server.wait(timeout=60)
 
@@ -217,3 +231,50 @@ def test_ray_has_the_script_that_stands_in_for_its_own() -> None:
 
     assert ray and ray.origin
     assert (Path(ray.origin).parent / "_private/workers/setup_worker.py").exists()
+
+
+LAST = "tests.unit.cluster.remote.test_fork_server:import_last"
+ANSWER = "tests.unit.cluster.remote.test_fork_server:answer"
+
+
+def test_a_question_is_answered_between_two_imports_and_the_server_serves_afterwards(ask: Ask) -> None:
+    with fork_server(LITTLE, LAST) as server:
+        server.ask(ANSWER, "what is there?")
+
+        assert server.answer() == "what is there?: True False 1"
+        assert (
+            ask(f"import sys; print({IMPORTED!r} in sys.modules, '_imported_last' in sys.modules)").stdout
+            == "True True\n"
+        )
+
+
+def test_a_question_that_fails_has_no_answer_and_costs_no_server(ask: Ask) -> None:
+    with fork_server(LITTLE, LAST) as server:
+        server.ask("tests.unit.cluster.remote.test_fork_server:fail_to_answer", "what")
+
+        assert server.answer() is None
+        assert ask("print('forked')").stdout == "forked\n"
+
+
+def test_a_question_that_comes_late_has_no_answer_and_costs_no_server(ask: Ask) -> None:
+    with fork_server(LITTLE) as server:
+        assert ask("print('forked')").stdout == "forked\n", "it serves"
+        server.ask(ANSWER, "what")
+
+        assert server.answer() is None
+        assert ask("print('forked')").stdout == "forked\n"
+
+
+def test_a_question_that_is_too_long_for_a_pipe_is_not_asked() -> None:
+    with fork_server(LITTLE) as server:
+        server.ask(ANSWER, "what" * 10_000)
+
+        assert server.answer() is None
+
+
+def test_a_server_that_has_ended_answers_nothing() -> None:
+    with observed_server("tests.unit.cluster.remote.test_fork_server:fail_to_import") as (process, server):
+        process.wait(timeout=60)
+        server.ask(ANSWER, "what")
+
+        assert server.answer() is None

@@ -154,7 +154,7 @@ def test_what_actors_need_is_imported_ahead_where_they_can_be_forked(address, se
     served = []
 
     @contextlib.contextmanager
-    def server(what):
+    def server(*what):
         served.append(what)
         yield
 
@@ -165,3 +165,21 @@ def test_what_actors_need_is_imported_ahead_where_they_can_be_forked(address, se
         ahead.import_for(run_config(**settings))
 
     assert len(served) == imports, "once"
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["a server", "none"])
+def test_a_question_goes_to_the_process_that_imports_where_there_is_one(asks, scripted, monkeypatch):
+    class Server:
+        def ask(self, function, question):
+            self.asked = (function, question)
+
+        def answer(self):
+            return " ".join(("to", *self.asked))
+
+    monkeypatch.setattr(fork_server, "fork_server", lambda *imports: contextlib.nullcontext(Server()))
+    monkeypatch.setattr(ahead_of_checks, "_can_fork", lambda: asks)
+    with RayAhead(None) as ahead:
+        ahead.import_for(run_config())
+        answer = ahead.ask("a.module:function", "what")
+
+        assert answer() == ("to a.module:function what" if asks else None)
