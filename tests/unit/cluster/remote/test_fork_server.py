@@ -199,14 +199,16 @@ def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:
 
 def test_a_server_ends_with_the_process_that_started_it_and_its_workers_go_on(tmp_path: Path, short: Path) -> None:
     program = f"""
-import os, subprocess, sys
+import os, subprocess, sys, time
 from cluster.remote.fork_server import fork_server
 with fork_server({LITTLE!r}):
     subprocess.run([sys.executable, {forked_worker.__file__!r}, {str(tmp_path / "default_worker.py")!r}, "--language=PYTHON"])
+    while not os.path.exists({str(tmp_path / "told")!r}):
+        time.sleep(0.01)
     os.kill(os.getpid(), 9)
 """
     (tmp_path / "default_worker.py").write_text(
-        "import os, time; print(os.getppid(), os.getpid(), flush=True); time.sleep(60)"
+        f"import os, time; print(os.getppid(), os.getpid(), flush=True); open({str(tmp_path / 'told')!r}, 'w'); time.sleep(60)"
     )
     starter = subprocess.Popen(
         [sys.executable, "-c", program],
