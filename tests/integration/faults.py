@@ -148,7 +148,10 @@ class Run:
                 pid = event["actors"].get(actor)
             elif event["actor"] == actor:
                 pid = None if event["kind"] in ("failure", "hang") else event["actor_pid"]
-        return pid if pid is not None and is_actor(pid) else None
+        if pid is None or is_actor(pid):
+            return pid
+        print(f"process {pid} of {actor} is called {_title(pid)!r}")  # seen where a test fails of it
+        return None
 
     def strike(self, actor: str, number: signal.Signals = signal.SIGKILL) -> int | None:
         """Sends a signal to the actor; its pid, None when it was not there."""
@@ -343,7 +346,10 @@ def _is_idle(run: Run, *, since: float) -> bool:
 
 
 def is_actor(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).cmdline()[0].startswith("ray::")
-    except (psutil.NoSuchProcess, IndexError):
-        return False
+    return any(title.startswith("ray::") for title in _title(pid))
+
+
+def _title(pid: int) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).cmdline()[:1]
+    return []
