@@ -66,8 +66,9 @@ def train(
         from deploy.cluster_up.ahead import RayAhead
 
         with RayAhead(address) as ahead:
+            ahead.import_for(run_config)
             with _there(rows) as written:
-                preflight.check(run_config, address=address, looks_good=ahead.start)
+                preflight.check(run_config, address=address, looks_good=ahead.start, ask=ahead.ask)
                 written.pop_all()
             from deploy import launch
 

@@ -40,7 +40,7 @@ def test_a_second_run_on_a_busy_directory_is_refused_before_anything_heavy_is_im
 
 
 def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command_before_the_run(tmp_path, monkeypatch):
-    def check(config, *, address, looks_good):
+    def check(config, *, address, looks_good, ask):
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -57,7 +57,7 @@ def test_why_a_run_is_refused_is_said_before_its_ray_is_ended(tmp_path, monkeypa
         def start(self):
             self._at_the_end.callback(lambda: print("Ray has ended", file=sys.stderr))
 
-    def check(config, *, address, looks_good):
+    def check(config, *, address, looks_good, ask):
         looks_good()
         raise ConfigError("the judge does not import")
 
