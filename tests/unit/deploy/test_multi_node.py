@@ -9,10 +9,15 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from cluster.contracts.errors import ConfigError
 from deploy.config.loading import load
+from deploy.preflight import check_assumed, hardware
+from tests.model_shapes import write
 
 SBATCH = "deploy/slurm/train.sbatch"
 SKYPILOT = "deploy/skypilot/train.yaml"
+SKYPILOT_GPUS = {"L4": "24GB", "L40S": "48GB"}
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
 def cluster():
@@ -66,6 +71,19 @@ def test_the_skypilot_task_names_a_run_file_that_is_there_and_holds_no_token():
     load(task["envs"]["RUN"])
     assert task["secrets"] == {"RAY_AUTH_TOKEN": None}
     assert "RAY_AUTH_MODE=token" in task["run"]
+
+
+def test_the_skypilot_tasks_run_fits_on_its_nodes_and_on_no_fewer(tmp_path):
+    """A run on a cluster checks that only once its nodes are there."""
+    task = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))
+    kind, _, number = task["resources"]["accelerators"].partition(":")
+    each = f"gpus={number}x{SKYPILOT_GPUS[kind]},cpus={task['resources']['cpus'].removesuffix('+')}"
+    write(MODEL, tmp_path / "model")
+    config = load(task["envs"]["RUN"], [f"model.path={tmp_path / 'model'}"])
+    assert load(task["envs"]["RUN"], []).model.path == MODEL
+    check_assumed(config, hardware.parse([each, f"nodes={task['num_nodes']}"]))
+    with pytest.raises(ConfigError, match="3 GPUs asked for, the cluster has 2"):
+        check_assumed(config, hardware.parse([each, f"nodes={task['num_nodes'] - 1}"]))
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])
