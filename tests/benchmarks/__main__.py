@@ -1,6 +1,6 @@
 """`make bench`: runs the modules of this folder that have `rows()`, writes build/bench.json, prints a table.
 
-A row: name, value, unit, baseline, baseline_value, ratio, aim (`>= 0.85`, of the ratio where there is a baseline, else of the value).
+A row: name, value, unit, baseline, baseline_value, ratio, aim (`>= 0.85`, of the ratio where there is one, else of the value).
 `--record` writes the rows into docs/benchmarks.json too, and makes docs/benchmarks.md anew. Exit code 1 when an aim is missed, or nothing
 could be measured.
 """
