@@ -12,7 +12,7 @@ from cluster.contracts.errors import ConfigError
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
 from deploy.manifests.pods import DRAIN_MARGIN_S, HOME, PORTS
 from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, resources
-from deploy.manifests.site import DRAIN, NAME, PRIORITIES, TOKENS, is_ray, looks_secret, may_change
+from deploy.manifests.site import DRAIN, NAME, OLDEST, PRIORITIES, is_ray, looks_secret, may_change
 
 Problems = Iterator[str]
 _MOST_CHARACTERS = {
@@ -27,7 +27,7 @@ _AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
 def check(documents: Sequence[Any], *, source: str, installed_ray: str | None = None) -> list[Resource]:
     """Returns KubeRay's resources among the documents. Raises one ConfigError with all that is wrong with them.
 
-    `installed_ray` is what rayVersion has to be; None takes any that has tokens.
+    `installed_ray` is what rayVersion has to be; None takes any that treadwheel runs on.
     """
     found = resources(documents, source=source)
     config_maps = {each["metadata"]["name"] for each in documents if _is_config_map(each)}
@@ -77,8 +77,8 @@ def _auth(cluster: Cluster) -> Problems:
         yield "authOptions.mode is not token: everyone who reaches the head could run programs there; write authOptions: {mode: token}"
     if cluster.auth_options.enable_k8s_token_auth:
         yield "authOptions.enableK8sTokenAuth is refused in jobs and services; leave it out, the token is a Secret that KubeRay makes"
-    if not is_ray(cluster.ray_version, since=TOKENS):
-        yield f"rayVersion={cluster.ray_version!r} has no token authentication; write the image's, 2.52.0 or later"
+    if not is_ray(cluster.ray_version, since=OLDEST):
+        yield f"rayVersion={cluster.ray_version!r} is none that treadwheel runs on; write the image's, 2.53.0 or later"
 
 
 def _autoscaler(cluster: Cluster) -> Problems:

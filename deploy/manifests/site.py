@@ -24,8 +24,9 @@ NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 """Variable: how long Ray takes of a pod's grace to drain it; the rest is for its processes to end."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
-TOKENS, PRIORITIES = (2, 52), (2, 56)
-"""The first Rays that can ask for a token, and whose autoscaler knows priorities of groups; KubeRay refuses both for older ones."""
+OLDEST, PRIORITIES = (2, 53), (2, 56)
+"""The first Rays that treadwheel runs on, which can ask for a token, and whose autoscaler knows priorities of groups. KubeRay refuses what
+an older one lacks."""
 _OWN = {DRAIN, STOP_WAIT, "HOME"}
 """Variables that the manifest sets itself."""
 

@@ -1,6 +1,6 @@
 """`make bench`: runs the modules of this folder that have `rows()`, writes build/bench.json, prints a table.
 
-A row: name, value, unit, baseline, baseline_value, ratio, aim (`>= 0.85`, of the ratio where there is a baseline, else of the value).
+A row: name, value, unit, baseline, baseline_value, ratio, aim (`>= 0.85`, of the ratio where there is one, else of the value).
 `--record` writes the rows into docs/benchmarks.json too, and makes docs/benchmarks.md anew. Exit code 1 when an aim is missed, or nothing
 could be measured.
 """
@@ -21,14 +21,14 @@ Rows = Callable[[], Iterable[dict[str, Any]]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench")
-    parser.add_argument("--only", help="name of one module")
+    parser.add_argument("--only", action="append", help="name of a module; several are named one by one")
     parser.add_argument("--record", action="store_true", help="for docs/benchmarks.md, too")
     given = parser.parse_args()
-    if given.only not in (None, *_record.NAMES):
-        print(f"no benchmark is called {given.only!r}; there are: {', '.join(_record.NAMES)}", file=sys.stderr)
+    if unknown := [name for name in given.only or () if name not in _record.NAMES]:
+        print(f"no benchmark is called {unknown[0]!r}; there are: {', '.join(_record.NAMES)}", file=sys.stderr)
         return 2
     rows: list[dict[str, Any]] = []
-    for name, run in benchmarks(given.only):
+    for name, run in benchmarks(given.only or _record.NAMES):
         print(f"{name} ...", file=sys.stderr, flush=True)
         found = list(_record.measured(name, run))
         # At once: a later benchmark may fail.
@@ -41,9 +41,9 @@ def main() -> int:
     return int(not rows or any(row["met"] is False for row in rows))
 
 
-def benchmarks(only: str | None) -> Iterator[tuple[str, Rows]]:
-    """Their functions by name. `only` names one."""
-    for name in _record.NAMES if only is None else (only,):
+def benchmarks(names: Iterable[str]) -> Iterator[tuple[str, Rows]]:
+    """Their functions by name."""
+    for name in names:
         yield name, importlib.import_module(f"tests.benchmarks.{name}").rows
 
 

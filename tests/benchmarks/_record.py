@@ -54,10 +54,13 @@ def measured(benchmark: str, run: Callable[[], Iterable[dict[str, Any]]]) -> Ite
 
 
 def meets_aim(row: dict[str, Any]) -> bool | None:
-    """None where there is no aim, or no number to hold against it."""
+    """None where there is no aim, or no number to hold against it. An aim is `>= 0.85`, `<= 15 s` or `0.67 to 1.33`."""
     number = row["value"] if row["ratio"] is None else row["ratio"]
     if row["aim"] is None or not isinstance(number, int | float):
         return None
+    least, is_between, most = row["aim"].partition(" to ")
+    if is_between:
+        return float(least) <= number <= float(most)
     comparison, _, bound = row["aim"].partition(" ")
     return _COMPARISONS[comparison](number, float(bound.split()[0]))
 

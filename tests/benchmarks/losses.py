@@ -83,32 +83,37 @@ def _inputs(device: str) -> dict[str, Tensor]:
 
 def _ours(x: dict[str, Tensor]) -> dict[str, Run]:
     mask = x["mask"]
-    over_tokens, over_rows = token_mean(mask).float(), sequence_mean(mask).float()
     given = {"proximal_logprobs_BT": x["old"], "advantages_BT": x["advantages"], "loss_mask_BT": mask}
 
-    def aggregated(function: Callable[..., TokenLosses | Tensor], weights: Tensor, **params: float) -> Run:
+    def weighted(losses_BT: Tensor, rule: Callable[[Tensor], Tensor]) -> Tensor:
+        # In the timed call: the peer sums its mask there, too.
+        return aggregate(losses_BT, weights_BT=rule(mask).float())
+
+    def aggregated(
+        function: Callable[..., TokenLosses | Tensor], rule: Callable[[Tensor], Tensor], **params: float
+    ) -> Run:
         def run() -> Tensor:
             result = function(x["policy"].requires_grad_(), **given, **params)
-            return aggregate(result if isinstance(result, Tensor) else result.losses_BT, weights_BT=weights)
+            return weighted(result if isinstance(result, Tensor) else result.losses_BT, rule)
 
         return run
 
     def reference_kl() -> Tensor:
         estimate = kl.k3(x["policy"].requires_grad_(), other_logprobs_BT=x["old"], loss_mask_BT=mask)
-        return aggregate(estimate, weights_BT=over_tokens)
+        return weighted(estimate, token_mean)
 
     def value() -> Tensor:
         result = value_clip(
             x["policy"].requires_grad_(), old_values_BT=x["values"], returns_BT=x["returns"], loss_mask_BT=mask
         )
-        return aggregate(result.losses_BT, weights_BT=over_tokens)
+        return weighted(result.losses_BT, token_mean)
 
     return {
-        "ppo_clip": aggregated(policy.ppo_clip, over_tokens, dual_clip=3.0, log_ratio_clamp=20.0),
-        "gspo_token": aggregated(sequence.gspo_token, over_rows),
-        "cispo": aggregated(policy.cispo, over_tokens, log_ratio_clamp=20.0),
-        "sapo": aggregated(policy.sapo, over_rows, log_ratio_clamp=20.0),
-        "gmpo": aggregated(sequence.gmpo, over_rows),
+        "ppo_clip": aggregated(policy.ppo_clip, token_mean, dual_clip=3.0, log_ratio_clamp=20.0),
+        "gspo_token": aggregated(sequence.gspo_token, sequence_mean),
+        "cispo": aggregated(policy.cispo, token_mean, log_ratio_clamp=20.0),
+        "sapo": aggregated(policy.sapo, sequence_mean, log_ratio_clamp=20.0),
+        "gmpo": aggregated(sequence.gmpo, sequence_mean),
         "k3": reference_kl,
         "value_clip": value,
     }

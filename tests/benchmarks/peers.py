@@ -81,13 +81,16 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def install(peer: str) -> bool:
-    """Whether the peer is there to compare with, after trying to fetch it."""
-    if not (FOLDER / peer).exists():
-        packages = PEERS[peer]
+    """Whether the peer is there to compare with, in the versions of `PEERS`, after trying to fetch it."""
+    packages = PEERS[peer]
+    stamp, pins = FOLDER / f"{peer}.pins", "\n".join(packages)
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != pins:
         # An earlier install may have left other versions of what peers share.
         how = ("--quiet", "--no-deps", "--upgrade", "--target", str(FOLDER))
         command = [sys.executable, "-m", "pip", "install", *how, *packages]
-        subprocess.run(command, check=False, stdout=sys.stderr)
+        if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
+            return False
+        stamp.write_text(pins, encoding="utf-8")
     probe = [sys.executable, "-c", f"import {_USED[peer]}"]
     return subprocess.run(probe, env=environment(), cwd=ROOT, capture_output=True, check=False).returncode == 0
 

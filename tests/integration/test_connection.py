@@ -15,11 +15,17 @@ from tests.integration.commands import command_line
 
 pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(1800)]
 JOIN = "import sys, ray; ray.init(sys.argv[1], logging_level='error'); print('joined', ray.cluster_resources())"
+WORKER = re.compile(r"ray::IDLE|\S*python[\d.]* .*default_worker\.py")
+"""One that waits for a call, or is about to. Ray's own command names the file as well."""
 OURS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_worker_niceness")
 
 
 def taken_from_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in OURS}
+
+
+def children() -> list[str]:
+    return [command_line(process) for process in psutil.Process().children(recursive=True)]
 
 
 def join(address: str, **authentication: str) -> subprocess.CompletedProcess[str]:
@@ -35,8 +41,9 @@ async def test_a_local_cluster_lets_nobody_in_without_its_token_and_leaves_no_tr
     tokens: set[str] = set()
     for _ in range(2):  # one after the other in one process, each with a token of its own
         async with connected(None):
+            assert not [each for each in children() if WORKER.match(each)], "nobody asked for a worker yet"
             assert await niceness.remote() == os.nice(0), "workers are not behind everything else on the machine"
-            running = [command_line(process) for process in psutil.Process().children(recursive=True)]
+            running = children()
             assert any("gcs_server" in command for command in running)
             assert not [each for each in running if re.search(r"/(dashboard|monitor|log_monitor)\.py ", each)]
             tokens.add(os.environ["RAY_AUTH_TOKEN"])

@@ -1,6 +1,8 @@
 """The wheel, installed where nothing of the repository is: the quickstart's model comes with it."""
 
 import os
+import py_compile
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -17,8 +19,25 @@ pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytes
 def installed(tmp_path_factory) -> Path:
     """A folder with the wheel's packages, which comes before the repository on the search path."""
     folder = tmp_path_factory.mktemp("wheel")
+    # As on every machine where it ran once.
+    py_compile.compile(str(ROOT / "deploy/quickstart/make_model.py"))
+    # What an earlier build left in the checkout would come along.
+    places = folder / "places.cfg"
+    places.write_text(f"[build]\nbuild_base={folder}/build\n[egg_info]\negg_base={folder}\n")
     made = run(
-        sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)
+        *(
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(folder),
+            str(ROOT),
+        ),
+        env={"DIST_EXTRA_CONFIG": str(places)},
     )
     assert made.returncode == 0, made.stdout + made.stderr
     (wheel,) = folder.glob("treadwheel-*.whl")
@@ -40,6 +59,15 @@ def test_the_quickstart_runs_from_an_empty_folder_and_a_script_reads_it(installe
         "2",
         str(installed / "deploy/quickstart/model"),
     ]
+
+
+def test_it_has_the_packages_files_and_no_others(installed):
+    """All that is committed, but for texts that only a developer's `make docs` reads."""
+    packages = ("treadwheel", "cluster", "actors", "learner", "deploy")
+    committed = run("git", "ls-files", *packages, cwd=ROOT).stdout.splitlines()
+    wanted = {each for each in committed if not re.fullmatch(r"deploy/docs/\w+\.md", each)}
+    files = (each.relative_to(installed) for package in packages for each in (installed / package).rglob("*"))
+    assert {str(each) for each in files if (installed / each).is_file()} == wanted
 
 
 def test_types_come_with_it(installed):

@@ -12,6 +12,8 @@ from pathlib import Path
 import grimp
 from packaging.requirements import Requirement
 
+from deploy.manifests.site import OLDEST
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("treadwheel", "cluster", "actors", "learner", "deploy")
 STARTERS = ROOT / "deploy/starters"
@@ -87,6 +89,13 @@ def test_every_dependency_has_a_version_that_was_tested_and_is_allowed():
         is_wanted = requirement.marker is None or requirement.marker.evaluate()
         if is_wanted and requirement.name not in INSTALLED_FIRST:
             assert tested[_normal(requirement.name)] in requirement.specifier, requirement
+
+
+def test_the_oldest_ray_of_a_manifest_is_the_oldest_that_is_allowed():
+    (ray,) = (each for each in map(Requirement, _listed("dependencies")) if each.name == "ray")
+    major, minor = OLDEST
+    assert f"{major}.{minor}.0" in ray.specifier
+    assert f"{major}.{minor - 1}.99" not in ray.specifier
 
 
 def _declared(*table: str) -> set[str]:

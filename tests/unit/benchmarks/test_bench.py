@@ -3,7 +3,7 @@ import os
 import pytest
 
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import _record
+from tests.benchmarks import _record, gpu, sandbox
 
 
 def row(**given):
@@ -16,6 +16,9 @@ def row(**given):
         ({"value": 100.0, "ratio": 0.9, "aim": ">= 0.85"}, True),
         ({"value": 100.0, "ratio": 0.8, "aim": ">= 0.85"}, False),
         ({"value": 14.0, "aim": "<= 15 s"}, True),
+        ({"value": 90.0, "ratio": 0.9, "aim": "0.67 to 1.33"}, True),
+        ({"value": 60.0, "ratio": 0.6, "aim": "0.67 to 1.33"}, False),
+        ({"value": 140.0, "ratio": 1.4, "aim": "0.67 to 1.33"}, False),
         ({"value": 24.0}, None),
         ({"value": "needs a GPU", "aim": "> 1"}, None),
     ],
@@ -56,7 +59,23 @@ def test_a_benchmark_replaces_its_own_rows_only_and_rows_of_benchmarks_that_are_
     assert [(each["benchmark"], each["name"]) for each in _record.read(file)] == [("losses", "c"), ("peers", "d")]
 
 
+def test_only_may_name_several(monkeypatch, tmp_path):
+    """`make bench ONLY="gpu sandbox"`."""
+    monkeypatch.setattr(_record, "NEWEST", tmp_path / "bench.json")
+    for module in (gpu, sandbox):
+        monkeypatch.setattr(module, "rows", lambda: [{"name": "a", "value": 1.0, "unit": "s"}])
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "gpu", "--only", "sandbox"])
+    assert bench.main() == 0
+    assert [each["benchmark"] for each in _record.read(_record.NEWEST)] == ["gpu", "sandbox"]
+
+
+def test_each_name_must_be_one_of_the_folder(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "nothing", "--only", "gpu"])
+    assert bench.main() == 2
+    assert "no benchmark is called 'nothing'; there are: asynchrony, " in capsys.readouterr().err
+
+
 def test_every_file_of_the_folder_is_a_benchmark_that_imports():
-    found = dict(bench.benchmarks(None))
+    found = dict(bench.benchmarks(_record.NAMES))
     assert found.keys() == {path.stem for path in _record.FOLDER.glob("[a-z]*.py")}
     assert all(map(callable, found.values()))

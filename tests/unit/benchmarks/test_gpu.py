@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import gpu
+from tests.benchmarks import _record, gpu
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,11 @@ def test_a_share_of_the_peak_is_six_flop_a_parameter_and_token():
     row = gpu._learning("compiled", found)
     assert row["ratio"] == pytest.approx(0.467, abs=1e-3) == row["value"] / row["baseline_value"]
     assert row["aim"] == ">= 0.45" and gpu._learning("shared", found)["aim"] is None
+
+
+def test_an_estimate_of_memory_may_be_too_large_by_no_more_than_too_small():
+    rows = [gpu._memory({"peak_bytes": peak, "estimated_bytes": 100}) for peak in (60, 70, 130, 140)]
+    assert [_record.meets_aim(dict.fromkeys(_record.COLUMNS) | row) for row in rows] == [False, True, True, False]
 
 
 def test_tokens_of_a_shared_prompt_count_once():

@@ -1,9 +1,13 @@
 """docs/benchmarks.md is what docs/benchmarks.json says."""
 
+import re
 from collections import Counter
 
 from tests.benchmarks import _page, _record
 
+PAGES = ("docs/performance.md", "docs/scale.md", "tests/benchmarks/_page.md")
+KINDS = ("asynchrony, ", "fleet of ", "gemm-", "peer-", "rewards, ", "shared-", "whole run, ")
+"""Beginnings of names of rows."""
 RECORDED = _record.read(_record.RECORD)
 ROW = {
     "benchmark": "sandbox",
@@ -27,6 +31,15 @@ def lines(*rows):
 
 def test_the_page_is_made_from_the_record():
     assert _page.PAGE.read_text(encoding="utf-8") == _page.page(RECORDED), "run `make docs`, and look at what changed"
+
+
+def test_rows_that_pages_name_are_in_the_record():
+    """Sentences point to a row in place of its figure, which the next record would leave behind."""
+    recorded = {re.sub(r"\d+", "<n>", row["name"]) for row in RECORDED}
+    texts = [(_record.ROOT / page).read_text(encoding="utf-8") for page in PAGES]
+    words = " ".join(" ".join(texts).split())
+    named = {re.sub(r"\d+", "<n>", name) for kind in KINDS for name in re.findall(rf"`({kind}[^`]*)`", words)}
+    assert len(named) > 5 and named - recorded == set()
 
 
 def test_the_record_has_what_a_row_has_and_no_name_twice():

@@ -1,7 +1,9 @@
 """Several machines without Kubernetes: each file is read by its own tool, as far as that is installed."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -9,10 +11,15 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from cluster.contracts.errors import ConfigError
 from deploy.config.loading import load
+from deploy.preflight import check_assumed, hardware
+from tests.model_shapes import write
 
 SBATCH = "deploy/slurm/train.sbatch"
 SKYPILOT = "deploy/skypilot/train.yaml"
+SKYPILOT_GPUS = {"L4": "24GB", "L40S": "48GB"}
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
 def cluster():
@@ -68,15 +75,72 @@ def test_the_skypilot_task_names_a_run_file_that_is_there_and_holds_no_token():
     assert "RAY_AUTH_MODE=token" in task["run"]
 
 
+def test_the_skypilot_tasks_run_fits_on_its_nodes_and_on_no_fewer(tmp_path):
+    """A run on a cluster checks that only once its nodes are there."""
+    task = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))
+    kind, _, number = task["resources"]["accelerators"].partition(":")
+    each = f"gpus={number}x{SKYPILOT_GPUS[kind]},cpus={task['resources']['cpus'].removesuffix('+')}"
+    write(MODEL, tmp_path / "model")
+    config = load(task["envs"]["RUN"], [f"model.path={tmp_path / 'model'}"])
+    assert load(task["envs"]["RUN"], []).model.path == MODEL
+    check_assumed(config, hardware.parse([each, f"nodes={task['num_nodes']}"]))
+    with pytest.raises(ConfigError, match="3 GPUs asked for, the cluster has 2"):
+        check_assumed(config, hardware.parse([each, f"nodes={task['num_nodes'] - 1}"]))
+
+
+def stand_ins(folder, **scripts):
+    tools = folder / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name, script in scripts.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
+    return tools
+
+
+def calls_of_the_batch_script(folder, *, health_check="exit 0", code=0):
+    """What it has srun and scontrol do, on two nodes; its exit code. A `ray start` ends with the job, a session of its own."""
+    say = 'echo "$0 $*" | sed "s|.*/||" >>calls'
+    stand_ins(
+        folder,
+        python="echo secret",
+        ray=f'[ "$1" = start ] && exec sleep 600; {health_check}',
+        scontrol=f'[ "$1" = show ] && exec printf "a\\nb\\n"; {say}',
+        srun='echo "srun: $SRUN_CPUS_PER_TASK CPUs: $*" >>calls; while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
+        treadwheel=f"while [ $(grep -c srun: calls) -lt 3 ]; do sleep 0.01; done; exit {code}",
+    )
+    slurm = {"SUBMIT_DIR": str(folder), "JOB_NODELIST": "[a-b]", "JOB_ID": "7", "CPUS_PER_TASK": "16"}
+    environment = {"PATH": os.environ["PATH"], **{f"SLURM_{name}": value for name, value in slurm.items()}}
+    job = subprocess.Popen(["bash", os.path.abspath(SBATCH), "run.yaml"], env=environment, start_new_session=True)
+    try:
+        ended = job.wait(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    return (folder / "calls").read_text(encoding="utf-8").splitlines(), ended
+
+
+def test_every_step_of_the_batch_script_has_all_cpus_of_its_node(tmp_path):
+    """Since Slurm 22.05 srun does not take sbatch's --cpus-per-task by itself."""
+    calls, ended = calls_of_the_batch_script(tmp_path)
+    assert ended == 0
+    assert len(calls) == 3 and all(call.startswith("srun: 16 CPUs: ") for call in calls)
+
+
+def test_a_run_that_a_node_ended_goes_back_into_the_queue(tmp_path):
+    calls, ended = calls_of_the_batch_script(tmp_path, code=75)
+    assert ended == 75 and "scontrol requeue 7" in calls
+
+
+def test_a_job_that_is_stopped_before_its_nodes_are_there_goes_back_into_the_queue(tmp_path):
+    calls, ended = calls_of_the_batch_script(tmp_path, health_check="kill -TERM $PPID; exit 1")
+    assert ended == 143 and "scontrol requeue 7" in calls
+    assert not any("treadwheel" in call for call in calls)
+
+
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_the_skypilot_task_ends_as_its_run_does(code, tmp_path):
     """A managed job is tried again if it failed: Ray's stop after the run succeeds always."""
-    tools = tmp_path / ".venv" / "bin"
-    tools.mkdir(parents=True)
-    (tools / "activate").touch()
-    for name, status in {"treadwheel": code, "ray": 0}.items():
-        (tools / name).write_text(f"#!/bin/sh\nexit {status}\n")
-        (tools / name).chmod(0o755)
+    tools = stand_ins(tmp_path, activate="", treadwheel=f"exit {code}", ray="exit 0")
     nodes = {
         "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
         "SKYPILOT_NODE_RANK": "0",

@@ -63,9 +63,12 @@ BROKEN = {
     # name and version
     "name too long": (lambda job: job["metadata"].update(name="a" * 48), "metadata.name has 48 characters; at most 47"),
     "name is no label": (lambda job: job["metadata"].update(name="1_run"), "metadata.name='1_run': lower-case letters"),
-    "no ray version": (lambda job: cluster_of(job).pop("rayVersion"), "rayVersion='' has no token authentication"),
-    "old ray": (lambda job: cluster_of(job).update(rayVersion="2.51.2"), "rayVersion='2.51.2' has no token"),
-    "ray of no number": (lambda job: cluster_of(job).update(rayVersion="nightly"), "rayVersion='nightly' has no token"),
+    "no ray version": (lambda job: cluster_of(job).pop("rayVersion"), "rayVersion='' is none that treadwheel runs on"),
+    "old ray": (
+        lambda job: cluster_of(job).update(rayVersion="2.52.1"),
+        "rayVersion='2.52.1' is none that treadwheel runs on; write the image's, 2.53.0 or later",
+    ),
+    "ray of no number": (lambda job: cluster_of(job).update(rayVersion="nightly"), "rayVersion='nightly' is none that"),
     "ray before priorities": (
         lambda job: cluster_of(job).update(rayVersion="2.55.1"),
         "workerGroupSpecs rollout-spot: rayVersion='2.55.1' has no priority; write the image's, 2.56.0 or later",
