@@ -20,7 +20,7 @@ from tests.models import make_tiny_model, make_tokenizer
 from tests.packed import pack
 
 NUM_GROUPS, GROUP_SIZE, MAX_TOKENS = 16, 8, 64
-ROUNDS = 5
+ROUNDS = 15
 CONTEXT = 256
 PROMPTS = [f"{number}+{3 * number}=" for number in range(10, 10 + NUM_GROUPS)]
 
