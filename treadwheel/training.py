@@ -121,7 +121,7 @@ def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
             except KeyboardInterrupt:
                 if done.done():
                     raise
-                stop.ask()
+                stop.press()
 
 
 def _new_stop() -> Stop:

@@ -25,31 +25,39 @@ _ENDING_S = 2.0
 
 
 class Stop:
-    """Stops work as Ctrl-C does, from any thread."""
+    """Stops work, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._interrupt: Callable[[], object] | None = None
+        self._ask: Callable[[], object] | None = None
+        self._press: Callable[[], object] | None = None
         self.is_asked = False
 
     def ask(self) -> None:
-        """Work that has not begun stops when it does."""
+        """Stops the work, unless it stops already. Work that has not begun stops when it does."""
         with self._lock:
             self.is_asked = True
-            if self._interrupt:
-                self._interrupt()
+            if self._ask:
+                self._ask()
+
+    def press(self) -> None:
+        """As Ctrl-C does: the second one counts too."""
+        with self._lock:
+            self.is_asked = True
+            if self._press:
+                self._press()
 
     @contextlib.contextmanager
-    def reaching(self, interrupt: Callable[[], object]) -> Iterator[None]:
+    def reaching(self, *, ask: Callable[[], object], press: Callable[[], object]) -> Iterator[None]:
         with self._lock:
-            self._interrupt = interrupt
+            self._ask, self._press = ask, press
             if self.is_asked:
-                interrupt()
+                ask()
         try:
             yield
         finally:
             with self._lock:
-                self._interrupt = None
+                self._ask = self._press = None
 
 
 async def until_interrupted(
@@ -78,14 +86,19 @@ async def until_interrupted(
         with contextlib.suppress(OSError, ValueError):  # whoever read it may be gone, by the same Ctrl-C
             print(f"treadwheel: {_ANSWERS[min(num_received, 2)]}", file=sys.stderr, flush=True)
 
+    def ask() -> None:
+        if num_received == 0:
+            interrupt()
+
     interrupts = lambda *_: loop.call_soon_threadsafe(interrupt)
+    asks = lambda: loop.call_soon_threadsafe(ask)
     for number in before:
         # Not `loop.add_signal_handler`, which hears of a signal through a pipe. A child that is forked and not yet another program has
         # the pipe too: Ctrl-C, which reaches both, would count twice.
         signal.signal(number, interrupts)
         signal.siginterrupt(number, False)
     try:
-        with stop.reaching(interrupts) if stop else contextlib.nullcontext():
+        with stop.reaching(ask=asks, press=interrupts) if stop else contextlib.nullcontext():
             return await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

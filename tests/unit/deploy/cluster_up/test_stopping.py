@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from cluster.contracts.types import StepStats
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.tasks import background
-from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
+from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from tests.fakes import ListedEvents, group_summary
 
 
@@ -36,6 +37,20 @@ class ScriptedLearner:
         self.is_saved = True
 
 
+class Asked(ScriptedLearner):
+    """Something asks the run to stop while it saves."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    async def save_progress(self, tell: Any) -> None:
+        self._ask()
+        await asyncio.sleep(0)  # the loop hears of it
+        await asyncio.sleep(0)
+        self.is_saved = True
+
+
 async def _run(
     learner: ScriptedLearner, log: ListedEvents, *, interrupted: asyncio.Event, timeout_s: float, number: int
 ) -> None:
@@ -51,6 +66,23 @@ def _stop(learner: ScriptedLearner, *, timeout_s: float = 60, number: int = sign
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(until_interrupted(work, interrupted=interrupted))
     return log
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end(learner: Asked, *, ask: Callable[[], object], stop: Stop) -> None:
+    """Runs what `ask` stops."""
+    interrupted = asyncio.Event()
+
+    async def work() -> None:
+        async with saved_when_stopped(learner, interrupted=interrupted, timeout_s=60, log=ListedEvents()):
+            ask()
+            await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(until_interrupted(work(), interrupted=interrupted, stop=stop))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -133,6 +165,21 @@ def test_a_save_that_fails_is_an_event_and_the_run_ends_all_the_same():
 
 def test_a_second_signal_ends_the_saving():
     assert _stop(ScriptedLearner(is_stuck=True), timeout_s=1e6).kinds() == ["stopping"]
+
+
+@pytest.mark.parametrize("begins", ["a callback", "SIGTERM"])
+def test_a_callback_that_asks_a_run_to_stop_which_stops_already_does_not_end_the_saving(begins: str, capsys):
+    """Seen in review: the step that is told before it is saved reaches callbacks, and their `True` was taken for a second Ctrl-C."""
+    learner, stop = Asked(lambda: stop.ask()), Stop()
+    _end(learner, ask=stop.ask if begins == "a callback" else _terminate, stop=stop)
+    assert learner.is_saved
+    assert capsys.readouterr().err == "treadwheel: stopping; a second Ctrl-C skips what takes long\n"
+
+
+def test_a_notebook_that_is_interrupted_again_ends_the_saving():
+    learner, stop = Asked(lambda: stop.press()), Stop()
+    _end(learner, ask=stop.press, stop=stop)
+    assert not learner.is_saved
 
 
 def test_ctrl_c_in_a_child_that_is_not_yet_another_program_is_not_one_of_ours():
