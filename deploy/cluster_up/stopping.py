@@ -124,16 +124,40 @@ async def saved_when_stopped(
         if timeout_s:
             why = "Ctrl-C again skips it" if interrupted.is_set() else "then ends with what stops it"
             log.event("stopping", message=f"saves a checkpoint, in at most {timeout_s:g} s; {why}")
-            try:
-                async with asyncio.timeout(timeout_s):
-                    # The loop may have been stopped before it could log this step.
-                    await learner.save_progress(
-                        lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats))
-                    )
-            except (TimeoutError, TreadwheelError) as error:
-                reason = str(error) or f"it takes longer than {_limit(stopped, timeout_s)}"
-                log.event("checkpoint_failed", reason=reason, message=f"no checkpoint was saved: {reason}")
+            await _through_a_first_signal(_save(learner, timeout_s, stopped, log), interrupted=interrupted)
         raise
+
+
+async def _save(learner: LearnerGroup, timeout_s: float, stopped: BaseException, log: Log) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            # The loop may have been stopped before it could log this step.
+            await learner.save_progress(
+                lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats))
+            )
+    except (TimeoutError, TreadwheelError) as error:
+        reason = str(error) or f"it takes longer than {_limit(stopped, timeout_s)}"
+        log.event("checkpoint_failed", reason=reason, message=f"no checkpoint was saved: {reason}")
+
+
+async def _through_a_first_signal(saving: Coroutine[Any, Any, None], *, interrupted: asyncio.Event) -> None:
+    """Where no signal has come yet, the run ends by itself: the first one only sets `interrupted`, and the next one ends the saving alone.
+    The run ends with its own error then. A failure beside it cancels the saving and the run."""
+    if interrupted.is_set():
+        return await saving
+    task, work = asyncio.current_task(), asyncio.ensure_future(saving)
+    assert task is not None, "a run is a task"
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        if not interrupted.is_set():
+            work.cancel()
+            return await work
+        task.uncancel()
+        try:
+            await work
+        except asyncio.CancelledError:
+            task.uncancel()
 
 
 def _limit(stopped: BaseException, timeout_s: float) -> str:

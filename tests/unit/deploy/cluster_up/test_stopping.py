@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import PreemptedError, WorkerError
+from cluster.contracts.errors import DataError, PreemptedError, WorkerError
 from cluster.contracts.types import StepStats
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
@@ -48,6 +48,21 @@ class Asked(ScriptedLearner):
         self._ask()
         await asyncio.sleep(0)  # the loop hears of it
         await asyncio.sleep(0)
+        self.is_saved = True
+
+
+class Pressed(ScriptedLearner):
+    """So many signals come while it saves."""
+
+    def __init__(self, num_signals: int) -> None:
+        super().__init__()
+        self._num_signals = num_signals
+
+    async def save_progress(self, tell: Any) -> None:
+        for _ in range(self._num_signals):
+            _terminate()
+            await asyncio.sleep(0)  # the loop hears of it
+            await asyncio.sleep(0)
         self.is_saved = True
 
 
@@ -180,6 +195,30 @@ def test_a_notebook_that_is_interrupted_again_ends_the_saving():
     learner, stop = Asked(lambda: stop.press()), Stop()
     _end(learner, ask=stop.press, stop=stop)
     assert not learner.is_saved
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.mark.parametrize("why", [PreemptedError("its node goes away"), DataError("200 groups in a row were dropped")])
+def test_a_signal_while_a_run_that_ends_by_itself_saves_does_not_hide_why_it_ends(why: Exception, num_signals: int):
+    """Seen in review: a node that goes away, and SIGTERM while the run saved, left no checkpoint and an exit code that starts nothing."""
+    learner, interrupted = Pressed(num_signals), asyncio.Event()
+
+    async def fail() -> None:
+        raise why
+
+    async def work() -> None:
+        async with (
+            background() as beside,
+            saved_when_stopped(learner, interrupted=interrupted, timeout_s=60, log=ListedEvents()),
+            background() as within,
+        ):
+            (within if isinstance(why, PreemptedError) else beside).create_task(fail())
+            await asyncio.Event().wait()
+
+    with pytest.raises(type(why), match=str(why)):
+        asyncio.run(until_interrupted(work(), interrupted=interrupted))
+    assert interrupted.is_set()
+    assert learner.is_saved == (num_signals == 1)
 
 
 def test_ctrl_c_in_a_child_that_is_not_yet_another_program_is_not_one_of_ours():
