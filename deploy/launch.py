@@ -197,25 +197,21 @@ async def _train(
         connected(address, run_dir=run_dir, ahead=ahead),
         noting_the_end(log),
         making as made,
+        saved_when_stopped(made.learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
+        Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
     ):
-        async with (
-            saved_when_stopped(
-                made.learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log
-            ),
-            Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
-        ):
-            await _rate_what_was_stopped(config, made, evaluator, log)
-            await run_loop(
-                config,
-                rollouts=made.production,
-                fleet=made.production.fleet,
-                learner=made.learner,
-                buffer=make_buffer(config, version=made.learner.version, next_index=ledger.next_index),
-                weights=made.weights,
-                log=log,
-                timesheet=made.timesheet,
-                evaluator=evaluator,
-            )
+        await _rate_what_was_stopped(config, made, evaluator, log)
+        await run_loop(
+            config,
+            rollouts=made.production,
+            fleet=made.production.fleet,
+            learner=made.learner,
+            buffer=make_buffer(config, version=made.learner.version, next_index=ledger.next_index),
+            weights=made.weights,
+            log=log,
+            timesheet=made.timesheet,
+            evaluator=evaluator,
+        )
         await _save_the_end(made, evaluator, log)
 
 
@@ -244,13 +240,13 @@ async def _rate_what_was_stopped(config: RunConfig, made: Cluster, evaluator: Ev
 async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
     """For a run that was stopped between its last step and the end of its evaluation, or whose last save failed. Raises CheckpointError."""
     learner = made.learner
-    is_evaluated = evaluator is None or learner.saved_metric is not None
-    if learner.saved_version == learner.version and is_evaluated:
+    if learner.saved_version != learner.version:  # first: an evaluation takes long, and may be stopped
+        await save_the_end(learner, metric=None)
+    if evaluator is None or learner.saved_metric is not None:
         return
-    held_out = await evaluator.run(made.production, version=learner.version, log=log) if evaluator else {}
-    if held_out:
-        log.step(learner.version, held_out)
-    await save_the_end(learner, metric=held_out.get("eval/reward"))
+    held_out = await evaluator.run(made.production, version=learner.version, log=log)
+    log.step(learner.version, held_out)
+    await save_the_end(learner, metric=held_out["eval/reward"])
 
 
 async def save_the_end(learner: LearnerGroup, *, metric: float | None) -> None:
