@@ -243,6 +243,12 @@ class LearnerGroup:
                 except TreadwheelError as error:  # the step is saved
                     self._tell_unrecorded(error)
 
+    async def finish_saving(self) -> None:
+        """The last checkpoint that was begun is on the disk when this returns, unless an event says that it failed."""
+        async with self._turn:
+            if self._ranks and self._are_built:
+                await self._finish_saving()
+
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
         """`rank` is dead. New ranks, unless a call found that out before.
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from cluster.contracts.errors import PreemptedError, TreadwheelError
+from cluster.contracts.errors import ClaimLostError, PreemptedError, TreadwheelError
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -112,7 +112,7 @@ async def saved_when_stopped(
     learner: LearnerGroup, *, interrupted: asyncio.Event, timeout_s: float, log: Log
 ) -> AsyncIterator[None]:
     """When the block is cancelled or preempted, the steps that it learned are saved first, if that takes no longer than `timeout_s`
-    (0: not at all), and than the node has.
+    (0: not at all), and than the node has. When it fails, the checkpoint that is being written is finished, in that time.
 
     `interrupted` says whether a signal cancels it, or a failure beside the block.
     """
@@ -124,20 +124,35 @@ async def saved_when_stopped(
         if timeout_s:
             why = "Ctrl-C again skips it" if interrupted.is_set() else "then ends with what stops it"
             log.event("stopping", message=f"saves a checkpoint, in at most {timeout_s:g} s; {why}")
-            await _through_a_first_signal(_save(learner, timeout_s, stopped, log), interrupted=interrupted)
+            # The loop may have been stopped before it could log this step.
+            saving = learner.save_progress(
+                lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats))
+            )
+            within = _within(
+                timeout_s, saving, log, otherwise="no checkpoint was saved", limit=_limit(stopped, timeout_s)
+            )
+            await _through_a_first_signal(within, interrupted=interrupted)
+        raise
+    except ClaimLostError:
+        raise
+    except TreadwheelError as failed:
+        if timeout_s:
+            otherwise = "the checkpoint under way may not be whole"
+            within = _within(
+                timeout_s, learner.finish_saving(), log, otherwise=otherwise, limit=_limit(failed, timeout_s)
+            )
+            await _through_a_first_signal(within, interrupted=interrupted)
         raise
 
 
-async def _save(learner: LearnerGroup, timeout_s: float, stopped: BaseException, log: Log) -> None:
+async def _within(timeout_s: float, saving: Coroutine[Any, Any, None], log: Log, *, otherwise: str, limit: str) -> None:
+    """Logs `otherwise` and why, where it fails or takes longer than the `limit` in words."""
     try:
         async with asyncio.timeout(timeout_s):
-            # The loop may have been stopped before it could log this step.
-            await learner.save_progress(
-                lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats))
-            )
+            await saving
     except (TimeoutError, TreadwheelError) as error:
-        reason = str(error) or f"it takes longer than {_limit(stopped, timeout_s)}"
-        log.event("checkpoint_failed", reason=reason, message=f"no checkpoint was saved: {reason}")
+        reason = str(error) or f"it takes longer than {limit}"
+        log.event("checkpoint_failed", reason=reason, message=f"{otherwise}: {reason}")
 
 
 async def _through_a_first_signal(saving: Coroutine[Any, Any, None], *, interrupted: asyncio.Event) -> None:

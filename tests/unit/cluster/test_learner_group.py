@@ -602,6 +602,15 @@ async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_agai
     assert not scene.group.owes_a_save()
 
 
+async def test_a_save_that_fails_after_all_while_the_run_ends_is_an_event():
+    scene = Scene(("finish_saving", 1, CheckpointError("the disk is full")))
+    await scene.group.finish_saving()  # nothing runs yet
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.finish_saving()
+    assert scene.events.kinds()[-1] == "checkpoint_failed"
+
+
 async def test_a_save_that_is_tried_again_has_the_evaluation_of_its_step():
     scene = Scene(evaluation={"prompts": "file"})
     await scene.group.start()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import DataError, PreemptedError, WorkerError
+from cluster.contracts.errors import ClaimLostError, DataError, MismatchError, PreemptedError, WorkerError
 from cluster.contracts.types import StepStats
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
@@ -23,8 +23,15 @@ class ScriptedLearner:
     """Saves at once, fails, or never ends."""
 
     def __init__(self, *, error: Exception | None = None, is_stuck: bool = False) -> None:
-        self.is_saved = False
+        self.is_saved = self.is_finished = False
         self._error, self._is_stuck = error, is_stuck
+
+    async def finish_saving(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._is_stuck:
+            await asyncio.Event().wait()
+        self.is_finished = True
 
     async def save_progress(self, tell: Any) -> None:
         if self._is_stuck:
@@ -172,6 +179,35 @@ async def test_a_run_that_fails_by_itself_does_not_say_that_it_was_interrupted()
             await asyncio.Event().wait()
     assert log.events[0]["message"] == "saves a checkpoint, in at most 60 s; then ends with what stops it"
     assert learner.is_saved
+
+
+@pytest.mark.parametrize(
+    ("error", "timeout_s", "is_finished"),
+    [(MismatchError("0.5 nats"), 60, True), (MismatchError("0.5 nats"), 0, False), (ClaimLostError("x"), 60, False)],
+)
+async def test_the_checkpoint_that_is_being_written_when_a_run_fails_is_finished(error, timeout_s, is_finished):
+    """Seen in review: it was told of, and ended with the ranks that wrote it. One of a driver that has lost its directory is not ours."""
+    learner = ScriptedLearner()
+    with pytest.raises(type(error), match=str(error)):
+        async with saved_when_stopped(learner, interrupted=asyncio.Event(), timeout_s=timeout_s, log=ListedEvents()):
+            raise error
+    assert learner.is_finished == is_finished and not learner.is_saved
+
+
+@pytest.mark.parametrize(
+    ("learner", "told"),
+    [
+        (ScriptedLearner(error=WorkerError("learner-0 died")), "learner-0 died"),
+        (ScriptedLearner(is_stuck=True), "it takes longer than checkpoint.stop_timeout_s=0.01"),
+    ],
+)
+async def test_a_checkpoint_that_a_failed_run_cannot_finish_does_not_hide_why_it_failed(learner, told):
+    log = ListedEvents()
+    with pytest.raises(MismatchError):
+        async with saved_when_stopped(learner, interrupted=asyncio.Event(), timeout_s=0.01, log=log):
+            raise MismatchError("0.5 nats")
+    assert log.kinds() == ["checkpoint_failed"]
+    assert log.events[0]["message"] == f"the checkpoint under way may not be whole: {told}"
 
 
 def test_a_save_that_fails_is_an_event_and_the_run_ends_all_the_same():
