@@ -200,7 +200,7 @@ async def _train(
         saved_when_stopped(made.learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
         Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
     ):
-        await _rate_what_was_stopped(config, made, evaluator, log)
+        await _evaluate_what_was_broken_off(config, made, evaluator, provenance, log)
         await run_loop(
             config,
             rollouts=made.production,
@@ -225,16 +225,23 @@ def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
     return ledger
 
 
-async def _rate_what_was_stopped(config: RunConfig, made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
-    """For a run that was stopped while a step before its last one was evaluated: the step was saved without its evaluation."""
+async def _evaluate_what_was_broken_off(
+    config: RunConfig, made: Cluster, evaluator: Evaluator | None, provenance: RunProvenance, log: MetricLog
+) -> None:
+    """For a run that was stopped or killed while a step before its last one was evaluated."""
     learner, every_steps = made.learner, config.evaluation.every_steps
-    is_unrated = learner.saved_version == learner.version and learner.saved_metric is None
-    if evaluator is None or every_steps is None or not is_unrated or not 0 < learner.version < config.num_steps:
+    if evaluator is None or every_steps is None or not 0 < learner.version < config.num_steps:
         return
-    if learner.version % every_steps == 0:
-        held_out = await evaluator.run(made.production, version=learner.version, log=log)
-        log.step(learner.version, held_out)
+    is_saved = learner.saved_version == learner.version
+    is_evaluated = learner.saved_metric is not None if is_saved else provenance.is_evaluated(learner.version)
+    if learner.version % every_steps or is_evaluated:
+        return
+    held_out = await evaluator.run(made.production, version=learner.version, log=log)
+    log.step(learner.version, held_out)
+    if is_saved:
         await learner.save(held_out["eval/reward"])
+    else:
+        learner.rate(held_out["eval/reward"])
 
 
 async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:

@@ -15,6 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from deploy import launch
 from deploy.cluster_up.steering import waiting_orders
 from deploy.config.loading import validated
+from deploy.reports.provenance import RunProvenance
 from tests.fakes import ListedEvents, run_config
 from tests.models import make_tiny_model
 
@@ -69,6 +70,10 @@ class Saved:
     def __init__(self, saved_version, metric):
         self.saved_version, self.saved_metric = saved_version, metric
         self.saves = []
+        self.rated = None
+
+    def rate(self, metric):
+        self.rated = metric
 
     async def save(self, metric):
         self.saved_version, self.saved_metric = 3, metric
@@ -81,18 +86,30 @@ class Scores:
 
 
 @pytest.mark.parametrize(
-    ("every_steps", "saved_version", "metric", "is_evaluated"),
-    [(3, 3, None, True), (3, 3, 0.5, False), (2, 3, None, False), (None, 3, None, False), (3, 2, None, False)],
+    ("every_steps", "saved_version", "metric", "lines", "rated"),
+    [
+        (3, 3, None, {}, ["saved"]),
+        (3, 3, 0.5, {}, []),
+        (2, 3, None, {}, []),
+        (None, 3, None, {}, []),
+        (3, 2, None, {}, ["noted"]),
+        (3, 2, None, {3: {"eval/reward": 0.5}}, []),
+    ],
 )
-async def test_a_step_that_was_saved_while_it_was_evaluated_is_evaluated_when_the_run_goes_on(
-    every_steps, saved_version, metric, is_evaluated
+async def test_a_step_whose_evaluation_was_broken_off_is_evaluated_when_the_run_goes_on(
+    every_steps, saved_version, metric, lines, rated, tmp_path
 ):
-    """Seen in review: its point was missing from the curve for ever, and it could not be kept as the best."""
-    learner, log = Saved(saved_version, metric), ListedEvents()
+    """Seen in review: its point was missing from the curve for ever, and it could not be kept as the best. One that was killed before it
+    saved the step must look for that point."""
+    learner, log, provenance = Saved(saved_version, metric), ListedEvents(), RunProvenance(RunDirectory(str(tmp_path)))
+    for version, metrics in lines.items():
+        provenance.step(version, metrics)
     config = run_config(num_steps=9, evaluation={"prompts": "file", "every_steps": every_steps})
-    await launch._rate_what_was_stopped(config, SimpleNamespace(learner=learner, production=None), Scores(), log)
-    assert log.steps == ([(3, {"eval/reward": 0.75})] if is_evaluated else [])
-    assert learner.saved_metric == (0.75 if is_evaluated else metric)
+    made = SimpleNamespace(learner=learner, production=None)
+    await launch._evaluate_what_was_broken_off(config, made, Scores(), provenance, log)
+    assert log.steps == ([(3, {"eval/reward": 0.75})] if rated else [])
+    assert learner.saves == ([0.75] if rated == ["saved"] else [])
+    assert learner.rated == (0.75 if rated == ["noted"] else None)
 
 
 @pytest.mark.parametrize(
