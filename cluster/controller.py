@@ -317,12 +317,16 @@ class _StepEnds:
         except asyncio.CancelledError:
             # The step after it may be saved, and then nobody writes this line again.
             self._log.step(stats.policy_version, metrics)
+            self._tell_published(published)
             raise
         if sent.policy_version != published.policy_version:
-            # A replay compares with what each step published, whether it arrived or not.
-            self._log.event("published", policy_version=published.policy_version, digest=published.digest)
+            self._tell_published(published)
         self.let_start(sent)
         self.tell(stats, sent, metrics | self._weights.stats())
+
+    def _tell_published(self, published: BroadcastStats) -> None:
+        """A replay compares with what each step published, whether it arrived or not."""
+        self._log.event("published", policy_version=published.policy_version, digest=published.digest)
 
 
 async def _take(config: RunConfig, *, rollouts: Rollouts, buffer: Buffer, ends: _StepEnds) -> list[tuple[int, Group]]:

@@ -65,7 +65,6 @@ class LearnerGroup:
         """`checkpoints` is the directory that every rank saves to and restores from; `pass_rates` are those of the step that ends before an
         index, for its record; `provenance` is what a checkpoint of a version may say of its run; `turns` are those that the ranks take with
         the workers on their GPUs, None: the GPUs are the ranks' own."""
-        self._num_steps = config.num_steps
         self._chooses = config.algorithm.selection is not None
         self._num_learned_groups = config.record.learned_groups
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
@@ -205,8 +204,8 @@ class LearnerGroup:
         return self._saving.is_due(self.version)
 
     def owes_a_save(self) -> bool:
-        """Whether the step that was learned again last is to be saved without an evaluation. The run's last one gets its own."""
-        return self.saved_version < self.version < self._num_steps and self.is_save_due()
+        """Whether the step that was learned again last is to be saved before anything else. An evaluation of it rates the checkpoint."""
+        return self.saved_version < self.version and self.is_save_due()
 
     async def save(self, metric: float | None) -> None:
         """A checkpoint of the current version; `metric` is its evaluation. A save that fails is an event, and leaves the last good one."""
@@ -243,6 +242,12 @@ class LearnerGroup:
                     await self._record_learned()
                 except TreadwheelError as error:  # the step is saved
                     self._tell_unrecorded(error)
+
+    async def finish_saving(self) -> None:
+        """The last checkpoint that was begun is on the disk when this returns, unless an event says that it failed."""
+        async with self._turn:
+            if self._ranks and self._are_built:
+                await self._finish_saving()
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
         """`rank` is dead. New ranks, unless a call found that out before.
@@ -340,7 +345,9 @@ class LearnerGroup:
         await self._finish_saving()
         self._saving.note_save()
         (rated, rating), (step, summaries) = self._rating, self._asked
-        metric = self._evaluations.get(self._held, rating if rated == self._held else None)
+        metric = self._evaluations.get(self._held)
+        if metric is None and rated == self._held:
+            metric = rating
         if metric is None and step == self._held:
             metric = self._saving.metric_of(summaries)
         provenance = await asyncio.to_thread(self._provenance, self._held)

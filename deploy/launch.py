@@ -197,25 +197,21 @@ async def _train(
         connected(address, run_dir=run_dir, ahead=ahead),
         noting_the_end(log),
         making as made,
+        saved_when_stopped(made.learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
+        Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
     ):
-        async with (
-            saved_when_stopped(
-                made.learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log
-            ),
-            Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
-        ):
-            await _rate_what_was_stopped(config, made, evaluator, log)
-            await run_loop(
-                config,
-                rollouts=made.production,
-                fleet=made.production.fleet,
-                learner=made.learner,
-                buffer=make_buffer(config, version=made.learner.version, next_index=ledger.next_index),
-                weights=made.weights,
-                log=log,
-                timesheet=made.timesheet,
-                evaluator=evaluator,
-            )
+        await _evaluate_what_was_broken_off(config, made, evaluator, provenance, log)
+        await run_loop(
+            config,
+            rollouts=made.production,
+            fleet=made.production.fleet,
+            learner=made.learner,
+            buffer=make_buffer(config, version=made.learner.version, next_index=ledger.next_index),
+            weights=made.weights,
+            log=log,
+            timesheet=made.timesheet,
+            evaluator=evaluator,
+        )
         await _save_the_end(made, evaluator, log)
 
 
@@ -229,28 +225,35 @@ def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
     return ledger
 
 
-async def _rate_what_was_stopped(config: RunConfig, made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
-    """For a run that was stopped while a step before its last one was evaluated: the step was saved without its evaluation."""
+async def _evaluate_what_was_broken_off(
+    config: RunConfig, made: Cluster, evaluator: Evaluator | None, provenance: RunProvenance, log: MetricLog
+) -> None:
+    """For a run that was stopped or killed while a step before its last one was evaluated."""
     learner, every_steps = made.learner, config.evaluation.every_steps
-    is_unrated = learner.saved_version == learner.version and learner.saved_metric is None
-    if evaluator is None or every_steps is None or not is_unrated or not 0 < learner.version < config.num_steps:
+    if evaluator is None or every_steps is None or not 0 < learner.version < config.num_steps:
         return
-    if learner.version % every_steps == 0:
-        held_out = await evaluator.run(made.production, version=learner.version, log=log)
-        log.step(learner.version, held_out)
+    is_saved = learner.saved_version == learner.version
+    is_evaluated = learner.saved_metric is not None if is_saved else provenance.is_evaluated(learner.version)
+    if learner.version % every_steps or is_evaluated:
+        return
+    held_out = await evaluator.run(made.production, version=learner.version, log=log)
+    log.step(learner.version, held_out)
+    if is_saved:
         await learner.save(held_out["eval/reward"])
+    else:
+        learner.rate(held_out["eval/reward"])
 
 
 async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
     """For a run that was stopped between its last step and the end of its evaluation, or whose last save failed. Raises CheckpointError."""
     learner = made.learner
-    is_evaluated = evaluator is None or learner.saved_metric is not None
-    if learner.saved_version == learner.version and is_evaluated:
+    if learner.saved_version != learner.version:  # first: an evaluation takes long, and may be stopped
+        await save_the_end(learner, metric=None)
+    if evaluator is None or learner.saved_metric is not None:
         return
-    held_out = await evaluator.run(made.production, version=learner.version, log=log) if evaluator else {}
-    if held_out:
-        log.step(learner.version, held_out)
-    await save_the_end(learner, metric=held_out.get("eval/reward"))
+    held_out = await evaluator.run(made.production, version=learner.version, log=log)
+    log.step(learner.version, held_out)
+    await save_the_end(learner, metric=held_out["eval/reward"])
 
 
 async def save_the_end(learner: LearnerGroup, *, metric: float | None) -> None:

@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
 Callback = Callable[[int, Mapping[str, float]], bool | None]
-"""Called as `callback(step, metrics)` with the metrics of each step as metrics.jsonl has them, of step 0 where the starting model is
-evaluated, and again for a step that is evaluated. It runs beside the run, in a thread of its own. `True` stops the run."""
+"""Called as `callback(step, metrics)`, once for each step, with its held-out evaluation where it has one, and for step 0 where the
+starting model is evaluated. It runs beside the run, in a thread of its own. `True` stops the run.
+
+A step that a stop saves, or that a resumed run learns again, is told again, with what its trajectories and its update say: `time/step_s`,
+`buffer/*`, `rollout/*` and `eval/*` are not among it. An evaluation that a stop broke off comes alone when the run goes on. So a callback
+asks with `metrics.get(...)`."""
 T = TypeVar("T")
 
 
@@ -122,7 +126,7 @@ def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
             except KeyboardInterrupt:
                 if done.done():
                     raise
-                stop.ask()
+                stop.press()
 
 
 def _new_stop() -> Stop:

@@ -43,7 +43,9 @@ class RunConfig(Section):
     """A step takes `buffer.groups_per_step` groups, makes the optimizer updates of `learner.epochs` and `learner.mini_batches`, and ends
     with a new policy version."""
     deterministic: Mathematics[bool] = False
-    """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample."""
+    """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample. With
+    `buffer.max_off_policy_steps` above 0 timing decides which policy version samples a token: only what is recorded repeats, where it
+    is learned again."""
     model: ModelConfig
     prompts: PromptsConfig
     """A name below actors.prompts with its parameters, or `sources`. Texts of a file go through the model's chat template where it has

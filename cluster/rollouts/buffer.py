@@ -25,7 +25,8 @@ from cluster.rollouts.stragglers import Stragglers, blocking
 class _Counters:
     """What `drain_stats` reports and resets."""
 
-    num_kept: int = 0
+    kept: set[int] = field(default_factory=set[int])
+    """Indices of groups."""
     dropped: Counter[str] = field(default_factory=Counter[str])
     """By reason."""
     candidates: list[GroupSummary] = field(default_factory=list[GroupSummary])
@@ -148,7 +149,7 @@ class Buffer:
             raise KeyError(f"group {index} was added before")
         else:
             self._dropped_in_a_row.clear()
-            self._counters.num_kept += 1
+            self._counters.kept.add(index)
             self._live[index] = group
             self._bytes.hold(index, group.summary.size_bytes)
             self._finished_at[index] = _now()
@@ -225,7 +226,7 @@ class Buffer:
     def put_back(self, taken: Sequence[tuple[int, Group]], *, lost: Collection[int]) -> None:
         """Groups that were taken and not consumed stand in front again; those in `lost` are under way again."""
         now = _now()
-        self._counters.num_kept -= len(lost)  # each will be kept again
+        self._counters.kept.difference_update(lost)  # each ends once more
         for index, group in taken:
             self._live[index] = None if index in lost else group
             if index not in lost:
@@ -245,7 +246,8 @@ class Buffer:
         drained, self._counters = self._counters, _Counters()
         num_ready = sum(group is not None for group in self._live.values())
         num_dropped = drained.dropped.total()
-        num_ended = drained.num_kept + num_dropped
+        num_kept = len(drained.kept)
+        num_ended = num_kept + num_dropped
         return {
             "buffer/learner_wait_s": drained.learner_wait_s,
             "buffer/head_of_line_s": drained.head_of_line_s,
@@ -256,8 +258,8 @@ class Buffer:
             "buffer/max_size_bytes": float(self._bytes.max_size_bytes),
             "staleness/bound": float(self._bound),
             **_of_candidates(drained.candidates),
-            **({"buffer/kept_share": drained.num_kept / num_ended} if num_ended else {}),
-            **({"buffer/tries_per_group": num_ended / drained.num_kept} if drained.num_kept else {}),
+            **({"buffer/kept_share": num_kept / num_ended} if num_ended else {}),
+            **({"buffer/tries_per_group": num_ended / num_kept} if num_kept else {}),
             **{
                 f"buffer/dropped_{reason.replace(' ', '_')}": float(number)
                 for reason, number in drained.dropped.items()

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from cluster.contracts.errors import PreemptedError, TreadwheelError
+from cluster.contracts.errors import ClaimLostError, PreemptedError, TreadwheelError
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -25,31 +25,39 @@ _ENDING_S = 2.0
 
 
 class Stop:
-    """Stops work as Ctrl-C does, from any thread."""
+    """Stops work, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._interrupt: Callable[[], object] | None = None
+        self._ask: Callable[[], object] | None = None
+        self._press: Callable[[], object] | None = None
         self.is_asked = False
 
     def ask(self) -> None:
-        """Work that has not begun stops when it does."""
+        """Stops the work, unless it stops already. Work that has not begun stops when it does."""
         with self._lock:
             self.is_asked = True
-            if self._interrupt:
-                self._interrupt()
+            if self._ask:
+                self._ask()
+
+    def press(self) -> None:
+        """As Ctrl-C does: the second one counts too."""
+        with self._lock:
+            self.is_asked = True
+            if self._press:
+                self._press()
 
     @contextlib.contextmanager
-    def reaching(self, interrupt: Callable[[], object]) -> Iterator[None]:
+    def reaching(self, *, ask: Callable[[], object], press: Callable[[], object]) -> Iterator[None]:
         with self._lock:
-            self._interrupt = interrupt
+            self._ask, self._press = ask, press
             if self.is_asked:
-                interrupt()
+                ask()
         try:
             yield
         finally:
             with self._lock:
-                self._interrupt = None
+                self._ask = self._press = None
 
 
 async def until_interrupted(
@@ -78,14 +86,19 @@ async def until_interrupted(
         with contextlib.suppress(OSError, ValueError):  # whoever read it may be gone, by the same Ctrl-C
             print(f"treadwheel: {_ANSWERS[min(num_received, 2)]}", file=sys.stderr, flush=True)
 
+    def ask() -> None:
+        if num_received == 0:
+            interrupt()
+
     interrupts = lambda *_: loop.call_soon_threadsafe(interrupt)
+    asks = lambda: loop.call_soon_threadsafe(ask)
     for number in before:
         # Not `loop.add_signal_handler`, which hears of a signal through a pipe. A child that is forked and not yet another program has
         # the pipe too: Ctrl-C, which reaches both, would count twice.
         signal.signal(number, interrupts)
         signal.siginterrupt(number, False)
     try:
-        with stop.reaching(interrupts) if stop else contextlib.nullcontext():
+        with stop.reaching(ask=asks, press=interrupts) if stop else contextlib.nullcontext():
             return await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
@@ -99,7 +112,7 @@ async def saved_when_stopped(
     learner: LearnerGroup, *, interrupted: asyncio.Event, timeout_s: float, log: Log
 ) -> AsyncIterator[None]:
     """When the block is cancelled or preempted, the steps that it learned are saved first, if that takes no longer than `timeout_s`
-    (0: not at all), and than the node has.
+    (0: not at all), and than the node has. When it fails, the checkpoint that is being written is finished, in that time.
 
     `interrupted` says whether a signal cancels it, or a failure beside the block.
     """
@@ -111,16 +124,55 @@ async def saved_when_stopped(
         if timeout_s:
             why = "Ctrl-C again skips it" if interrupted.is_set() else "then ends with what stops it"
             log.event("stopping", message=f"saves a checkpoint, in at most {timeout_s:g} s; {why}")
-            try:
-                async with asyncio.timeout(timeout_s):
-                    # The loop may have been stopped before it could log this step.
-                    await learner.save_progress(
-                        lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats))
-                    )
-            except (TimeoutError, TreadwheelError) as error:
-                reason = str(error) or f"it takes longer than {_limit(stopped, timeout_s)}"
-                log.event("checkpoint_failed", reason=reason, message=f"no checkpoint was saved: {reason}")
+            # The loop may have been stopped before it could log this step.
+            saving = learner.save_progress(
+                lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats))
+            )
+            within = _within(
+                timeout_s, saving, log, otherwise="no checkpoint was saved", limit=_limit(stopped, timeout_s)
+            )
+            await _through_a_first_signal(within, interrupted=interrupted)
         raise
+    except ClaimLostError:
+        raise
+    except TreadwheelError as failed:
+        if timeout_s:
+            otherwise = "the checkpoint under way may not be whole"
+            within = _within(
+                timeout_s, learner.finish_saving(), log, otherwise=otherwise, limit=_limit(failed, timeout_s)
+            )
+            await _through_a_first_signal(within, interrupted=interrupted)
+        raise
+
+
+async def _within(timeout_s: float, saving: Coroutine[Any, Any, None], log: Log, *, otherwise: str, limit: str) -> None:
+    """Logs `otherwise` and why, where it fails or takes longer than the `limit` in words."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await saving
+    except (TimeoutError, TreadwheelError) as error:
+        reason = str(error) or f"it takes longer than {limit}"
+        log.event("checkpoint_failed", reason=reason, message=f"{otherwise}: {reason}")
+
+
+async def _through_a_first_signal(saving: Coroutine[Any, Any, None], *, interrupted: asyncio.Event) -> None:
+    """Where no signal has come yet, the run ends by itself: the first one only sets `interrupted`, and the next one ends the saving alone.
+    The run ends with its own error then. A failure beside it cancels the saving and the run."""
+    if interrupted.is_set():
+        return await saving
+    task, work = asyncio.current_task(), asyncio.ensure_future(saving)
+    assert task is not None, "a run is a task"
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        if not interrupted.is_set():
+            work.cancel()
+            return await work
+        task.uncancel()
+        try:
+            await work
+        except asyncio.CancelledError:
+            task.uncancel()
 
 
 def _limit(stopped: BaseException, timeout_s: float) -> str:

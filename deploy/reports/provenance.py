@@ -29,6 +29,9 @@ class RunProvenance:
 
     def close(self) -> None: ...
 
+    def is_evaluated(self, version: int) -> bool:
+        return "eval/reward" in self._evaluations.get(version, {})
+
     def at(self, version: int) -> Provenance:
         """Of the first evaluation and the last one: a checkpoint that told of all of them would grow with the run."""
         with contextlib.suppress(StorageError):  # a card that says less is no reason to save nothing

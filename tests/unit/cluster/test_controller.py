@@ -373,6 +373,8 @@ async def test_a_run_that_is_stopped_while_weights_travel_writes_the_line_of_the
     ((version, metrics),) = scene.log.steps
     assert version == 1 and metrics["reward/mean"] == 0.5 and "weights/canary_error" not in metrics
     assert scene.buffer.version == 0 and "broadcast" not in scene.log.kinds()
+    told = [(event["kind"], event["policy_version"], event["digest"]) for event in scene.log.events]
+    assert told == [("published", 1, "d1")], "a replay compares with it"
 
 
 @simulated

@@ -15,6 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from deploy import launch
 from deploy.cluster_up.steering import waiting_orders
 from deploy.config.loading import validated
+from deploy.reports.provenance import RunProvenance
 from tests.fakes import ListedEvents, run_config
 from tests.models import make_tiny_model
 
@@ -68,9 +69,15 @@ class Saved:
 
     def __init__(self, saved_version, metric):
         self.saved_version, self.saved_metric = saved_version, metric
+        self.saves = []
+        self.rated = None
+
+    def rate(self, metric):
+        self.rated = metric
 
     async def save(self, metric):
         self.saved_version, self.saved_metric = 3, metric
+        self.saves.append(metric)
 
 
 class Scores:
@@ -79,32 +86,92 @@ class Scores:
 
 
 @pytest.mark.parametrize(
-    ("every_steps", "saved_version", "metric", "is_evaluated"),
-    [(3, 3, None, True), (3, 3, 0.5, False), (2, 3, None, False), (None, 3, None, False), (3, 2, None, False)],
+    ("every_steps", "saved_version", "metric", "lines", "rated"),
+    [
+        (3, 3, None, {}, ["saved"]),
+        (3, 3, 0.5, {}, []),
+        (2, 3, None, {}, []),
+        (None, 3, None, {}, []),
+        (3, 2, None, {}, ["noted"]),
+        (3, 2, None, {3: {"eval/reward": 0.5}}, []),
+    ],
 )
-async def test_a_step_that_was_saved_while_it_was_evaluated_is_evaluated_when_the_run_goes_on(
-    every_steps, saved_version, metric, is_evaluated
+async def test_a_step_whose_evaluation_was_broken_off_is_evaluated_when_the_run_goes_on(
+    every_steps, saved_version, metric, lines, rated, tmp_path
 ):
-    """Seen in review: its point was missing from the curve for ever, and it could not be kept as the best."""
-    learner, log = Saved(saved_version, metric), ListedEvents()
+    """Seen in review: its point was missing from the curve for ever, and it could not be kept as the best. One that was killed before it
+    saved the step must look for that point."""
+    learner, log, provenance = Saved(saved_version, metric), ListedEvents(), RunProvenance(RunDirectory(str(tmp_path)))
+    for version, metrics in lines.items():
+        provenance.step(version, metrics)
     config = run_config(num_steps=9, evaluation={"prompts": "file", "every_steps": every_steps})
-    await launch._rate_what_was_stopped(config, SimpleNamespace(learner=learner, production=None), Scores(), log)
-    assert log.steps == ([(3, {"eval/reward": 0.75})] if is_evaluated else [])
-    assert learner.saved_metric == (0.75 if is_evaluated else metric)
+    made = SimpleNamespace(learner=learner, production=None)
+    await launch._evaluate_what_was_broken_off(config, made, Scores(), provenance, log)
+    assert log.steps == ([(3, {"eval/reward": 0.75})] if rated else [])
+    assert learner.saves == ([0.75] if rated == ["saved"] else [])
+    assert learner.rated == (0.75 if rated == ["noted"] else None)
 
 
 @pytest.mark.parametrize(
-    ("saved_version", "metric", "is_evaluated"), [(3, None, True), (2, 0.5, True), (3, 0.0, False)]
+    ("saved_version", "metric", "saves"), [(3, None, [0.75]), (2, 0.5, [None, 0.75]), (3, 0.0, [])]
 )
 async def test_a_last_step_that_was_saved_while_it_was_evaluated_is_evaluated_when_the_run_goes_on(
-    saved_version, metric, is_evaluated
+    saved_version, metric, saves
 ):
-    """Seen in review: Ctrl-C in the last evaluation saved the step, and the same command then ended without one."""
+    """Seen in review: Ctrl-C in the last evaluation saved the step, and the same command then ended without one. And one that was not saved
+    was saved after its evaluation alone, where the next Ctrl-C lost it again."""
 
     learner, log = Saved(saved_version, metric), ListedEvents()
     await launch._save_the_end(SimpleNamespace(learner=learner, production=None), Scores(), log)
-    assert log.steps == ([(3, {"eval/reward": 0.75})] if is_evaluated else [])
-    assert (learner.saved_version, learner.saved_metric) == (3, 0.75 if is_evaluated else 0.0)
+    assert log.steps == ([(3, {"eval/reward": 0.75})] if saves else [])
+    assert learner.saves == saves
+
+
+async def test_a_run_that_is_stopped_in_its_last_evaluation_saves_what_it_has_and_hears_of_nodes_that_go_away(
+    tmp_path, monkeypatch
+):
+    seen = []
+
+    class Learner(Saved):
+        async def save_progress(self, tell):
+            seen.append("saved")
+
+    class Stopped:
+        async def run(self, rollouts, *, version, log):
+            seen.append("evaluates")
+            raise asyncio.CancelledError
+
+    class Watch:
+        def __init__(self, *args, **more): ...
+
+        @contextlib.asynccontextmanager
+        async def steering(self):
+            try:
+                yield
+            finally:
+                seen.append("watched until now")
+
+    @contextlib.asynccontextmanager
+    async def cluster(*args, **more):
+        yield SimpleNamespace(
+            learner=Learner(3, None), production=SimpleNamespace(fleet=None), weights=None, timesheet=None
+        )
+
+    async def run_loop(config, **more): ...
+
+    for name, fake in {
+        "cluster": cluster,
+        "connected": lambda *args, **more: contextlib.nullcontext(),
+        "ticket_office": lambda config, ledger: None,
+        "make_evaluator": lambda config: Stopped(),
+        "Steering": Watch,
+        "run_loop": run_loop,
+    }.items():
+        monkeypatch.setattr(launch, name, fake)
+    config, run_dir = run_config(num_steps=3, evaluation={"prompts": "file"}), RunDirectory(str(tmp_path))
+    with pytest.raises(asyncio.CancelledError), MetricLog([]) as log:
+        await launch._train(config, run_dir, log, interrupted=asyncio.Event(), address=None)
+    assert seen == ["evaluates", "watched until now", "saved"]
 
 
 def test_a_run_that_ends_says_so(ended):

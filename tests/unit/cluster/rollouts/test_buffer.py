@@ -233,6 +233,20 @@ async def test_groups_put_back_stand_in_front_and_the_lost_ones_are_under_way_ag
     assert buffer.drain_stats()["buffer/tries_per_group"] == 5 / 4, "the lost one is kept once"
 
 
+async def test_a_lost_group_that_an_earlier_step_counted_is_not_taken_off_what_this_one_kept():
+    """Seen in review: dropped when it was sampled again, it made the step's kept groups negative."""
+    buffer = Buffer(groups_per_step=1, max_off_policy_steps=1)
+    buffer.start()
+    for index in (0, 1):
+        buffer.add(index, group())
+    await buffer.take(1)
+    assert buffer.drain_stats()["buffer/kept_share"] == 1.0
+    buffer.put_back(await buffer.take(1), lost={1})
+    buffer.drop(1, reason="test")
+    stats = buffer.drain_stats()
+    assert stats["buffer/kept_share"] == 0.0 and "buffer/tries_per_group" not in stats
+
+
 async def test_groups_put_back_are_taken_at_once_although_an_earlier_take_waited_for_one_behind_them():
     buffer = Buffer(groups_per_step=2, max_off_policy_steps=2)
     buffer.start()

@@ -4,17 +4,18 @@ import asyncio
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import PreemptedError, WorkerError
+from cluster.contracts.errors import ClaimLostError, DataError, MismatchError, PreemptedError, WorkerError
 from cluster.contracts.types import StepStats
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.tasks import background
-from deploy.cluster_up.stopping import how_it_goes_on, saved_when_stopped, until_interrupted
+from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from tests.fakes import ListedEvents, group_summary
 
 
@@ -22,8 +23,15 @@ class ScriptedLearner:
     """Saves at once, fails, or never ends."""
 
     def __init__(self, *, error: Exception | None = None, is_stuck: bool = False) -> None:
-        self.is_saved = False
+        self.is_saved = self.is_finished = False
         self._error, self._is_stuck = error, is_stuck
+
+    async def finish_saving(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._is_stuck:
+            await asyncio.Event().wait()
+        self.is_finished = True
 
     async def save_progress(self, tell: Any) -> None:
         if self._is_stuck:
@@ -33,6 +41,35 @@ class ScriptedLearner:
             raise self._error
         stats = StepStats(policy_version=3, metrics={}, num_trajectories=2, num_trained_tokens=8, seconds=1.0)
         tell(stats, [group_summary(0, version=2, rewards=(1.0, 0.0))])
+        self.is_saved = True
+
+
+class Asked(ScriptedLearner):
+    """Something asks the run to stop while it saves."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    async def save_progress(self, tell: Any) -> None:
+        self._ask()
+        await asyncio.sleep(0)  # the loop hears of it
+        await asyncio.sleep(0)
+        self.is_saved = True
+
+
+class Pressed(ScriptedLearner):
+    """So many signals come while it saves."""
+
+    def __init__(self, num_signals: int) -> None:
+        super().__init__()
+        self._num_signals = num_signals
+
+    async def save_progress(self, tell: Any) -> None:
+        for _ in range(self._num_signals):
+            _terminate()
+            await asyncio.sleep(0)  # the loop hears of it
+            await asyncio.sleep(0)
         self.is_saved = True
 
 
@@ -51,6 +88,23 @@ def _stop(learner: ScriptedLearner, *, timeout_s: float = 60, number: int = sign
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(until_interrupted(work, interrupted=interrupted))
     return log
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end(learner: Asked, *, ask: Callable[[], object], stop: Stop) -> None:
+    """Runs what `ask` stops."""
+    interrupted = asyncio.Event()
+
+    async def work() -> None:
+        async with saved_when_stopped(learner, interrupted=interrupted, timeout_s=60, log=ListedEvents()):
+            ask()
+            await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(until_interrupted(work(), interrupted=interrupted, stop=stop))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -127,12 +181,80 @@ async def test_a_run_that_fails_by_itself_does_not_say_that_it_was_interrupted()
     assert learner.is_saved
 
 
+@pytest.mark.parametrize(
+    ("error", "timeout_s", "is_finished"),
+    [(MismatchError("0.5 nats"), 60, True), (MismatchError("0.5 nats"), 0, False), (ClaimLostError("x"), 60, False)],
+)
+async def test_the_checkpoint_that_is_being_written_when_a_run_fails_is_finished(error, timeout_s, is_finished):
+    """Seen in review: it was told of, and ended with the ranks that wrote it. One of a driver that has lost its directory is not ours."""
+    learner = ScriptedLearner()
+    with pytest.raises(type(error), match=str(error)):
+        async with saved_when_stopped(learner, interrupted=asyncio.Event(), timeout_s=timeout_s, log=ListedEvents()):
+            raise error
+    assert learner.is_finished == is_finished and not learner.is_saved
+
+
+@pytest.mark.parametrize(
+    ("learner", "told"),
+    [
+        (ScriptedLearner(error=WorkerError("learner-0 died")), "learner-0 died"),
+        (ScriptedLearner(is_stuck=True), "it takes longer than checkpoint.stop_timeout_s=0.01"),
+    ],
+)
+async def test_a_checkpoint_that_a_failed_run_cannot_finish_does_not_hide_why_it_failed(learner, told):
+    log = ListedEvents()
+    with pytest.raises(MismatchError):
+        async with saved_when_stopped(learner, interrupted=asyncio.Event(), timeout_s=0.01, log=log):
+            raise MismatchError("0.5 nats")
+    assert log.kinds() == ["checkpoint_failed"]
+    assert log.events[0]["message"] == f"the checkpoint under way may not be whole: {told}"
+
+
 def test_a_save_that_fails_is_an_event_and_the_run_ends_all_the_same():
     assert _stop(ScriptedLearner(error=WorkerError("learner-0 died"))).kinds() == ["stopping", "checkpoint_failed"]
 
 
 def test_a_second_signal_ends_the_saving():
     assert _stop(ScriptedLearner(is_stuck=True), timeout_s=1e6).kinds() == ["stopping"]
+
+
+@pytest.mark.parametrize("begins", ["a callback", "SIGTERM"])
+def test_a_callback_that_asks_a_run_to_stop_which_stops_already_does_not_end_the_saving(begins: str, capsys):
+    """Seen in review: the step that is told before it is saved reaches callbacks, and their `True` was taken for a second Ctrl-C."""
+    learner, stop = Asked(lambda: stop.ask()), Stop()
+    _end(learner, ask=stop.ask if begins == "a callback" else _terminate, stop=stop)
+    assert learner.is_saved
+    assert capsys.readouterr().err == "treadwheel: stopping; a second Ctrl-C skips what takes long\n"
+
+
+def test_a_notebook_that_is_interrupted_again_ends_the_saving():
+    learner, stop = Asked(lambda: stop.press()), Stop()
+    _end(learner, ask=stop.press, stop=stop)
+    assert not learner.is_saved
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+@pytest.mark.parametrize("why", [PreemptedError("its node goes away"), DataError("200 groups in a row were dropped")])
+def test_a_signal_while_a_run_that_ends_by_itself_saves_does_not_hide_why_it_ends(why: Exception, num_signals: int):
+    """Seen in review: a node that goes away, and SIGTERM while the run saved, left no checkpoint and an exit code that starts nothing."""
+    learner, interrupted = Pressed(num_signals), asyncio.Event()
+
+    async def fail() -> None:
+        raise why
+
+    async def work() -> None:
+        async with (
+            background() as beside,
+            saved_when_stopped(learner, interrupted=interrupted, timeout_s=60, log=ListedEvents()),
+            background() as within,
+        ):
+            (within if isinstance(why, PreemptedError) else beside).create_task(fail())
+            await asyncio.Event().wait()
+
+    with pytest.raises(type(why), match=str(why)):
+        asyncio.run(until_interrupted(work(), interrupted=interrupted))
+    assert interrupted.is_set()
+    assert learner.is_saved == (num_signals == 1)
 
 
 def test_ctrl_c_in_a_child_that_is_not_yet_another_program_is_not_one_of_ours():
