@@ -42,13 +42,13 @@ def clip_cov(
     )
     candidates_M = batch_covariances_M[(batch_covariances_M > cov_low) & (batch_covariances_M < cov_high)]
     if not candidates_M.numel():
-        return surrogate._replace(clipped_low_BT=None, clipped_high_BT=None)
+        return surrogate._replace(clipped_covariance_BT=torch.zeros_like(loss_mask_BT))
     num_clipped = max(int(cov_share * batch_covariances_M.numel()), 1)
     threshold = candidates_M.sort(descending=True).values[min(num_clipped, candidates_M.numel()) - 1]
-    already_BT = surrogate.clipped_BT
-    chosen_BT = (covariances_BT >= threshold) & (covariances_BT < cov_high) & loss_mask_BT & ~already_BT
+    is_highest_BT = (covariances_BT >= threshold) & (covariances_BT < cov_high) & loss_mask_BT
+    chosen_BT = is_highest_BT & ~surrogate.clipped_BT
     losses_BT = torch.where(chosen_BT, torch.zeros_like(surrogate.losses_BT), surrogate.losses_BT)
-    return TokenLosses(losses_BT, clipped_high_BT=chosen_BT)
+    return surrogate._replace(losses_BT=losses_BT, clipped_covariance_BT=chosen_BT)
 
 
 def kl_cov(
