@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import combinations
 
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 _MOST_SUBSETS = 100_000
@@ -51,7 +52,7 @@ def balanced(rewards_G: Tensor, *, group_size: int, low: float = 0.0, high: floa
     return subsets_CG[torch.where(distance_C == distance_C.min(), range_C, -1.0).argmax()]
 
 
-def best_worst_k(rewards_G: Tensor, *, group_size: int, num_best: int | None = None) -> Tensor:
+def best_worst_k(rewards_G: Tensor, *, group_size: int, num_best: NonNegativeInt | None = None) -> Tensor:
     """The best and the worst.
 
     Formula: the `num_best` highest rewards and the n − num_best lowest, n the group's size; none is n/2, rounded up

@@ -5,12 +5,17 @@ Shapes: B rows, T tokens, M all loss tokens of the step.
 """
 
 import math
+from typing import Annotated
 
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
+from learner.algorithms.conditions import LessThan
 from learner.algorithms.losses.surrogates import TokenLosses, clipped_surrogate, unclipped_surrogate
 from learner.algorithms.masks import at_least_float32, log_ratio, masked, masked_mean
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def clip_cov(
@@ -21,12 +26,12 @@ def clip_cov(
     loss_mask_BT: Tensor,
     covariances_BT: Tensor,
     batch_covariances_M: Tensor,
-    cov_share: float = 0.0002,
-    cov_low: float = 1.0,
+    cov_share: Share = 0.0002,
+    cov_low: Annotated[float, LessThan("cov_high")] = 1.0,
     cov_high: float = 5.0,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    log_ratio_clamp: float | None = None,
+    epsilon_low: NonNegativeFloat = 0.2,
+    epsilon_high: NonNegativeFloat = 0.2,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> TokenLosses:
     """PPO whose tokens of highest covariance between advantage and log-prob, those that eat the entropy, get no gradient.
 
@@ -59,8 +64,8 @@ def kl_cov(
     loss_mask_BT: Tensor,
     covariances_BT: Tensor,
     batch_covariances_M: Tensor,
-    cov_share: float = 0.0002,
-    kl_coefficient: float = 1.0,
+    cov_share: Share = 0.0002,
+    kl_coefficient: NonNegativeFloat = 1.0,
 ) -> Tensor:
     """Unclipped surrogate with a KL penalty on the tokens of highest covariance between advantage and log-prob.
 

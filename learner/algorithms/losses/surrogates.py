@@ -1,10 +1,15 @@
 """The clipped surrogate that the PPO family shares, and the form in which losses report clipped tokens. Shapes: B rows, T tokens."""
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
+
+DualClip = Annotated[float, Field(gt=1)]
+Delta = Annotated[float, Field(ge=1)]
+"""Neither may hold ρ = 1, where a step begins."""
 
 
 class TokenLosses(NamedTuple):

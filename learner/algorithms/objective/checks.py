@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError
+from learner.algorithms.conditions import LessThan
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.homes import OF_A_GROUP
 from learner.algorithms.registry.variants import Variant
@@ -20,7 +21,7 @@ def refuse_contradictions(parts: Parts) -> None:
     """Raises ConfigError that names field, value and way out."""
     for check in (
         _require_a_critic,
-        _refuse_negative_epsilons,
+        _refuse_empty_ranges,
         _require_an_advantage_of_a_changed_reward,
         _require_another_teacher,
         _require_an_old_policy,
@@ -41,12 +42,14 @@ def _require_a_critic(parts: Parts) -> None:
             )
 
 
-def _refuse_negative_epsilons(parts: Parts) -> None:
+def _refuse_empty_ranges(parts: Parts) -> None:
     for variant in parts.all():
-        for name, value in variant.plugin.params.items():
-            if name.startswith("epsilon") and isinstance(value, int | float) and value < 0:
+        for name, low in variant.parameters.items():
+            upper = next((each.name for each in variant.said_of(name) if isinstance(each, LessThan)), None)
+            if upper is not None and not low < (high := variant.parameters[upper]):
                 raise ConfigError(
-                    f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
+                    f"{variant.field}.{name}={low!r} is not below {upper}={high!r}; they are the ends of a range: give a lower "
+                    f"{name}, or a higher {upper}"
                 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import Plugin, resolve
+from cluster.contracts.plugins import Plugin, resolve, type_hints
 from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, SUPPLIED
 
 
@@ -65,6 +65,10 @@ class Variant:
             for name, parameter in signature.parameters.items()
             if name not in SUPPLIED and parameter.default is not inspect.Parameter.empty
         }
+
+    def said_of(self, name: str) -> tuple[Any, ...]:
+        """What the annotation of a parameter adds to its type: bounds, and `learner.algorithms.conditions`."""
+        return getattr(type_hints(self.function, include_extras=True).get(name), "__metadata__", ())
 
     def describe(self) -> dict[str, Any]:
         sections = docstring_sections(self.function)
