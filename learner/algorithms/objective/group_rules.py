@@ -37,15 +37,21 @@ def of_summary(summary: GroupSummary) -> Group:
 
 def of_batch(batch: BatchTensors) -> Iterator[tuple[Tensor, Group]]:
     """The row numbers of each group, and the group."""
-    components_NK = batch.reward_components_NK
-    columns = {
-        "rewards_G": at_least_float32(batch.rewards_N).cpu(),
-        "completion_lengths_G": batch.completion_lengths_N.cpu(),
-        "truncated_G": batch.truncated_N.cpu(),
-        "reward_components_GK": torch.zeros(len(batch.rewards_N), 0) if components_NK is None else components_NK.cpu(),
-    }
+    columns = columns_of(batch, rewards_N=at_least_float32(batch.rewards_N))
+    columns = {name: column.cpu() for name, column in columns.items()}
     for rows in group_rows(batch.group_index_N.cpu()):
         yield rows, {name: column[rows] for name, column in columns.items()}
+
+
+def columns_of(batch: BatchTensors, *, rewards_N: Tensor) -> Group:
+    """Of all the batch's trajectories, by the names that a group's part of them has."""
+    components_NK = batch.reward_components_NK
+    return {
+        "rewards_G": rewards_N,
+        "completion_lengths_G": batch.completion_lengths_N,
+        "truncated_G": batch.truncated_N,
+        "reward_components_GK": rewards_N.new_zeros(len(rewards_N), 0) if components_NK is None else components_NK,
+    }
 
 
 def dropped_by(group: Group, *, parts: Parts) -> str | None:
@@ -64,8 +70,8 @@ def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]
     known = _known(summary)
     if len(known) <= group_size:
         return known
-    rewards_G = shaped(of_summary(summary), parts=parts)["rewards_G"]
-    return sorted(known[place] for place in parts.selection.call(rewards_G, group_size=group_size))
+    places_G = parts.selection.with_given(shaped(of_summary(summary), parts=parts), group_size=group_size)
+    return sorted(known[place] for place in places_G)
 
 
 def shaped(group: Group, *, parts: Parts) -> Group:

@@ -104,7 +104,7 @@ def _of_an_update(
         return aggregation.with_given(offered | {"loss_mask_NT": counted_NT}).to(advantages_NT.dtype)
 
     covariances_NT, lags_M = None, batch.lags_NT[mask_NT]
-    if parts.asks("covariances_BT"):
+    if parts.asks("covariances_BT", "batch_covariances_M"):
         acting_NT = acting_logprobs(batch, parts)
         covariances_NT = covariances(acting_NT, advantages_NT=advantages_NT, loss_mask_NT=mask_NT)
     return {
