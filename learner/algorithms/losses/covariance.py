@@ -1,6 +1,7 @@
 """Losses that single out the tokens of highest covariance between advantage and log-prob.
 
-The covariances are of the whole batch, so the objective takes them before micro-batching, under the policy at the start of the step.
+The covariances are of the whole batch, so the objective takes them before micro-batching, under π_old: the policy that sampled, or that
+begins the step (`proximal: recompute` and `approximate`; an average is not asked, but the policy that sampled).
 Shapes: B rows, T tokens, M all loss tokens of the step.
 """
 

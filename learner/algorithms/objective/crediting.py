@@ -101,9 +101,11 @@ def refuse_not_finite(batch: BatchTensors, parts: Parts, advantages_NT: Tensor) 
 
 
 def acting_logprobs(batch: BatchTensors, parts: Parts) -> Tensor:
-    """Log-probs of π_old where they are known; else, and where π_old is an average, which never acts, of the rollout policy."""
-    if batch.proximal_logprobs_NT is None or parts.config.clips_around_average:
+    """Log-probs of the policy that acted: the learner's own under `proximal: recompute`, else the rollout's. What other parts have the
+    batch bring does not change them."""
+    if parts.config.proximal != "recompute":
         return batch.rollout_logprobs_NT
+    assert batch.proximal_logprobs_NT is not None, "prepare() refuses a batch without them"
     return batch.proximal_logprobs_NT
 
 

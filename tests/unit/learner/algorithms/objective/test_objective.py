@@ -85,6 +85,27 @@ def test_a_kl_in_the_reward_is_of_the_policy_that_acted_and_not_of_an_average():
     assert made.formula()["proximal"]["decay"] == 0.889
 
 
+@pytest.mark.parametrize("proximal", ["rollout", "approximate"])
+def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_whatever_else_looks_at_the_one_that_begins_the_step(proximal):
+    kl = {"reward": {"coefficient": 0.5}}
+    made, acted = make(proximal=proximal, kl=kl, filters=["high_entropy_tokens"]), make(kl=kl).prepare(_without_old())
+    assert "proximal_logprobs" in made.needs
+    assert torch.equal(made.prepare(case(0).batch).advantages_NT, acted.advantages_NT)
+    named = {"rollout": "π_old", "approximate": "μ"}[proximal]  # the passport's π_old of `rollout` is μ
+    assert made.formula()["text"].endswith(f"r_t − 0.5·k1({named}, π_ref)")
+
+
+def test_covariances_are_of_the_policy_that_pi_old_stands_for():
+    def ranked(batch: BatchTensors, **fields) -> Tensor | None:
+        return make(policy_loss="kl_cov", **fields).prepare(batch).covariances_NT
+
+    sampled, begins = ranked(_without_old()), ranked(case(0).batch, proximal="recompute")
+    assert not torch.equal(sampled, begins)
+    assert torch.equal(ranked(case(0).batch, filters=["high_entropy_tokens"]), sampled)
+    assert torch.equal(ranked(case(0).batch, proximal="approximate"), begins)
+    assert torch.equal(ranked(case(0).batch, proximal="ewma"), sampled)
+
+
 def _without_old() -> BatchTensors:
     return dataclasses.replace(case(0).batch, proximal_logprobs_NT=None)
 
@@ -678,7 +699,7 @@ def test_covariances_are_ranked_within_the_mini_batch():
     made = make(policy_loss="kl_cov")
     prepared = made.prepare(whole.batch)
     taken = made.mini_batch(prepared, [3, 4, 5], begins_step=True)
-    mask, logprobs = whole.batch.loss_mask_NT[3:6], whole.batch.proximal_logprobs_NT[3:6]
+    mask, logprobs = whole.batch.loss_mask_NT[3:6], whole.batch.rollout_logprobs_NT[3:6]
     advantages = prepared.advantages_NT[3:6]
     want = (logprobs - logprobs[mask].mean()) * (advantages - advantages[mask].mean())
     torch.testing.assert_close(taken.batch_covariances_M, want[mask])
