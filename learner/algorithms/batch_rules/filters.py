@@ -3,8 +3,9 @@
 A filter on `rewards_G` or `reward_components_GK` looks at one group: false drops it. The cluster asks it as soon as the group is judged,
 and samples another prompt in its place; its rewards are shaped then by the steps of `reward_shaping` in front of the first that needs the
 whole batch. The learner asks it the same. Other filters are the learner's alone: they return `[N]` (false: the trajectory leaves the batch
-and its denominators), `[N, T]` (false: the token gets no policy gradient, and stays in the denominator), or a `Selection` that says both.
-The last two see the tokens of the trajectories that stay.
+and its denominators), `[N, T]` (false: the token's policy loss is left out, and stays in the denominator), or a `Selection` that says
+both. The last two see the tokens of the trajectories that stay. A token whose loss is left out still is in the ratio of its trajectory
+(`gspo`, `gmpo`) and in its mean advantage (`gmpo`), and gets gradient by those (TRL's too).
 Shapes: G trajectories of a group, N of the batch, T tokens.
 """
 
@@ -21,7 +22,7 @@ from learner.algorithms.masks import at_least_float32, masked
 
 class Selection(NamedTuple):
     gradient_NT: Tensor
-    """False: no policy gradient from this token."""
+    """False: the policy loss of this token is left out."""
     denominator_NT: Tensor
     """False: the aggregation of the policy loss does not count this token. KL and entropy terms are over all tokens."""
 

@@ -84,7 +84,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "correction_weight": (("mean", "min", "max"), "Product of the configured corrections."),
     "correction_dropped": (("share",), "Share of tokens that a correction dropped."),
-    "filtered_tokens": (("share",), "Share of tokens without policy gradient by a filter."),
+    "filtered_tokens": (("share",), "Share of tokens whose policy loss a filter left out."),
     "entropy": (
         ("mean", "min", "max"),
         "Entropy of the policy per token, in nats; only every `algorithm.monitor.entropy` steps.",
