@@ -49,7 +49,10 @@ def balanced(rewards_G: Tensor, *, group_size: int, low: float = 0.0, high: floa
     chosen_CG = rewards_G[subsets_CG]
     distance_C = (chosen_CG.sum(1) / group_size - (low + high) / 2).abs()
     range_C = chosen_CG.amax(1) - chosen_CG.amin(1)
-    return subsets_CG[torch.where(distance_C == distance_C.min(), range_C, -1.0).argmax()]
+    rounding = 1e-9 * max(float(rewards_G.abs().max()), abs(low), abs(high))
+    range_C = torch.where(distance_C <= distance_C.min() + rounding, range_C, -1.0)
+    # Of those that are equal but for rounding the one that torchrl takes.
+    return subsets_CG[torch.where(range_C >= range_C.max() - rounding, distance_C, torch.inf).argmin()]
 
 
 def best_worst_k(rewards_G: Tensor, *, group_size: int, num_best: NonNegativeInt | None = None) -> Tensor:
