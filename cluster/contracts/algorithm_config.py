@@ -132,8 +132,8 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     shared one. The policy's weights stay as they are, to the bit. Its learning rate's schedule begins after these steps."""
     normalise_returns: bool = False
     """PopArt (arXiv:1602.07714, 1809.04474): the critic learns returns less their running mean, over their running std, and its head is
-    rescaled whenever these move, so that no value moves with them. Advantages read values in the rewards' own units; `loss` and its
-    clip range see normalised ones."""
+    rescaled whenever these move, so that no value moves with them, but for the rounding of the head: in bfloat16 one or two hundredths of
+    that std. Advantages read values in the rewards' own units; `loss` and its clip range see normalised ones."""
 
     @model_validator(mode="after")
     def _require_an_own_backbone_for_a_path(self) -> "ValueConfig":

@@ -141,8 +141,8 @@ def whiten(
     Formula: (A − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) or √var + ε; `center=False` adds the mean back; `scale=False` only
         centres
     Source: PPO implementations, arXiv:2005.12729
-    Degenerate: equal advantages give exactly 0 (`zero_variance="rounding"` leaves the peers' amplified rounding), and a batch without
-        tokens too (verl raises)
+    Degenerate: equal advantages give exactly 0, or stay as they are with `center=False` (`zero_variance="rounding"` leaves the peers'
+        amplified rounding); a batch without tokens gives 0 (verl raises)
     Peers: verl `masked_whiten` (ddof 1), LightRFT and OpenRLHF cross-batch normalisation (ddof 0, variance clamped at 1e-8),
         torchtune `whiten` (center=False: its shift_mean=True re-adds the mean)
     """
