@@ -74,6 +74,18 @@ def test_a_group_whose_components_differ_is_kept_although_their_sum_does_not():
     assert verdicts(objective, differs, equal) == ([True, False], [True, False])
 
 
+def right_differs(reward_components_GK: Tensor, *, reward_component_names: tuple[str, ...]) -> bool:
+    right_G = reward_components_GK[:, reward_component_names.index("right")]
+    return bool(right_G.max() > right_G.min())
+
+
+def test_a_group_filter_finds_a_component_by_its_name_whatever_others_the_groups_of_a_step_have():
+    first = make_group(0, rewards=(1.0, 0.0), reward_components=[[("right", 1.0)], [("right", 0.0)]])
+    second = make_group(1, rewards=(1.0, 0.0), reward_components=[[("format", x), ("right", 1.0)] for x in (1.0, 0.0)])
+    objective = make(filters=[f"{__name__}:right_differs"])
+    assert verdicts(objective, first, second) == ([True, False], [True, False])
+
+
 def test_bounds_drop_groups_that_are_too_easy_or_too_hard_and_those_on_a_bound():
     groups = [make_group(index, rewards=rewards) for index, rewards in enumerate([(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)])]
     objective = make(filters=[{"name": "return_bounds", "low": 0.0, "high": 1.0}])
