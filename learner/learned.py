@@ -62,10 +62,14 @@ class LearnedRows:
         masks = [self._batch.rows[row].loss_mask for row in self._rows]
         lists = _Lists(np.concatenate(masks), np.cumsum([0, *map(len, masks)]), torch.cat(self._kept).cpu().numpy())
         columns: dict[str, pa.Array] = {name: keys[name] for name in keys.schema.names}
+        sizes = [len(kept) for kept in self._kept]
         for field in LEARNED_SCHEMA:
-            if field.name in self._columns[0]:
-                found_C = torch.cat([part[field.name] for part in self._columns]).cpu().numpy()
-                columns[field.name] = lists.of(found_C, field=field)
+            lacks = [field.name not in part for part in self._columns]
+            if not all(lacks):
+                # A loss may have bounds in some passes alone: the others' rows are null.
+                given = [part.get(field.name, torch.zeros_like(part["policy_logprobs"])) for part in self._columns]
+                found_C = torch.cat(given).cpu().numpy()
+                columns[field.name] = lists.of(found_C, field=field, is_absent=np.repeat(lacks, sizes))
         arrays = [
             pc.cast(columns[field.name], field.type) if field.name in columns else pa.nulls(len(masks), field.type)
             for field in LEARNED_SCHEMA
@@ -80,10 +84,11 @@ class _Lists:
         """The first two of all trajectories, one after another; `is_kept` by trajectory."""
         self._mask, self._offsets, self._is_dropped = loss_mask, offsets, ~is_kept
 
-    def of(self, found_C: np.ndarray, *, field: pa.Field) -> pa.Array:
+    def of(self, found_C: np.ndarray, *, field: pa.Field, is_absent: np.ndarray) -> pa.Array:
+        """`is_absent` by trajectory: it has no such column, whatever stands in its place."""
         values = np.zeros(len(self._mask), dtype=np.float32)
         values[self._mask] = found_C
         values = values.astype(bool) if pa.types.is_boolean(field.type.value_type) else values
         items = pa.array(values, mask=~self._mask)
-        absent = pa.array(self._is_dropped) if field.name in _OF_WHAT_STAYS else None
-        return pa.ListArray.from_arrays(pa.array(self._offsets, pa.int32()), items, mask=absent)
+        is_absent = is_absent | self._is_dropped if field.name in _OF_WHAT_STAYS else is_absent
+        return pa.ListArray.from_arrays(pa.array(self._offsets, pa.int32()), items, mask=pa.array(is_absent))

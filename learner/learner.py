@@ -191,7 +191,7 @@ class Learner:
         return self._last_step
 
     def _move_moments(self, prepared: Prepared) -> None:
-        """The running moments of rewards and returns move with the batch; the critic's values do not."""
+        """The running moments of rewards and returns move with the batch; the critic's values do not, but for rounding of its head."""
         factor, shift = self.objective.adopt(prepared)
         if (factor, shift) != (1.0, 0.0):
             reshard(self.networks)

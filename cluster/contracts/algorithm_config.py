@@ -132,8 +132,8 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     shared one. The policy's weights stay as they are, to the bit. Its learning rate's schedule begins after these steps."""
     normalise_returns: bool = False
     """PopArt (arXiv:1602.07714, 1809.04474): the critic learns returns less their running mean, over their running std, and its head is
-    rescaled whenever these move, so that no value moves with them. Advantages read values in the rewards' own units; `loss` and its
-    clip range see normalised ones."""
+    rescaled whenever these move, so that no value moves with them, but for the rounding of the head: in bfloat16 one or two hundredths of
+    that std. Advantages read values in the rewards' own units; `loss` and its clip range see normalised ones."""
 
     @model_validator(mode="after")
     def _require_an_own_backbone_for_a_path(self) -> "ValueConfig":
@@ -235,7 +235,7 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """Of a group that `rollout.extra_trajectories` over-samples, all are finished and judged, and this chooses those that train; a name
     below learner.algorithms.batch_rules.selection. None: the first to finish."""
     filters: tuple[Plugin, ...] = ()
-    """They choose what trains: a dropped trajectory leaves the batch and its denominators, a dropped token its gradient. Names below
+    """They choose what trains: a dropped trajectory leaves the batch and its denominators, a dropped token the policy loss. Names below
     learner.algorithms.batch_rules.filters."""
     corrections: tuple[Plugin, ...] = ()
     """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.corrections."""

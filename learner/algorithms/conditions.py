@@ -1,4 +1,7 @@
-"""What a parameter's annotation may say of when it acts: `holes: Annotated[Literal["skip", "discount"], InertWith("gamma", 1.0)]`."""
+"""What a parameter's annotation may say of others: `holes: Annotated[Literal["skip", "discount"], InertWith("gamma", 1.0)]`.
+
+Bounds of its own are pydantic's: `cap: PositiveFloat`.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,3 +13,10 @@ class InertWith:
 
     name: str
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LessThan:
+    """The parameter is the lower end of a range, and another of the variant its upper end."""
+
+    name: str

@@ -97,9 +97,11 @@ def policy(
             loss = step.loss(algorithm, weights_BT=weights)
             ratio = masks.log_ratio(policy_BT, over_BT=old_BT, mask_BT=mask, clamp=clamp)
             dual = torch.zeros_like(mask) if token.clipped_dual_BT is None else token.clipped_dual_BT
+            # verl's clip_cov counts the tokens of its own choice alone.
+            held = token.clipped_BT if token.clipped_covariance_BT is None else token.clipped_covariance_BT
             return {
                 "loss": loss,
-                "pg_clipfrac": mean(token.clipped_BT, mask),
+                "pg_clipfrac": mean(held, mask),
                 "pg_clipfrac_lower": mean(dual, mask),
                 "ppo_kl": mean(-ratio, mask),
             }

@@ -71,6 +71,7 @@ NOT_IN_THIS_RUN = {
         "learner/sft_loss",
     ),
     "terms and bounds that its objective lacks": (
+        "learner/clip_fraction_covariance",
         "learner/clip_fraction_dual",
         "learner/entropy_loss",
         "learner/kl_reward_coefficient",

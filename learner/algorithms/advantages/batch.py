@@ -3,9 +3,10 @@
 from typing import Literal
 
 import torch
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from learner.algorithms.advantages.group import grpo, mean_centered
+from learner.algorithms.advantages.group import Ddof, grpo, mean_centered
 from learner.algorithms.groups import all_equal, group_rows, over_groups
 from learner.algorithms.masks import at_least_float32
 
@@ -56,7 +57,7 @@ def raw_reward(rewards_N: Tensor) -> Tensor:
     return at_least_float32(rewards_N)
 
 
-def reinforce_pp(rewards_N: Tensor, *, epsilon: float = 1e-8, ddof: int = 1) -> Tensor:
+def reinforce_pp(rewards_N: Tensor, *, epsilon: NonNegativeFloat = 1e-8, ddof: Ddof = 1) -> Tensor:
     """Rewards whitened over the trajectories of the batch.
 
     Formula: (r − mean_batch) / √(var_batch + ε)
@@ -67,7 +68,9 @@ def reinforce_pp(rewards_N: Tensor, *, epsilon: float = 1e-8, ddof: int = 1) -> 
     return _whiten_vector(at_least_float32(rewards_N), epsilon=epsilon, ddof=ddof)
 
 
-def reinforce_pp_baseline(rewards_N: Tensor, *, group_index_N: Tensor, epsilon: float = 1e-8, ddof: int = 1) -> Tensor:
+def reinforce_pp_baseline(
+    rewards_N: Tensor, *, group_index_N: Tensor, epsilon: NonNegativeFloat = 1e-8, ddof: Ddof = 1
+) -> Tensor:
     """Rewards minus their group's mean, then whitened over the batch.
 
     Formula: d = r − mean_G; (d − mean_batch d) / √(var_batch d + ε)
@@ -80,7 +83,9 @@ def reinforce_pp_baseline(rewards_N: Tensor, *, group_index_N: Tensor, epsilon: 
     return _whiten_vector(centred_N, epsilon=epsilon, ddof=ddof, center=False)
 
 
-def group_mean_batch_std(rewards_N: Tensor, *, group_index_N: Tensor, epsilon: float = 1e-8, ddof: int = 1) -> Tensor:
+def group_mean_batch_std(
+    rewards_N: Tensor, *, group_index_N: Tensor, epsilon: NonNegativeFloat = 1e-8, ddof: Ddof = 1
+) -> Tensor:
     """Group's mean, batch's spread.
 
     Formula: (r − mean_G) / (std_batch(r) + ε)
@@ -101,8 +106,8 @@ def gdpo(
     reward_component_names: tuple[str, ...],
     group_index_N: Tensor,
     component_weights: dict[str, float] | None = None,
-    epsilon: float = 1e-4,
-    ddof: int = 1,
+    epsilon: NonNegativeFloat = 1e-4,
+    ddof: Ddof = 1,
     zero_variance: Literal["zero", "rounding"] = "zero",
 ) -> Tensor:
     """Each component of the reward normalised in its group, then summed with weights, then whitened over the batch.

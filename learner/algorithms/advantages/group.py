@@ -3,19 +3,22 @@
 from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
 from learner.algorithms.conditions import InertWith
 from learner.algorithms.groups import all_equal
 from learner.algorithms.masks import at_least_float32
 
+Ddof = Annotated[int, Field(ge=0, le=1)]
+
 
 def grpo(
     rewards_G: Tensor,
     *,
-    epsilon: float = 1e-6,
+    epsilon: NonNegativeFloat = 1e-6,
     epsilon_mode: Literal["add", "clamp"] = "add",
-    ddof: int = 1,
+    ddof: Ddof = 1,
     singleton: Literal["zero", "raw", "error"] = "zero",
     zero_variance: Literal["zero", "rounding"] = "zero",
 ) -> Tensor:
@@ -75,7 +78,10 @@ def rloo(rewards_G: Tensor, *, singleton: Literal["zero", "raw", "error"] = "err
 
 
 def pass_at_k(
-    rewards_G: Tensor, *, normalise: bool = False, epsilon: Annotated[float, InertWith("normalise", False)] = 1e-6
+    rewards_G: Tensor,
+    *,
+    normalise: bool = False,
+    epsilon: Annotated[NonNegativeFloat, InertWith("normalise", False)] = 1e-6,
 ) -> Tensor:
     """Only the best trajectory of a group gains, by how much it beats the second.
 
@@ -94,7 +100,7 @@ def pass_at_k(
     return advantages_G
 
 
-def max_rl(rewards_G: Tensor, *, epsilon: float = 1e-6) -> Tensor:
+def max_rl(rewards_G: Tensor, *, epsilon: NonNegativeFloat = 1e-6) -> Tensor:
     """Reward against the group's mean, relative to that mean: rare successes weigh more.
 
     Formula: (r − mean_G) / (mean_G + ε)
@@ -117,7 +123,7 @@ def cpgd(
     rewards_G: Tensor,
     *,
     center: Literal["raw", "mean", "normalised"] = "mean",
-    epsilon: Annotated[float, InertWith("center", "raw"), InertWith("center", "mean")] = 1e-8,
+    epsilon: Annotated[NonNegativeFloat, InertWith("center", "raw"), InertWith("center", "mean")] = 1e-8,
 ) -> Tensor:
     """The weight of CPGD's loss: the raw, centred or normalised reward.
 

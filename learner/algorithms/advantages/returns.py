@@ -6,11 +6,13 @@ Holes in the loss mask (tool output inside a completion) are skipped: a token's 
 from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from learner.algorithms.conditions import InertWith
 from learner.algorithms.masks import masked
 
+Discount = Annotated[float, Field(ge=0, le=1)]
 Holes = Literal["skip", "discount"]
 
 
@@ -19,8 +21,8 @@ def gae(
     *,
     values_NT: Tensor,
     loss_mask_NT: Tensor,
-    gamma: float = 1.0,
-    lambda_: float = 0.95,
+    gamma: Discount = 1.0,
+    lambda_: Discount = 0.95,
     holes: Holes = "skip",
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation; returns advantages and the returns a critic learns.
@@ -72,7 +74,7 @@ def cumulative_returns(
     token_rewards_NT: Tensor,
     *,
     loss_mask_NT: Tensor,
-    gamma: float = 1.0,
+    gamma: Discount = 1.0,
     holes: Annotated[Holes, InertWith("gamma", 1.0)] = "skip",
 ) -> Tensor:
     """Discounted sum of the rewards to come.

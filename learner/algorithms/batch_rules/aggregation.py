@@ -7,6 +7,7 @@ A mean per micro-batch would overweight micro-batches of short completions. Shap
 from typing import Annotated, Literal
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from learner.algorithms.conditions import InertWith
@@ -28,7 +29,9 @@ def token_mean(loss_mask_NT: Tensor) -> Tensor:
     return mask_NT / mask_NT.sum().clamp(min=1)
 
 
-def sequence_mean(loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude", epsilon: float = 0.0) -> Tensor:
+def sequence_mean(
+    loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude", epsilon: NonNegativeFloat = 0.0
+) -> Tensor:
     """Mean per trajectory, then over trajectories.
 
     Formula: w = m / ((len_i + ε) · N), N trajectories with at least one token, ε 0 (verl 1e-8)
@@ -73,7 +76,7 @@ def sequence_sum_mean(loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude"
 
 
 def sequence_sum_over_length(
-    loss_mask_NT: Tensor, *, max_length: int | None = None, empty_rows: EmptyRows = "count"
+    loss_mask_NT: Tensor, *, max_length: PositiveInt | None = None, empty_rows: EmptyRows = "count"
 ) -> Tensor:
     """Sum per trajectory over a constant length, so that long completions are not favoured.
 

@@ -3,23 +3,26 @@
 A filter on `rewards_G` or `reward_components_GK` looks at one group: false drops it. The cluster asks it as soon as the group is judged,
 and samples another prompt in its place; its rewards are shaped then by the steps of `reward_shaping` in front of the first that needs the
 whole batch. The learner asks it the same. Other filters are the learner's alone: they return `[N]` (false: the trajectory leaves the batch
-and its denominators), `[N, T]` (false: the token gets no policy gradient, and stays in the denominator), or a `Selection` that says both.
-The last two see the tokens of the trajectories that stay.
+and its denominators), `[N, T]` (false: the token's policy loss is left out, and stays in the denominator), or a `Selection` that says
+both. The last two see the tokens of the trajectories that stay. A token whose loss is left out still is in the ratio of its trajectory
+(`gspo`, `gmpo`) and in its mean advantage (`gmpo`), and gets gradient by those (TRL's too).
 Shapes: G trajectories of a group, N of the batch, T tokens.
 """
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from learner.algorithms.conditions import LessThan
 from learner.algorithms.groups import all_equal
 from learner.algorithms.masks import at_least_float32, masked
 
 
 class Selection(NamedTuple):
     gradient_NT: Tensor
-    """False: no policy gradient from this token."""
+    """False: the policy loss of this token is left out."""
     denominator_NT: Tensor
     """False: the aggregation of the policy loss does not count this token. KL and entropy terms are over all tokens."""
 
@@ -47,7 +50,7 @@ def zero_variance_components(reward_components_GK: Tensor) -> bool:
     return any(component.numel() > 0 and not all_equal(component) for component in known)
 
 
-def return_bounds(rewards_G: Tensor, *, low: float, high: float) -> bool:
+def return_bounds(rewards_G: Tensor, *, low: Annotated[float, LessThan("high")], high: float) -> bool:
     """Drops groups that are too hard or too easy, and samples others in their place.
 
     Formula: keep if low < mean_G r < high
@@ -73,7 +76,7 @@ def high_entropy_tokens(
     entropies_NT: Tensor,
     *,
     loss_mask_NT: Tensor,
-    share: float = 0.2,
+    share: Annotated[float, Field(gt=0, le=1)] = 0.2,
     over: Literal["batch", "sequence"] = "batch",
     denominator: Literal["all", "kept"] = "all",
 ) -> Selection:
@@ -82,7 +85,7 @@ def high_entropy_tokens(
     Formula: keep if H_t ≥ the (1 − share) quantile of H over the batch's tokens; `over="sequence"` keeps the max(1, ⌊share·n⌋) highest of
         each trajectory
     Source: "Beyond the 80/20 rule", arXiv:2506.01939
-    Degenerate: share 1 keeps everything, 0 nothing (over a batch); masked tokens never count
+    Degenerate: share 1 keeps everything; masked tokens never count
     Peers: TRL `top_entropy_quantile` (batch, all), LightRFT `high_entropy_token_ratio` (sequence, kept)
     """
     entropies_NT = at_least_float32(entropies_NT)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import combinations
 
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 _MOST_SUBSETS = 100_000
@@ -48,10 +49,13 @@ def balanced(rewards_G: Tensor, *, group_size: int, low: float = 0.0, high: floa
     chosen_CG = rewards_G[subsets_CG]
     distance_C = (chosen_CG.sum(1) / group_size - (low + high) / 2).abs()
     range_C = chosen_CG.amax(1) - chosen_CG.amin(1)
-    return subsets_CG[torch.where(distance_C == distance_C.min(), range_C, -1.0).argmax()]
+    rounding = 1e-9 * max(float(rewards_G.abs().max()), abs(low), abs(high))
+    range_C = torch.where(distance_C <= distance_C.min() + rounding, range_C, -1.0)
+    # Of those that are equal but for rounding the one that torchrl takes.
+    return subsets_CG[torch.where(range_C >= range_C.max() - rounding, distance_C, torch.inf).argmin()]
 
 
-def best_worst_k(rewards_G: Tensor, *, group_size: int, num_best: int | None = None) -> Tensor:
+def best_worst_k(rewards_G: Tensor, *, group_size: int, num_best: NonNegativeInt | None = None) -> Tensor:
     """The best and the worst.
 
     Formula: the `num_best` highest rewards and the n − num_best lowest, n the group's size; none is n/2, rounded up

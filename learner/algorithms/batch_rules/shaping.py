@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
-from learner.algorithms.conditions import InertWith
+from learner.algorithms.advantages.group import Ddof
+from learner.algorithms.conditions import InertWith, LessThan
 from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.moments import RunningMoments
 
 
-def reward_clip(rewards_G: Tensor, *, low: float, high: float) -> Tensor:
+def reward_clip(rewards_G: Tensor, *, low: Annotated[float, LessThan("high")], high: float) -> Tensor:
     """Holds rewards in a range.
 
     Formula: clip(r, low, high)
@@ -81,7 +82,12 @@ def running_norm(
 
 
 def overlong_penalty(
-    rewards_G: Tensor, *, completion_lengths_G: Tensor, max_length: int, cache: int, penalty: float = 1.0
+    rewards_G: Tensor,
+    *,
+    completion_lengths_G: Tensor,
+    max_length: PositiveInt,
+    cache: NonNegativeInt,
+    penalty: NonNegativeFloat = 1.0,
 ) -> Tensor:
     """Soft punishment of completions that near the limit.
 
@@ -108,7 +114,7 @@ def truncation_penalty(rewards_G: Tensor, *, truncated_G: Tensor, coefficient: A
     return torch.where(truncated_G, punished_G, rewards_G)
 
 
-def advantage_clip(advantages_NT: Tensor, *, low: float, high: float) -> Tensor:
+def advantage_clip(advantages_NT: Tensor, *, low: Annotated[float, LessThan("high")], high: float) -> Tensor:
     """Holds advantages in a range.
 
     Formula: clip(A, low, high)
@@ -125,8 +131,8 @@ def whiten(
     loss_mask_NT: Tensor,
     center: bool = True,
     scale: bool = True,
-    ddof: Annotated[int, InertWith("scale", False)] = 1,
-    epsilon: Annotated[float, InertWith("scale", False)] = 1e-8,
+    ddof: Annotated[Ddof, InertWith("scale", False)] = 1,
+    epsilon: Annotated[NonNegativeFloat, InertWith("scale", False)] = 1e-8,
     epsilon_mode: Annotated[Literal["add", "clamp", "after"], InertWith("scale", False)] = "add",
     zero_variance: Literal["zero", "rounding"] = "zero",
 ) -> Tensor:
@@ -135,8 +141,8 @@ def whiten(
     Formula: (A − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) or √var + ε; `center=False` adds the mean back; `scale=False` only
         centres
     Source: PPO implementations, arXiv:2005.12729
-    Degenerate: equal advantages give exactly 0 (`zero_variance="rounding"` leaves the peers' amplified rounding), and a batch without
-        tokens too (verl raises)
+    Degenerate: equal advantages give exactly 0, or stay as they are with `center=False` (`zero_variance="rounding"` leaves the peers'
+        amplified rounding); a batch without tokens gives 0 (verl raises)
     Peers: verl `masked_whiten` (ddof 1), LightRFT and OpenRLHF cross-batch normalisation (ddof 0, variance clamped at 1e-8),
         torchtune `whiten` (center=False: its shift_mean=True re-adds the mean)
     """
@@ -183,7 +189,12 @@ def column_weights(advantages_NT: Tensor, *, columns: Mapping[str, Tensor], colu
 
 
 def group_weights(
-    advantages_NT: Tensor, *, rewards_N: Tensor, group_index_N: Tensor, cap: float = 3.0, constant_weight: float = 1.0
+    advantages_NT: Tensor,
+    *,
+    rewards_N: Tensor,
+    group_index_N: Tensor,
+    cap: PositiveFloat = 3.0,
+    constant_weight: NonNegativeFloat = 1.0,
 ) -> Tensor:
     """Makes up for groups without variance, which do not train: the others count for them, up to a cap.
 

@@ -1,10 +1,12 @@
 """Importance weights: the ratio of π_old to μ, held in a range. Shapes: B rows (whole trajectories), T tokens."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
+from learner.algorithms.conditions import LessThan
 from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
 
 Level = Literal["token", "sequence", "geometric"]
@@ -33,10 +35,10 @@ def tis(
     *,
     rollout_logprobs_BT: Tensor,
     loss_mask_BT: Tensor,
-    cap: float = 2.0,
-    floor: float = 0.0,
+    cap: PositiveFloat = 2.0,
+    floor: Annotated[NonNegativeFloat, LessThan("cap")] = 0.0,
     level: Level = "token",
-    log_ratio_clamp: float | None = None,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
     """Truncated importance sampling.
 
@@ -56,10 +58,10 @@ def self_normalised_tis(
     *,
     rollout_logprobs_NT: Tensor,
     loss_mask_NT: Tensor,
-    cap: float = 2.0,
-    floor: float = 0.0,
+    cap: PositiveFloat = 2.0,
+    floor: Annotated[NonNegativeFloat, LessThan("cap")] = 0.0,
     level: Level = "token",
-    log_ratio_clamp: float | None = None,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
     """Truncated importance sampling whose weights have a mean of 1 over the step, so that truncation changes no learning rate.
 
@@ -91,7 +93,7 @@ def with_mean_1(weights_NT: Tensor, *, loss_mask_NT: Tensor, level: Level, epsil
 
 
 def decoupled(
-    proximal_logprobs_BT: Tensor, *, rollout_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float | None = None
+    proximal_logprobs_BT: Tensor, *, rollout_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: PositiveFloat | None = None
 ) -> Tensor:
     """Behaviour correction of the decoupled objective: the policy loss is clipped around π_prox, and weighted back to μ.
 
@@ -109,10 +111,10 @@ def icepop(
     *,
     rollout_logprobs_BT: Tensor,
     loss_mask_BT: Tensor,
-    low: float = 0.5,
-    high: float = 5.0,
+    low: Annotated[NonNegativeFloat, LessThan("high")] = 0.5,
+    high: PositiveFloat = 5.0,
     level: Level = "token",
-    log_ratio_clamp: float | None = None,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
     """The ratio where it is inside a range, nothing where it is not.
 

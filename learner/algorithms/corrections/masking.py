@@ -1,10 +1,12 @@
 """Weights of 0 and 1, which drop what is too far from the rollout policy. Shapes: B rows (whole trajectories), T tokens."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
+from learner.algorithms.conditions import LessThan
 from learner.algorithms.corrections.importance import Level, importance_ratio
 from learner.algorithms.kl import binary_kl
 from learner.algorithms.masks import expm1_minus, log_ratio, masked, masked_mean, masked_sum
@@ -15,8 +17,8 @@ def sequence_mask(
     *,
     rollout_logprobs_BT: Tensor,
     loss_mask_BT: Tensor,
-    low: float = 0.99,
-    high: float = 1.01,
+    low: Annotated[NonNegativeFloat, LessThan("high")] = 0.99,
+    high: PositiveFloat = 1.01,
     level: Level = "geometric",
 ) -> Tensor:
     """Drops trajectories whose ratio leaves a range.
@@ -37,10 +39,10 @@ def rejection(
     rollout_logprobs_BT: Tensor,
     loss_mask_BT: Tensor,
     high: float,
-    low: float = -torch.inf,
+    low: Annotated[float, LessThan("high")] = -torch.inf,
     estimator: Literal["k1", "k2", "k3", "binary_kl", "tv"] = "k3",
     level: Literal["token", "sum", "mean", "max"] = "token",
-    log_ratio_clamp: float | None = None,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
     """Drops tokens or trajectories by how far the learner is from the rollout policy.
 
@@ -69,7 +71,7 @@ def opsm(
     rollout_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    delta: float = 0.1,
+    delta: NonNegativeFloat = 0.1,
 ) -> Tensor:
     """Off-policy sequence masking: drops bad trajectories that the policy has already moved away from.
 

@@ -1,16 +1,22 @@
 """Losses that single out the tokens of highest covariance between advantage and log-prob.
 
-The covariances are of the whole batch, so the objective takes them before micro-batching, under the policy at the start of the step.
+The covariances are of the whole batch, so the objective takes them before micro-batching, under π_old: the policy that sampled, or that
+begins the step (`proximal: recompute` and `approximate`; an average is not asked, but the policy that sampled).
 Shapes: B rows, T tokens, M all loss tokens of the step.
 """
 
 import math
+from typing import Annotated
 
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
+from learner.algorithms.conditions import LessThan
 from learner.algorithms.losses.surrogates import TokenLosses, clipped_surrogate, unclipped_surrogate
 from learner.algorithms.masks import at_least_float32, log_ratio, masked, masked_mean
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 def clip_cov(
@@ -21,12 +27,12 @@ def clip_cov(
     loss_mask_BT: Tensor,
     covariances_BT: Tensor,
     batch_covariances_M: Tensor,
-    cov_share: float = 0.0002,
-    cov_low: float = 1.0,
+    cov_share: Share = 0.0002,
+    cov_low: Annotated[float, LessThan("cov_high")] = 1.0,
     cov_high: float = 5.0,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    log_ratio_clamp: float | None = None,
+    epsilon_low: NonNegativeFloat = 0.2,
+    epsilon_high: NonNegativeFloat = 0.2,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> TokenLosses:
     """PPO whose tokens of highest covariance between advantage and log-prob, those that eat the entropy, get no gradient.
 
@@ -42,13 +48,13 @@ def clip_cov(
     )
     candidates_M = batch_covariances_M[(batch_covariances_M > cov_low) & (batch_covariances_M < cov_high)]
     if not candidates_M.numel():
-        return surrogate._replace(clipped_low_BT=None, clipped_high_BT=None)
+        return surrogate._replace(clipped_covariance_BT=torch.zeros_like(loss_mask_BT))
     num_clipped = max(int(cov_share * batch_covariances_M.numel()), 1)
     threshold = candidates_M.sort(descending=True).values[min(num_clipped, candidates_M.numel()) - 1]
-    already_BT = surrogate.clipped_BT
-    chosen_BT = (covariances_BT >= threshold) & (covariances_BT < cov_high) & loss_mask_BT & ~already_BT
+    is_highest_BT = (covariances_BT >= threshold) & (covariances_BT < cov_high) & loss_mask_BT
+    chosen_BT = is_highest_BT & ~surrogate.clipped_BT
     losses_BT = torch.where(chosen_BT, torch.zeros_like(surrogate.losses_BT), surrogate.losses_BT)
-    return TokenLosses(losses_BT, clipped_high_BT=chosen_BT)
+    return surrogate._replace(losses_BT=losses_BT, clipped_covariance_BT=chosen_BT)
 
 
 def kl_cov(
@@ -59,8 +65,8 @@ def kl_cov(
     loss_mask_BT: Tensor,
     covariances_BT: Tensor,
     batch_covariances_M: Tensor,
-    cov_share: float = 0.0002,
-    kl_coefficient: float = 1.0,
+    cov_share: Share = 0.0002,
+    kl_coefficient: NonNegativeFloat = 1.0,
 ) -> Tensor:
     """Unclipped surrogate with a KL penalty on the tokens of highest covariance between advantage and log-prob.
 

@@ -1,13 +1,15 @@
 """Policy losses with one ratio per token. Shapes: B rows, T tokens."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
+from learner.algorithms.conditions import LessThan
 from learner.algorithms.kl import binary_kl
-from learner.algorithms.losses.surrogates import TokenLosses, clipped_surrogate, unclipped_surrogate
+from learner.algorithms.losses.surrogates import Delta, DualClip, TokenLosses, clipped_surrogate, unclipped_surrogate
 from learner.algorithms.masks import log_ratio, masked
 
 
@@ -17,11 +19,11 @@ def ppo_clip(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    dual_clip: float | None = None,
-    delta: float | None = None,
-    log_ratio_clamp: float | None = None,
+    epsilon_low: NonNegativeFloat = 0.2,
+    epsilon_high: NonNegativeFloat = 0.2,
+    dual_clip: DualClip | None = None,
+    delta: Delta | None = None,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> TokenLosses:
     """Clipped surrogate of PPO and GRPO.
 
@@ -65,7 +67,7 @@ def importance_sampling(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    log_ratio_clamp: float | None = None,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
     """Unclipped surrogate.
 
@@ -85,8 +87,8 @@ def clipped_ratio(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
+    epsilon_low: NonNegativeFloat = 0.2,
+    epsilon_high: NonNegativeFloat = 0.2,
 ) -> TokenLosses:
     """The ratio clipped without PPO's minimum: tokens outside the range get no gradient on either side.
 
@@ -108,9 +110,9 @@ def cispo(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    epsilon_max: float = 5.0,
-    epsilon_min: float = 0.0,
-    log_ratio_clamp: float | None = None,
+    epsilon_max: PositiveFloat = 5.0,
+    epsilon_min: Annotated[NonNegativeFloat, LessThan("epsilon_max")] = 0.0,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> TokenLosses:
     """REINFORCE with a truncated, detached ratio: no token loses its gradient.
 
@@ -133,8 +135,8 @@ def cpgd(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
+    epsilon_low: NonNegativeFloat = 0.2,
+    epsilon_high: NonNegativeFloat = 0.2,
     offset: Literal["none", "old_logprob"] = "none",
 ) -> TokenLosses:
     """Clipped policy gradient with the log-ratio in the ratio's place; its drift term is the KL to the rollout policy (`drift`).
@@ -165,9 +167,9 @@ def sapo(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
-    log_ratio_clamp: float | None = None,
+    tau_positive: PositiveFloat = 1.0,
+    tau_negative: PositiveFloat = 1.05,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
     """A soft gate in the place of a hard clip.
 
@@ -194,10 +196,10 @@ def dppo(
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
     divergence: Literal["tv", "kl"] = "tv",
-    threshold_low: float = 0.2,
-    threshold_high: float = 0.2,
-    ratio_cap: float | None = None,
-    log_ratio_clamp: float | None = None,
+    threshold_low: NonNegativeFloat = 0.2,
+    threshold_high: NonNegativeFloat = 0.2,
+    ratio_cap: PositiveFloat | None = None,
+    log_ratio_clamp: PositiveFloat | None = None,
     score_function: bool = False,
 ) -> TokenLosses:
     """A trust region on probabilities: tokens whose probability already moved too far, the way A pushes it, get no gradient.
@@ -238,8 +240,8 @@ def dro(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    beta: float = 1.0,
-    log_ratio_clamp: float | None = None,
+    beta: NonNegativeFloat = 1.0,
+    log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
     """Policy gradient with a quadratic pull towards the old policy in log space.
 

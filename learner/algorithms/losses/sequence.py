@@ -6,9 +6,10 @@ A row must hold the whole trajectory. Aggregate them with `sequence_mean`, as th
 import math
 
 import torch
+from pydantic import NonNegativeFloat, NonPositiveFloat, PositiveFloat
 from torch import Tensor
 
-from learner.algorithms.losses.surrogates import TokenLosses, clipped_surrogate
+from learner.algorithms.losses.surrogates import Delta, DualClip, TokenLosses, clipped_surrogate
 from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
 
 
@@ -18,11 +19,11 @@ def gspo(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    epsilon_low: float = 3e-4,
-    epsilon_high: float = 4e-4,
-    dual_clip: float | None = None,
-    delta: float | None = None,
-    log_ratio_max: float | None = None,
+    epsilon_low: NonNegativeFloat = 3e-4,
+    epsilon_high: NonNegativeFloat = 4e-4,
+    dual_clip: DualClip | None = None,
+    delta: Delta | None = None,
+    log_ratio_max: PositiveFloat | None = None,
 ) -> TokenLosses:
     """PPO's surrogate with the length-normalised ratio of the whole trajectory.
 
@@ -52,11 +53,11 @@ def gspo_token(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    epsilon_low: float = 3e-4,
-    epsilon_high: float = 4e-4,
-    dual_clip: float | None = None,
-    delta: float | None = None,
-    log_ratio_max: float | None = None,
+    epsilon_low: NonNegativeFloat = 3e-4,
+    epsilon_high: NonNegativeFloat = 4e-4,
+    dual_clip: DualClip | None = None,
+    delta: Delta | None = None,
+    log_ratio_max: PositiveFloat | None = None,
 ) -> TokenLosses:
     """GSPO whose gradient goes through each token's own log-prob, for advantages that differ within a trajectory.
 
@@ -86,9 +87,9 @@ def gmpo(
     proximal_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    log_clip_low: float = 0.4,
-    log_clip_high: float = 0.4,
-    length_epsilon: float = 0.0,
+    log_clip_low: NonNegativeFloat = 0.4,
+    log_clip_high: NonNegativeFloat = 0.4,
+    length_epsilon: NonNegativeFloat = 0.0,
 ) -> TokenLosses:
     """Geometric mean over the trajectory of ratios that are clipped in log space, PPO's way round.
 
@@ -119,12 +120,12 @@ def vespo(
     rollout_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     loss_mask_BT: Tensor,
-    k_positive: float = 2.0,
-    lambda_positive: float = 3.0,
-    k_negative: float = 3.0,
-    lambda_negative: float = 2.0,
-    log_ratio_clamp: float | None = None,
-    log_weight_min: float | None = None,
+    k_positive: NonNegativeFloat = 2.0,
+    lambda_positive: NonNegativeFloat = 3.0,
+    k_negative: NonNegativeFloat = 3.0,
+    lambda_negative: NonNegativeFloat = 2.0,
+    log_ratio_clamp: PositiveFloat | None = None,
+    log_weight_min: NonPositiveFloat | None = None,
 ) -> Tensor:
     """REINFORCE with a smooth, detached weight of the whole trajectory's ratio, not normalised by length.
 

@@ -1,10 +1,15 @@
 """The clipped surrogate that the PPO family shares, and the form in which losses report clipped tokens. Shapes: B rows, T tokens."""
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
+
+DualClip = Annotated[float, Field(gt=1)]
+Delta = Annotated[float, Field(ge=1)]
+"""Neither may hold ρ = 1, where a step begins."""
 
 
 class TokenLosses(NamedTuple):
@@ -21,14 +26,16 @@ class TokenLosses(NamedTuple):
     """Held by the upper bound (for PPO: ρ > 1 + ε_high and A > 0)."""
     clipped_dual_BT: Tensor | None = None
     """Held by the bound on ρ for A < 0 (`dual_clip`, `delta`), or a cap on a weight."""
+    clipped_covariance_BT: Tensor | None = None
+    """Chosen by its covariance (`clip_cov`); no other bound holds it."""
 
     @property
     def clipped_BT(self) -> Tensor:
-        """Held by the lower or the upper bound."""
-        nothing_BT = torch.zeros_like(self.losses_BT, dtype=torch.bool)
-        low_BT = nothing_BT if self.clipped_low_BT is None else self.clipped_low_BT
-        high_BT = nothing_BT if self.clipped_high_BT is None else self.clipped_high_BT
-        return low_BT | high_BT
+        """Held by the lower or the upper bound, or chosen by its covariance."""
+        held_BT = torch.zeros_like(self.losses_BT, dtype=torch.bool)
+        for by_BT in (self.clipped_low_BT, self.clipped_high_BT, self.clipped_covariance_BT):
+            held_BT = held_BT if by_BT is None else held_BT | by_BT
+        return held_BT
 
 
 def clipped_surrogate(

@@ -1,6 +1,7 @@
 """Value losses per token. Shapes: B rows, T tokens."""
 
 import torch
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from learner.algorithms.losses.surrogates import TokenLosses
@@ -13,7 +14,7 @@ def value_clip(
     old_values_BT: Tensor,
     returns_BT: Tensor,
     loss_mask_BT: Tensor,
-    clip_range: float | None = 0.2,
+    clip_range: PositiveFloat | None = 0.2,
 ) -> TokenLosses:
     """Squared error of the value, not below that of a value held near its old one.
 

@@ -178,9 +178,9 @@ class Prepared:
     loss_mask_NT: Tensor
     """The batch's, without the trajectories that filters took out."""
     gradient_mask_NT: Tensor
-    """Tokens that the policy loss trains: the loss mask less tokens that filters took out."""
+    """Tokens whose policy loss counts: the loss mask less tokens that filters took out."""
     denominator_mask_NT: Tensor
-    """Tokens that the policy loss counts: the loss mask less tokens that filters took out of its denominator."""
+    """Tokens that the policy loss is divided by: the loss mask less tokens that filters took out of its denominator."""
     weights_NT: Tensor
     """Of the aggregation over all that the update trains on: the loss is Σ w·l."""
     policy_weights_NT: Tensor

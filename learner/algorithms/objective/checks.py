@@ -8,8 +8,8 @@ from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError
+from learner.algorithms.conditions import LessThan
 from learner.algorithms.objective.parts import Parts
-from learner.algorithms.registry.homes import OF_A_GROUP
 from learner.algorithms.registry.variants import Variant
 
 _NUM_GROUPS = 4
@@ -19,17 +19,31 @@ _NUM_GROUPS = 4
 def refuse_contradictions(parts: Parts) -> None:
     """Raises ConfigError that names field, value and way out."""
     for check in (
+        _refuse_what_is_not_supplied,
         _require_a_critic,
-        _refuse_negative_epsilons,
+        _refuse_empty_ranges,
         _require_an_advantage_of_a_changed_reward,
         _require_another_teacher,
         _require_an_old_policy,
         _refuse_a_kl_that_is_summed_twice,
         _refuse_what_streaming_misleads,
-        _refuse_two_sizes_of_question,
         _require_shaping_of_parts_before_the_sum,
     ):
         check(parts)
+
+
+def _refuse_what_is_not_supplied(parts: Parts) -> None:
+    for variant in parts.all():
+        if missing := [name for name in variant.requires if name not in variant.may_ask_for]:
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} asks for {', '.join(missing)}, which it cannot have; by its first parameter, "
+                f"{variant.asks[0]}, it may ask for: {', '.join(sorted(variant.may_ask_for))}"
+            )
+        if "columns" in variant.requires and "column" not in variant.parameters:
+            raise ConfigError(
+                f"{variant.field}={variant.plugin.name!r} asks for columns, and has no parameter 'column' that names the one it reads; "
+                "give it one"
+            )
 
 
 def _require_a_critic(parts: Parts) -> None:
@@ -41,12 +55,14 @@ def _require_a_critic(parts: Parts) -> None:
             )
 
 
-def _refuse_negative_epsilons(parts: Parts) -> None:
+def _refuse_empty_ranges(parts: Parts) -> None:
     for variant in parts.all():
-        for name, value in variant.plugin.params.items():
-            if name.startswith("epsilon") and isinstance(value, int | float) and value < 0:
+        for name, low in variant.parameters.items():
+            upper = next((each.name for each in variant.said_of(name) if isinstance(each, LessThan)), None)
+            if upper is not None and not low < (high := variant.parameters[upper]):
                 raise ConfigError(
-                    f"{variant.field}.{name}={value!r} is negative; an epsilon is a distance: give 0 or more"
+                    f"{variant.field}.{name}={low!r} is not below {upper}={high!r}; they are the ends of a range: give a lower "
+                    f"{name}, or a higher {upper}"
                 )
 
 
@@ -106,7 +122,7 @@ def _refuse_what_streaming_misleads(parts: Parts) -> None:
     if parts.advantage.asks != ("rewards_G",):
         raise ConfigError(
             f"algorithm.streaming with advantage={parts.advantage.plugin.name!r}: earlier steps leave rewards alone, and this advantage "
-            "does not work on one group's rewards; use one that does, such as 'grpo' or 'rloo', or leave `streaming` out"
+            "does not work on one group's rewards alone; use one that does, such as 'grpo' or 'rloo', or leave `streaming` out"
         )
     for variant in (*parts.filters, *parts.advantage_shaping):
         if {"rewards_G", "reward_components_GK", "group_index_N"} & set(variant.asks):
@@ -119,22 +135,6 @@ def _refuse_what_streaming_misleads(parts: Parts) -> None:
             f"selection={selection.name!r} with algorithm.streaming: the earlier returns that trajectories are compared with would "
             "be those of the chosen ones, not what the prompt earns; leave one of them out"
         )
-
-
-def _refuse_two_sizes_of_question(parts: Parts) -> None:
-    """Filters and reward shaping are asked for one group or for the batch; before there are micro-batches."""
-    for variant in (*parts.filters, *parts.reward_shaping):
-        of_a_group, others = OF_A_GROUP.intersection(variant.asks), set(variant.asks) - OF_A_GROUP
-        if of_a_group and others:
-            raise ConfigError(
-                f"{variant.field}={variant.plugin.name!r} asks for one group ({', '.join(sorted(of_a_group))}) and for more "
-                f"({', '.join(sorted(others))}); ask for the whole batch alone, by names in _N and _NT"
-            )
-    for variant in parts.filters:
-        if any(name.endswith("_BT") for name in variant.asks):
-            raise ConfigError(
-                f"{variant.field}={variant.plugin.name!r} asks for a micro-batch; filters see whole batches: use _NT names"
-            )
 
 
 def _require_shaping_of_parts_before_the_sum(parts: Parts) -> None:
@@ -213,11 +213,11 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
 
 
 def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidates: int) -> None:
-    """Raises ConfigError for a selection that cannot choose so many of so many. It is tried on invented rewards."""
-    if parts.selection is None:
+    """Raises ConfigError for a selection that cannot choose so many of so many. It is tried on invented rewards, unless it needs more."""
+    if parts.selection is None or parts.selection.requires != ("rewards_G",):
         return
     try:
-        parts.selection.call(torch.linspace(0.0, 1.0, num_candidates), group_size=trajectories_per_group)
+        parts.selection.call(rewards_G=torch.linspace(0.0, 1.0, num_candidates), group_size=trajectories_per_group)
     except ValueError as error:
         raise ConfigError(f"algorithm.selection={parts.selection.plugin.name!r}: {error}") from error
 

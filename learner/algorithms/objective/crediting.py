@@ -101,9 +101,11 @@ def refuse_not_finite(batch: BatchTensors, parts: Parts, advantages_NT: Tensor) 
 
 
 def acting_logprobs(batch: BatchTensors, parts: Parts) -> Tensor:
-    """Log-probs of π_old where they are known; else, and where π_old is an average, which never acts, of the rollout policy."""
-    if batch.proximal_logprobs_NT is None or parts.config.clips_around_average:
+    """Log-probs of the policy that acted: the learner's own under `proximal: recompute`, else the rollout's. What other parts have the
+    batch bring does not change them."""
+    if parts.config.proximal != "recompute":
         return batch.rollout_logprobs_NT
+    assert batch.proximal_logprobs_NT is not None, "prepare() refuses a batch without them"
     return batch.proximal_logprobs_NT
 
 
@@ -150,12 +152,14 @@ def _advantages(
 
 def _per_group(batch: BatchTensors, parts: Parts, *, rewards_N: Tensor, earlier: EarlierReturns | None) -> Tensor:
     result_N, given = torch.empty_like(rewards_N), batch.offered(rewards_N=rewards_N)
+    of_all = group_rules.columns_of(batch, rewards_N=rewards_N)
     index_N = batch.group_index_N if earlier is None else _prompt_index(batch)
     for rows in sorted_group_rows(rewards_N, group_index_N=index_N):
         own_G, first = rewards_N[rows], int(rows[0])
         group_G = own_G if earlier is None else earlier.joined(own_G, prompt_id=batch.prompt_ids[first])
         try:
-            advantages_G = parts.advantage.with_given(given | {"rewards_G": group_G})
+            of_group = {name: column[rows] for name, column in of_all.items() if name in parts.advantage.asks}
+            advantages_G = parts.advantage.with_given(given | of_group | {"rewards_G": group_G})
             result_N[rows] = advantages_G[: len(rows)].to(result_N.dtype)
         except ValueError as error:
             members = ", ".join(batch.trajectory_ids[row] for row in rows.tolist())

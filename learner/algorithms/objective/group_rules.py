@@ -8,6 +8,7 @@ Shapes: G trajectories of the group whose reward is known, K reward components.
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from math import nan
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,34 +19,43 @@ from learner.algorithms.masks import at_least_float32
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.objective.parts import Parts
 
-Group = Mapping[str, Tensor]
-"""By the names of `homes.OF_A_GROUP`."""
+Group = Mapping[str, Any]
+"""By the names of `homes.OF_A_GROUP` tensors, and the names of the components."""
 
 
 def of_summary(summary: GroupSummary) -> Group:
     """A judged group, as the cluster knows it. A component that a trajectory lacks is NaN."""
     known = _known(summary)
-    components = [summary.reward_components[name] for name in sorted(summary.reward_components) if "/" not in name]
+    names = tuple(sorted(name for name in summary.reward_components if "/" not in name))
+    components = [summary.reward_components[name] for name in names]
     by_row = [[nan if values[place] is None else values[place] for values in components] for place in known]
     return {
         "rewards_G": torch.tensor(summary.known_rewards, dtype=torch.float64),
         "completion_lengths_G": torch.tensor([summary.completion_lengths[place] for place in known]),
         "truncated_G": torch.tensor([summary.truncated[place] for place in known]),
         "reward_components_GK": torch.tensor(by_row, dtype=torch.float64).reshape(len(known), len(components)),
+        "reward_component_names": names,
     }
 
 
 def of_batch(batch: BatchTensors) -> Iterator[tuple[Tensor, Group]]:
     """The row numbers of each group, and the group."""
-    components_NK = batch.reward_components_NK
-    columns = {
-        "rewards_G": at_least_float32(batch.rewards_N).cpu(),
-        "completion_lengths_G": batch.completion_lengths_N.cpu(),
-        "truncated_G": batch.truncated_N.cpu(),
-        "reward_components_GK": torch.zeros(len(batch.rewards_N), 0) if components_NK is None else components_NK.cpu(),
-    }
+    columns = columns_of(batch, rewards_N=at_least_float32(batch.rewards_N))
+    columns = {name: column.cpu() for name, column in columns.items()}
+    names = {"reward_component_names": batch.reward_component_names}
     for rows in group_rows(batch.group_index_N.cpu()):
-        yield rows, {name: column[rows] for name, column in columns.items()}
+        yield rows, names | {name: column[rows] for name, column in columns.items()}
+
+
+def columns_of(batch: BatchTensors, *, rewards_N: Tensor) -> dict[str, Tensor]:
+    """Of all the batch's trajectories, by the names that a group's part of them has."""
+    components_NK = batch.reward_components_NK
+    return {
+        "rewards_G": rewards_N,
+        "completion_lengths_G": batch.completion_lengths_N,
+        "truncated_G": batch.truncated_N,
+        "reward_components_GK": rewards_N.new_zeros(len(rewards_N), 0) if components_NK is None else components_NK,
+    }
 
 
 def dropped_by(group: Group, *, parts: Parts) -> str | None:
@@ -64,8 +74,8 @@ def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]
     known = _known(summary)
     if len(known) <= group_size:
         return known
-    rewards_G = shaped(of_summary(summary), parts=parts)["rewards_G"]
-    return sorted(known[place] for place in parts.selection.call(rewards_G, group_size=group_size))
+    places_G = parts.selection.with_given(shaped(of_summary(summary), parts=parts), group_size=group_size)
+    return sorted(known[place] for place in places_G)
 
 
 def shaped(group: Group, *, parts: Parts) -> Group:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import Plugin, type_hints
+from cluster.contracts.plugins import Plugin
 from learner.algorithms.conditions import InertWith
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
@@ -94,12 +94,10 @@ def _reads(parts: Parts, tensors: tuple[str, ...], *, besides: str = "") -> bool
 def _set_away_from_default(variant: Variant) -> Iterator[tuple[str, Any, list[InertWith]]]:
     """Name, default and conditions of each parameter that config set to another value."""
     signature = inspect.signature(variant.function)
-    hints = type_hints(variant.function, include_extras=True)
     for name, value in variant.plugin.params.items():
         default = signature.parameters[name].default if name in signature.parameters else inspect.Parameter.empty
         if default is not inspect.Parameter.empty and value != default:
-            metadata = getattr(hints.get(name), "__metadata__", ())
-            yield name, default, [each for each in metadata if isinstance(each, InertWith)]
+            yield name, default, [each for each in variant.said_of(name) if isinstance(each, InertWith)]
 
 
 def _in_force(name: str, variant: Variant, config: AlgorithmConfig) -> Any:

@@ -93,7 +93,9 @@ class Objective:
         # Under one update the present policy is the one that begins the step: only what is fixed before the pass must look it up.
         is_recomputed = config.proximal == "recompute"
         averages, fixed_before = config.clips_around_average, config.kl.reward is not None
-        covariances_without_old = parts.asks("covariances_BT") and config.proximal != "rollout" and not averages
+        covariances_without_old = (
+            parts.asks("covariances_BT", "batch_covariances_M") and config.proximal != "rollout" and not averages
+        )
         needed = {
             "reference_logprobs": parts.learn_from_reference or config.monitor.reference_kl is not None,
             "reference_partition": config.distillation is not None,

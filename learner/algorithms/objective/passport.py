@@ -48,7 +48,7 @@ def formula(parts: Parts) -> dict[str, Any]:
             "loss": parts.value_loss.describe(),
             "aggregation": parts.value_aggregation.describe(),
         }
-    passport["text"] = _text(passport, has_critic=config.value is not None, averages=config.clips_around_average)
+    passport["text"] = _text(passport, has_critic=config.value is not None)
     return passport
 
 
@@ -59,7 +59,7 @@ def _kl(parts: Parts) -> dict[str, Any]:
     }
 
 
-def _text(passport: dict[str, Any], *, has_critic: bool, averages: bool) -> str:
+def _text(passport: dict[str, Any], *, has_critic: bool) -> str:
     """One line: the loss that the optimizer minimises."""
     to_reference, in_reward, to_rollout = (passport["kl"][name] for name in ("loss", "reward", "rollout"))
     terms = [f"{passport['policy_loss']['name']}(A = {passport['advantage']['name']})"]
@@ -79,7 +79,8 @@ def _text(passport: dict[str, Any], *, has_critic: bool, averages: bool) -> str:
     if passport["sft"]:
         line += f" − {passport['sft']['coefficient']}·token_mean[log π(demonstrations)]"
     if in_reward:
-        acting = "μ" if averages else "π_old"
+        # Under `rollout` the two are one.
+        acting = "μ" if passport["proximal"]["name"] in ("approximate", "ewma") else "π_old"
         before = {"trajectory": "r_t − ", "to_go": "A_t − Σ_{s≥t} ", "token": "A_t − "}[in_reward["credit"]]
         line += f", {before}{in_reward['coefficient']}·{in_reward['estimator']}({acting}, π_ref)"
     return line

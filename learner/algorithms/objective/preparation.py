@@ -104,9 +104,12 @@ def _of_an_update(
         return aggregation.with_given(offered | {"loss_mask_NT": counted_NT}).to(advantages_NT.dtype)
 
     covariances_NT, lags_M = None, batch.lags_NT[mask_NT]
-    if parts.asks("covariances_BT"):
-        acting_NT = acting_logprobs(batch, parts)
-        covariances_NT = covariances(acting_NT, advantages_NT=advantages_NT, loss_mask_NT=mask_NT)
+    if parts.asks("covariances_BT", "batch_covariances_M"):
+        # `approximate` has no π_old before an update's pass; the ranking is by the policy that begins the step.
+        has_none = parts.config.proximal == "approximate"
+        ranking_NT = batch.proximal_logprobs_NT if has_none else acting_logprobs(batch, parts)
+        assert ranking_NT is not None, "prepare() refuses a batch without them"
+        covariances_NT = covariances(ranking_NT, advantages_NT=advantages_NT, loss_mask_NT=mask_NT)
     return {
         "weights_NT": weights(parts.aggregation, mask_NT),
         "policy_weights_NT": weights(parts.aggregation, denominator_NT),

@@ -33,7 +33,7 @@ def record(
         recorder.total(name, loss)
     _record_ratios(recorder, rows, policy_BT=policy_BT, proximal_BT=proximal_BT)
     has_loss_BT = rows.advantages_NT != 0
-    for suffix in ("low", "high", "dual"):
+    for suffix in ("low", "high", "dual", "covariance"):
         clipped_BT = getattr(policy_losses, f"clipped_{suffix}_BT")
         if clipped_BT is not None:
             recorder.record(f"clip_fraction_{suffix}", clipped_BT & has_loss_BT, mask_BT)

@@ -35,6 +35,10 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "clip_fraction_low": (("share",), "The part held by the lower bound (A < 0)."),
     "clip_fraction_high": (("share",), "The part held by the upper bound (A > 0)."),
     "clip_fraction_dual": (("share",), "Share of tokens held by dual_clip, delta or a cap on weights."),
+    "clip_fraction_covariance": (
+        ("share",),
+        "`clip_cov`: the part without gradient for its covariance, which no bound holds.",
+    ),
     "ratio_outside": (("share",), "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, for any advantage."),
     "ratio": (("mean", "min", "max"), "π/π_old."),
     "surrogate": (("mean",), "π/π_old · A, before any bound."),
@@ -80,7 +84,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "correction_weight": (("mean", "min", "max"), "Product of the configured corrections."),
     "correction_dropped": (("share",), "Share of tokens that a correction dropped."),
-    "filtered_tokens": (("share",), "Share of tokens without policy gradient by a filter."),
+    "filtered_tokens": (("share",), "Share of tokens whose policy loss a filter left out."),
     "entropy": (
         ("mean", "min", "max"),
         "Entropy of the policy per token, in nats; only every `algorithm.monitor.entropy` steps.",

@@ -25,6 +25,24 @@ OF_A_GROUP = frozenset({"rewards_G", "completion_lengths_G", "truncated_G", "rew
 
 SUPPLIED = OF_THE_BATCH | OF_THE_ROWS | OF_A_GROUP
 
+_WITH_NAMES = OF_A_GROUP | {"reward_component_names"}
+_WITH_ADVANTAGES = OF_THE_BATCH - {"part_rewards_N", "reward_moments"}
+_WITHOUT_ADVANTAGES = _WITH_ADVANTAGES - {"advantages_NT"}
+
+SUPPLIED_TO: dict[str, tuple[frozenset[str], ...]] = {
+    "advantage": (_WITHOUT_ADVANTAGES, _WITHOUT_ADVANTAGES | OF_A_GROUP),
+    "policy_loss": (OF_THE_ROWS,),
+    "aggregation": (_WITHOUT_ADVANTAGES,),
+    "value.loss": (OF_THE_ROWS,),
+    "value.aggregation": (_WITHOUT_ADVANTAGES,),
+    "reward_shaping": (OF_THE_BATCH - {"advantages_NT", "token_rewards_NT"}, _WITH_NAMES),
+    "advantage_shaping": (_WITH_ADVANTAGES,),
+    "filters": (_WITHOUT_ADVANTAGES, _WITH_NAMES),
+    "selection": (_WITH_NAMES,),
+    "corrections": (_WITH_ADVANTAGES, OF_THE_ROWS),
+}
+"""By field, the tensors that its functions get: the first of the sets that has a function's first parameter."""
+
 
 def _home(package: str, *works_on: str, called_with: tuple[str, ...] = ()) -> Home:
     return Home(

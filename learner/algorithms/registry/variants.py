@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import Plugin, resolve
-from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, SUPPLIED
+from cluster.contracts.plugins import Plugin, resolve, type_hints
+from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, SUPPLIED, SUPPLIED_TO
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Variant:
     plugin: Plugin
     call: Callable[..., Any]
     asks: tuple[str, ...]
-    """Names of the tensors it wants."""
+    """Names of the tensors it wants, that of its first parameter in front: it says how the variant is called."""
     requires: tuple[str, ...]
     """Those of them without a default."""
 
@@ -30,22 +30,28 @@ class Variant:
         requires = tuple(name for name, p in wanted.items() if p.default is inspect.Parameter.empty)
         return cls(field, plugin, bound, tuple(wanted), requires)
 
-    def with_given(self, supply: Mapping[str, Any]) -> Any:
-        """Calls it with the tensors that it asks for. Raises ConfigError naming a tensor that the run does not have."""
+    def with_given(self, supply: Mapping[str, Any], **called_with: Any) -> Any:
+        """Calls it with the tensors that it asks for, and what its home always passes. Raises ConfigError naming a tensor that the run
+        does not have."""
         missing = [name for name in self.requires if supply.get(name) is None]
         if missing:
             raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
-        return self.call(**{name: supply[name] for name in self.asks if supply.get(name) is not None})
+        return self.call(**{name: supply[name] for name in self.asks if supply.get(name) is not None}, **called_with)
 
     @property
     def is_of_the_batch(self) -> bool:
-        """It asks for whole-batch tensors, so it runs before micro-batching."""
-        return any(name.endswith(("_NT", "_N")) for name in self.asks)
+        """It works on whole-batch tensors, so it runs before micro-batching."""
+        return self.asks[0] in OF_THE_BATCH
 
     @property
     def is_of_a_group(self) -> bool:
         """One group by itself is enough to call it, so the cluster can, before there is a batch."""
-        return OF_A_GROUP.issuperset(self.asks)
+        return self.asks[0] in OF_A_GROUP
+
+    @property
+    def may_ask_for(self) -> frozenset[str]:
+        alternatives = SUPPLIED_TO[self.field.partition("[")[0]]
+        return next((each for each in alternatives if self.asks[0] in each), alternatives[0])
 
     @property
     def part(self) -> str | None:
@@ -65,6 +71,10 @@ class Variant:
             for name, parameter in signature.parameters.items()
             if name not in SUPPLIED and parameter.default is not inspect.Parameter.empty
         }
+
+    def said_of(self, name: str) -> tuple[Any, ...]:
+        """What the annotation of a parameter adds to its type: bounds, and `learner.algorithms.conditions`."""
+        return getattr(type_hints(self.function, include_extras=True).get(name), "__metadata__", ())
 
     def describe(self) -> dict[str, Any]:
         sections = docstring_sections(self.function)

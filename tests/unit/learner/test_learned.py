@@ -7,9 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from cluster.contracts.learned import Learned, LearnedTrajectory, read_learned, written_learned
+from learner.algorithms.losses.surrogates import TokenLosses
 from learner.algorithms.registry.presets import expand
 from learner.learner import Learner
 from learner.model.reference import ReferenceModel
@@ -203,6 +205,21 @@ def test_each_trajectory_is_as_its_first_update_found_it(model_path: Path):
     assert rows == _rows(_learned(twice))
     moved = {key[0] for key, row in rows.items() if row.policy_logprobs != row.proximal_logprobs}
     assert len(moved) == 2, "of the four groups, those of the second mini-batch"
+
+
+def marks_where_rewards_are_high(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor) -> TokenLosses:
+    """It has bounds for some mini-batches, and none for others."""
+    losses_BT = -policy_logprobs_BT * advantages_BT
+    return TokenLosses(losses_BT, clipped_high_BT=advantages_BT > 0 if bool((advantages_BT > 5).any()) else None)
+
+
+@pytest.mark.parametrize("high", [0, 1])
+def test_a_column_that_some_updates_lack_is_null_for_their_trajectories(model_path: Path, high: int):
+    algorithm = {"policy_loss": f"{__name__}:marks_where_rewards_are_high", "advantage": "raw_reward"}
+    learner = _learner(model_path, learner={"mini_batches": 2}, algorithm=algorithm)
+    learner.update(*(make_group(i, rewards=(9.0 if i == high else 1.0, -1.0), lengths=(2, 1)) for i in range(2)))
+    clipped = {key: row.clipped for key, row in _rows(_learned(learner)).items()}
+    assert clipped == {(high, 0): [True, True], (high, 1): [False], (1 - high, 0): None, (1 - high, 1): None}
 
 
 def test_a_trajectory_that_no_update_came_to_is_not_in_the_record(model_path: Path):

@@ -14,7 +14,7 @@ from cluster.contracts.settings import Section, section_in
 from learner.algorithms.registry.homes import HOMES
 
 REQUIRED: dict[str, dict[str, Any]] = {
-    "rejection": {"high": 0.05},
+    "rejection": {"high": 0.2},
     "overlong_penalty": {"max_length": 6, "cache": 3},
     "reward_clip": {"low": -0.5, "high": 0.5},
     "return_bounds": {"low": -2.0, "high": 0.2},
@@ -28,7 +28,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 _BITES = {
     "max_length": 3, "cap": 0.7, "floor": 0.9, "constant_weight": 0.5, "ratio_cap": 1.05, "dual_clip": 1.5, "delta": 1.1,
     "log_ratio_clamp": 0.1, "log_ratio_max": 0.01, "log_weight_min": -0.05, "clip_range": 0.01, "epsilon_max": 1.1, "epsilon_min": 0.9,
-    "cov_low": 4.9, "cov_high": 0.3, "cov_share": 0.3, "length_epsilon": 0.1, "low": 0.9, "high": 1.1, "ddof": 0, "epsilon": 0.3,
+    "cov_low": 4.9, "cov_high": 1.1, "cov_share": 0.3, "length_epsilon": 0.1, "low": 0.15, "high": 1.1, "ddof": 0, "epsilon": 0.3,
     "part_weight": 0.5,
 }  # fmt: skip
 """Numbers that change something on a small batch, where half the default would not."""

@@ -168,6 +168,16 @@ def test_clip_cov_silences_the_token_of_highest_covariance():
     assert_close(got.losses_BT, row(-1.0, 0.0, -1.0))
 
 
+@pytest.mark.parametrize(("cov", "by_covariance"), [(3.0, True), (0.5, False)])
+def test_clip_cov_says_which_tokens_its_bounds_hold_and_which_its_covariances(cov, by_covariance):
+    """The first is below the range of covariances, as is the second under the other of its values."""
+    params = {"covariances_BT": row(0.1, cov), "batch_covariances_M": tensor([0.1, cov]).double()}
+    got = run(covariance.clip_cov, (1.5, 1.0), [1.0, 1.0], **params)
+    assert (got.clipped_low_BT.tolist(), got.clipped_high_BT.tolist()) == ([[False, False]], [[True, False]])
+    assert got.clipped_covariance_BT.tolist() == [[False, by_covariance]]
+    assert got.clipped_BT.tolist() == [[True, by_covariance]]
+
+
 def test_kl_cov_punishes_the_token_of_highest_covariance():
     cov = row(0.1, 3.0)
     params = {"covariances_BT": cov, "batch_covariances_M": cov[0], "cov_share": 0.5, "kl_coefficient": 1.0}

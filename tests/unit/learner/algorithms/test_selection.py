@@ -26,6 +26,12 @@ def test_a_balanced_group_has_its_mean_in_the_middle_and_the_largest_range():
     assert balanced(tensor([0.0, 0.0, 0.0, 1.0]), group_size=2).tolist() == [0, 3]
 
 
+def test_rounding_does_not_decide_between_balanced_groups():
+    """0.1 and 0.7 have a mean 0.1 below the middle, 0.5 and 0.7 one 0.1 above it: as far, and the first pair has the larger range."""
+    rewards = tensor([0.0, 0.1, 0.5, 0.7], dtype=torch.float64)
+    assert balanced(rewards, group_size=2).tolist() == [1, 3]
+
+
 def test_the_best_and_the_worst_make_a_group():
     assert sorted(best_worst_k(REWARDS, group_size=3).tolist()) == [0, 1, 4]
     assert sorted(best_worst_k(REWARDS, group_size=3, num_best=1).tolist()) == [0, 1, 2]

@@ -8,6 +8,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.schema import summarize
 from learner.algorithms.objective import Objective
 from learner.assemble import assemble
+from tests.unit.learner.algorithms import options
 from tests.unit.learner.trajectories import VOCABULARY, make_group
 
 OVERLONG = {"name": "overlong_penalty", "max_length": 4, "cache": 2}
@@ -73,6 +74,18 @@ def test_a_group_whose_components_differ_is_kept_although_their_sum_does_not():
     assert verdicts(objective, differs, equal) == ([True, False], [True, False])
 
 
+def right_differs(reward_components_GK: Tensor, *, reward_component_names: tuple[str, ...]) -> bool:
+    right_G = reward_components_GK[:, reward_component_names.index("right")]
+    return bool(right_G.max() > right_G.min())
+
+
+def test_a_group_filter_finds_a_component_by_its_name_whatever_others_the_groups_of_a_step_have():
+    first = make_group(0, rewards=(1.0, 0.0), reward_components=[[("right", 1.0)], [("right", 0.0)]])
+    second = make_group(1, rewards=(1.0, 0.0), reward_components=[[("format", x), ("right", 1.0)] for x in (1.0, 0.0)])
+    objective = make(filters=[f"{__name__}:right_differs"])
+    assert verdicts(objective, first, second) == ([True, False], [True, False])
+
+
 def test_bounds_drop_groups_that_are_too_easy_or_too_hard_and_those_on_a_bound():
     groups = [make_group(index, rewards=rewards) for index, rewards in enumerate([(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)])]
     objective = make(filters=[{"name": "return_bounds", "low": 0.0, "high": 1.0}])
@@ -100,6 +113,71 @@ def test_a_filter_that_drops_every_group_of_one_is_refused():
         make(advantage="raw_reward", filters=[bounds, "zero_variance"]).check_group_size(1, num_candidates=1)
 
 
-def test_what_asks_for_one_group_and_for_the_whole_batch_is_refused():
-    with pytest.raises(ConfigError, match=r"filters\[0\].*asks for one group \(rewards_G\) and for more \(rewards_N\)"):
-        make(filters=[f"{__name__}:spread_in_both"])
+def per_token(rewards_G: Tensor, *, completion_lengths_G: Tensor, truncated_G: Tensor) -> Tensor:
+    return (rewards_G / completion_lengths_G).where(~truncated_G, -1.0)
+
+
+def shortest(rewards_G: Tensor, *, group_size: int, completion_lengths_G: Tensor) -> Tensor:
+    return completion_lengths_G.argsort()[:group_size]
+
+
+def of_advantages(advantages_NT: Tensor) -> Tensor:
+    return advantages_NT != 0
+
+
+def weighed_by_advantages(loss_mask_NT: Tensor, *, advantages_NT: Tensor) -> Tensor:
+    return loss_mask_NT * advantages_NT
+
+
+def of_rows_and_batch(proximal_logprobs_BT: Tensor, *, rollout_logprobs_NT: Tensor) -> Tensor:
+    return proximal_logprobs_BT - rollout_logprobs_NT
+
+
+def of_the_present_policy(rewards_N: Tensor, *, policy_logprobs_BT: Tensor) -> Tensor:
+    return rewards_N
+
+
+def of_no_column(advantages_NT: Tensor, *, columns: dict[str, Tensor]) -> Tensor:
+    return advantages_NT
+
+
+def test_an_advantage_of_a_group_gets_what_it_asks_for_of_its_trajectories_in_one_order():
+    group = make_group(0, rewards=(6.0, 0.0, 4.0), lengths=(2, 1, 4), finish_reason=["stop", "length", "stop"])
+    batch = assemble([group], current_version=0, vocabulary_size=VOCABULARY).tensors
+    objective = make(advantage=f"{__name__}:per_token")
+    objective.check_group_size(3, num_candidates=3)
+    assert objective.prepare(batch).advantages_NT[:, 0].tolist() == [3.0, -1.0, 1.0]
+
+
+def test_a_selection_gets_what_it_asks_for_of_its_candidates():
+    objective = make(selection=f"{__name__}:shortest")
+    objective.check_group_size(2, num_candidates=4)
+    group = make_group(0, rewards=(1.0, None, 0.0, 1.0), lengths=(3, 1, 2, 1))
+    assert objective.chosen(summarize(group), group_size=2) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "message"),
+    [
+        (
+            "filters",
+            "spread_in_both",
+            "asks for rewards_N, .* first parameter, rewards_G, it may ask for: completion_lengths_G, r",
+        ),
+        ("filters", "of_advantages", "asks for advantages_NT, which it cannot have"),
+        ("aggregation", "weighed_by_advantages", "asks for advantages_NT, which it cannot have"),
+        ("corrections", "of_rows_and_batch", "asks for rollout_logprobs_NT, .* it may ask for: advantages_BT, "),
+        ("reward_shaping", "of_the_present_policy", "asks for policy_logprobs_BT, which it cannot have"),
+        ("advantage", "of_the_present_policy", "asks for policy_logprobs_BT, which it cannot have"),
+        ("advantage_shaping", "of_no_column", "asks for columns, and has no parameter 'column' that names the one"),
+    ],
+)
+def test_what_a_function_cannot_have_is_refused_as_the_configuration_is_read(field, name, message):
+    section = options.with_set({"proximal": "recompute"}, field, f"{__name__}:{name}")
+    with pytest.raises(ConfigError, match=rf"{field}.*='{__name__}:{name}' {message}"):
+        make(**section)
+
+
+def test_an_advantage_that_asks_for_more_than_rewards_is_refused_where_returns_stream():
+    with pytest.raises(ConfigError, match=r"streaming with advantage='.*per_token': .* one group's rewards alone"):
+        make(advantage=f"{__name__}:per_token", streaming={})

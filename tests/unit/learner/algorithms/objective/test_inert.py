@@ -258,7 +258,6 @@ def test_what_changes_no_gradient_at_ratio_one_is_refused_where_a_step_makes_one
     [
         {"name": "cispo", "epsilon_max": 0.5},
         {"name": "cispo", "epsilon_min": 1.5},
-        {"name": "ppo_clip", "dual_clip": 0.9},
     ],
 )
 def test_a_bound_that_leaves_out_ratio_one_acts_in_a_step_of_one_update(loss):

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import typing
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +14,14 @@ from torch.testing import assert_close
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
-from cluster.contracts.plugins import names
+from cluster.contracts.plugins import Plugin, find, names, parameters, type_hints
+from learner.algorithms.conditions import InertWith
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors, Prepared
 from learner.algorithms.objective.statistics import Statistics, reported_names
 from learner.algorithms.registry.homes import HOMES
 from learner.algorithms.registry.presets import PRESETS, expand
+from tests.unit.learner.algorithms import options
 from tests.unit.learner.algorithms.batches import Case, case
 
 
@@ -81,6 +85,27 @@ def test_a_kl_in_the_reward_is_of_the_policy_that_acted_and_not_of_an_average():
     assert made.formula()["proximal"]["decay"] == 0.889
 
 
+@pytest.mark.parametrize("proximal", ["rollout", "approximate"])
+def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_whatever_else_looks_at_the_one_that_begins_the_step(proximal):
+    kl = {"reward": {"coefficient": 0.5}}
+    made, acted = make(proximal=proximal, kl=kl, filters=["high_entropy_tokens"]), make(kl=kl).prepare(_without_old())
+    assert "proximal_logprobs" in made.needs
+    assert torch.equal(made.prepare(case(0).batch).advantages_NT, acted.advantages_NT)
+    named = {"rollout": "π_old", "approximate": "μ"}[proximal]  # the passport's π_old of `rollout` is μ
+    assert made.formula()["text"].endswith(f"r_t − 0.5·k1({named}, π_ref)")
+
+
+def test_covariances_are_of_the_policy_that_pi_old_stands_for():
+    def ranked(batch: BatchTensors, **fields) -> Tensor | None:
+        return make(policy_loss="kl_cov", **fields).prepare(batch).covariances_NT
+
+    sampled, begins = ranked(_without_old()), ranked(case(0).batch, proximal="recompute")
+    assert not torch.equal(sampled, begins)
+    assert torch.equal(ranked(case(0).batch, filters=["high_entropy_tokens"]), sampled)
+    assert torch.equal(ranked(case(0).batch, proximal="approximate"), begins)
+    assert torch.equal(ranked(case(0).batch, proximal="ewma"), sampled)
+
+
 def _without_old() -> BatchTensors:
     return dataclasses.replace(case(0).batch, proximal_logprobs_NT=None)
 
@@ -127,7 +152,10 @@ def test_users_functions_are_named_by_full_path():
             {"advantage_shaping": [{"name": "reward_clip", "low": 0, "high": 1}]},
             r"advantage_shaping\[0\]='reward_clip' is not there; .*has: advantage_clip, column_weights, group_weights, over_length, whiten",
         ),
-        ({"advantage": {"name": "grpo", "epsilon": -1e-6}}, r"advantage.epsilon=-1e-06 is negative.*give 0 or more"),
+        (
+            {"advantage": {"name": "grpo", "epsilon": -1e-6}},
+            r"advantage.epsilon=-1e-06 is not valid: .* 0; it must be a number",
+        ),
         ({"preset": "grppo"}, r"algorithm.preset='grppo' is unknown; choose one of grpo"),
         ({"preset": ["grpo"]}, r"algorithm.preset=\['grpo'\] is unknown; choose one of grpo"),
         (
@@ -228,6 +256,65 @@ def test_a_truncation_penalty_that_would_raise_rewards_is_refused_as_the_configu
         ConfigError, match=r"reward_shaping\[0\].coefficient=1.5 .* less than or equal to 1; it must be a number"
     ):
         make(reward_shaping=[{"name": "truncation_penalty", "coefficient": 1.5}])
+
+
+@pytest.mark.parametrize(
+    ("field", "variant", "message"),
+    [
+        ("policy_loss", {"name": "ppo_clip", "log_ratio_clamp": 0}, "log_ratio_clamp=0 .* greater than 0; .* or null"),
+        ("policy_loss", {"name": "ppo_clip", "epsilon_low": -0.2}, "epsilon_low=-0.2 .* greater than or equal to 0"),
+        ("policy_loss", {"name": "ppo_clip", "dual_clip": 1}, "dual_clip=1 .* greater than 1"),
+        ("policy_loss", {"name": "gspo", "delta": 0}, "delta=0 .* greater than or equal to 1"),
+        ("policy_loss", {"name": "vespo", "log_ratio_clamp": -1}, "log_ratio_clamp=-1 .* greater than 0"),
+        ("policy_loss", {"name": "dppo", "ratio_cap": 0}, "ratio_cap=0 .* greater than 0"),
+        ("policy_loss", {"name": "sapo", "tau_positive": 0}, "tau_positive=0 .* greater than 0"),
+        ("policy_loss", {"name": "clip_cov", "cov_low": 6}, "cov_low=6.* is not below cov_high=5.0"),
+        ("policy_loss", {"name": "cispo", "epsilon_min": 5}, "epsilon_min=5.* is not below epsilon_max=5.0"),
+        ("advantage", {"name": "gae", "lambda_": 95}, "lambda_=95 .* less than or equal to 1"),
+        ("advantage", {"name": "grpo", "ddof": 2}, "ddof=2 .* less than or equal to 1"),
+        ("value.loss", {"name": "value_clip", "clip_range": -0.2}, "clip_range=-0.2 .* greater than 0; .* or null"),
+        ("filters", {"name": "high_entropy_tokens", "share": 20}, "share=20 .* less than or equal to 1"),
+        ("filters", {"name": "return_bounds", "low": 1, "high": 0}, "low=1.* is not below high=0"),
+        ("corrections", {"name": "tis", "cap": 0}, "cap=0 .* greater than 0"),
+        ("corrections", {"name": "tis", "floor": 3}, "floor=3.* is not below cap=2.0"),
+        ("corrections", {"name": "rejection", "low": 1, "high": 0.5}, "low=1.* is not below high=0.5"),
+        ("reward_shaping", {"name": "reward_clip", "low": 1, "high": -1}, "low=1.* is not below high=-1"),
+        ("advantage_shaping", {"name": "advantage_clip", "low": 1, "high": 1}, "low=1.* is not below high=1"),
+    ],
+)
+def test_a_parameter_that_can_only_be_a_mistake_is_refused_as_the_configuration_is_read(field, variant, message):
+    section = options.with_set({"advantage": "gae", "value": {}, "proximal": "recompute"}, field, variant)
+    with pytest.raises(ConfigError, match=message):
+        Objective.from_config(AlgorithmConfig.model_validate(section), updates_per_step=2)
+
+
+FREE = {
+    *("policy_loss.clip_cov.cov_high", "corrections.rejection.high", "filters.return_bounds.high"),
+    *("reward_shaping.reward_clip.high", "advantage_shaping.advantage_clip.high"),
+    *("reward_shaping.reward_scale.factor", "reward_shaping.reward_scale.offset"),
+    *("reward_shaping.reward_over_length.power", "advantage_shaping.over_length.power"),
+    *("selection.balanced.low", "selection.balanced.high"),
+}
+"""Numbers that may be any, or have their bound at another parameter."""
+
+
+def test_a_number_that_a_variant_takes_says_its_bounds():
+    def is_plain(hint: Any) -> bool:
+        return hint in (int, float) or any(each in (int, float) for each in typing.get_args(hint)[:2])
+
+    found = {
+        f"{field}.{variant['name']}.{name}"
+        for field, home in HOMES.items()
+        for variant in options.variants(field)
+        for function in [find(Plugin(name=variant["name"]), home=home, field=field)]
+        for name, hint in type_hints(function, include_extras=True).items()
+        if name in parameters(function, home=home) and is_plain(hint) and not _bounds(hint)
+    }
+    assert found == FREE
+
+
+def _bounds(hint: Any) -> bool:
+    return any(not isinstance(each, InertWith) for each in getattr(hint, "__metadata__", ()))
 
 
 def test_a_monitored_reference_may_be_missing_from_what_was_recorded_without_it():
@@ -612,7 +699,7 @@ def test_covariances_are_ranked_within_the_mini_batch():
     made = make(policy_loss="kl_cov")
     prepared = made.prepare(whole.batch)
     taken = made.mini_batch(prepared, [3, 4, 5], begins_step=True)
-    mask, logprobs = whole.batch.loss_mask_NT[3:6], whole.batch.proximal_logprobs_NT[3:6]
+    mask, logprobs = whole.batch.loss_mask_NT[3:6], whole.batch.rollout_logprobs_NT[3:6]
     advantages = prepared.advantages_NT[3:6]
     want = (logprobs - logprobs[mask].mean()) * (advantages - advantages[mask].mean())
     torch.testing.assert_close(taken.batch_covariances_M, want[mask])
