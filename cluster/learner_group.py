@@ -100,6 +100,8 @@ class LearnerGroup:
         self._tell: Tell | None = None
         """Hears of the steps that `restore` learns again."""
         self._saving = saving
+        self._is_writing = False
+        """A save was begun, and nobody has asked yet whether it is over."""
         self._pass_rates = pass_rates
         self._provenance = provenance
         self._turns = turns
@@ -245,6 +247,8 @@ class LearnerGroup:
 
     async def finish_saving(self) -> None:
         """The last checkpoint that was begun is on the disk when this returns, unless an event says that it failed."""
+        if not self._is_writing:
+            return
         async with self._turn:
             if self._ranks and self._are_built:
                 await self._finish_saving()
@@ -358,6 +362,7 @@ class LearnerGroup:
             await self._all_files("save", f"{self._checkpoints}/{checkpoint_name(self._held)}", extra)
         except CheckpointError as error:
             return self._tell_failure(error, version=self._held)
+        self._is_writing = True
         self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self._held, metric
         self._supervisor.events.event("checkpoint", policy_version=self._held, metric=metric)
 
@@ -368,6 +373,7 @@ class LearnerGroup:
         except CheckpointError as error:
             failed, self.saved_version = self.saved_version, self._saved_before
             self._tell_failure(error, version=failed)
+        self._is_writing = False
 
     def _tell_failure(self, error: CheckpointError, *, version: int) -> None:
         self._supervisor.events.event(
@@ -469,7 +475,7 @@ class LearnerGroup:
             learned.append(await self._learn_again(record))
             if self._tell is not None:
                 await self._tell(*learned[-1])
-            # The last one is evaluated and told before it is saved, by those who go on from here, unless that was done and the save lost.
+            # The last one is saved by those who go on from here, unless it was evaluated already and the save lost.
             is_before_last = self._held < self._ledger.version
             if self._held in self._evaluations or (is_before_last and self._saving.is_due(self._held)):
                 await self._save()

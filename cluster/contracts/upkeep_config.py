@@ -28,7 +28,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     every_s: PositiveFloat | None = 600.0
     """Also saves when the last save is so long ago, for runs whose steps take long. None does not save by time."""
     stop_timeout_s: NonNegativeFloat = 60.0
-    """Longest that a run which is stopped (Ctrl-C, SIGTERM) takes to finish its step and save it; 0 saves nothing then."""
+    """Longest that a run which is stopped (Ctrl-C, SIGTERM) takes to finish its step and save it, and one that fails to finish the
+    checkpoint that is being written; 0 does neither."""
     timeout_s: PositiveFloat = 7200.0
     """Longest that training waits for a checkpoint to be written or read, or an export to be written. Ranks that take longer count as hung:
     they are restarted, learn again from the checkpoint before, and save anew."""

@@ -44,15 +44,20 @@ class ForkServer:
         self._process = process
         self._answer = answer
 
+        self._has_asked = False
+
     def ask(self, function: str, question: str) -> None:
         """`function` is an import path: it is to be called with the question, and returns the answer."""
         line = json.dumps([function, question]).encode() + b"\n"
         if len(line) <= _MOST_ASKED and self._process.stdin is not None:
             with contextlib.suppress(OSError):  # it has ended
                 os.write(self._process.stdin.fileno(), line)
+                self._has_asked = True
 
     def answer(self) -> str | None:
-        """None where there is none: the function has failed, the question came too late, or it takes too long."""
+        """None where there is none: nothing was asked, the function has failed, the question came too late, or it takes too long."""
+        if not self._has_asked:
+            return None
         read, *_ = select.select([self._answer], [], [], _ANSWER_S)
         return (self._answer.read().decode() or None) if read else None
 
@@ -113,8 +118,10 @@ def main() -> None:
         listener.set_inheritable(False)
         # Ray reads the environment once, as soon as it is imported, and a worker's tells it for whom it works.
         with hidden("ray"):
-            with os.fdopen(int(answering), "w") as answers:
-                _found(first)()
+            answers = os.fdopen(int(answering), "w")
+            os.set_inheritable(answers.fileno(), False)
+            _found(first)()
+            with contextlib.suppress(OSError), answers:  # who asked may be gone
                 _answer(answers)
             for each in more:
                 _found(each)()
@@ -134,8 +141,8 @@ def _found(path: str) -> Callable[..., Any]:
 def _answer(answers: TextIO) -> None:
     """To what was asked by now. Nothing where that fails: who asked finds the failure by itself."""
     if select.select([sys.stdin], [], [], 0)[0] and (line := sys.stdin.readline()):
-        function, question = json.loads(line)
         with contextlib.suppress(Exception):
+            function, question = json.loads(line)
             answers.write(_found(function)(question))
 
 

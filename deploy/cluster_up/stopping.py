@@ -118,7 +118,8 @@ async def saved_when_stopped(
     """
     try:
         yield
-    except (asyncio.CancelledError, PreemptedError) as stopped:
+    except (asyncio.CancelledError, PreemptedError) as ended:
+        stopped = _preempted_before(ended) or ended
         if isinstance(stopped, PreemptedError) and stopped.deadline is not None:
             timeout_s = max(min(timeout_s, stopped.deadline - time.time() - _ENDING_S), 0.0)
         if timeout_s:
@@ -131,7 +132,13 @@ async def saved_when_stopped(
             within = _within(
                 timeout_s, saving, log, otherwise="no checkpoint was saved", limit=_limit(stopped, timeout_s)
             )
-            await _through_a_first_signal(within, interrupted=interrupted)
+            try:
+                await _through_a_first_signal(within, interrupted=interrupted)
+            except asyncio.CancelledError:
+                if stopped is ended:
+                    raise
+        if stopped is not ended:
+            raise stopped from None
         raise
     except ClaimLostError:
         raise
@@ -143,6 +150,14 @@ async def saved_when_stopped(
             )
             await _through_a_first_signal(within, interrupted=interrupted)
         raise
+
+
+def _preempted_before(error: BaseException) -> PreemptedError | None:
+    """For a signal that came while the block still ended, since its node goes away."""
+    group = error.__cause__
+    if not isinstance(error, asyncio.CancelledError) or not isinstance(group, BaseExceptionGroup):
+        return None
+    return next((each for each in group.exceptions if isinstance(each, PreemptedError)), None)
 
 
 async def _within(timeout_s: float, saving: Coroutine[Any, Any, None], log: Log, *, otherwise: str, limit: str) -> None:

@@ -407,12 +407,14 @@ def _loss(given: Given) -> Made:
         "gspo": {"name": "gspo_token", **clip, "log_ratio_max": 10.0},
         "sapo": {"name": "sapo", **taus, **clamp},
         "gpg": {"name": "reinforce"},
-        "cispo": {"name": "cispo", "epsilon_min": 1 - low, "epsilon_max": 1 + high, **clamp},
+        "cispo": {"name": "cispo", "epsilon_min": max(1 - low, 0.0), "epsilon_max": 1 + high, **clamp},
         "dro": {"name": "dro", "beta": given[f"{_ACTOR}.policy_loss.dro_beta"]},
     }
     if mode not in known:
         given.refuse(f"{_ACTOR}.policy_loss.loss_mode", f"is not there as verl has it; use one of {', '.join(known)}")
         return {}
+    if mode == "vanilla" and cap <= 1:
+        given.refuse(f"{_ACTOR}.clip_ratio_c", "is verl's error too; set it above 1")
     if mode == "dro" and (known["dro"]["beta"] or 0) <= 0:
         given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is verl's error too; set it above 0")
     if mode == "sapo" and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":

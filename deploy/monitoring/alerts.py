@@ -192,7 +192,7 @@ ALERTS = (
         expression=came("checkpoint_failed", within="1h"),
         severity="critical",
         summary="a checkpoint was not saved",
-        advice="Event `checkpoint_failed` has the reason: a full disk, or an object store that refuses. The run goes on, and tries again"
+        advice="Event `checkpoint_failed` has the reason: a full disk, or an object store that refuses. A run that goes on tries again"
         " at the next step that is due.",
     ),
     Alert(

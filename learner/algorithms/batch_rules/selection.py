@@ -36,7 +36,7 @@ def balanced(rewards_G: Tensor, *, group_size: int, low: float = 0.0, high: floa
 
     Formula: argmin |mean_S r − (low + high)/2|, then argmax (max_S r − min_S r), over all subsets S of the group's size
     Source: torchrl MCAdvantage
-    Degenerate: further ties are decided by place; more than 100,000 subsets are an error
+    Degenerate: of those that are equal but for rounding, the one that torchrl takes; more than 100,000 subsets are an error
     Peers: torchrl MCAdvantageSelector `balanced` (greedy beyond that many subsets; its bounds drop groups too, as filter `return_bounds`)
     """
     num_candidates = len(rewards_G)

@@ -39,7 +39,7 @@ def _refuse_what_is_not_supplied(parts: Parts) -> None:
                 f"{variant.field}={variant.plugin.name!r} asks for {', '.join(missing)}, which it cannot have; by its first parameter, "
                 f"{variant.asks[0]}, it may ask for: {', '.join(sorted(variant.may_ask_for))}"
             )
-        if "columns" in variant.requires and "column" not in variant.parameters:
+        if "columns" in variant.asks and "column" not in variant.parameters:
             raise ConfigError(
                 f"{variant.field}={variant.plugin.name!r} asks for columns, and has no parameter 'column' that names the one it reads; "
                 "give it one"

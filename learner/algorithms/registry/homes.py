@@ -30,7 +30,7 @@ _WITH_ADVANTAGES = OF_THE_BATCH - {"part_rewards_N", "reward_moments"}
 _WITHOUT_ADVANTAGES = _WITH_ADVANTAGES - {"advantages_NT"}
 
 SUPPLIED_TO: dict[str, tuple[frozenset[str], ...]] = {
-    "advantage": (_WITHOUT_ADVANTAGES, _WITHOUT_ADVANTAGES | OF_A_GROUP),
+    "advantage": (_WITHOUT_ADVANTAGES, _WITH_NAMES),
     "policy_loss": (OF_THE_ROWS,),
     "aggregation": (_WITHOUT_ADVANTAGES,),
     "value.loss": (OF_THE_ROWS,),

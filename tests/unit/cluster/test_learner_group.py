@@ -589,7 +589,7 @@ async def test_a_checkpoint_says_after_a_restart_whether_it_was_evaluated(metric
 
 @pytest.mark.parametrize("num_steps", [3, 2])
 async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_again(num_steps):
-    """Seen in review: the run's last one waited for its evaluation, and a run that was stopped there learned all of them again."""
+    """The run's last one waited for its evaluation, and a run that was stopped there learned all of them again."""
     before = Scene()
     await before.group.start()
     await before.learn(2)
@@ -603,12 +603,22 @@ async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_agai
 
 
 async def test_a_save_that_fails_after_all_while_the_run_ends_is_an_event():
-    scene = Scene(("finish_saving", 1, CheckpointError("the disk is full")))
+    scene = Scene(("finish_saving", 2, CheckpointError("the disk is full")))
     await scene.group.finish_saving()  # nothing runs yet
     await scene.group.start()
     await scene.learn(1)
+    await scene.group.save(None)
+    await scene.learn(1)
     await scene.group.finish_saving()
     assert scene.events.kinds()[-1] == "checkpoint_failed"
+
+
+async def test_a_run_that_ends_with_no_save_under_way_asks_for_none():
+    scene = Scene(("finish_saving", 1, CheckpointError("the disk is full")))
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.finish_saving()
+    assert "checkpoint_failed" not in scene.events.kinds()
 
 
 async def test_a_save_that_is_tried_again_has_the_evaluation_of_its_step():

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.remote import fork_server as fork_server_module
 from cluster.remote import forked_worker
 from cluster.remote.fork_server import ForkServer, fork_server
 
@@ -267,11 +268,13 @@ def test_a_question_that_comes_late_has_no_answer_and_costs_no_server(ask: Ask) 
         assert ask("print('forked')").stdout == "forked\n"
 
 
-def test_a_question_that_is_too_long_for_a_pipe_is_not_asked() -> None:
-    with fork_server(LITTLE) as server:
+def test_a_question_that_is_too_long_for_a_pipe_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAY_SERVE", str(tmp_path / "may_serve"))
+    monkeypatch.setattr(fork_server_module, "_ANSWER_S", 1e9)
+    with fork_server("tests.unit.cluster.remote.test_fork_server:import_until_told") as server:
         server.ask(ANSWER, "what" * 10_000)
 
-        assert server.answer() is None
+        assert server.answer() is None, "and nobody waits for what it imports"
 
 
 def test_a_server_that_has_ended_answers_nothing() -> None:
@@ -280,3 +283,21 @@ def test_a_server_that_has_ended_answers_nothing() -> None:
         server.ask(ANSWER, "what")
 
         assert server.answer() is None
+
+
+def test_a_server_whose_starter_is_killed_with_a_question_open_leaves_nothing(tmp_path: Path, short: Path) -> None:
+    program = f"""
+import os
+from cluster.remote.fork_server import fork_server
+with fork_server("tests.unit.cluster.remote.test_fork_server:import_until_told") as server:
+    server.ask({ANSWER!r}, "what")
+    os.kill(os.getpid(), 9)
+"""
+    env = os.environ | {"TMPDIR": str(short), "MAY_SERVE": str(tmp_path / "may_serve")}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, check=False)
+    (folder,) = short.iterdir()
+    (tmp_path / "may_serve").touch()
+    limit = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not folder.exists()

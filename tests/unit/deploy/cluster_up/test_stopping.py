@@ -257,6 +257,29 @@ def test_a_signal_while_a_run_that_ends_by_itself_saves_does_not_hide_why_it_end
     assert learner.is_saved == (num_signals == 1)
 
 
+def test_a_signal_while_a_run_still_ends_since_its_node_goes_away_does_not_hide_why_it_ends():
+    learner, interrupted, stop = ScriptedLearner(), asyncio.Event(), Stop()
+
+    async def watch() -> None:
+        raise PreemptedError("node-1 goes away")
+
+    async def work() -> None:
+        async with (
+            saved_when_stopped(learner, interrupted=interrupted, timeout_s=60, log=ListedEvents()),
+            background() as tasks,
+        ):
+            tasks.create_task(watch())
+            try:
+                await asyncio.Event().wait()
+            finally:
+                stop.press()
+                await asyncio.sleep(0.1)
+
+    with pytest.raises(PreemptedError, match="node-1 goes away"):
+        asyncio.run(until_interrupted(work(), interrupted=interrupted, stop=stop))
+    assert interrupted.is_set() and learner.is_saved
+
+
 def test_ctrl_c_in_a_child_that_is_not_yet_another_program_is_not_one_of_ours():
     def start() -> None:
         subprocess.run(["true"], check=True, preexec_fn=lambda: os.kill(os.getpid(), signal.SIGINT))

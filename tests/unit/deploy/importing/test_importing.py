@@ -203,6 +203,13 @@ def test_every_loss_of_verl_makes_an_objective(mode, part):
     assert run.learner.mini_batches == 128 // part
 
 
+def test_no_ratio_is_below_the_lower_bound_that_verl_has_for_cispo():
+    actor = "actor_rollout_ref.actor"
+    more = [f"{actor}.policy_loss.loss_mode=cispo", f"{actor}.clip_ratio_low=10", f"{actor}.ppo_mini_batch_size=64"]
+    loss = run_of("verl_dr_grpo.yaml", *more).algorithm.policy_loss
+    assert loss.name == "cispo" and loss.params.get("epsilon_min", 0.0) == 0.0
+
+
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "cispo", "sapo", "luspo"])
 @pytest.mark.parametrize("accumulation", [4, 2])
 def test_every_loss_of_trl_makes_an_objective(kind, accumulation):

@@ -1,12 +1,15 @@
 """The machine's memory, looked at by another process, of which a stand-in answers here."""
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict
 from functools import partial
 
 import pytest
 
 from cluster.contracts.errors import ConfigError
+from cluster.remote.fork_server import fork_server
 from deploy.config.loading import validated
 from deploy.preflight import asked_memory, machine
 from tests.model_shapes import write
@@ -61,6 +64,18 @@ def test_what_another_process_had_better_not_look_at_is_looked_at_here(sections,
     asked_memory.asked(run(**sections), frozenset(), is_local=False, ask=other.ask)
 
     assert other.asked == []
+
+
+def test_the_process_that_actors_are_forked_of_answers(run):
+    """Ray is hidden from what it imports."""
+    config = run()
+    with fork_server("deploy.cluster_up.factories:import_actors") as server:
+        server.ask(
+            "deploy.preflight.asked_memory:answered", json.dumps([config.model_dump_json(), ["reference"], False])
+        )
+        answer = server.answer()
+
+    assert answer == json.dumps([asdict(machine.estimate(config, frozenset({"reference"}), is_local=False)), None])
 
 
 def test_a_driver_that_asks_does_not_import_the_models_of_transformers(tmp_path):

@@ -137,6 +137,10 @@ def of_the_present_policy(rewards_N: Tensor, *, policy_logprobs_BT: Tensor) -> T
     return rewards_N
 
 
+def of_a_group_and_the_batch(rewards_G: Tensor, *, completion_lengths_N: Tensor) -> Tensor:
+    return rewards_G
+
+
 def of_no_column(advantages_NT: Tensor, *, columns: dict[str, Tensor]) -> Tensor:
     return advantages_NT
 
@@ -169,6 +173,11 @@ def test_a_selection_gets_what_it_asks_for_of_its_candidates():
         ("corrections", "of_rows_and_batch", "asks for rollout_logprobs_NT, .* it may ask for: advantages_BT, "),
         ("reward_shaping", "of_the_present_policy", "asks for policy_logprobs_BT, which it cannot have"),
         ("advantage", "of_the_present_policy", "asks for policy_logprobs_BT, which it cannot have"),
+        (
+            "advantage",
+            "of_a_group_and_the_batch",
+            "asks for completion_lengths_N, .* it may ask for: completion_lengths_G, r",
+        ),
         ("advantage_shaping", "of_no_column", "asks for columns, and has no parameter 'column' that names the one"),
     ],
 )
