@@ -54,13 +54,14 @@ def skeleton(
     model: ModelConfig, *, kind: ModelKind = AutoModelForCausalLM, field: str = "model.path"
 ) -> PreTrainedModel:
     """The model in float32 without memory for its parameters; buffers are real, dropout is off. Raises ConfigError as `load` does."""
+    config = read_config(model, field=field)
     try:
         # Buffers are real: many, such as rotary frequencies, are in no file.
         with init_empty_weights(include_buffers=False):
             built: PreTrainedModel = kind.from_config(
-                read_config(model, field=field),
+                config,
                 dtype=torch.float32,
-                attn_implementation=attention_of(model),
+                attn_implementation=attention_of(model, config),
                 trust_remote_code=model.trust_remote_code,
             )
     except (OSError, ValueError, ImportError) as error:

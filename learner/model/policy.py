@@ -207,7 +207,7 @@ def load(
             revision=model.revision,
             config=config,
             dtype=dtype,
-            attn_implementation=attention_of(model),
+            attn_implementation=attention_of(model, config),
             trust_remote_code=model.trust_remote_code,
             output_loading_info=True,
         )
@@ -228,9 +228,20 @@ def load_backbone(critic: ModelConfig, *, device: torch.device | str = "cpu") ->
     return load(critic, dtype=torch.float32, device=device, kind=AutoModel, field=CRITIC_PATH)
 
 
-def attention_of(model: ModelConfig) -> str | None:
-    """The implementation that the model is loaded with; None leaves it to transformers, which takes sdpa where a model has it."""
-    return None if model.attention == "auto" else model.attention
+def attention_of(model: ModelConfig, config: PretrainedConfig) -> str | None:
+    """The implementation that the model is loaded with; None leaves it to transformers, which takes sdpa where a model has it.
+
+    transformers' sdpa leaves out a soft cap of attention's scores, which engines compute with. Raises ConfigError where it is asked for.
+    """
+    cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    if cap is not None and model.attention == "sdpa":
+        raise ConfigError(
+            f"model.attention='sdpa' computes attention without the soft cap of {cap:g} that the scores of {model.path!r} have; "
+            "use model.attention=auto"
+        )
+    if model.attention == "auto":
+        return None if cap is None else "eager"
+    return model.attention
 
 
 def without_dropout(module: nn.Module) -> None:

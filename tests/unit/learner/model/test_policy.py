@@ -37,7 +37,7 @@ from cluster.contracts.config import ModelConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import Ranks
 from learner.model.building import build
-from learner.model.packing import lay_out
+from learner.model.packing import Layout, lay_out
 from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
 
@@ -170,6 +170,38 @@ def test_layers_that_checkpoint_their_activations_draw_no_experts(tmp_path: Path
     calls.clear()
     first.sum().backward()
     assert calls, "it is computed again for the gradients"
+
+
+def scores_beyond_their_cap(folder: Path) -> Path:
+    """A model whose attention caps its scores at 50, and whose scores are larger."""
+    torch.manual_seed(0)
+    causal_lm = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=50.0))
+    for name, parameter in causal_lm.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            parameter.data.mul_(5)
+    causal_lm.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("packing", "layout"), [("auto", "shared"), ("padded", "padded")])
+def test_a_soft_cap_of_attention_is_computed_with_in_every_layout(tmp_path: Path, packing: str, layout: Layout):
+    """transformers' sdpa leaves it out."""
+    path = scores_beyond_their_cap(tmp_path)
+    loaded = load(ModelConfig(path=str(path), dtype="float32"), dtype=torch.float32)
+    policy = proven(loaded, packing=packing)
+    assert policy.layout == layout
+    row = token_row([5, 6, 7], [8, 9, 10, 11])
+    logprobs_C = policy(lay_out([row], [0], layout=layout, width=4)).logprobs_C
+    ids = torch.tensor([5, 6, 7, 8, 9, 10, 11])
+    expected_LV = Gemma2ForCausalLM.from_pretrained(path, attn_implementation="eager")(ids[None]).logits[0]
+    expected_C = expected_LV.log_softmax(-1)[2:-1].gather(1, ids[3:, None])[:, 0]
+    assert_close(logprobs_C, expected_C, rtol=1e-4, atol=1e-4)
+
+
+def test_an_attention_that_leaves_out_the_models_soft_cap_is_refused(tmp_path: Path):
+    path = scores_beyond_their_cap(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.attention='sdpa' .* soft cap of 50 .*use model\.attention=auto"):
+        load(ModelConfig(path=str(path), attention="sdpa"), dtype=torch.float32)
 
 
 def test_quantized_weights_are_refused(tmp_path: Path):
