@@ -31,6 +31,8 @@ from transformers import (
     PhimoeConfig,
     PhimoeForCausalLM,
     PreTrainedModel,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from cluster.contracts.config import ModelConfig, RunConfig, SamplingConfig
@@ -133,6 +135,30 @@ def test_a_window_that_is_in_masks_alone_keeps_rows_apart_where_a_sequence_may_b
 
 def test_a_window_that_attention_is_told_of_packs():
     assert proven(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16))).layout == "shared"
+
+
+def recurrent() -> PreTrainedModel:
+    """Each token reads a state that all before it in the row have written."""
+    torch.manual_seed(0)
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES | {"initializer_range": 0.1}, head_dim=8, **experts, **heads))
+
+
+def test_a_layer_through_which_a_sequence_reads_those_before_it_is_found_in_bfloat16_too():
+    """It moves log-probs by less than the tolerance of bfloat16, so only an exchange of neighbours shows it."""
+    assert proven(recurrent().bfloat16()).layout == "padded"
+    assert proven(LlamaForCausalLM(LlamaConfig(**SIZES)).bfloat16()).layout == "shared"
 
 
 def test_a_model_that_reads_the_mask_itself_is_padded():
