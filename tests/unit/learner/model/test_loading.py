@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing import assert_close
-from transformers import AutoModelForSequenceClassification
+from transformers import ApertusConfig, ApertusForCausalLM, AutoModelForSequenceClassification
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -26,6 +26,7 @@ from learner.model.critic import Networks
 from learner.model.packing import lay_out
 from learner.model.policy import token_row
 from tests.models import make_tiny_model, make_tiny_reward_model
+from tests.unit.learner.model.test_policy import SIZES
 from tests.unit.learner.trajectories import make_config, make_group
 
 pytestmark = pytest.mark.slow
@@ -68,6 +69,16 @@ def assert_equal(sharded: Networks, expected: Networks) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_streamed_weights_are_the_loaded_ones(alone: Ranks, tmp_path: Path, architecture: Any, tied: bool):
     config = make_config(make_tiny_model(tmp_path, architecture=architecture, tied=tied, dtype="bfloat16"))
+    networks, loading = _built(config, alone)
+    assert loading == "streamed"
+    assert_equal(networks, _unsharded(config))
+
+
+def test_buffers_without_a_dimension_are_streamed(alone: Ranks, tmp_path: Path):
+    """Apertus stores two numbers of each activation."""
+    ApertusForCausalLM(ApertusConfig(**SIZES)).save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.act_fn.beta"].shape == ()
+    config = make_config(tmp_path)
     networks, loading = _built(config, alone)
     assert loading == "streamed"
     assert_equal(networks, _unsharded(config))
