@@ -377,11 +377,18 @@ def _difference(
                 found = scored(rows)
                 first, last = scored([rows[0], *others[1:]])[:1], scored([*others[:-1], rows[-1]])[-1:]
         except _OF_A_MODEL as error:
-            # It reads the mask, say, which packed rows have not. Ranks that gather shards may not go on after it.
-            is_sharded = any(isinstance(parameter, DTensor) for parameter in causal_lm.parameters())
-            if is_sharded or isinstance(error, torch.OutOfMemoryError):
+            # It reads the mask, say, which packed rows have not.
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
-            return f"its own code raises {type(error).__name__}: {headline(error)}"
+            raised = f"{type(error).__name__}: {headline(error)}"
+            if not any(isinstance(parameter, DTensor) for parameter in causal_lm.parameters()):
+                return f"its own code raises {raised}"
+            # Ranks that gather shards may not go on after it. A RuntimeError may be of the ranks' connection.
+            if isinstance(error, RuntimeError):
+                raise
+            raise ConfigError(
+                f"learner.packing: the code of {type(causal_lm).__name__} does not take packed rows ({raised}); use learner.packing=padded"
+            ) from error
     # Packed attention knows nothing of masks, and these rows are too short to show it.
     if seen and (hidden := _shorter_windows(causal_lm, model=model) - seen):
         return f"its window of {min(hidden)} tokens is in masks alone"

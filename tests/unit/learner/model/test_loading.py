@@ -26,7 +26,7 @@ from learner.model.critic import Networks
 from learner.model.packing import lay_out
 from learner.model.policy import token_row
 from tests.models import make_tiny_model, make_tiny_reward_model
-from tests.unit.learner.model.test_policy import SIZES
+from tests.unit.learner.model.test_policy import SIZES, reads_the_mask
 from tests.unit.learner.trajectories import make_config, make_group
 
 pytestmark = pytest.mark.slow
@@ -82,6 +82,19 @@ def test_buffers_without_a_dimension_are_streamed(alone: Ranks, tmp_path: Path):
     networks, loading = _built(config, alone)
     assert loading == "streamed"
     assert_equal(networks, _unsharded(config))
+
+
+def test_shards_of_a_model_that_reads_the_mask_itself_need_padded_rows(alone: Ranks, tmp_path: Path):
+    """Ranks that gather shards do not go on after an exception, to try padded rows."""
+    reads_the_mask().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"DeepseekV32.* packed rows \(TypeError: .*use learner\.packing=padded"):
+        _built(make_config(tmp_path), alone)
+
+
+def test_shards_of_a_model_that_reads_the_mask_itself_are_padded_where_that_is_asked_for(alone: Ranks, tmp_path: Path):
+    reads_the_mask().save_pretrained(tmp_path)
+    networks, _ = _built(make_config(tmp_path, learner={"packing": "padded"}), alone)
+    assert networks.policy.layout == "padded"
 
 
 @pytest.mark.parametrize(

@@ -161,14 +161,18 @@ def test_a_layer_through_which_a_sequence_reads_those_before_it_is_found_in_bflo
     assert proven(LlamaForCausalLM(LlamaConfig(**SIZES)).bfloat16()).layout == "shared"
 
 
-def test_a_model_that_reads_the_mask_itself_is_padded():
+def reads_the_mask() -> PreTrainedModel:
     config = DeepseekV32Config(
         **SIZES | {"num_key_value_heads": 4, "first_k_dense_replace": 1},
         **{"moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
         **{"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4},
         **{"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8},
     )
-    causal_lm = DeepseekV32ForCausalLM(config)
+    return DeepseekV32ForCausalLM(config)
+
+
+def test_a_model_that_reads_the_mask_itself_is_padded():
+    causal_lm = reads_the_mask()
     assert proven(causal_lm).layout == "padded"
     with pytest.raises(ConfigError, match=r"learner\.packing=packed: DeepseekV32ForCausalLM"):
         proven(causal_lm, packing="packed")
