@@ -15,7 +15,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing import assert_close
-from transformers import ApertusConfig, ApertusForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
+    AutoModelForSequenceClassification,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -78,6 +84,16 @@ def test_buffers_without_a_dimension_are_streamed(alone: Ranks, tmp_path: Path):
     """Apertus stores two numbers of each activation."""
     ApertusForCausalLM(ApertusConfig(**SIZES)).save_pretrained(tmp_path)
     assert load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.act_fn.beta"].shape == ()
+    config = make_config(tmp_path)
+    networks, loading = _built(config, alone)
+    assert loading == "streamed"
+    assert_equal(networks, _unsharded(config))
+
+
+def test_a_layer_within_a_layer_is_sharded(alone: Ranks, tmp_path: Path):
+    """transformers names both of Mamba's as those that are not to be split."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 128, "initializer_range": 0.3}
+    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(tmp_path)
     config = make_config(tmp_path)
     networks, loading = _built(config, alone)
     assert loading == "streamed"
