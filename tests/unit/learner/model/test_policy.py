@@ -109,6 +109,18 @@ def proven(causal_lm: PreTrainedModel, *, packing: str = "auto", max_context: in
     )
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_large_logits_are_proven_in_bfloat16_at_any_temperature(temperature: float):
+    """The model's own head rounds logits of 16 to 32 to 1/8, which a temperature of 0.1 made more than a nat."""
+    torch.manual_seed(1)
+    causal_lm = LlamaForCausalLM(LlamaConfig(**SIZES)).eval().bfloat16()
+    causal_lm.lm_head.weight.data.mul_(4)
+    model, sampling = ModelConfig(path="made here"), SamplingConfig(temperature=temperature)
+    policy = prove(causal_lm, model=model, packing="auto", sampling=sampling, head_chunk_tokens=16)
+    assert policy.layout == "shared" and policy.head.temperature == temperature
+    assert policy.own_logits(torch.arange(5, 25)).abs().max() > 16
+
+
 def windowed_phimoe(window: int | None) -> PreTrainedModel:
     """Its layers see a window by their mask alone."""
     torch.manual_seed(0)
