@@ -31,13 +31,16 @@ from transformers import (
     PhimoeConfig,
     PhimoeForCausalLM,
     PreTrainedModel,
+    Qwen3ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
+from transformers.core_model_loading import Chunk, WeightConverter
 
 from cluster.contracts.config import ModelConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import Ranks
+from learner.model import building
 from learner.model.building import build
 from learner.model.packing import Layout, lay_out
 from learner.model.policy import PolicyModel, load, prove, token_row
@@ -244,6 +247,28 @@ def test_an_attention_that_leaves_out_the_models_soft_cap_is_refused(tmp_path: P
     path = scores_beyond_their_cap(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.attention='sdpa' .* soft cap of 50 .*use model\.attention=auto"):
         load(ModelConfig(path=str(path), attention="sdpa"), dtype=torch.float32)
+
+
+def test_a_model_whose_layers_cannot_be_checkpointed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = make_tiny_model(tmp_path)
+    monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)
+    run = RunConfig.model_validate(
+        {"model": {"path": str(path)}, "prompts": "file", "learner": {"activation_checkpointing": True}}
+    )
+    with pytest.raises(ConfigError, match=r"learner\.activation_checkpointing=true: a Qwen3ForCausalLM has no layers"):
+        build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
+
+
+def test_a_model_of_which_one_tensor_is_stored_for_several_layers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Weights are exported one by one, and a part of such a tensor would be written in its place."""
+    path = make_tiny_model(tmp_path)
+    fused = WeightConverter("qkv_proj.weight", ["q_proj.weight", "k_proj.weight"], operations=[Chunk(dim=0)])
+    monkeypatch.setattr(building, "get_model_conversion_mapping", lambda *_, **__: [fused])
+    run = RunConfig.model_validate({"model": {"path": str(path)}, "prompts": "file"})
+    with pytest.raises(ConfigError, match=r"a Qwen3ForCausalLM is stored with several layers in one tensor"):
+        build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
 
 
 def test_quantized_weights_are_refused(tmp_path: Path):
