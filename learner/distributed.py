@@ -229,7 +229,8 @@ def shard(module: nn.Module, *, ranks: Ranks, compute_dtype: torch.dtype) -> Non
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
     layer_names = {name for model in models for name in model._no_split_modules or ()}
-    for part in module.modules():
+    # Inner ones first, where such a layer is within another: what is sharded already stays apart.
+    for part in reversed(list(module.modules())):
         if type(part).__name__ in layer_names:
             fully_shard(part, mesh=ranks.mesh, mp_policy=policy)
     fully_shard(module, mesh=ranks.mesh, mp_policy=policy)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, headline
 from cluster.machine import free_memory_bytes
 from learner.distributed import MAX_UNREDUCED_BYTES
 from learner.model.attention import MAX_MASK_CELLS
@@ -24,7 +24,7 @@ from learner.model.head import MAX_KEPT_BYTES, tile_shape
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import CRITIC_PATH, read_config
 from learner.model.reference import reference_models
-from learner.shape import head_size, inner_size, num_key_heads, windows
+from learner.shape import head_size, inner_size, num_heads, num_key_heads, windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,7 @@ def _values_of_layer(text: PretrainedConfig) -> int:
 
 def _widths(text: PretrainedConfig) -> tuple[int, int]:
     """Of all queries of a token, and of its keys."""
-    return text.num_attention_heads * head_size(text), num_key_heads(text) * head_size(text)
+    return num_heads(text) * head_size(text), num_key_heads(text) * head_size(text)
 
 
 def _head_bytes(text: PretrainedConfig, *, tokens: int, chunk_tokens: int | None, on_gpu: bool) -> int:
@@ -302,10 +302,13 @@ def _parts(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def _without_memory(model: ModelConfig, *, field: str = "model.path") -> PreTrainedModel:
-    """The causal model that a configuration describes, to count its parameters."""
+    """The causal model that a configuration describes, to count its parameters. Raises ConfigError as `load` does."""
     config = read_config(model, field=field)
-    with torch.device("meta"):
-        causal_lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    try:
+        with torch.device("meta"):
+            causal_lm = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
     causal_lm.tie_weights()
     return causal_lm
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from cluster.contracts.errors import ConfigError
+from learner.shape import num_heads
 
 _MOVING_ROTATIONS = {"dynamic", "longrope"}
 """Rotary embeddings that transformers computes from the last position of a pass."""
@@ -91,9 +92,11 @@ class _Joined(torch.autograd.Function):
 
 def refuse_what_cannot_be_split(text: PretrainedConfig, *, size: int, named: str) -> None:
     """Raises ConfigError for a model whose attention cannot be split among so many ranks. `named` is its setting with its value."""
-    field, num_heads = f"learner.sequence_parallel_size={size}", text.num_attention_heads
-    if num_heads % size:
-        raise ConfigError(f"{field} does not divide the {num_heads} attention heads of {named}; use a divisor of them")
+    field = f"learner.sequence_parallel_size={size}"
+    if num_heads(text) % size:
+        raise ConfigError(
+            f"{field} does not divide the {num_heads(text)} attention heads of {named}; use a divisor of them"
+        )
     rotations = getattr(text, "rope_parameters", None) or {}
     kinds = {each.get("rope_type") for each in (rotations, *rotations.values()) if isinstance(each, dict)}
     if found := kinds & _MOVING_ROTATIONS:

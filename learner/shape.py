@@ -18,13 +18,18 @@ def largest(text: "PretrainedConfig", name: str) -> int | None:
     return max(sizes(text, name), default=None)
 
 
+def num_heads(text: "PretrainedConfig") -> int:
+    """Of attention's queries; 1 where no layer has attention."""
+    return getattr(text, "num_attention_heads", None) or 1
+
+
 def head_size(text: "PretrainedConfig") -> int:
     """Of attention."""
-    return largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
+    return largest(text, "head_dim") or text.hidden_size // num_heads(text)
 
 
 def num_key_heads(text: "PretrainedConfig") -> int:
-    return largest(text, "num_key_value_heads") or text.num_attention_heads
+    return largest(text, "num_key_value_heads") or num_heads(text)
 
 
 def inner_size(text: "PretrainedConfig") -> int:

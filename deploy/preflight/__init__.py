@@ -194,6 +194,7 @@ def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "C
         problems.attempt(model.check_adapters, config)
         problems.attempt(model.check_routing, config)
         problems.attempt(model.check_sequence_parallel, config)
+        problems.attempt(model.check_soft_cap, config)
         problems.attempt(prompts.check_demonstrations, config)
     problems.attempt(model.check_attention, config, is_local=is_local)
     problems.attempt(model.check_compiler, config, is_local=is_local)

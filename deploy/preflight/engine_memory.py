@@ -41,7 +41,7 @@ def check_divisible(text: "PretrainedConfig", tensor_parallel: int) -> None:
     Key-value heads that are too few are copied, which needs a whole number of copies.
     """
     dealt_out = {
-        "attention heads": text.num_attention_heads,
+        "attention heads": getattr(text, "num_attention_heads", None),
         "key-value heads": num_key_heads(text),
         **{name: _only(sizes(text, name)) for name in ("intermediate_size", "moe_intermediate_size")},
     }

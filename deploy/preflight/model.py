@@ -163,6 +163,14 @@ def check_attention(config: RunConfig, *, is_local: bool) -> None:
         )
 
 
+def check_soft_cap(config: RunConfig) -> None:
+    """Raises ConfigError for an implementation that leaves out a soft cap of the model's attention."""
+    if config.model.attention == "sdpa":
+        from learner.model.policy import attention_of, read_config
+
+        attention_of(config.model, read_config(config.model))
+
+
 def check_compiler(config: RunConfig, *, is_local: bool) -> None:
     """Raises ConfigError where the learner's layers cannot be compiled. Another cluster may have a compiler that this machine lacks."""
     if not config.learner.compile or config.learner.gpus_per_rank > 0 or not is_local:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from deploy.preflight.compute_type import asked_of_gpus
-from learner.shape import head_size, inner_size
+from learner.shape import head_size, inner_size, num_heads
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -57,7 +57,7 @@ def check_layers(text: "PretrainedConfig", config: RunConfig) -> None:
     sizes = {
         "hidden_size": text.hidden_size,
         "intermediate_size": inner_size(text) // parallel,
-        "heads' size": text.num_attention_heads * head_size(text) // parallel,
+        "heads' size": num_heads(text) * head_size(text) // parallel,
     }
     for name, size in sizes.items():
         if size % _BLOCK:

@@ -6,6 +6,8 @@ from typing import cast
 import torch
 from torch.distributed.fsdp import register_fsdp_forward_method
 from transformers import AutoModel, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter
 
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
@@ -39,6 +41,7 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     check_sequence_parallel(config)
     _refuse_quantized(model)
     causal_lm = skeleton(model) if is_sharded else load(model, dtype=torch.float32, device=ranks.device)
+    _refuse_fused_storage(causal_lm, path=model.path)
     policy = unproven(
         causal_lm,
         sampling=config.sampling,
@@ -92,6 +95,16 @@ def _refuse_quantized(model: ModelConfig, *, field: str = "model.path") -> None:
         )
 
 
+def _refuse_fused_storage(causal_lm: PreTrainedModel, *, path: str) -> None:
+    """Raises ConfigError: tensors are exported one by one, and the stored one would have to be put together of several."""
+    for each in get_model_conversion_mapping(causal_lm, add_legacy=False):
+        if isinstance(each, WeightConverter) and len(each.target_patterns) > 1:
+            raise ConfigError(
+                f"model.path={path!r}: a {type(causal_lm).__name__} is stored with several layers in one tensor "
+                f"({', '.join(each.source_patterns)}), which is not written here; take another model"
+            )
+
+
 def _backbone(own: ModelConfig, *, policy: PolicyModel, value: ValueConfig, is_sharded: bool) -> PreTrainedModel:
     """The critic's own, a skeleton where the policy is one. Raises ConfigError for another architecture than the policy's."""
     causal_lm = policy.causal_lm
@@ -117,6 +130,11 @@ def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Netwo
         if learner.lora is not None:
             add_adapters(model, lora=learner.lora, seed=seed)
         if learner.activation_checkpointing:
+            if not model.supports_gradient_checkpointing:
+                raise ConfigError(
+                    f"learner.activation_checkpointing=true: a {type(model).__name__} has no layers that checkpoint their activations; "
+                    "leave it out for this model"
+                )
             model.gradient_checkpointing_enable({"use_reentrant": False})
     multiply_fast(networks)
     networks.eval()

@@ -47,20 +47,22 @@ class StoredTensor:
     def rows(self, rows: slice) -> Tensor:
         """Through a mapping of their own: the file's pages are let go with it."""
         with safe_open(self.path, framework="pt") as file:
-            return file.get_slice(self.name)[rows]
+            # One number has no rows.
+            return file.get_slice(self.name)[rows] if self.shape else file.get_tensor(self.name)
 
 
 def skeleton(
     model: ModelConfig, *, kind: ModelKind = AutoModelForCausalLM, field: str = "model.path"
 ) -> PreTrainedModel:
     """The model in float32 without memory for its parameters; buffers are real, dropout is off. Raises ConfigError as `load` does."""
+    config = read_config(model, field=field)
     try:
         # Buffers are real: many, such as rotary frequencies, are in no file.
         with init_empty_weights(include_buffers=False):
             built: PreTrainedModel = kind.from_config(
-                read_config(model, field=field),
+                config,
                 dtype=torch.float32,
-                attn_implementation=attention_of(model),
+                attn_implementation=attention_of(model, config),
                 trust_remote_code=model.trust_remote_code,
             )
     except (OSError, ValueError, ImportError) as error:

@@ -1,6 +1,7 @@
 """LoRA adapters in a causal model, through peft: put in, switched off (the reference), merged for publishing."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
@@ -29,23 +30,15 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> 
         raise ConfigError(
             f"learner.lora.dropout={lora.dropout}: the policy that learns would not be the one that sampled; use 0.0"
         )
-    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    targets = {f"{name}.lora_A.weight": torch.empty(0) for name in _targets(causal_lm, lora=lora)}
+    # peft takes targets that its configuration names for those of transformers 4, where a mixture's experts and routers were linear layers.
+    # It takes those that a state dict names as they are, and warns of the difference.
+    config = PeftConfig(r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=[])
     try:
-        inject_adapter_in_model(
-            PeftConfig(r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=targets), causal_lm
-        )
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+            inject_adapter_in_model(config, causal_lm, state_dict=targets)
     except ValueError as error:
         raise ConfigError(f"learner.lora.target_modules={lora.target_modules!r}: {headline(error)}") from error
-    layers = _layers(causal_lm)
-    if causal_lm.get_output_embeddings() in layers.values():
-        raise ConfigError(
-            "learner.lora.target_modules names the vocabulary head, whose log-probs are computed from its weight alone; leave it out"
-        )
-    for name, part in layers.items():
-        if not isinstance(part.get_base_layer(), nn.Linear):
-            raise ConfigError(
-                f"learner.lora.target_modules names {name}, a {type(part.get_base_layer()).__name__}; only linear layers can be merged"
-            )
     for name, parameter in causal_lm.named_parameters():
         parameter.requires_grad_(is_adapter(name))
     for name, value in drawn_adapters(causal_lm, seed=seed).items():
@@ -53,8 +46,34 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> 
 
 
 def linear_layers(causal_lm: nn.Module) -> list[str]:
-    """Names of the layers that can have adapters."""
-    return [name for name, part in causal_lm.named_modules() if isinstance(part, nn.Linear)]
+    """Names of the layers that can have adapters. Subclasses may compute something else: a router is one, in some mixtures."""
+    return [name for name, part in causal_lm.named_modules() if type(part) is nn.Linear]
+
+
+def _targets(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> list[str]:
+    """Whole names of the layers that are to have adapters. Raises ConfigError for what cannot have one."""
+    head = causal_lm.get_output_embeddings()
+    if lora.target_modules == "all-linear":
+        found = [name for name in linear_layers(causal_lm) if causal_lm.get_submodule(name) is not head]
+        if not found:
+            raise ConfigError(f"learner.lora: a {type(causal_lm).__name__} has no linear layers; leave it out")
+        return found
+    ends = tuple(f".{each}" for each in lora.target_modules)
+    found = {name: part for name, part in causal_lm.named_modules() if f".{name}".endswith(ends)}
+    if not found:
+        raise ConfigError(
+            f"learner.lora.target_modules={list(lora.target_modules)!r}: no layer of the model is named so"
+        )
+    for name, part in found.items():
+        if part is head:
+            raise ConfigError(
+                "learner.lora.target_modules names the vocabulary head, whose log-probs are computed from its weight alone; leave it out"
+            )
+        if type(part) is not nn.Linear:
+            raise ConfigError(
+                f"learner.lora.target_modules names {name}, a {type(part).__name__}; only linear layers can be merged"
+            )
+    return list(found)
 
 
 def is_adapter(name: str) -> bool:

@@ -104,10 +104,15 @@ class PolicyModel(nn.Module):
             self.head = own
 
     def own_logits(self, token_ids_L: Tensor) -> Tensor:
-        """One sequence through the model's own forward, head included, [L, V]: what `forward` is proven against."""
+        """One sequence through the model's own forward, head included, [L, V]: what `forward` is proven against. Its head multiplies in
+        float32: logits of 16 to 32 are 1/8 apart in bfloat16."""
         if self.routing is not None:
             self.routing.follow(None)
-        return self.causal_lm(input_ids=token_ids_L[None], use_cache=False).logits[0]
+        hook = output_layer(self.causal_lm).register_forward_hook(_in_float32)
+        try:
+            return self.causal_lm(input_ids=token_ids_L[None], use_cache=False).logits[0]
+        finally:
+            hook.remove()
 
 
 @torch.no_grad()
@@ -161,6 +166,12 @@ def output_layer(causal_lm: PreTrainedModel) -> nn.Linear:
     return layer
 
 
+def _in_float32(layer: nn.Linear, inputs: tuple[Tensor], _: Tensor) -> Tensor:
+    """The layer's output again, some of its rows at a time."""
+    logits = torch.cat([inputs[0].float() @ rows.float().T for rows in layer.weight.split(8192)], -1)
+    return logits if layer.bias is None else logits + layer.bias.float()
+
+
 def read_config(model: ModelConfig, *, field: str = "model.path") -> PretrainedConfig:
     """The model's transformers configuration, nothing else loaded. Raises ConfigError naming `field` when there is none."""
     try:
@@ -207,7 +218,7 @@ def load(
             revision=model.revision,
             config=config,
             dtype=dtype,
-            attn_implementation=attention_of(model),
+            attn_implementation=attention_of(model, config),
             trust_remote_code=model.trust_remote_code,
             output_loading_info=True,
         )
@@ -228,9 +239,20 @@ def load_backbone(critic: ModelConfig, *, device: torch.device | str = "cpu") ->
     return load(critic, dtype=torch.float32, device=device, kind=AutoModel, field=CRITIC_PATH)
 
 
-def attention_of(model: ModelConfig) -> str | None:
-    """The implementation that the model is loaded with; None leaves it to transformers, which takes sdpa where a model has it."""
-    return None if model.attention == "auto" else model.attention
+def attention_of(model: ModelConfig, config: PretrainedConfig) -> str | None:
+    """The implementation that the model is loaded with; None leaves it to transformers, which takes sdpa where a model has it.
+
+    transformers' sdpa leaves out a soft cap of attention's scores, which engines compute with. Raises ConfigError where it is asked for.
+    """
+    cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    if cap is not None and model.attention == "sdpa":
+        raise ConfigError(
+            f"model.attention='sdpa' computes attention without the soft cap of {cap:g} that the scores of {model.path!r} have; "
+            "use model.attention=auto"
+        )
+    if model.attention == "auto":
+        return None if cap is None else "eager"
+    return model.attention
 
 
 def without_dropout(module: nn.Module) -> None:
@@ -319,7 +341,7 @@ def choose_layout(
     vocabulary_size = output_layer(causal_lm).weight.shape[0]
     rows = _proof_rows(vocabulary_size, shift=0)
     own_attention = causal_lm.config._attn_implementation or "eager"
-    expected = [_own_logprobs(own_logits, row, temperature=policy.head.temperature, device=device) for row in rows]
+    expected = [_own_logprobs(own_logits, row, device=device) for row in rows]
     why = ""
     for layout in _layouts("packed" if splits_sequences else packing, attention=model.attention):
         causal_lm.set_attn_implementation(
@@ -357,23 +379,33 @@ def _difference(
         device = causal_lm.device
         return score(lambda b: forward(b).logprobs_C, rows, layout=layout, max_tokens=10**6, device=device)
 
-    with policy.full_softmax(temperature=policy.head.temperature):
+    # A temperature divides both sides alike, and magnifies how they round.
+    with policy.full_softmax(temperature=1.0):
         if layout == "padded":
             return _told(_distance(scored(rows), expected), dtype)
-        neighbours = [rows[0], *_proof_rows(output_layer(causal_lm).weight.shape[0], shift=5)[1:]]
+        others = _proof_rows(output_layer(causal_lm).weight.shape[0], shift=5)
         try:
             with windows_seen() as seen:
-                found, again = scored(rows), scored(neighbours)
+                found = scored(rows)
+                first, last = scored([rows[0], *others[1:]])[:1], scored([*others[:-1], rows[-1]])[-1:]
         except _OF_A_MODEL as error:
-            # It reads the mask, say, which packed rows have not. Ranks that gather shards may not go on after it.
-            is_sharded = any(isinstance(parameter, DTensor) for parameter in causal_lm.parameters())
-            if is_sharded or isinstance(error, torch.OutOfMemoryError):
+            # It reads the mask, say, which packed rows have not.
+            if isinstance(error, torch.OutOfMemoryError):
                 raise
-            return f"its own code raises {type(error).__name__}: {headline(error)}"
+            raised = f"{type(error).__name__}: {headline(error)}"
+            if not any(isinstance(parameter, DTensor) for parameter in causal_lm.parameters()):
+                return f"its own code raises {raised}"
+            # Ranks that gather shards may not go on after it. A RuntimeError may be of the ranks' connection.
+            if isinstance(error, RuntimeError):
+                raise
+            raise ConfigError(
+                f"learner.packing: the code of {type(causal_lm).__name__} does not take packed rows ({raised}); use learner.packing=padded"
+            ) from error
     # Packed attention knows nothing of masks, and these rows are too short to show it.
     if seen and (hidden := _shorter_windows(causal_lm, model=model) - seen):
         return f"its window of {min(hidden)} tokens is in masks alone"
-    if (leak := _distance(again[:1], found[:1])) > ISOLATION_TOLERANCE.get(dtype, 1e-4):
+    # Causal layers leak forward alone: only the last sequence has all others before it.
+    if (leak := max(_distance(first, found[:1]), _distance(last, found[-1:]))) > ISOLATION_TOLERANCE.get(dtype, 1e-4):
         return f"others in the row move a sequence by {leak:.3g} nats"
     return _told(_distance(found, expected), dtype)
 
@@ -420,10 +452,8 @@ def _proof_rows(vocabulary_size: int, *, shift: int) -> list[TokenRow]:
 
 
 @torch.no_grad()
-def _own_logprobs(
-    own_logits: Callable[[Tensor], Tensor], row: TokenRow, *, temperature: float, device: torch.device
-) -> Tensor:
+def _own_logprobs(own_logits: Callable[[Tensor], Tensor], row: TokenRow, *, device: torch.device) -> Tensor:
     """The row alone through the model's own forward."""
     ids = torch.from_numpy(np.concatenate([row.prompt, row.completion])).to(device)
-    logprobs_LV = (own_logits(ids).float() / temperature).log_softmax(-1)[len(row.prompt) - 1 : -1]
+    logprobs_LV = own_logits(ids).float().log_softmax(-1)[len(row.prompt) - 1 : -1]
     return logprobs_LV.gather(1, ids[len(row.prompt) :, None])[:, 0].cpu()

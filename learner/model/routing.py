@@ -120,7 +120,7 @@ class _Router:
         chosen_TLK = torch.arange(self.num_chosen, device=weight.device).flip(0).expand(3, self.layer + 1, -1)
         routes = Routes(experts_TLK=chosen_TLK, num_rows_T=torch.ones(3, device=weight.device))
         with _Choice(self, routes):
-            answer = module(torch.ones(3, weight.shape[-1], dtype=weight.dtype, device=weight.device))
+            answer = _answer(module, torch.ones(3, weight.shape[-1], dtype=weight.dtype, device=weight.device))
         if not any(torch.equal(each, chosen_TLK[:, 0]) for each in answer):
             raise ConfigError(
                 f"rollout.routing_replay=true: a {type(module).__name__} does not choose its experts in a way that is known here; leave it "
@@ -138,7 +138,8 @@ class _Router:
             return
         mode.__exit__(None, None, None)
         if output is not None and self.routes is not None and self.routes.pull_E is not None:
-            (logits_TE,) = (each for each in output if each.shape[1:] == (self.num_experts,))
+            # Where all experts are chosen others are of this shape too, and the pull is the same for each expert.
+            logits_TE = next(each for each in output if each.shape[1:] == (self.num_experts,))
             pull_T = logits_TE.float().softmax(-1) @ self.routes.pull_E
             self.aux_loss = (pull_T * self.routes.num_rows_T).sum()
 
@@ -163,6 +164,14 @@ class _Choice(TorchFunctionMode):
     def _is_the_choice(self, scores: Tensor, found: Tensor) -> bool:
         """Some routers first choose among groups of experts."""
         return scores.shape[1:] == (self._router.num_experts,) and found.shape[1:] == (self._router.num_chosen,)
+
+
+def _answer(router: nn.Module, hidden_states: Tensor) -> tuple[Tensor, ...]:
+    """Empty for a router that takes more than hidden states."""
+    try:
+        return router(hidden_states)
+    except TypeError:
+        return ()
 
 
 def _routers_of(causal_lm: PreTrainedModel) -> list[tuple[int, nn.Module]]:

@@ -5,12 +5,13 @@ and finds another where the padding token is also the one that ends a turn, and 
 Shapes: B texts of a pass, L labels, T tokens.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModel, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
@@ -47,7 +48,9 @@ class SequenceClassifier:
         multiply_fast(self._model)
         _compute_head_in_float32(self._model, stored=model)
         self._is_causal = isinstance(getattr(self._model, "score", None), nn.Linear)
-        self._pad_id = self._model.config.get_text_config().pad_token_id
+        text = self._model.config.get_text_config()
+        self._short_context = _short_context(text)
+        self._pad_id = text.pad_token_id
         if self._pad_id is None and not self._is_causal:
             raise ConfigError(
                 f"{field}.path={config.path!r} has no pad_token_id, which it needs to tell texts of a batch apart"
@@ -67,8 +70,14 @@ class SequenceClassifier:
     def _scores(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         # Predicting a token after the text reads the hidden state of the text's last one.
         rows = [token_row(ids, [0]) for ids in token_ids]
-        scored = score(self._logits, rows, layout="padded", max_tokens=self._max_tokens, device=self._device)
-        return [scores[0].tolist() for scores in scored]
+        short = [index for index, ids in enumerate(token_ids) if len(ids) <= self._short_context]
+        long = [index for index, ids in enumerate(token_ids) if len(ids) > self._short_context]
+        found: dict[int, list[float]] = {}
+        for chosen in (short, long):
+            alike = [rows[index] for index in chosen]
+            scored = score(self._logits, alike, layout="padded", max_tokens=self._max_tokens, device=self._device)
+            found |= {index: scores[0].tolist() for index, scores in zip(chosen, scored, strict=True)}
+        return [found[index] for index in range(len(rows))]
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         """[B, L], float32."""
@@ -95,6 +104,12 @@ class SequenceClassifier:
             raise ConfigError(
                 f"{field}: {type(self._model).__name__} scores a text in a batch otherwise than alone (off by {error:.3g})"
             )
+
+
+def _short_context(text: PretrainedConfig) -> int:
+    """Tokens beyond which LongRoPE rotates a whole pass by its other frequencies; longer texts are in passes of their own."""
+    rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    return rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else sys.maxsize
 
 
 def _compute_head_in_float32(model: PreTrainedModel, *, stored: ModelConfig) -> None:

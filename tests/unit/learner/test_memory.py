@@ -10,9 +10,11 @@ from transformers import (
     Gemma3nConfig,
     Gemma4TextConfig,
     Llama4TextConfig,
+    MambaConfig,
     PhimoeConfig,
     Qwen2Config,
     Qwen3Config,
+    T5Config,
 )
 
 from cluster.contracts.config import ModelConfig
@@ -233,6 +235,20 @@ def test_of_layers_that_differ_the_largest_counts():
     for text in (Gemma4TextConfig(), Gemma3nConfig().get_text_config()):
         assert memory._values_of_layer(text) > 0
         assert memory._takes_flash(text, item=2) is (shape.head_size(text) <= 256)
+
+
+def test_a_model_without_attention_has_an_estimate(tmp_path: Path):
+    text = MambaConfig(num_hidden_layers=2, hidden_size=32, expand=2, vocab_size=128)
+    # 8 · 32 of the hidden size, (5 + 6) · 32 as of one head's queries and keys, 4 · 64 of the inner size.
+    assert memory._values_of_layer(text) == 864
+    text.save_pretrained(tmp_path)
+    assert _estimate(tmp_path).needed_bytes > 0
+
+
+def test_a_model_that_is_no_causal_one_is_refused(tmp_path: Path):
+    T5Config(num_layers=1, d_model=32, d_ff=32).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.path=.* does not load: Unrecognized configuration class .*T5Config"):
+        _estimate(tmp_path)
 
 
 def test_windows_are_those_of_layers_that_have_them():

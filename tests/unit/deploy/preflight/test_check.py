@@ -404,6 +404,14 @@ def test_an_attention_that_cannot_run_here_is_refused(tmp_path, model, overrides
     assert message in refusal(run(tmp_path, model, "model.attention=flash_attention_2", *overrides))
 
 
+def test_an_attention_that_leaves_out_the_models_soft_cap_is_refused(tmp_path):
+    capped = make_tiny_model(tmp_path / "capped")
+    described = json.loads((capped / "config.json").read_text()) | {"attn_logit_softcapping": 50.0}
+    (capped / "config.json").write_text(json.dumps(described))
+    message = refusal(run(tmp_path, capped, "model.attention=sdpa"))
+    assert "model.attention='sdpa' computes attention without the soft cap of 50" in message
+
+
 def test_layers_are_compiled_only_where_a_compiler_is(tmp_path, model, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     check(run(tmp_path, model))

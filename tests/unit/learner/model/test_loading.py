@@ -15,7 +15,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing import assert_close
-from transformers import AutoModelForSequenceClassification
+from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
+    AutoModelForSequenceClassification,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -26,6 +32,7 @@ from learner.model.critic import Networks
 from learner.model.packing import lay_out
 from learner.model.policy import token_row
 from tests.models import make_tiny_model, make_tiny_reward_model
+from tests.unit.learner.model.test_policy import SIZES, reads_the_mask
 from tests.unit.learner.trajectories import make_config, make_group
 
 pytestmark = pytest.mark.slow
@@ -71,6 +78,39 @@ def test_streamed_weights_are_the_loaded_ones(alone: Ranks, tmp_path: Path, arch
     networks, loading = _built(config, alone)
     assert loading == "streamed"
     assert_equal(networks, _unsharded(config))
+
+
+def test_buffers_without_a_dimension_are_streamed(alone: Ranks, tmp_path: Path):
+    """Apertus stores two numbers of each activation."""
+    ApertusForCausalLM(ApertusConfig(**SIZES)).save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.act_fn.beta"].shape == ()
+    config = make_config(tmp_path)
+    networks, loading = _built(config, alone)
+    assert loading == "streamed"
+    assert_equal(networks, _unsharded(config))
+
+
+def test_a_layer_within_a_layer_is_sharded(alone: Ranks, tmp_path: Path):
+    """transformers names both of Mamba's as those that are not to be split."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 128, "initializer_range": 0.3}
+    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(tmp_path)
+    config = make_config(tmp_path)
+    networks, loading = _built(config, alone)
+    assert loading == "streamed"
+    assert_equal(networks, _unsharded(config))
+
+
+def test_shards_of_a_model_that_reads_the_mask_itself_need_padded_rows(alone: Ranks, tmp_path: Path):
+    """Ranks that gather shards do not go on after an exception, to try padded rows."""
+    reads_the_mask().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"DeepseekV32.* packed rows \(TypeError: .*use learner\.packing=padded"):
+        _built(make_config(tmp_path), alone)
+
+
+def test_shards_of_a_model_that_reads_the_mask_itself_are_padded_where_that_is_asked_for(alone: Ranks, tmp_path: Path):
+    reads_the_mask().save_pretrained(tmp_path)
+    networks, _ = _built(make_config(tmp_path, learner={"packing": "padded"}), alone)
+    assert networks.policy.layout == "padded"
 
 
 @pytest.mark.parametrize(

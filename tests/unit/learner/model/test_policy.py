@@ -31,13 +31,18 @@ from transformers import (
     PhimoeConfig,
     PhimoeForCausalLM,
     PreTrainedModel,
+    Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
+from transformers.core_model_loading import Chunk, WeightConverter
 
 from cluster.contracts.config import ModelConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import Ranks
+from learner.model import building
 from learner.model.building import build
-from learner.model.packing import lay_out
+from learner.model.packing import Layout, lay_out
 from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
 
@@ -107,6 +112,18 @@ def proven(causal_lm: PreTrainedModel, *, packing: str = "auto", max_context: in
     )
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.1])
+def test_large_logits_are_proven_in_bfloat16_at_any_temperature(temperature: float):
+    """The model's own head rounds logits of 16 to 32 to 1/8, which a temperature of 0.1 made more than a nat."""
+    torch.manual_seed(1)
+    causal_lm = LlamaForCausalLM(LlamaConfig(**SIZES)).eval().bfloat16()
+    causal_lm.lm_head.weight.data.mul_(4)
+    model, sampling = ModelConfig(path="made here"), SamplingConfig(temperature=temperature)
+    policy = prove(causal_lm, model=model, packing="auto", sampling=sampling, head_chunk_tokens=16)
+    assert policy.layout == "shared" and policy.head.temperature == temperature
+    assert policy.own_logits(torch.arange(5, 25)).abs().max() > 16
+
+
 def windowed_phimoe(window: int | None) -> PreTrainedModel:
     """Its layers see a window by their mask alone."""
     torch.manual_seed(0)
@@ -135,14 +152,42 @@ def test_a_window_that_attention_is_told_of_packs():
     assert proven(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16))).layout == "shared"
 
 
-def test_a_model_that_reads_the_mask_itself_is_padded():
+def recurrent() -> PreTrainedModel:
+    """Each token reads a state that all before it in the row have written."""
+    torch.manual_seed(0)
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES | {"initializer_range": 0.1}, head_dim=8, **experts, **heads))
+
+
+def test_a_layer_through_which_a_sequence_reads_those_before_it_is_found_in_bfloat16_too():
+    """It moves log-probs by less than the tolerance of bfloat16, so only an exchange of neighbours shows it."""
+    assert proven(recurrent().bfloat16()).layout == "padded"
+    assert proven(LlamaForCausalLM(LlamaConfig(**SIZES)).bfloat16()).layout == "shared"
+
+
+def reads_the_mask() -> PreTrainedModel:
     config = DeepseekV32Config(
         **SIZES | {"num_key_value_heads": 4, "first_k_dense_replace": 1},
         **{"moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
         **{"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4},
         **{"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8},
     )
-    causal_lm = DeepseekV32ForCausalLM(config)
+    return DeepseekV32ForCausalLM(config)
+
+
+def test_a_model_that_reads_the_mask_itself_is_padded():
+    causal_lm = reads_the_mask()
     assert proven(causal_lm).layout == "padded"
     with pytest.raises(ConfigError, match=r"learner\.packing=packed: DeepseekV32ForCausalLM"):
         proven(causal_lm, packing="packed")
@@ -170,6 +215,60 @@ def test_layers_that_checkpoint_their_activations_draw_no_experts(tmp_path: Path
     calls.clear()
     first.sum().backward()
     assert calls, "it is computed again for the gradients"
+
+
+def scores_beyond_their_cap(folder: Path) -> Path:
+    """A model whose attention caps its scores at 50, and whose scores are larger."""
+    torch.manual_seed(0)
+    causal_lm = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=50.0))
+    for name, parameter in causal_lm.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            parameter.data.mul_(5)
+    causal_lm.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("packing", "layout"), [("auto", "shared"), ("padded", "padded")])
+def test_a_soft_cap_of_attention_is_computed_with_in_every_layout(tmp_path: Path, packing: str, layout: Layout):
+    """transformers' sdpa leaves it out."""
+    path = scores_beyond_their_cap(tmp_path)
+    loaded = load(ModelConfig(path=str(path), dtype="float32"), dtype=torch.float32)
+    policy = proven(loaded, packing=packing)
+    assert policy.layout == layout
+    row = token_row([5, 6, 7], [8, 9, 10, 11])
+    logprobs_C = policy(lay_out([row], [0], layout=layout, width=4)).logprobs_C
+    ids = torch.tensor([5, 6, 7, 8, 9, 10, 11])
+    expected_LV = Gemma2ForCausalLM.from_pretrained(path, attn_implementation="eager")(ids[None]).logits[0]
+    expected_C = expected_LV.log_softmax(-1)[2:-1].gather(1, ids[3:, None])[:, 0]
+    assert_close(logprobs_C, expected_C, rtol=1e-4, atol=1e-4)
+
+
+def test_an_attention_that_leaves_out_the_models_soft_cap_is_refused(tmp_path: Path):
+    path = scores_beyond_their_cap(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.attention='sdpa' .* soft cap of 50 .*use model\.attention=auto"):
+        load(ModelConfig(path=str(path), attention="sdpa"), dtype=torch.float32)
+
+
+def test_a_model_whose_layers_cannot_be_checkpointed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = make_tiny_model(tmp_path)
+    monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)
+    run = RunConfig.model_validate(
+        {"model": {"path": str(path)}, "prompts": "file", "learner": {"activation_checkpointing": True}}
+    )
+    with pytest.raises(ConfigError, match=r"learner\.activation_checkpointing=true: a Qwen3ForCausalLM has no layers"):
+        build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
+
+
+def test_a_model_of_which_one_tensor_is_stored_for_several_layers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Weights are exported one by one, and a part of such a tensor would be written in its place."""
+    path = make_tiny_model(tmp_path)
+    fused = WeightConverter("qkv_proj.weight", ["q_proj.weight", "k_proj.weight"], operations=[Chunk(dim=0)])
+    monkeypatch.setattr(building, "get_model_conversion_mapping", lambda *_, **__: [fused])
+    run = RunConfig.model_validate({"model": {"path": str(path)}, "prompts": "file"})
+    with pytest.raises(ConfigError, match=r"a Qwen3ForCausalLM is stored with several layers in one tensor"):
+        build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
 
 
 def test_quantized_weights_are_refused(tmp_path: Path):

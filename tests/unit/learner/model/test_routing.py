@@ -136,6 +136,26 @@ def test_a_router_that_chooses_in_another_way_is_refused():
         _router(SortingRouter)
 
 
+def test_a_router_that_takes_more_than_hidden_states_is_refused():
+    class BiasedRouter(Qwen3MoeTopKRouter):
+        def forward(self, hidden_states: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(hidden_states + bias)
+
+    with pytest.raises(ConfigError, match="a BiasedRouter does not choose its experts in a way that is known"):
+        _router(BiasedRouter)
+
+
+def test_where_all_experts_are_chosen_the_load_balance_loss_is_its_coefficient():
+    """Each of 3 experts has all positions: 0.5 · E Σ f P with f = 1 is 0.5 · 3 · 1."""
+    router, routing = _router(num_experts_per_tok=3)
+    experts = np.array([[[0, 1, 2]], [[2, 1, 0]]])
+    routes = _routes([0, 1, 2], [2, 1, 0])
+    routing.follow(replace(routes, pull_E=routing.pull([experts], coefficient=0.5)))
+    router(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    found = routing.aux_loss()
+    assert found is not None and found.item() == pytest.approx(1.5)
+
+
 def test_a_dense_model_is_refused(tmp_path: Path):
     dense = load(ModelConfig(path=str(make_tiny_model(tmp_path)), dtype="float32"), dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"routing_replay=true: Qwen3ForCausalLM has no router"):

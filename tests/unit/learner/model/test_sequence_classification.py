@@ -8,6 +8,8 @@ from transformers import (
     BertConfig,
     DebertaV2Config,
     ModernBertConfig,
+    Phi3Config,
+    Phi3ForSequenceClassification,
     RobertaConfig,
 )
 
@@ -15,6 +17,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.reward_config import RewardModelConfig
 from learner.model.sequence_classification import SequenceClassifier
 from tests.models import make_tiny_model, make_tiny_reward_model, make_tokenizer
+from tests.unit.learner.model.test_policy import SIZES
 
 EOS, PAD = 1, 2
 TEXTS = [[0, 5, 6, 7, EOS], [0, 9, EOS, PAD, EOS], [0, *range(10, 40), PAD], [8]]
@@ -77,6 +80,23 @@ def test_a_text_that_memory_does_not_suffice_for_has_its_reason_and_the_others_t
     assert reason == "32 tokens: CUDA out of memory."
     expected = alone(folder, texts=[*TEXTS[:2], TEXTS[3]], pad_token_id=None)
     torch.testing.assert_close(torch.tensor([*scores, last]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_text_of_a_longrope_model_is_not_scored_by_the_longest_text_of_its_pass(tmp_path):
+    """transformers rotates a pass of more than 16 tokens, here, by other frequencies."""
+    torch.manual_seed(0)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0, 4.0, 8.0, 16.0],
+    }
+    positions = {"original_max_position_embeddings": 16, "max_position_embeddings": 64}
+    config = Phi3Config(**SIZES, **positions, rope_parameters=rope, num_labels=1, bos_token_id=1, eos_token_id=2)
+    Phi3ForSequenceClassification(config).save_pretrained(tmp_path)
+    texts = [list(range(5, 21)), list(range(30, 70)), list(range(8, 12)), list(range(40, 57))]
+    found = torch.tensor(classifier(tmp_path).score(texts))
+    torch.testing.assert_close(found, alone(tmp_path, texts), rtol=1e-5, atol=1e-5)
 
 
 def test_padding_on_the_left_gives_the_same_scores(tmp_path):
