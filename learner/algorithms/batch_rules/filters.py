@@ -76,7 +76,7 @@ def high_entropy_tokens(
     entropies_NT: Tensor,
     *,
     loss_mask_NT: Tensor,
-    share: Annotated[float, Field(gt=0, le=1)] = 0.2,
+    share: Annotated[float, Field(ge=0, le=1)] = 0.2,
     over: Literal["batch", "sequence"] = "batch",
     denominator: Literal["all", "kept"] = "all",
 ) -> Selection:
