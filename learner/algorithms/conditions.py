@@ -4,7 +4,12 @@ Bounds of its own are pydantic's: `cap: PositiveFloat`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+
+Ddof = Annotated[int, Field(ge=0, le=1)]
+"""What a variance's number of values is less by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from learner.algorithms.advantages.group import Ddof, grpo, mean_centered
+from learner.algorithms.advantages.group import grpo, mean_centered
+from learner.algorithms.conditions import Ddof
 from learner.algorithms.groups import all_equal, group_rows, over_groups
 from learner.algorithms.masks import at_least_float32
 

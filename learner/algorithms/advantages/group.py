@@ -3,14 +3,12 @@
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from learner.algorithms.conditions import InertWith
+from learner.algorithms.conditions import Ddof, InertWith
 from learner.algorithms.groups import all_equal
 from learner.algorithms.masks import at_least_float32
-
-Ddof = Annotated[int, Field(ge=0, le=1)]
 
 
 def grpo(

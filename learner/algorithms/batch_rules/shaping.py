@@ -13,8 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
-from learner.algorithms.advantages.group import Ddof
-from learner.algorithms.conditions import InertWith, LessThan
+from learner.algorithms.conditions import Ddof, InertWith, LessThan
 from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.moments import RunningMoments
