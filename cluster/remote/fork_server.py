@@ -8,9 +8,9 @@ input ends, as it does when what started it ends. After the first function it an
 
 import contextlib
 import gc
-import importlib
 import json
 import os
+import pkgutil
 import random
 import runpy
 import select
@@ -21,8 +21,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, TextIO
+from collections.abc import Iterator, Sequence
+from typing import IO, TextIO
 
 from cluster.contracts.importing import hidden
 from cluster.remote.forked_worker import ADDRESS, FORKED, GO, Request
@@ -120,11 +120,11 @@ def main() -> None:
         with hidden("ray"):
             answers = os.fdopen(int(answering), "w")
             os.set_inheritable(answers.fileno(), False)
-            _found(first)()
+            pkgutil.resolve_name(first)()
             with contextlib.suppress(OSError), answers:  # who asked may be gone
                 _answer(answers)
             for each in more:
-                _found(each)()
+                pkgutil.resolve_name(each)()
         gc.freeze()
         request = _next(listener)
         if request is None:  # what started this is gone, and has left its folder
@@ -133,17 +133,12 @@ def main() -> None:
     runpy.run_path(request.arguments[0], run_name="__main__")
 
 
-def _found(path: str) -> Callable[..., Any]:
-    module, _, function = path.partition(":")
-    return getattr(importlib.import_module(module), function)
-
-
 def _answer(answers: TextIO) -> None:
     """To what was asked by now. Nothing where that fails: who asked finds the failure by itself."""
     if select.select([sys.stdin], [], [], 0)[0] and (line := sys.stdin.readline()):
         with contextlib.suppress(Exception):
             function, question = json.loads(line)
-            answers.write(_found(function)(question))
+            answers.write(pkgutil.resolve_name(function)(question))
 
 
 def _next(listener: socket.socket) -> Request | None:

@@ -5,10 +5,10 @@ own, so that the actor answers `progress` while it computes.
 """
 
 import asyncio
-import importlib
 import inspect
 import itertools
 import os
+import pkgutil
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -191,5 +191,4 @@ class BatchStream:
 
 
 def _build(factory: str, arguments: dict[str, Any]) -> Any:
-    module, _, attribute = factory.partition(":")
-    return getattr(importlib.import_module(module), attribute)(**arguments)
+    return pkgutil.resolve_name(factory)(**arguments)

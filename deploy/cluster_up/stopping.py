@@ -137,9 +137,7 @@ async def saved_when_stopped(
             except asyncio.CancelledError:
                 if stopped is ended:
                     raise
-        if stopped is not ended:
-            raise stopped from None
-        raise
+        raise stopped from stopped.__cause__
     except ClaimLostError:
         raise
     except TreadwheelError as failed:

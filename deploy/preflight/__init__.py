@@ -68,10 +68,11 @@ def check(
     problems.attempt(settings.check_environment, config, is_local=is_local)
     objective = _check_settings(config, problems)
     needs = objective.needs if objective else frozenset[str]()
-    estimate = partial(machine.estimate, config, needs, is_local=is_local)
     if problems.are_none:
         looks_good()
-        estimate = asked_memory.asked(config, needs, is_local=is_local, ask=ask)
+    else:  # a refusal does not wait for another process
+        ask = asks_nobody
+    estimate = asked_memory.asked(config, needs, is_local=is_local, ask=ask)
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_shares, config)

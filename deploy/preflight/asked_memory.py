@@ -19,10 +19,9 @@ def asks_nobody(function: str, question: str) -> Callable[[], str | None]:
 def asked(config: RunConfig, needs: frozenset[str], *, is_local: bool, ask: Ask) -> Callable[[], Memory]:
     """As `machine.estimate`, which is called here where nobody answers."""
     written = config.model_dump_json()
+    # Actors are forked of what answers: it runs no model's own code. And JSON has no infinite numbers.
     if '"trust_remote_code":true' in written or RunConfig.model_validate_json(written) != config:
-        ask = (
-            asks_nobody  # not where actors are forked of what runs a model's own code; and JSON has no infinite numbers
-        )
+        ask = asks_nobody
     answer = ask(f"{__name__}:{answered.__name__}", json.dumps([written, sorted(needs), is_local]))
 
     def read() -> Memory:

@@ -44,7 +44,7 @@ def hush_hub() -> None:
 def check_reference(config: RunConfig) -> None:
     """Raises ConfigError for a reference model that does not load, has another vocabulary, or would run code that no commit pins."""
     if config.reference.path is None and not config.reference.by_source:
-        return
+        return  # it is the policy, and what follows imports transformers' models
     from learner.model.reference import reference_models
 
     _check_second(config, config.reference, section="reference")

@@ -36,7 +36,7 @@ STARTS = 3
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """Four rows, as in `build/bench.json`. The start comes first: it is measured in a process of its own."""
+    """Four rows, as in `build/bench.json`. The start comes first: it is measured in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         yield _startup(Path(folder))
         yield from asyncio.run(_running(Path(folder)))

@@ -210,6 +210,11 @@ def test_no_ratio_is_below_the_lower_bound_that_verl_has_for_cispo():
     assert loss.name == "cispo" and loss.params.get("epsilon_min", 0.0) == 0.0
 
 
+def test_a_cap_that_is_verls_own_error_is_refused_by_its_name():
+    with pytest.raises(ConfigError, match=r"actor\.clip_ratio_c=1\.0 is verl's error too; set it above 1"):
+        run_of("verl_dr_grpo.yaml", "actor_rollout_ref.actor.clip_ratio_c=1.0")
+
+
 @pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "cispo", "sapo", "luspo"])
 @pytest.mark.parametrize("accumulation", [4, 2])
 def test_every_loss_of_trl_makes_an_objective(kind, accumulation):
