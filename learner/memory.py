@@ -20,7 +20,7 @@ from learner.model.attention import MAX_MASK_CELLS
 from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import critic_config
 from learner.model.flash import has_flash, takes_lengths
-from learner.model.head import MAX_KEPT_BYTES, tile_shape
+from learner.model.head import MAX_WHOLE_BYTES, tile_shape
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import CRITIC_PATH, read_config
 from learner.model.reference import reference_models
@@ -130,7 +130,11 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
         optimizer_bytes=8 * per_rank + averages if is_full else 0,
         activations_bytes=activations,
         head_bytes=_head_bytes(
-            text, tokens=tokens, chunk_tokens=learner.head_chunk_tokens, on_gpu=device.type == "cuda"
+            text,
+            tokens=tokens,
+            chunk_tokens=learner.head_chunk_tokens,
+            kept_bytes=learner.kept_logits_bytes,
+            on_gpu=device.type == "cuda",
         ),
         attention_bytes=_attention_bytes(
             text, config=config, tokens=tokens * slices, longest=longest, has_flash=has_flash and device.type == "cuda"
@@ -184,8 +188,8 @@ def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig
         f"model.path={model.path!r} needs about {need} GiB on each learner rank (weights {_gib(estimated.weights_bytes)}, gradients "
         f"{_gib(estimated.gradients_bytes)}, optimizer {_gib(estimated.optimizer_bytes)}, passes "
         f"{_gib(estimated.passing_bytes)}), {free} GiB are free; lower "
-        "learner.max_tokens_per_micro_batch, set learner.activation_checkpointing or learner.lora, raise learner.num_ranks (and with it "
-        "learner.sequence_parallel_size, for long sequences), or take a smaller model"
+        "learner.max_tokens_per_micro_batch or learner.kept_logits_bytes, set learner.activation_checkpointing or learner.lora, raise "
+        "learner.num_ranks (and with it learner.sequence_parallel_size, for long sequences), or take a smaller model"
     )
 
 
@@ -247,11 +251,13 @@ def _widths(text: PretrainedConfig) -> tuple[int, int]:
     return num_heads(text) * head_size(text), num_key_heads(text) * head_size(text)
 
 
-def _head_bytes(text: PretrainedConfig, *, tokens: int, chunk_tokens: int | None, on_gpu: bool) -> int:
-    """A tile's logits with what is made of them, or those of a small head, which are kept; and the hidden states, in float32."""
+def _head_bytes(
+    text: PretrainedConfig, *, tokens: int, chunk_tokens: int | None, on_gpu: bool, kept_bytes: int = 0
+) -> int:
+    """A tile's logits with what is made of them, and those that are kept, or all of a small head; and the hidden states, in float32."""
     positions, width = tile_shape(chunk_tokens, on_gpu=on_gpu)
-    tile = 4 * min(positions, tokens) * min(text.vocab_size, width)
-    logits = max(3 * tile, 2 * min(MAX_KEPT_BYTES, 4 * tokens * text.vocab_size))
+    tile, all_of_a_pass = 4 * min(positions, tokens) * min(text.vocab_size, width), 4 * tokens * text.vocab_size
+    logits = max(3 * tile + min(kept_bytes, all_of_a_pass), 2 * min(MAX_WHOLE_BYTES, all_of_a_pass))
     return logits + 8 * tokens * text.hidden_size
 
 

@@ -46,6 +46,7 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
         causal_lm,
         sampling=config.sampling,
         head_chunk_tokens=learner.head_chunk_tokens,
+        kept_logits_bytes=learner.kept_logits_bytes,
         replays_routing=config.rollout.routing_replay,
     )
     own = critic_config(model, value)

@@ -1,10 +1,12 @@
 """The vocabulary head: log-probs of the sampled tokens, of chosen others, and entropies, from hidden states.
 
-Logits of a batch never exist. They are made tile by tile (`tile_shape`: so many positions x so many tokens), reduced with a running
-log-sum-exp, and made again in backward. Where all of them are small (`MAX_KEPT_BYTES`), and with them the weight in the type of sums if it
-has another, they are kept instead, which is faster. Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type;
-bfloat16 inputs are multiplied as such where the machine is fast at it, else in float32. On a GPU where the kernels of
-`learner.model.fused_head` prove themselves, they do what lies between the products, a tile in one pass over it.
+Logits of a batch are made tile by tile (`tile_shape`: so many positions x so many tokens) and reduced with a running log-sum-exp. As many
+tiles as `Head.kept_bytes` has room for are kept for backward, which makes the others again. Where all logits are small
+(`MAX_WHOLE_BYTES`), and with them the weight in the type of sums if it has another, they are one tile, which is kept.
+
+Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type; bfloat16 inputs are multiplied as such where the
+machine is fast at it, else in float32. On a GPU where the kernels of `learner.model.fused_head` prove themselves, they do what lies
+between the products, a tile in one pass over it.
 
 Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds for each position the floor
 below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
@@ -18,6 +20,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -33,8 +36,8 @@ CPU_TILE_POSITIONS, CPU_TILE_VOCABULARY = 1_024, 2_048
 time)."""
 GPU_TILE_POSITIONS, GPU_TILE_VOCABULARY = 16_384, 8_192
 """512 MiB: a GPU computes faster than it is told to, so that calls are to be few and large."""
-MAX_KEPT_BYTES = 64 * 1024**2
-"""Logits of a micro-batch up to this size are kept for backward, and a weight up to this size is converted whole."""
+MAX_WHOLE_BYTES = 64 * 1024**2
+"""Logits of a micro-batch up to this size are one tile, and a weight up to this size is converted whole."""
 LEAST_REST = 1e-26
 """What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
 _LEAST_SORTED = 2**22
@@ -62,6 +65,8 @@ class Head:
     """Only tokens at least this times as likely as the likeliest are kept; 0 keeps all."""
     chunk_tokens: int | None = None
     """Positions of one tile; None takes what is fast on the device."""
+    kept_bytes: int = 0
+    """Of logits that are kept for backward, at most; values do not depend on it."""
 
     @property
     def truncates(self) -> bool:
@@ -97,8 +102,9 @@ def selected_logprobs(
     if candidates_CK is not None and head.truncates:
         raise ValueError("candidates are chosen from all tokens, and this head drops some")
     floor_C = _floors(hidden_CH, weight_VH, bias_V, head=head) if head.truncates else None
+    keeps = torch.is_grad_enabled() and (hidden_CH.requires_grad or weight_VH.requires_grad)
     logprobs_C, entropies_C, partition_CP = _SelectedLogprobs.apply(
-        hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, head, entropies
+        hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, head, entropies, keeps
     )
     return Selected(logprobs_C, entropies_C if entropies else None, None if candidates_CK is None else partition_CP)
 
@@ -133,20 +139,23 @@ class _SelectedLogprobs(torch.autograd.Function):
         floor_C: Tensor | None,
         head: Head,
         entropies: bool,
+        keeps: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         kind = _sum_dtype(hidden_CH)
         num_positions, size = hidden_CH.shape[0], weight_VH.shape[0]
-        keeps = _keeps_logits(hidden_CH, weight_VH)
+        is_whole = _is_whole(hidden_CH, weight_VH)
         kernels = _kernels(hidden_CH)
         maximum_C = hidden_CH.new_full((num_positions,), -torch.inf, dtype=kind)
         total_C, weighted_C, rest_C, target_C = (hidden_CH.new_zeros(num_positions, dtype=kind) for _ in range(4))
         candidate_CK = None if candidates_CK is None else hidden_CH.new_zeros(candidates_CK.shape, dtype=kind)
-        kept: Tensor | None = None
-        for tile, chunk in _tiles(hidden_CH, size, head=head, whole=keeps):
+        kept = list[Tensor]()
+        room = 0 if not keeps else MAX_WHOLE_BYTES if is_whole else head.kept_bytes
+        for tile, chunk in _tiles(hidden_CH, size, head=head, whole=is_whole):
             logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
             if floor_C is not None:
                 _drop_below(floor_C[chunk], logits, targets=_Targets.of(targets_C[chunk], tile))
-            kept = logits if keeps else None
+            if (room := room - logits.nbytes) >= 0:
+                kept.append(logits)
             if kernels is not None and candidates_CK is None:
                 kernels.reduce_(
                     logits,
@@ -180,9 +189,9 @@ class _SelectedLogprobs(torch.autograd.Function):
         if candidate_CK is not None:
             partition_CP = torch.cat([candidate_CK - normalizer_C[:, None], rest_C.log()[:, None]], 1)
         ctx.save_for_backward(
-            hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, kept
+            hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, *kept
         )
-        ctx.head, ctx.kernels = head, kernels
+        ctx.head, ctx.kernels, ctx.is_whole = head, kernels, is_whole
         ctx.set_materialize_grads(False)  # entropies that no loss uses cost nothing here
         return target_C - normalizer_C, entropies_C, partition_CP
 
@@ -190,7 +199,7 @@ class _SelectedLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         (
-            hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, kept,
+            hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, *kept,
         ) = ctx.saved_tensors  # fmt: skip
         head: Head = ctx.head
         # Contiguous: autograd hands on one number as a whole tensor, and kernels read a number for each row.
@@ -208,8 +217,8 @@ class _SelectedLogprobs(torch.autograd.Function):
         size = weight_VH.shape[0]
         # Vocabulary outside, positions inside: a tile of the weight's gradient is summed in float32 and rounded once.
         summed = _WeightGradient(weight_gradient_VH, hidden_CH) if weight_gradient_VH is not None else None
-        for tile, chunk in _tiles(hidden_CH, size, head=head, whole=kept is not None):
-            logits = kept
+        tiles = _tiles(hidden_CH, size, head=head, whole=ctx.is_whole)
+        for (tile, chunk), logits in zip_longest(tiles, kept):
             if logits is None:
                 logits = _logits(hidden_CH[chunk], weight_VH[tile], None if bias_V is None else bias_V[tile], head=head)
                 if floor_C is not None:
@@ -246,7 +255,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             None if hidden_gradient_CH is None else hidden_gradient_CH.to(hidden_CH.dtype),
             weight_gradient_VH,
             None if bias_gradient_V is None or bias_V is None else bias_gradient_V.to(bias_V.dtype),
-            *[None] * 5,
+            *[None] * 6,
         )
 
 
@@ -344,10 +353,10 @@ def _proven(device: torch.device) -> tuple[ModuleType | None, str | None]:
     return (fused_head if why is None else None), why
 
 
-def _keeps_logits(hidden_CH: Tensor, weight_VH: Tensor) -> bool:
+def _is_whole(hidden_CH: Tensor, weight_VH: Tensor) -> bool:
     kind = _sum_dtype(hidden_CH)
     converted = 0 if hidden_CH.is_cuda or weight_VH.dtype == kind else weight_VH.numel()
-    return max(hidden_CH.shape[0] * weight_VH.shape[0], converted) * kind.itemsize <= MAX_KEPT_BYTES
+    return max(hidden_CH.shape[0] * weight_VH.shape[0], converted) * kind.itemsize <= MAX_WHOLE_BYTES
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Tensor:

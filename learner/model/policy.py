@@ -298,6 +298,7 @@ def unproven(
     *,
     sampling: SamplingConfig,
     head_chunk_tokens: int | None,
+    kept_logits_bytes: int = 0,
     replays_routing: bool = False,
 ) -> PolicyModel:
     """The policy, padded; its head is read off the configuration.
@@ -315,6 +316,7 @@ def unproven(
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         chunk_tokens=head_chunk_tokens,
+        kept_bytes=kept_logits_bytes,
         **_head_parameters(causal_lm.config.get_text_config()),
     )
     routing = Routing(causal_lm) if replays_routing else None

@@ -27,7 +27,7 @@ def assert_computes_the_same(
     for name in ("CPU_TILE_VOCABULARY", "GPU_TILE_VOCABULARY"):
         monkeypatch.setattr(head_module, name, 11)
     if not is_kept:
-        monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 0)
+        monkeypatch.setattr(head_module, "MAX_WHOLE_BYTES", 0)
     calls: list[str] = []
     for name in ("reduce_", "gradient"):
         monkeypatch.setattr(fused_head, name, _counted(name, getattr(fused_head, name), calls))

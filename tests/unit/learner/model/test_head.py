@@ -1,7 +1,9 @@
 """C positions, H hidden size, V vocabulary."""
 
 import math
+import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ def _tensors_on(device: torch.device) -> Iterator[None]:
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The three ways through the vocabulary; each must give the same numbers."""
     if request.param != "kept":
-        monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 0)
+        monkeypatch.setattr(head_module, "MAX_WHOLE_BYTES", 0)
     if request.param == "tiled":
         monkeypatch.setattr(head_module, "CPU_TILE_VOCABULARY", 4)
         monkeypatch.setattr(head_module, "GPU_TILE_VOCABULARY", 4)
@@ -156,6 +158,60 @@ def test_gradients_of_bfloat16_are_summed_in_float32_and_rounded_once(layout: st
         assert float((error / (wanted.grad.abs() + 0.1 * wanted.grad.abs().mean())).mean()) < 0.75 * 2**-8
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each tile of 4 tokens of logits that is made, how many others there are at that time."""
+    for name, value in (("MAX_WHOLE_BYTES", 0), ("CPU_TILE_VOCABULARY", 4), ("GPU_TILE_VOCABULARY", 4)):
+        monkeypatch.setattr(head_module, name, value)
+    tiles, others = weakref.WeakSet[Tensor](), list[int]()
+    logits = head_module._logits
+
+    def watched(*args: Any, **more: Any) -> Tensor:
+        others.append(len(tiles))
+        tiles.add(tile := logits(*args, **more))
+        return tile
+
+    monkeypatch.setattr(head_module, "_logits", watched)
+    return others
+
+
+@pytest.mark.parametrize(("kept_bytes", "num_again"), [(0, 3), (223, 3), (224, 2), (500, 1), (10_000, 0)])
+def test_logits_that_are_kept_are_not_made_again(made: list[int], kept_bytes: int, num_again: int):
+    """Tiles of 7 positions by 4, 4 and 3 tokens, 224, 224 and 168 bytes."""
+    hidden_CH, weight_VH, targets_C, _ = _inputs(bias=False)
+    result = selected_logprobs(hidden_CH.requires_grad_(), weight_VH, targets_C, head=Head(kept_bytes=kept_bytes))
+    result.logprobs_C.sum().backward()
+    assert len(made) == 3 + num_again
+
+
+def test_a_pass_without_gradients_keeps_no_logits(made: list[int]):
+    hidden_CH, weight_VH, targets_C, _ = _inputs(bias=False)
+    with torch.no_grad():
+        selected_logprobs(hidden_CH, weight_VH.requires_grad_(), targets_C, head=Head(kept_bytes=10_000))
+    # The one before.
+    assert made == [0, 1, 1]
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_and_gradients_are_the_same_bits_whatever_is_kept(made: list[int], head: Head, bias: bool):
+    found = list[list[Tensor]]()
+    for kept_bytes in (0, 300, 10_000):
+        inputs = [None if x is None else x.requires_grad_(x.is_floating_point()) for x in _inputs(bias=bias)]
+        hidden_CH, weight_VH, targets_C, bias_V = inputs
+        assert hidden_CH is not None and weight_VH is not None and targets_C is not None
+        kept = replace(head, kept_bytes=kept_bytes)
+        logprobs_C, entropies_C, _ = selected_logprobs(
+            hidden_CH, weight_VH, targets_C, head=kept, bias_V=bias_V, entropies=True
+        )
+        assert entropies_C is not None
+        trained = [x for x in (hidden_CH, weight_VH, bias_V) if x is not None]
+        loss = logprobs_C.sum() + 0.5 * entropies_C.square().sum()
+        found.append([logprobs_C, entropies_C, *torch.autograd.grad(loss, trained)])
+    again, *others = found
+    assert all(torch.equal(one, other) for kept in others for one, other in zip(again, kept, strict=True))
+
+
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 11), (torch.bfloat16, 4)])
 def test_a_weight_of_another_type_than_the_sums_is_converted_tile_by_tile(
     dtype: torch.dtype, largest: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +219,7 @@ def test_a_weight_of_another_type_than_the_sums_is_converted_tile_by_tile(
     """Two positions' logits are small enough to be kept, 88 bytes; a weight of 11 tokens is 220 bytes in float32."""
     if device.type == "cuda":
         pytest.skip("a GPU multiplies bfloat16 as it is")
-    monkeypatch.setattr(head_module, "MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr(head_module, "MAX_WHOLE_BYTES", 100)
     monkeypatch.setattr(head_module, "CPU_TILE_VOCABULARY", 4)
     widths: list[int] = []
     logits = head_module._logits
