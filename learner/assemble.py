@@ -12,6 +12,7 @@ Shapes: N trajectories that train, W longest completion, K reward components or 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,8 @@ def _trained(everything: pa.RecordBatch) -> tuple[pa.RecordBatch, int, int]:
             f"none of {len(found)} trajectories can train: {num_failed} rewards failed, {num_aborted} were aborted; "
             "see reward_message in the run's trajectories"
         )
-    return everything.take(pa.array(kept, type=pa.int64())), num_failed, num_aborted
+    trained = everything if len(kept) == everything.num_rows else everything.take(pa.array(kept, type=pa.int64()))
+    return trained, num_failed, num_aborted
 
 
 def _segments(batch: pa.RecordBatch, vocabulary_size: int) -> list[TokenRow]:
@@ -322,7 +324,8 @@ class _Lists:
         return torch.from_numpy(np.diff(self.offsets).astype(np.int64))
 
     def split(self, dtype: type[np.generic]) -> list[np.ndarray]:
-        return np.split(self.values.astype(dtype), self.offsets[1:-1])
+        values = self.values.astype(dtype)
+        return [values[start:end] for start, end in pairwise(self.offsets.tolist())]
 
     def padded(self, dtype: type[np.generic], *, width: int | None = None) -> torch.Tensor:
         """[N, W], 0 or false behind a row's end; as wide as the longest row unless a width is given."""

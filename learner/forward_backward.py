@@ -3,7 +3,9 @@
 Every rank makes equally many passes, so that all meet in every collective operation. Nothing here changes weights.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +21,7 @@ from learner.distributed import Ranks, reduce_once
 from learner.learned import LearnedRows
 from learner.model.critic import Networks
 from learner.model.packing import MicroBatch, Row, TokenRow, cost, lay_out, plan, tokens_per_pass
+from learner.model.policy import TokenOutputs
 from learner.progress import Phases
 
 
@@ -28,12 +31,25 @@ class MiniBatch:
 
     rows: list[int]
     """Places in the batch."""
-    micro_batches: list[MicroBatch]
+    micro_batches: Sequence[MicroBatch]
     """This rank's; their rows are places in the mini-batch. Every rank has equally many."""
 
     def in_batch(self, micro_batch: MicroBatch) -> list[int]:
         """Places of a micro-batch's rows in the batch."""
         return [self.rows[row] for row in micro_batch.rows]
+
+
+class _LaidOut(Sequence[MicroBatch]):
+    """Each is laid out when it is first asked for: beside the pass before it, where a GPU computes that."""
+
+    def __init__(self, plans: Sequence[tuple[int, ...]], lay_out: Callable[[tuple[int, ...]], MicroBatch]) -> None:
+        self._plans, self._lay_out = plans, functools.cache(lay_out)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def __getitem__(self, index: int) -> MicroBatch:
+        return self._lay_out(self._plans[index])
 
 
 def without_routes(mini_batch: MiniBatch) -> MiniBatch:
@@ -52,15 +68,16 @@ class Passes:
         self._most_tokens = ranks.num_per_pass * config.max_tokens_per_micro_batch
         self._max_tokens = ranks.num_per_pass * tokens_per_pass(config.max_tokens_per_micro_batch, device=ranks.device)
         self._router_coefficient = objective.config.router_aux_loss_coefficient
+        self._begun: tuple[MicroBatch, tuple[TokenOutputs, Tensor | None]] | None = None
 
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
-        """These rows of the batch, laid out. Raises DataError for an episode of several segments that does not fit in one pass."""
+        """These rows of the batch, planned. Raises DataError for an episode of several segments that does not fit in one pass."""
         chosen = [batch.rows[row] for row in rows]
         self._refuse_what_does_not_fit(batch, rows)
         micro_batches = self._laid_out(chosen, width=batch.tensors.loss_mask_NT.shape[1])
         return MiniBatch(rows=rows, micro_batches=self._balancing(micro_batches, chosen))
 
-    def _balancing(self, micro_batches: list[MicroBatch], rows: Sequence[Row]) -> list[MicroBatch]:
+    def _balancing(self, micro_batches: Sequence[MicroBatch], rows: Sequence[Row]) -> Sequence[MicroBatch]:
         """With what balances the experts of all these rows, where the run wants that."""
         routing = self._networks.policy.routing
         if routing is None or not self._router_coefficient:
@@ -89,29 +106,41 @@ class Passes:
                     "together"
                 )
 
-    def _laid_out(self, rows: Sequence[Row], *, width: int) -> list[MicroBatch]:
+    def _laid_out(self, rows: Sequence[Row], *, width: int) -> Sequence[MicroBatch]:
         """This rank's share of the rows; every rank has equally many micro-batches."""
         layout = self._networks.policy.layout
         num_parts, part = self._ranks.data_parallel_size, self._ranks.data_parallel_rank
         rows_of_parts = plan(rows, max_tokens=self._max_tokens, layout=layout, num_ranks=num_parts)
-        return [
-            lay_out(rows, places, layout=layout, width=width, device=self._ranks.device)
-            for places in rows_of_parts[part]
-        ]
+        device = self._ranks.device
+        return _LaidOut(
+            rows_of_parts[part], lambda places: lay_out(rows, places, layout=layout, width=width, device=device)
+        )
+
+    @contextmanager
+    def under_way(self, mini_batch: MiniBatch, *, entropies: bool) -> Iterator[None]:
+        """Inside it the first pass is computed already, as far as its loss, where `accumulate` takes it up: a GPU need not wait for what
+        the host does meanwhile. An exception forgets it."""
+        micro_batch = mini_batch.micro_batches[0]
+        self._begun = micro_batch, self._networks(micro_batch, entropies=entropies)
+        try:
+            yield
+        except BaseException:
+            self._begun = None
+            raise
 
     def accumulate(
         self, prepared: Prepared, mini_batch: MiniBatch, *, learned: LearnedRows, trains_policy: bool = True
-    ) -> tuple[Tensor, Statistics]:
+    ) -> tuple[Tensor, list[Statistics]]:
         """Adds up the gradients of all micro-batches, of the critic's parameters alone without `trains_policy`.
 
-        The losses of this rank's micro-batches, and the statistics of all ranks'. `learned` is shown each micro-batch.
+        The losses of this rank's micro-batches, and their statistics. `learned` is shown each micro-batch. Waits for no GPU.
         """
         micro_batches = mini_batch.micro_batches
         losses: list[Tensor] = []
         statistics: list[Statistics] = []
         for index in reduce_once(self._networks, len(micro_batches)):
             micro_batch = micro_batches[index]
-            outputs, values_C = self._networks(
+            outputs, values_C = self._computed(
                 micro_batch, entropies=prepared.wants_entropies, trains_policy=trains_policy
             )
             aux_loss = None
@@ -146,10 +175,18 @@ class Passes:
             del result, loss, aux_loss
             self._phases.move()
         learned.pass_by(mini_batch.rows)
-        return torch.stack(losses), self._of_all_ranks(statistics)
+        return torch.stack(losses), statistics
 
-    def imitate(self, rows: Sequence[TokenRow]) -> Statistics:
-        """Adds the gradient of the demonstrations' loss to that of the trajectories; the statistics of all ranks."""
+    def _computed(
+        self, micro_batch: MicroBatch, *, entropies: bool, trains_policy: bool
+    ) -> tuple[TokenOutputs, Tensor | None]:
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] is micro_batch:
+            return begun[1]
+        return self._networks(micro_batch, entropies=entropies, trains_policy=trains_policy)
+
+    def imitate(self, rows: Sequence[TokenRow]) -> list[Statistics]:
+        """Adds the gradient of the demonstrations' loss to that of the trajectories; its statistics."""
         statistics: list[Statistics] = []
         num_tokens = sum(int(row.loss_mask.sum()) for row in rows)
         micro_batches = self._laid_out(rows, width=max(len(row.completion) for row in rows))
@@ -164,8 +201,9 @@ class Passes:
             if self._ranks.leads:
                 statistics.append(result.statistics)
             self._phases.move()
-        return self._of_all_ranks(statistics)
+        return statistics
 
-    def _of_all_ranks(self, statistics: Sequence[Statistics]) -> Statistics:
+    def of_all_ranks(self, statistics: Sequence[Statistics]) -> Statistics:
+        """Those of this rank's passes and all others', on the CPU: waits for all that gave them."""
         moments_Q5 = Statistics.merge(statistics).moments_Q5.to(self._ranks.device)
         return Statistics.merge([Statistics(part_Q5.cpu()) for part_Q5 in self._ranks.stack(moments_Q5)])

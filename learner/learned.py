@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cluster.contracts.learned import LEARNED_SCHEMA
 from learner.algorithms.objective.seen import TokensSeen
+from learner.algorithms.placing import placed
 from learner.assemble import Batch
 
 _OF_WHAT_STAYS = ("advantages", "weights", "clipped")
@@ -44,9 +45,9 @@ class LearnedRows:
         index_C = np.concatenate(
             [place * width + np.flatnonzero(mask) for place, mask in zip(chosen, masks, strict=True)]
         )
-        taken_C = torch.from_numpy(index_C).to(device)
+        taken_C = placed(index_C, device)
         self._columns.append({name: x_BT.flatten()[taken_C].float() for name, x_BT in seen.columns().items()})
-        self._kept.append(seen.rows.is_kept_N[torch.tensor(chosen, device=device)])
+        self._kept.append(seen.rows.is_kept_N[placed(chosen, device)])
         self._rows += [rows[place] for place in chosen]
 
     def pass_by(self, rows: Sequence[int]) -> None:

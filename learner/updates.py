@@ -106,10 +106,11 @@ class Updater:
         self._phases.enter("learning", step=version + 1)
         part = self._objective.mini_batch(prepared, mini_batch.rows, begins_step=begins_step)
         self._optimizer.zero()
-        losses, statistics = self._passes.accumulate(part, mini_batch, learned=learned, trains_policy=trains_policy)
+        losses, seen = self._passes.accumulate(part, mini_batch, learned=learned, trains_policy=trains_policy)
         if demonstrated:
-            statistics = Statistics.merge([statistics, self._passes.imitate(demonstrated)])
+            seen += self._passes.imitate(demonstrated)
         gradient_norms = self._optimizer.gradient_norms()
+        statistics = self._passes.of_all_ranks(seen)
         laps.lap("time/gradient_s")
         self._phases.enter("optimizing", step=version + 1)
         rate, is_finite = None, True

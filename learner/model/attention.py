@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from learner.algorithms.placing import placed
 from learner.model.flash import Lengths, Segment, attend_lengths, has_flash, laid_in_row, takes_lengths
 from learner.sequence_parallel import SequenceGroup
 
@@ -90,15 +91,15 @@ def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.devi
         num_cells += query_index_SQ.size
         buckets.append(
             Bucket(
-                query_index_SQ=torch.from_numpy(query_index_SQ).to(device),
-                key_index_SK=torch.from_numpy(key_index_SK).to(device),
-                offset_S=torch.from_numpy(prompt_length_S - again_S).to(device),
+                query_index_SQ=placed(query_index_SQ, device),
+                key_index_SK=placed(key_index_SK, device),
+                offset_S=placed(prompt_length_S - again_S, device),
                 has_prompts=bool((prompt_length_S - again_S).any()),
             )
         )
     return Segments(
         buckets=tuple(buckets),
-        cell_index_T=torch.from_numpy(cell_index_T).to(device),
+        cell_index_T=placed(cell_index_T, device),
         lengths=laid_in_row(segments, device=device) if has_flash(torch.device(device)) else None,
     )
 

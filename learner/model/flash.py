@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner.algorithms.placing import placed
+
 MOST_HEAD_SIZE = 256
 """Of the kernel."""
 
@@ -73,9 +75,7 @@ def laid_in_row(segments: Sequence[Segment], *, device: torch.device | str = "cp
     """Segments, which cover the row exactly once."""
     order = sorted(segments, key=lambda s: s.start)
     queries, keys = [s.length for s in order], [s.prompt_length + s.length for s in order]
-    query_ends, key_ends = (
-        torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device) for lengths in (queries, keys)
-    )
+    query_ends, key_ends = (placed(np.cumsum([0, *lengths], dtype=np.int32), device) for lengths in (queries, keys))
     return Lengths(
         query_ends=query_ends,
         key_ends=key_ends,
@@ -92,7 +92,7 @@ def _copies(order: Sequence[Segment], *, device: torch.device | str) -> Copies:
     own_T = np.flatnonzero(is_own_K)
     places_C = np.flatnonzero(~is_own_K)
     shared_P, whose_C = np.unique(index_K[places_C], return_inverse=True)
-    return Copies(*(torch.from_numpy(x).to(device) for x in (index_K, own_T, shared_P, places_C, whose_C)))
+    return Copies(*(placed(x, device) for x in (index_K, own_T, shared_P, places_C, whose_C)))
 
 
 def takes_lengths(dtype: torch.dtype, head_size: int, value_size: int) -> bool:

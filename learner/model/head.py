@@ -325,8 +325,9 @@ class _WeightGradient:
                 torch.mm(self._gradient_CV.t(), self._hidden_CH, out=self._into_VH[tile])
             return
         if chunk.start == 0:
-            self._summed_VH = torch.zeros_like(self._into_VH[tile], dtype=_sum_dtype(self._hidden_CH))
-        _add_product(self._summed_VH, gradient.t(), self._hidden_CH[chunk])
+            self._summed_VH = _product(gradient.t(), self._hidden_CH[chunk], dtype=_sum_dtype(self._hidden_CH))
+        else:
+            _add_product(self._summed_VH, gradient.t(), self._hidden_CH[chunk])
         if is_last:
             self._into_VH[tile] = self._summed_VH
 
@@ -452,12 +453,19 @@ def _inside(ids: Tensor, tile: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor,
     return places, (places[0], ids[places] - tile.start)
 
 
+def _product(left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
+    if left.dtype != dtype:
+        return torch.mm(left, right.to(left.dtype), out_dtype=dtype)
+    with _multiplying_as(right.dtype):
+        return torch.mm(left, right.to(dtype))
+
+
 def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == sum_.dtype:
         with _multiplying_as(right.dtype):
             sum_.addmm_(left, right.to(left.dtype))
     else:
-        sum_.add_(torch.mm(left, right.to(left.dtype), out_dtype=sum_.dtype))
+        torch.addmm(sum_, left, right.to(left.dtype), out_dtype=sum_.dtype, out=sum_)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner.algorithms.placing import placed
 from learner.model.attention import Segments, bucketed
 from learner.model.flash import Segment
 from learner.model.routing import Routes
@@ -157,16 +158,16 @@ def lay_out(
         if segment.candidates is not None:
             candidates.append(segment.candidates[wanted])
     head_index_C, targets_C, result_index_C = (
-        torch.from_numpy(np.concatenate(x)).to(device) for x in (head_index, targets, results)
+        placed(np.concatenate(x), device) for x in (head_index, targets, results)
     )
     return MicroBatch(
         rows=tuple(chosen),
-        input_ids=torch.from_numpy(input_ids).to(device),
-        position_ids=torch.from_numpy(position_ids).to(device),
+        input_ids=placed(input_ids, device),
+        position_ids=placed(position_ids, device),
         segments=None if segments is None else bucketed(segments, num_tokens=input_ids.shape[1], device=device),
         head_index_C=head_index_C,
         targets_C=targets_C,
-        candidates_CK=torch.from_numpy(np.concatenate(candidates)).to(device, torch.int64) if candidates else None,
+        candidates_CK=placed(np.concatenate(candidates), device, dtype=torch.int64) if candidates else None,
         routes=_routes(laid, starts, num_inputs=input_ids.size, device=device),
         result_index_C=result_index_C,
         width=width,
@@ -214,7 +215,7 @@ def _routes(
         for start, part in ((before + 1 - size, row.experts[:size]), (first, row.experts[size:])):
             experts[start : start + len(part)] = part
             num_rows[start : start + len(part)] += 1
-    return Routes(experts_TLK=torch.from_numpy(experts).to(device), num_rows_T=torch.from_numpy(num_rows).to(device))
+    return Routes(experts_TLK=placed(experts, device), num_rows_T=placed(num_rows, device))
 
 
 def _segments(rows: Sequence[Row], chosen: Sequence[int], *, width: int) -> tuple[list[TokenRow], list[int]]:
@@ -353,11 +354,17 @@ def _units(rows: Sequence[Row], *, max_tokens: int, shares: bool) -> list[tuple[
         by_prompt[row.segments[0].prompt.tobytes()].append(i)
     units: list[tuple[int, ...]] = []
     for members in by_prompt.values():
-        piece: list[int] = []
+        piece, held, size = list[int](), dict[bytes, int](), 0
         for i in members:
-            if piece and cost(rows, [*piece, i], layout="shared") > max_tokens:
+            prompts = {segment.prompt.tobytes(): len(segment.prompt) for segment in rows[i].segments}
+            own = sum(len(segment.completion) - 1 for segment in rows[i].segments)
+            more = own + sum(prompts[key] for key in prompts.keys() - held.keys())
+            if piece and size + more > max_tokens:
                 units.append(tuple(piece))
-                piece = []
+                piece, held, size = [], {}, 0
+                more = own + sum(prompts.values())
             piece.append(i)
+            held |= prompts
+            size += more
         units.append(tuple(piece))
     return units

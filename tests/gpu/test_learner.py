@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from learner.forward_backward import Passes
+from learner.learner import Learner
 from tests.integration.learned import OPTIONS, assert_learned_alike, learned, options_of
 from tests.integration.ranks import Ranks
 from tests.models import make_tiny_model
+from tests.unit.learner.trajectories import make_config, make_group
 
 DETERMINISTIC: dict[str, Any] = {
     "deterministic": True,
@@ -50,6 +53,30 @@ def test_a_single_rank_that_is_sharded_computes_what_a_whole_one_computes(
     whole = learned(ranks, tmp_path / "whole", model, num_ranks=1, dtype=dtype)
     sharded = learned(ranks, tmp_path / "sharded", model, num_ranks=1, shards_alone=True, dtype=dtype, **gpus(device))
     assert_learned_alike(sharded, whole, is_half=dtype == "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_host_waits_for_no_pass(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch):
+    """It tells the GPU of all passes of an update, so that the GPU never waits for it."""
+    config = make_config(
+        make_tiny_model(tmp_path / "model"),
+        dtype=dtype,
+        learner={"gpus_per_rank": 0.2, "max_tokens_per_micro_batch": 40},
+    )
+    learner, accumulate = Learner(config), Passes.accumulate
+
+    def watched(*args: Any, **more: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return accumulate(*args, **more)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Passes, "accumulate", watched)
+    found = learner.update(*[make_group(i) for i in range(4)]).metrics
+    assert found["learner/micro_batches"] > 2 and found["learner/updates"] == 1
+    learner.close()
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from torch import Tensor
 from cluster.contracts.errors import DataError
 from learner.algorithms.masks import masked
 from learner.algorithms.moments import RunningMoments
+from learner.algorithms.placing import placed
 from learner.algorithms.registry.homes import OF_THE_BATCH
 
 _OF_MODELS = (
@@ -97,11 +98,11 @@ class BatchTensors:
         return offered | instead
 
     def to(self, device: torch.device | str) -> Self:
-        return self._each(lambda tensor: tensor.to(device))
+        return self._each(lambda tensor: placed(tensor, device))
 
     def rows(self, rows: list[int]) -> Self:
         """These trajectories, in the given order."""
-        index = torch.tensor(rows, dtype=torch.long, device=self.rewards_N.device)
+        index = placed(rows, self.rewards_N.device, dtype=torch.long)
         ids = {
             name: [getattr(self, name)[row] for row in rows] for name in ("trajectory_ids", "group_ids", "prompt_ids")
         }
@@ -210,7 +211,7 @@ class Prepared:
 
     def rows(self, rows: list[int]) -> "Prepared":
         """The same for some trajectories, in the given order."""
-        index = torch.tensor(rows, dtype=torch.long, device=self.loss_mask_NT.device)
+        index = placed(rows, self.loss_mask_NT.device, dtype=torch.long)
         taken = {name: tensor[index] for name, tensor in _tensors(self).items() if not name.endswith("_M")}
         return replace(self, batch=self.batch.rows(rows), **taken)
 

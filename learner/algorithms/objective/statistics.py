@@ -11,6 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from learner.algorithms.placing import placed
+
 QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "loss": (("per_update",), "The number whose gradient is taken: all the following losses together."),
     "policy_loss": (("per_update",), "Policy loss after corrections and aggregation."),
@@ -151,7 +153,7 @@ class Statistics:
 
     @classmethod
     def empty(cls, device: torch.device | str = "cpu") -> Self:
-        return cls(torch.tensor([_EMPTY] * len(QUANTITIES), dtype=torch.float64, device=device))
+        return cls(placed([_EMPTY] * len(QUANTITIES), device, dtype=torch.float64))
 
     @classmethod
     def merge(cls, parts: "Sequence[Statistics]") -> "Statistics":
@@ -209,7 +211,7 @@ class Recorder:
         kept = torch.where(where, x, 0)
         least, most = torch.where(where, x, torch.inf).amin(1), torch.where(where, x, -torch.inf).amax(1)
         moments = (where.sum(1).double(), kept.sum(1), kept.square().sum(1), least, most)
-        self._moments_Q5[list(rows)] = torch.stack(moments, 1)
+        self._moments_Q5[placed(rows, x.device)] = torch.stack(moments, 1)
 
 
 def reported_name(name: str, output: str) -> str:

@@ -74,7 +74,7 @@ def _learned(
     networks.zero_grad()
     losses, statistics = passes.accumulate(prepared, mini_batch, learned=LearnedRows(batch, num_groups=0))
     found = [p.grad.flatten() for p in networks.parameters() if p.grad is not None]
-    report = Statistics.merge([made.statistics(prepared), statistics]).compute()
+    report = Statistics.merge([made.statistics(prepared), *statistics]).compute()
     return float(losses.sum()), report, torch.cat(found).clone()
 
 
