@@ -4,8 +4,7 @@ Every rank makes equally many passes, so that all meet in every collective opera
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +20,6 @@ from learner.distributed import Ranks, reduce_once
 from learner.learned import LearnedRows
 from learner.model.critic import Networks
 from learner.model.packing import MicroBatch, Row, TokenRow, cost, lay_out, plan, tokens_per_pass
-from learner.model.policy import TokenOutputs
 from learner.progress import Phases
 
 
@@ -68,7 +66,6 @@ class Passes:
         self._most_tokens = ranks.num_per_pass * config.max_tokens_per_micro_batch
         self._max_tokens = ranks.num_per_pass * tokens_per_pass(config.max_tokens_per_micro_batch, device=ranks.device)
         self._router_coefficient = objective.config.router_aux_loss_coefficient
-        self._begun: tuple[MicroBatch, tuple[TokenOutputs, Tensor | None]] | None = None
 
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
         """These rows of the batch, planned. Raises DataError for an episode of several segments that does not fit in one pass."""
@@ -116,18 +113,6 @@ class Passes:
             rows_of_parts[part], lambda places: lay_out(rows, places, layout=layout, width=width, device=device)
         )
 
-    @contextmanager
-    def under_way(self, mini_batch: MiniBatch, *, entropies: bool) -> Iterator[None]:
-        """Inside it the first pass is computed already, as far as its loss, where `accumulate` takes it up: a GPU need not wait for what
-        the host does meanwhile. An exception forgets it."""
-        micro_batch = mini_batch.micro_batches[0]
-        self._begun = micro_batch, self._networks(micro_batch, entropies=entropies)
-        try:
-            yield
-        except BaseException:
-            self._begun = None
-            raise
-
     def accumulate(
         self, prepared: Prepared, mini_batch: MiniBatch, *, learned: LearnedRows, trains_policy: bool = True
     ) -> tuple[Tensor, list[Statistics]]:
@@ -140,7 +125,7 @@ class Passes:
         statistics: list[Statistics] = []
         for index in reduce_once(self._networks, len(micro_batches)):
             micro_batch = micro_batches[index]
-            outputs, values_C = self._computed(
+            outputs, values_C = self._networks(
                 micro_batch, entropies=prepared.wants_entropies, trains_policy=trains_policy
             )
             aux_loss = None
@@ -176,14 +161,6 @@ class Passes:
             self._phases.move()
         learned.pass_by(mini_batch.rows)
         return torch.stack(losses), statistics
-
-    def _computed(
-        self, micro_batch: MicroBatch, *, entropies: bool, trains_policy: bool
-    ) -> tuple[TokenOutputs, Tensor | None]:
-        begun, self._begun = self._begun, None
-        if begun is not None and begun[0] is micro_batch:
-            return begun[1]
-        return self._networks(micro_batch, entropies=entropies, trains_policy=trains_policy)
 
     def imitate(self, rows: Sequence[TokenRow]) -> list[Statistics]:
         """Adds the gradient of the demonstrations' loss to that of the trajectories; its statistics."""

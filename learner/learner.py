@@ -15,7 +15,6 @@ import math
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from learner.checkpoint.saving import Saver
 from learner.checkpoint.writing import adopt
 from learner.distributed import Ranks, choose_device, leave, reshard
 from learner.first_look import FirstLook
-from learner.forward_backward import MiniBatch, Passes
+from learner.forward_backward import Passes
 from learner.guard import NonFiniteGuard
 from learner.learned import LearnedRows
 from learner.memory import check_rank
@@ -158,11 +157,7 @@ class Learner:
         first_epoch = [self._passes.mini_batch(batch, rows) for rows in first]
         demonstrated = self._updater.demonstrated(self.version, num_updates=sum(map(len, (first, *later))))
         laps.lap("time/assemble_s")
-        tensors = self._first_look.at(batch.tensors.to(self._ranks.device), first_epoch)
-        laps.lap("time/first_look_s")
-        with self._begins(first_epoch[0]):
-            laps.lap("time/gradient_s")
-            prepared = self.objective.prepare(tensors)
+        prepared = self.objective.prepare(self._first_look.at(batch.tensors.to(self._ranks.device), first_epoch))
         # From here on a failure leaves part of a step behind, and no checkpoint may hold it.
         self._last_step = self._learned = None
         learned = LearnedRows(batch, num_groups=self._config.record.learned_groups)
@@ -194,13 +189,6 @@ class Learner:
             more=coefficients | {"learner/skipped_in_a_row": float(self._guard.num_in_a_row)},
         )
         return self._last_step
-
-    def _begins(self, mini_batch: MiniBatch) -> AbstractContextManager[None]:
-        """Its first pass is on its way inside; not where `_move_moments` may change the networks first."""
-        if self.networks.critic is not None:
-            return nullcontext()
-        self._phases.enter("learning", step=self.version + 1)
-        return self._passes.under_way(mini_batch, entropies=self.objective.wants_entropies(self.version))
 
     def _move_moments(self, prepared: Prepared) -> None:
         """The running moments of rewards and returns move with the batch; the critic's values do not, but for rounding of its head."""

@@ -1,11 +1,11 @@
 """Half a billion parameters in bfloat16 on a GPU (the shape of Qwen2.5-0.5B, random weights): learning, sampling, broadcasts, memory.
 
 A learner's tokens are those that it computes: prompts of a group count once where they are shared. Their FLOP are 6 x parameters, which
-leaves attention out, and the peak is the GPU's own in bfloat16 without sparsity, by its name. Passes are as large as fit, of those that
-`TOKENS_PER_PASS` names; the aim is for compiled layers, which runs on GPUs are advised to have. Sampling is compiled with CUDA graphs on
-both sides. A broadcast is timed from the call until all workers have proven the weights, as in `weights`, and its baseline is the same.
-Learner, worker and the bare engine share the first GPU, each with a part of its memory; NCCL takes a second one. Measured by
-`make bench GPU=1`, in ten minutes; build/gpu_profile.txt then says which kernels a step of the learner spends its time in.
+leaves attention out, and the peak is the GPU's own in bfloat16 without sparsity, by its name. Passes are as large as fit, with the logits
+that they keep, of those that `PASSES` names; the aim is for compiled layers, which runs on GPUs are advised to have. Sampling is compiled
+with CUDA graphs on both sides. A broadcast is timed from the call until all workers have proven the weights, as in `weights`, and its
+baseline is the same. Learner, worker and the bare engine share the first GPU, each with a part of its memory; NCCL takes a second one.
+Measured by `make bench GPU=1`, in ten minutes; build/gpu_profile.txt then says which kernels a step of the learner spends its time in.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ NUM_GROUPS, GROUP_SIZE, PROMPT, COMPLETION = 16, 8, 32, 512
 LAYOUTS = ("shared", "packed")
 COMPILED = "compiled"
 """`shared`, with `learner.compile`."""
-TOKENS_PER_PASS = (33_280, 16_640)
-"""A half of a step's groups, or a quarter."""
+PASSES = ((33_280, 24 * 2**30), (16_640, 12 * 2**30), (16_640, 0))
+"""`learner.max_tokens_per_micro_batch`, a half of a step's groups or a quarter, and `learner.kept_logits_bytes`: room for all, or none."""
 PROFILE, NUM_KERNELS = ROOT / "build" / "gpu_profile.txt", 40
 NUM_PROMPTS, MAX_TOKENS = 64, 256
 PEAKS = {
@@ -175,9 +175,11 @@ def _learner(path: str) -> dict[str, Any]:
 def _largest_that_fits(path: str) -> RunConfig:
     configs = [
         make_config(
-            Path(path), dtype="bfloat16", learner={"gpus_per_rank": 1, "max_tokens_per_micro_batch": num_tokens}
+            Path(path),
+            dtype="bfloat16",
+            learner={"gpus_per_rank": 1, "max_tokens_per_micro_batch": num_tokens, "kept_logits_bytes": kept_bytes},
         )
-        for num_tokens in TOKENS_PER_PASS
+        for num_tokens, kept_bytes in PASSES
     ]
     free = memory.free_bytes(torch.device("cuda"))
     return next((each for each in configs if memory.of_run(each).needed_bytes < free), configs[-1])

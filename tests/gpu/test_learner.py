@@ -75,7 +75,7 @@ def test_the_host_waits_for_no_pass(tmp_path: Path, dtype: str, monkeypatch: pyt
 
     monkeypatch.setattr(Passes, "accumulate", watched)
     found = learner.update(*[make_group(i) for i in range(4)]).metrics
-    assert found["learner/micro_batches"] > 2 and found["learner/updates"] == 1
+    assert found["learner/micro_batches"] >= 2 and found["learner/updates"] == 1
     learner.close()
 
 

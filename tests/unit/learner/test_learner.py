@@ -410,30 +410,6 @@ def test_bad_trajectories_change_nothing(model_path: Path):
     assert learner.version == 0 and all(torch.equal(t, before[n]) for n, t in _weights(learner).items())
 
 
-def test_a_step_whose_first_pass_was_under_way_as_it_was_refused_changes_nothing(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    config = make_config(model_path, learner={"max_tokens_per_micro_batch": 40})
-    learner, other = Learner(config), Learner(config)
-    passes: list[torch.nn.Module] = []
-    learner.networks.register_forward_hook(lambda module, *_: passes.append(module))
-    before = _weights(learner)
-    with monkeypatch.context() as refusing:
-        refusing.setattr(learner.objective, "prepare", _refuse)
-        with pytest.raises(DataError, match="refused"):
-            learner.update(*_groups(learner))
-    assert len(passes) == 1
-    assert all(torch.equal(weight, before[name]) for name, weight in _weights(learner).items())
-    stats = learner.update(*_groups(learner))
-    assert len(passes) == 1 + stats.metrics["learner/micro_batches"] > 2
-    assert stats.metrics["learner/loss"] == other.update(*_groups(other)).metrics["learner/loss"]
-    assert all(torch.equal(weight, _weights(other)[name]) for name, weight in _weights(learner).items())
-
-
-def _refuse(*_: Any) -> None:
-    raise DataError("refused")
-
-
 def test_a_critic_learns_its_returns(model_path: Path):
     algorithm = {"advantage": "gae", "value": {"learning_rate": 1e-2, "coefficient": 1.0}}
     learner = Learner(make_config(model_path, algorithm=algorithm))
