@@ -25,8 +25,7 @@ def token_mean(loss_mask_NT: Tensor) -> Tensor:
     Degenerate: nothing unmasked gives weights of 0, so a loss of 0 (verl and OpenRLHF give NaN)
     Peers: verl `token-mean`, OpenRLHF default, TRL `bnpo` and `dapo`, TapeAgents 0.1.0, torchtune, torchrl 0.14.1 `token`
     """
-    mask_NT = _as_weights(loss_mask_NT)
-    return mask_NT / mask_NT.sum().clamp(min=1)
+    return _divided_by(loss_mask_NT.sum().clamp(min=1), loss_mask_NT)
 
 
 def sequence_mean(
@@ -40,9 +39,9 @@ def sequence_mean(
         LightRFT gives NaN
     Peers: verl `seq-mean-token-mean`, TRL `grpo` (count), OpenRLHF `token_level_loss=False`, LightRFT, TapeAgents 0.1.16
     """
-    mask_NT = _as_weights(loss_mask_NT)
-    length_N = mask_NT.sum(1, keepdim=True)
-    return mask_NT / (length_N.clamp(min=1) + epsilon) / _num_rows(length_N, empty_rows=empty_rows)
+    length_N1 = loss_mask_NT.sum(1, keepdim=True)
+    tokens_N1 = length_N1.clamp(min=1).double() + epsilon
+    return _divided_by(tokens_N1 * _num_rows(length_N1, empty_rows=empty_rows), loss_mask_NT)
 
 
 def prompt_mean(loss_mask_NT: Tensor, *, group_index_N: Tensor) -> Tensor:
@@ -53,14 +52,11 @@ def prompt_mean(loss_mask_NT: Tensor, *, group_index_N: Tensor) -> Tensor:
     Degenerate: groups with nothing unmasked are not counted
     Peers: SkyRL `prompt_mean`; ScaleRL's "prompt average"
     """
-    mask_NT = _as_weights(loss_mask_NT)
+    length_N = loss_mask_NT.sum(1)
     _, group_N = torch.unique(group_index_N, return_inverse=True)
-    tokens_per_group = torch.zeros(
-        int(group_N.max()) + 1 if len(group_N) else 0, dtype=mask_NT.dtype, device=mask_NT.device
-    )
-    tokens_per_group = tokens_per_group.index_add(0, group_N, mask_NT.sum(1))
-    num_groups = (tokens_per_group > 0).sum().clamp(min=1)
-    return mask_NT / tokens_per_group.clamp(min=1)[group_N][:, None] / num_groups
+    tokens_G = length_N.new_zeros(int(group_N.max()) + 1 if len(group_N) else 0).index_add(0, group_N, length_N)
+    num_groups = (tokens_G > 0).sum().clamp(min=1)
+    return _divided_by((tokens_G.clamp(min=1) * num_groups)[group_N][:, None], loss_mask_NT)
 
 
 def sequence_sum_mean(loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude") -> Tensor:
@@ -71,8 +67,7 @@ def sequence_sum_mean(loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude"
     Degenerate: `empty_rows="count"` counts trajectories with nothing unmasked
     Peers: verl `seq-mean-token-sum`, TRL `luspo`, TapeAgents 0.1.16 with sums
     """
-    mask_NT = _as_weights(loss_mask_NT)
-    return mask_NT / _num_rows(mask_NT.sum(1, keepdim=True), empty_rows=empty_rows)
+    return _divided_by(_num_rows(loss_mask_NT.sum(1), empty_rows=empty_rows), loss_mask_NT)
 
 
 def sequence_sum_over_length(
@@ -85,10 +80,9 @@ def sequence_sum_over_length(
     Degenerate: `max_length=None`, which no run leaves, takes the longest completion of the step; the padded width depends on the layout
     Peers: TRL `dr_grpo` (max_completion_length), verl `seq-mean-token-sum-norm` (padded width, exclude)
     """
-    mask_NT = _as_weights(loss_mask_NT)
-    length_N = mask_NT.sum(1, keepdim=True)
+    length_N = loss_mask_NT.sum(1)
     longest = length_N.max().clamp(min=1) if max_length is None else max_length
-    return mask_NT / _num_rows(length_N, empty_rows=empty_rows) / longest
+    return _divided_by(_num_rows(length_N, empty_rows=empty_rows) * longest, loss_mask_NT)
 
 
 def sum(loss_mask_NT: Tensor) -> Tensor:
@@ -99,7 +93,7 @@ def sum(loss_mask_NT: Tensor) -> Tensor:
     Degenerate: the step's gradient grows with its tokens
     Peers: verl `token-sum`; torchrl `reduction="sum"`
     """
-    return _as_weights(loss_mask_NT)
+    return loss_mask_NT.double()
 
 
 def aggregate(losses_BT: Tensor, *, weights_BT: Tensor) -> Tensor:
@@ -108,12 +102,12 @@ def aggregate(losses_BT: Tensor, *, weights_BT: Tensor) -> Tensor:
     return torch.sum(kept_BT * weights_BT.to(kept_BT.dtype))
 
 
-def _as_weights(loss_mask_NT: Tensor) -> Tensor:
+def _divided_by(denominators: Tensor, loss_mask_NT: Tensor) -> Tensor:
     """float64: weights of 1/(tokens of a step) lose nothing before they meet a float32 loss."""
-    return loss_mask_NT.to(torch.float64)
+    return torch.where(loss_mask_NT, denominators.double().reciprocal(), 0.0)
 
 
-def _num_rows(length_N: Tensor, *, empty_rows: Literal["exclude", "count"]) -> Tensor | int:
+def _num_rows(length_N: Tensor, *, empty_rows: Literal["exclude", "count"]) -> Tensor:
     if empty_rows == "count":
-        return max(len(length_N), 1)
+        return length_N.new_tensor(max(len(length_N), 1))
     return (length_N > 0).sum().clamp(min=1)
