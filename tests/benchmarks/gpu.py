@@ -40,7 +40,7 @@ COMPILED = "compiled"
 PASSES = ((33_280, 24 * 2**30), (16_640, 12 * 2**30), (16_640, 0))
 """`learner.max_tokens_per_micro_batch`, a half of a step's groups or a quarter, and `learner.kept_logits_bytes`: room for all, or none."""
 PROFILE, NUM_KERNELS = ROOT / "build" / "gpu_profile.txt", 40
-NUM_PROMPTS, MAX_TOKENS = 64, 256
+NUM_PROMPTS, MAX_TOKENS, NUM_ROUNDS = 64, 256, 4
 PEAKS = {
     "A10": 125e12,
     "A100": 312e12,
@@ -224,7 +224,9 @@ async def _sampling(path: str) -> dict[str, Any]:
         "gpu_memory_utilization": 0.4,
         "hf_overrides": {"head_dtype": "float32"},
     }
-    row = await sampling.compared(config, prompts, bare=lambda: sampling.bare_engine(Path(path), **alike))
+    row = await sampling.compared(
+        config, prompts, bare=lambda: sampling.bare_engine(Path(path), **alike), num_rounds=NUM_ROUNDS
+    )
     return {"name": "sampling 0.5B, one worker", **row}
 
 

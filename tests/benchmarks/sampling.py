@@ -43,13 +43,15 @@ async def _rows(path: Path) -> list[dict[str, Any]]:
     return [{"name": "sampling", **await compared(config, PROMPTS, bare=lambda: bare_engine(path))}]
 
 
-async def compared(config: RunConfig, prompts: list[str], *, bare: Callable[[], Any]) -> dict[str, Any]:
+async def compared(
+    config: RunConfig, prompts: list[str], *, bare: Callable[[], Any], num_rounds: int = ROUNDS
+) -> dict[str, Any]:
     """A row without its name: a worker, and the engine that `bare` makes once the worker's is there."""
     worker = RolloutWorker.with_vllm(config, name="worker", run_id="bench", num_threads=1)
     await worker.load(*published(Path(config.model.path)))
     engine, max_tokens = bare(), config.sampling.max_tokens
     ours, theirs = [], []
-    for _ in range(ROUNDS):
+    for _ in range(num_rounds):
         ours.append(await _sample_with(worker, tickets(prompts, max_tokens=max_tokens)))
         theirs.append(sample_bare(engine, prompts, max_tokens=max_tokens))
     worker.stop()
