@@ -64,7 +64,7 @@ METRICS: dict[str, str] = {
     "time/held_s": "Seconds since the last step in which groups waited, because what their judge calls was away; absent where none did.",
     "time/<part>/held_s": "The same, of each part of a reward that has several.",
     "time/learning_s": "Seconds of the learner's step.",
-    "time/assemble_s": "Seconds of it that trajectories took to become tensors.",
+    "time/assemble_s": "Seconds of it that trajectories took to become tensors, but for those of its passes.",
     "time/first_look_s": "Seconds of its extra forward passes (recomputed log-probs, values); about 0 without them.",
     "time/gradient_s": "Seconds of its forward and backward passes.",
     "time/optimizer_s": "Seconds of its clipping and optimizer updates.",

@@ -15,6 +15,7 @@ from cluster.contracts.errors import DataError
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.statistics import Statistics
+from learner.algorithms.placing import placed
 from learner.assemble import Batch
 from learner.distributed import Ranks, reduce_once
 from learner.learned import LearnedRows
@@ -83,7 +84,7 @@ class Passes:
         pull_E = routing.pull(recorded, coefficient=self._router_coefficient)
         if pull_E is None:
             return micro_batches
-        pull_E = pull_E.to(self._ranks.device)
+        pull_E = placed(pull_E, self._ranks.device)
         return [
             each if each.routes is None else replace(each, routes=replace(each.routes, pull_E=pull_E))
             for each in micro_batches
@@ -118,7 +119,8 @@ class Passes:
     ) -> tuple[Tensor, list[Statistics]]:
         """Adds up the gradients of all micro-batches, of the critic's parameters alone without `trains_policy`.
 
-        The losses of this rank's micro-batches, and their statistics. `learned` is shown each micro-batch. Waits for no GPU.
+        The losses of this rank's micro-batches, and their statistics. `learned` is shown each micro-batch. Waits for no GPU, but where
+        distillation, `clip_cov` or ranks that share a pass look for places.
         """
         micro_batches = mini_batch.micro_batches
         losses: list[Tensor] = []

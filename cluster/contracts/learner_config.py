@@ -86,7 +86,7 @@ class LearnerConfig(Section):
     head_chunk_tokens: Layout[PositiveInt | None] = None
     """Completion positions whose logits are made at one time, for some thousands of tokens of the vocabulary each. None is 1,024 on CPUs
     and 16,384 on GPUs."""
-    kept_logits_bytes: Layout[NonNegativeInt] = 0
+    kept_logits_bytes: Resources[NonNegativeInt] = 0
     """Of a pass's logits, 4 bytes x completion tokens x vocabulary, so many are kept for the backward pass, which makes the others again:
     a fourth product of the vocabulary's three. It pays on GPUs that have the memory. Those of a pass that has no more than 64 MiB are
     kept in any case."""

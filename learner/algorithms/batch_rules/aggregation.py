@@ -103,8 +103,11 @@ def aggregate(losses_BT: Tensor, *, weights_BT: Tensor) -> Tensor:
 
 
 def _divided_by(denominators: Tensor, loss_mask_NT: Tensor) -> Tensor:
-    """float64: weights of 1/(tokens of a step) lose nothing before they meet a float32 loss."""
-    return torch.where(loss_mask_NT, denominators.double().reciprocal(), 0.0)
+    """float64: weights of 1/(tokens of a step) lose nothing before they meet a float32 loss. A mask of numbers weighs its tokens."""
+    shares = denominators.double().reciprocal()
+    return (
+        torch.where(loss_mask_NT, shares, 0.0) if loss_mask_NT.dtype == torch.bool else loss_mask_NT.double() * shares
+    )
 
 
 def _num_rows(length_N: Tensor, *, empty_rows: Literal["exclude", "count"]) -> Tensor:

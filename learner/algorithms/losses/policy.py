@@ -181,8 +181,7 @@ def sapo(
     """
     ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
     advantages_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
-    taus = advantages_BT.new_tensor([tau_positive, tau_negative])
-    tau_BT = torch.where(advantages_BT > 0, taus[0], taus[1])
+    tau_BT = torch.full_like(advantages_BT, tau_negative).masked_fill_(advantages_BT > 0, tau_positive)
     # The gate is 1 to the last bit long before exp(60); beyond it 0·inf would make its gradient NaN.
     ratio_BT = ratio_BT if log_ratio_clamp is not None and log_ratio_clamp < 60 else ratio_BT.clamp(max=60.0)
     gate_BT = torch.sigmoid(tau_BT * (ratio_BT.exp() - 1))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
     Gemma3nConfig,
@@ -20,6 +21,7 @@ from transformers import (
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner import memory, shape
+from learner.learner import Learner
 from learner.memory import MemoryEstimate, check_fits, of_run
 from tests.models import make_tiny_reward_model
 from tests.unit.learner.trajectories import make_config
@@ -200,6 +202,17 @@ def test_a_layers_factors_count_where_bfloat16_is_multiplied_in_float32(
     others = [_estimate(model_path, dtype="float32"), _estimate(model_path, gpus_per_rank=1)]
     monkeypatch.setattr(memory, "multiplies_in_float32", lambda: False)
     assert [each.factors_bytes for each in (*others, _estimate(model_path))] == [0, 0, 0]
+
+
+def test_kept_logits_count_and_the_learner_keeps_them(model_path: Path):
+    least, kept, most = (
+        _estimate(model_path, max_tokens_per_micro_batch=2000, gpus_per_rank=1, kept_logits_bytes=bytes_)
+        for bytes_ in (0, 10**5, 10**15)
+    )
+    all_of_a_pass = 4 * 2000 * AutoConfig.from_pretrained(model_path).vocab_size
+    assert 10**5 < all_of_a_pass < 10**15
+    assert (kept.head_bytes, most.head_bytes) == (least.head_bytes + 10**5, least.head_bytes + all_of_a_pass)
+    assert Learner(make_config(model_path, learner={"kept_logits_bytes": 7})).policy.head.kept_bytes == 7
 
 
 def test_what_does_not_fit_is_refused_with_every_part():

@@ -18,6 +18,7 @@ RESOURCES = {
         "max_tokens_per_micro_batch": 1,
         "activation_checkpointing": True,
         "head_chunk_tokens": 1,
+        "kept_logits_bytes": 1,
         "packing": "padded",
         "num_ranks": 2,
         "max_non_finite_updates": 1,

@@ -212,6 +212,13 @@ def test_aggregations_differ_in_what_they_divide_by():
     assert_close(sequence_sum_over_length(MASK)[1, 0].item(), 1 / 9)
 
 
+@pytest.mark.parametrize("rule", [token_mean, sequence_mean, sequence_sum_mean, sequence_sum_over_length, token_sum])
+def test_a_mask_of_numbers_weighs_its_tokens(rule):
+    """As an aggregation of one's own may have it."""
+    assert_close(rule(MASK.float()), rule(MASK), rtol=0, atol=0)
+    assert_close(token_mean(tensor([[2.0, 1.0, 1.0]])), tensor([[0.5, 0.25, 0.25]]).double())
+
+
 def test_prompt_mean_counts_each_prompt_once():
     weights = prompt_mean(MASK, group_index_N=tensor([5, 5, 9]))
     assert_close(weights.sum().item(), 1.0)

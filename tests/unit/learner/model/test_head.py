@@ -193,11 +193,15 @@ def test_a_pass_without_gradients_keeps_no_logits(made: list[int]):
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("bias", [False, True])
-def test_values_and_gradients_are_the_same_bits_whatever_is_kept(made: list[int], head: Head, bias: bool):
+@pytest.mark.parametrize(("dtype", "bias"), [(torch.float64, False), (torch.float64, True), (torch.bfloat16, False)])
+def test_values_and_gradients_are_the_same_bits_whatever_is_kept(
+    made: list[int], head: Head, bias: bool, dtype: torch.dtype
+):
     found = list[list[Tensor]]()
     for kept_bytes in (0, 300, 10_000):
-        inputs = [None if x is None else x.requires_grad_(x.is_floating_point()) for x in _inputs(bias=bias)]
+        inputs = [
+            None if x is None else x.requires_grad_(x.is_floating_point()) for x in _inputs(dtype=dtype, bias=bias)
+        ]
         hidden_CH, weight_VH, targets_C, bias_V = inputs
         assert hidden_CH is not None and weight_VH is not None and targets_C is not None
         kept = replace(head, kept_bytes=kept_bytes)
