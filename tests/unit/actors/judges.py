@@ -33,6 +33,10 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             os._exit(3)
         case "raise":
             raise ValueError("no opinion")
+        case "half":
+            raise ValueError("\ud83d is no answer")
+        case "half part":
+            return {"reward": 0.5, "\ud83d": 1}
         case "nan":
             return float("nan")
         case "text":
