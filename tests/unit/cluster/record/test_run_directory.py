@@ -11,7 +11,7 @@ from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record import lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, VERDICTS, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, VERDICTS, RunDirectory
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
 
@@ -241,6 +241,14 @@ def test_a_broken_line_in_the_middle_is_an_error(directory):
     directory.write_file(EVENTS, b'{"kind"\n{"kind": "b"}\n')
     with pytest.raises(StorageError, match=r"events\.jsonl line 1 is not JSON"):
         directory.read_json_lines(EVENTS)
+
+
+@pytest.mark.parametrize("content", [b'{"seed": ', b"\xff", b"[1]"])
+def test_a_file_that_holds_no_object_is_named(directory, content):
+    """Seen before: half a passport, of a copy that was broken off, ended `passport diff` and `report` with a traceback."""
+    directory.write_file(PASSPORT, content)
+    with pytest.raises(StorageError, match=r"passport\.json is damaged: .*; bring it back from a copy"):
+        directory.read_json(PASSPORT)
 
 
 def test_a_full_disk_is_named_and_leaves_the_old_file(directory, monkeypatch):
