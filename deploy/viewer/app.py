@@ -72,7 +72,7 @@ def serve(
     with bound(host, port) as listening:
         name = trusted_hosts[0] if trusted_hosts else host
         netloc = f"{in_url(name)}:{listening.getsockname()[1]}"
-        says(f"viewing on http://{netloc}{root_path}/" + (f"?token={made}" if made else ""))
+        says(f"viewing on http://{netloc}{root_path.rstrip('/')}/" + (f"?token={made}" if made else ""))
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1, server_header=False
         )

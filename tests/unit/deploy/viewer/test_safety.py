@@ -152,6 +152,11 @@ def test_beyond_this_machine_it_makes_a_token_and_wants_a_name(run):
         )
     with pytest.raises(Said, match=r"^viewing on http://127\.0\.0\.1:\d+/$"):
         viewer.serve([str(run)], host="127.0.0.1", port=0, trusted_hosts=[], token=None, root_path="", says=says)
+    # With the slash that nginx's `location` has; "/proxied//" is no page.
+    with pytest.raises(Said, match=r"^viewing on http://127\.0\.0\.1:\d+/proxied/$"):
+        viewer.serve(
+            [str(run)], host="127.0.0.1", port=0, trusted_hosts=[], token=None, root_path="/proxied/", says=says
+        )
 
 
 def test_a_token_that_the_environment_lacks_is_a_mistake(monkeypatch):
