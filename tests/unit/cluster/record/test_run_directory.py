@@ -23,6 +23,14 @@ def directory(tmp_path):
     directory.release()
 
 
+@pytest.mark.parametrize("url", [".", "./", "../run", "sub/.."])
+def test_its_name_is_that_of_its_folder_however_it_is_named(url, tmp_path, monkeypatch):
+    """Seen before: the report of a run that was asked for in its own folder was one of the run ".", and so were its numbers."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    assert RunDirectory(url).name == "run"
+
+
 def test_a_file_comes_back_whole(directory):
     directory.write_file("checkpoints/a.bin", b"abc")
     assert directory.read_file("checkpoints/a.bin").to_pybytes() == b"abc"
