@@ -216,5 +216,9 @@ async def asks_the_new_server(*, completion: str, servers: Mapping[str, Any]) ->
     return 1.0
 
 
+def counts_messages(messages: list[dict[str, str]]) -> float:
+    return float(len(messages))
+
+
 def first_message(messages: list[dict[str, str]]) -> float:
     return float(messages[0]["content"] == "good")
