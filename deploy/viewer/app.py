@@ -82,10 +82,10 @@ def serve(
 
 
 def token_of(variable: str | None) -> str | None:
-    """What the environment variable holds. Raises ConfigError when it holds nothing."""
+    """What the environment variable holds, without white space around it. Raises ConfigError when it holds nothing."""
     if variable is None:
         return None
-    if token := os.environ.get(variable):
+    if token := os.environ.get(variable, "").strip():
         return token
     raise ConfigError(f"--token-env {variable}: the environment has no such variable, or an empty one; set it")
 

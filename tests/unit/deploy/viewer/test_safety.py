@@ -159,6 +159,15 @@ def test_beyond_this_machine_it_makes_a_token_and_wants_a_name(run):
         )
 
 
+def test_a_token_is_read_without_the_line_end_that_a_file_of_secrets_has(run, monkeypatch):
+    monkeypatch.setenv("VIEW_TOKEN", f"{TOKEN}\n")
+    browser = _browser(run, token=viewer.token_of("VIEW_TOKEN"))
+    assert browser.get("/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    monkeypatch.setenv("VIEW_TOKEN", " \n")
+    with pytest.raises(ConfigError, match="VIEW_TOKEN"):
+        viewer.token_of("VIEW_TOKEN")
+
+
 def test_a_token_that_the_environment_lacks_is_a_mistake(monkeypatch):
     monkeypatch.delenv("VIEW_TOKEN", raising=False)
     assert viewer.token_of(None) is None
