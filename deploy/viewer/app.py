@@ -18,7 +18,7 @@ from cluster.contracts.errors import ConfigError, TreadwheelError
 from deploy.listening import bound, in_url, is_loopback
 from deploy.viewer import live, page
 from deploy.viewer.runs import Run, Runs
-from deploy.viewer.safety import LOOPBACK, Guard
+from deploy.viewer.safety import LOOPBACK, Guard, name_of
 
 _OURS = ("/run", "/static")
 
@@ -59,8 +59,10 @@ def serve(
 
     An address beyond this machine gets a token, unless there is one, and answers to `trusted_hosts` and its own name. A token that was
     made is in the URL; one that was given is told nobody. Raises ConfigError for an address that cannot be had, for one beyond this
-    machine whose name is not said, and as `create_app` does.
+    machine whose name is not said, for a trusted host that is no name, and as `create_app` does.
     """
+    if wrong := [each for each in trusted_hosts if name_of(in_url(each)) != each.lower() or not each]:
+        raise ConfigError(f"--trusted-host {wrong[0]!r} is no name of a machine: leave out scheme, port and path")
     made: str | None = None
     if not is_loopback(host):
         if not trusted_hosts and host in ("0.0.0.0", "::"):
