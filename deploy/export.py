@@ -177,13 +177,14 @@ def _examples(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
 
 
 def _pairs(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
-    """The best and the worst of a group, if their rewards differ. An episode whose history was rewritten has no one answer, and is none."""
-    rated = [each for each in _rated(group, chosen) if len(each.segments) == 1]
-    if not rated or rated[0].reward == rated[-1].reward:
+    """The best of a group, and the worst with the same prompt, if their rewards differ: an agent may write each its own. An episode whose
+    history was rewritten has no one answer, and is none."""
+    rated = [(each.reward, *_said(each.segments[0])) for each in _rated(group, chosen) if len(each.segments) == 1]
+    comparable = [each for each in rated if each[1] == rated[0][1]]
+    if not comparable or comparable[0][0] == comparable[-1][0]:
         return
-    (prompt, best), (_, worst) = _said(rated[0].segments[0]), _said(rated[-1].segments[0])
-    rewards = {"reward_chosen": rated[0].reward, "reward_rejected": rated[-1].reward}
-    yield {"prompt": prompt, "chosen": best, "rejected": worst, **rewards}
+    (better, prompt, best), (worse, _, worst) = comparable[0], comparable[-1]
+    yield {"prompt": prompt, "chosen": best, "rejected": worst, "reward_chosen": better, "reward_rejected": worse}
 
 
 def _said(row: Line) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
 """A judge behind HTTP, in the native dialect of the judge `remote`: rewards get machines of their own.
 
 It runs in processes under deadlines, exactly as in a run. `POST /judge` takes `{groups: [{columns, trajectories: [{prompt, completion,
-token_ids, finish_reason, seed}]}]}`, of a trajectory at least what the judge asks for, and answers `{groups: [[...]]}` with `{reward,
-components}` or `{status, error}` of each. `GET /health` answers while the server is up.
+token_ids, finish_reason, seed}]}]}`, of a trajectory at least what the judge asks for and of an episode its `messages` too, and answers
+`{groups: [[...]]}` with `{reward, components}` or `{status, error}` of each. `GET /health` answers while the server is up.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ def _asked(group: Mapping[str, Any], wanted: Sequence[str]) -> Asked:
     columns, trajectories = dict(group["columns"]), list[dict[str, Any]]()
     for given in group["trajectories"]:
         trajectory = dict(given)
-        if "messages" in wanted:
+        if "messages" in wanted and "messages" not in given:
             said = conversation(columns, prompt=given["prompt"], completion=given["completion"])
             trajectory["messages"] = said
         if missing := [name for name in wanted if name not in trajectory]:

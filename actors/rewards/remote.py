@@ -66,6 +66,7 @@ class Remote:
         *,
         prompts: Sequence[str],
         completions: Sequence[str],
+        all_messages: Sequence[Sequence[Any]],
         all_token_ids: Sequence[Sequence[int]],
         finish_reasons: Sequence[str],
         seeds: Sequence[int],
@@ -74,7 +75,10 @@ class Remote:
         rows = zip(prompts, completions, all_token_ids, finish_reasons, seeds, strict=True)
         if self._dialect.is_of_groups:
             names = ("prompt", "completion", "token_ids", "finish_reason", "seed")
-            trajectories = [dict(zip(names, row, strict=True)) for row in rows]
+            trajectories = [
+                _as_said(dict(zip(names, row, strict=True)), messages, columns)
+                for row, messages in zip(rows, all_messages, strict=True)
+            ]
             return await self._batches.result({"columns": columns, "trajectories": trajectories})
         label = value_of(columns, self._column) if self._column and self._dialect.sends_label else None
         items = [
@@ -117,6 +121,12 @@ class Remote:
         if wrong := next((pair for pair in lengths if pair[0] != pair[1]), None):
             raise DataError(f"{servers}: {wrong[0]} rewards for {wrong[1]} trajectories or groups")
         return verdicts
+
+
+def _as_said(trajectory: dict[str, Any], messages: Sequence[Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """With its messages, if it is an episode: those of a single turn the server knows from all else."""
+    known = conversation(columns, prompt=trajectory["prompt"], completion=trajectory["completion"])
+    return trajectory if messages == known else trajectory | {"messages": messages}
 
 
 remote = Remote

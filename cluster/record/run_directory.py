@@ -85,8 +85,8 @@ class RunDirectory(Storage):
 
     @property
     def name(self) -> str:
-        """Of the run: the last part of the URL."""
-        return self.url.rstrip("/").rpartition("/")[2]
+        """Of the run: the last part of its path or URL."""
+        return self.path().rpartition("/")[2]
 
     @property
     def is_claimed(self) -> bool:

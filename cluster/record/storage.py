@@ -96,8 +96,16 @@ class Storage:
         return self.read_file(name).to_pybytes().decode()
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A file's object; empty when the file is not there."""
-        return json.loads(self.read_text(name)) if self.exists(name) else {}
+        """A file's object; empty when the file is not there. Raises StorageError for a file that holds none."""
+        if not self.exists(name):
+            return {}
+        try:
+            content = json.loads(self.read_text(name))
+        except ValueError as error:
+            raise StorageError(f"{self.path(name)} is damaged: {error}; bring it back from a copy") from error
+        if not isinstance(content, dict):
+            raise StorageError(f"{self.path(name)} is damaged: it holds no object; bring it back from a copy")
+        return content
 
     def write_file(self, name: str, content: "pa.Buffer | bytes") -> None:
         """All of it or nothing, durable when this returns."""

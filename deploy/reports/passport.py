@@ -50,7 +50,7 @@ def write_passport(
         own = critic_config(local.model, value)
         formula = formula | {"value": formula["value"] | {"fingerprint": own and fingerprint(own)}}
     passport = {
-        "mathematics": formula | hidden(settings),
+        "mathematics": hidden(formula | settings),
         "learner": learner,
         "versions": {"python": platform.python_version(), **_versions()},
     }
@@ -82,7 +82,7 @@ def tokenizer_digest(model: ModelConfig) -> str | None:
         return None
     digest = hashlib.sha256()
     for file in sorted(found.parent.iterdir()):
-        if "token" in file.name or file.name == "chat_template.jinja":
+        if file.is_file() and ("token" in file.name or file.name == "chat_template.jinja"):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
 

@@ -102,7 +102,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "evaluations": [step for step in steps if step.get("eval/reward") is not None],
         "drawings": _drawings(steps, events, config),
         "frame": {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
-        "interruptions": marks(events),
+        "num_interruptions": sum(event["kind"] in ("failure", "resumed") for event in events),
         "samples": samples(directory),
         "num_completions": NUM_COMPLETIONS,
         "happened": happened[-_MOST_EVENTS:],

@@ -18,7 +18,7 @@ from cluster.contracts.errors import ConfigError, TreadwheelError
 from deploy.listening import bound, in_url, is_loopback
 from deploy.viewer import live, page
 from deploy.viewer.runs import Run, Runs
-from deploy.viewer.safety import LOOPBACK, Guard
+from deploy.viewer.safety import LOOPBACK, Guard, name_of
 
 _OURS = ("/run", "/static")
 
@@ -59,8 +59,10 @@ def serve(
 
     An address beyond this machine gets a token, unless there is one, and answers to `trusted_hosts` and its own name. A token that was
     made is in the URL; one that was given is told nobody. Raises ConfigError for an address that cannot be had, for one beyond this
-    machine whose name is not said, and as `create_app` does.
+    machine whose name is not said, for a trusted host that is no name, and as `create_app` does.
     """
+    if wrong := [each for each in trusted_hosts if name_of(in_url(each)) != each.lower() or not each]:
+        raise ConfigError(f"--trusted-host {wrong[0]!r} is no name of a machine: leave out scheme, port and path")
     made: str | None = None
     if not is_loopback(host):
         if not trusted_hosts and host in ("0.0.0.0", "::"):
@@ -72,7 +74,7 @@ def serve(
     with bound(host, port) as listening:
         name = trusted_hosts[0] if trusted_hosts else host
         netloc = f"{in_url(name)}:{listening.getsockname()[1]}"
-        says(f"viewing on http://{netloc}{root_path}/" + (f"?token={made}" if made else ""))
+        says(f"viewing on http://{netloc}{root_path.rstrip('/')}/" + (f"?token={made}" if made else ""))
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1, server_header=False
         )
@@ -82,10 +84,10 @@ def serve(
 
 
 def token_of(variable: str | None) -> str | None:
-    """What the environment variable holds. Raises ConfigError when it holds nothing."""
+    """What the environment variable holds, without white space around it. Raises ConfigError when it holds nothing."""
     if variable is None:
         return None
-    if token := os.environ.get(variable):
+    if token := os.environ.get(variable, "").strip():
         return token
     raise ConfigError(f"--token-env {variable}: the environment has no such variable, or an empty one; set it")
 

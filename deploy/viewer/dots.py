@@ -99,4 +99,4 @@ def mean_and_spread(values: Sequence[float]) -> dict[str, Any]:
     if not values:
         return {"mean": None, "std": None}
     mean = sum(values) / len(values)
-    return {"mean": mean, "std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))}
+    return {"mean": mean, "std": math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))}

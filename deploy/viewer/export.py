@@ -37,7 +37,7 @@ def export(run_dir: str, *, step: int | None, file: str) -> str:
     """
     directory = RunDirectory(run_dir)
     directory.reach()
-    run = Run(directory.path().rstrip("/").rpartition("/")[2], directory)
+    run = Run(directory.name, directory)
     steps = recorded_steps(run)
     chosen = step if step is not None else steps[-1] if steps else 0
     try:

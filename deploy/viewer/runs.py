@@ -74,7 +74,7 @@ class Run:
     def status(self) -> dict[str, Any]:
         """What each actor was doing at `time`, oldest news first; no actors where the run has not said so yet."""
         try:
-            return self.directory.read_json(STATUS)
+            return json.loads(self.directory.read_text(STATUS)) if self.directory.exists(STATUS) else {}
         except json.JSONDecodeError:  # an object store without atomic reads
             return {"time": 0.0, "actors": []}
 

@@ -69,9 +69,9 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD"):
             return _said(405, "the viewer is read only", {"Allow": "GET, HEAD"})
         host = headers.get("host", "")
-        if _name(host) not in self._hosts:
+        if name_of(host) not in self._hosts:
             return _said(
-                421, f"this viewer is not {_name(host) or 'nobody'!r}; start it with --trusted-host if it should be"
+                421, f"this viewer is not {name_of(host) or 'nobody'!r}; start it with --trusted-host if it should be"
             )
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
@@ -106,7 +106,7 @@ class Guard:
         return _said(401, "open the viewer by the URL that `treadwheel view` printed: it has the token")
 
 
-def _name(host: str) -> str:
+def name_of(host: str) -> str:
     """Of a `Host` header, without the port and in lower case; "" for one that is malformed."""
     found = re.fullmatch(r"\[([0-9a-fA-F:.]+)\](?::\d+)?|([^:\[\]/@\s]+)(?::\d+)?", host)
     return (found[1] or found[2]).lower() if found else ""

@@ -90,6 +90,6 @@ def _status_reader(directory: RunDirectory) -> Callable[[], dict[str, Any]]:
 
 def status_of(directory: RunDirectory) -> dict[str, Any]:
     """status.json, which says what every actor does; empty where it cannot be read."""
-    with contextlib.suppress(StorageError, ValueError):
+    with contextlib.suppress(StorageError):
         return directory.read_json(STATUS)
     return {}

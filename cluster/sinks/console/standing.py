@@ -126,6 +126,7 @@ class Standing:
             self.pace.forget()
             self.phase, self.began, self.up_since = "starting", float(record.get("time") or self.now()), None
             self._away.clear()
+            self.is_preempted = False
         elif kind == "started":
             self.phase, self.up_since = "running", float(record.get("time") or self.now())
         elif kind in ("stopping", *ENDS):

@@ -33,6 +33,10 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             os._exit(3)
         case "raise":
             raise ValueError("no opinion")
+        case "half":
+            raise ValueError("\ud83d is no answer")
+        case "half part":
+            return {"reward": 0.5, "\ud83d": 1}
         case "nan":
             return float("nan")
         case "text":
@@ -210,6 +214,10 @@ async def asks_the_new_server(*, completion: str, servers: Mapping[str, Any]) ->
     if servers["grader"] != ["http://new"]:
         raise UnavailableError("connection refused", endpoint=servers["grader"][0])
     return 1.0
+
+
+def counts_messages(messages: list[dict[str, str]]) -> float:
+    return float(len(messages))
 
 
 def first_message(messages: list[dict[str, str]]) -> float:

@@ -37,6 +37,11 @@ def test_a_status_may_be_text_and_a_message_of_any_length_or_type():
     assert (error.status, error.message) == (RewardStatus.ERROR, "x" * 500)
 
 
+def test_half_a_character_in_a_message_or_a_name_is_a_question_mark():
+    said = Reward(value=None, status=RewardStatus.ERROR, message="\ud83d")
+    assert (to_reward(said).message, to_reward({"reward": 1, "\ud83d": 2}).components) == ("?", {"?": 2.0})
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -88,6 +88,24 @@ def test_an_assistants_message_of_the_prompt_is_no_answer_where_replies_are_reco
     assert (pair["prompt"], pair["chosen"]) == (example, [{"role": "assistant", "content": "four"}])
 
 
+def test_both_halves_of_a_pair_answer_one_prompt(tmp_path):
+    """Seen before: agents that write the time into their prompts gave pairs whose rejected answer was to another one."""
+
+    def episode(asked: str, answer: str, reward: float) -> dict:
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        told = {"num_calls": 0, "num_malformed_calls": 0, "log": {}, "replies": [[1]]}
+        return {"reward": reward, "messages": json.dumps(messages), "episode": json.dumps(told)}
+
+    at_noon, at_one = (
+        (episode("12:00", said, reward) for said, reward in (("noon", 1.0), ("lunch", 0.5))),
+        episode("13:00", "one", 0.0),
+    )
+    recorded(tmp_path, [*at_noon, at_one])
+    (pair,) = exported(tmp_path, "--format", "dpo")
+    assert pair["prompt"] == [{"role": "user", "content": "12:00"}]
+    assert (pair["rejected"][0]["content"], pair["reward_rejected"]) == ("lunch", 0.5)
+
+
 def test_each_segment_of_an_episode_is_a_conversation_and_no_half_of_a_pair(tmp_path):
     directory = RunDirectory(str(tmp_path))
     rows = episode_rows(

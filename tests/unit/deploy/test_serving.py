@@ -102,6 +102,18 @@ def test_a_trajectory_needs_no_more_than_the_judge_asks_for():
 
 
 @pytest.mark.slow
+async def test_a_served_judge_reads_an_episode_as_the_judge_in_place_does():
+    """Seen before: it was given the prompt and the last words, and nothing of the turns between."""
+    judge, settings = f"{JUDGES}:counts_messages", {"messages": [{"role": "user", "content": "?"}] * 4}
+    group = asked("4")
+    group.trajectories[0].update(settings)
+    with served(judge) as (url, _):
+        (remote,) = await rewards(Plugin(name="remote", params={"endpoint": url}), group)
+    (in_place,) = await rewards(Plugin(name=judge), group)
+    assert remote.value == in_place.value == 4.0
+
+
+@pytest.mark.slow
 def test_a_server_asks_for_its_token_and_says_what_is_wrong_with_a_request():
     group = {"columns": {"target": "4"}, "trajectories": [{"prompt": "2+2?", "completion": "4"}]}
     good = json.dumps({"groups": [group]}).encode()

@@ -72,6 +72,16 @@ async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
     ]
 
 
+@both_kinds
+async def test_half_a_character_in_a_message_or_a_name_costs_no_reward_of_the_group(judge):
+    """Seen before: no file takes it, so the whole group had no rewards, and the run ended."""
+    async with service(judge) as rewards:
+        scored, _ = await rewards.score(batch_of(["half", "half part", "good"]))
+    assert scored["reward"].to_pylist() == [None, 0.5, 1.0]
+    assert scored["reward_message"].to_pylist() == ["ValueError: ? is no answer", None, None]
+    assert scored["reward_components"].to_pylist()[1] == [("?", 1.0)]
+
+
 async def test_a_trajectory_that_failed_while_it_was_sampled_is_not_judged_and_keeps_its_status():
     group = with_columns(
         batch_of(["good", "", "good"]),

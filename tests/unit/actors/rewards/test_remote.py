@@ -27,6 +27,7 @@ def group(*completions, prompt="<s>2+2?</s>", columns=None):
     return {
         "prompts": [prompt] * size,
         "completions": [*completions],
+        "all_messages": [[*TURNS, {"role": "assistant", "content": said}] for said in completions],
         "all_token_ids": [[7]] * size,
         "finish_reasons": ["stop"] * size,
         "seeds": [*range(size)],
@@ -297,7 +298,7 @@ async def test_an_unknown_certificate_is_an_outage_that_names_the_way_out_and_a_
 
 @pytest.mark.slow
 async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all_rewards():
-    given = {"prompt": "", "token_ids": [1], "finish_reason": "stop", "seed": 0}
+    given = {"prompt": "", "messages": [], "token_ids": [1], "finish_reason": "stop", "seed": 0}
     asked = Asked(columns={}, trajectories=[given | {"completion": said} for said in ("a", "bb")])
     async with faulty_server(SERVERS["native"][1]) as server:
         port = int(server.url.rpartition(":")[2])  # free again when the server has gone
@@ -320,7 +321,7 @@ async def test_completions_that_break_their_server_fail_though_nothing_else_is_a
     faults = {"crash": "500", "hang": "hang", "reset": "close"}
 
     def asked(*completions):
-        given = {"prompt": "", "token_ids": [1], "finish_reason": "stop", "seed": 0}
+        given = {"prompt": "", "messages": [], "token_ids": [1], "finish_reason": "stop", "seed": 0}
         return Asked(columns={"answer": ""}, trajectories=[given | {"completion": said} for said in completions])
 
     async with faulty_server(SERVERS["slime"][1]) as server:

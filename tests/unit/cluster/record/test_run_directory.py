@@ -11,7 +11,7 @@ from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record import lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, VERDICTS, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, VERDICTS, RunDirectory
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
 
@@ -21,6 +21,14 @@ def directory(tmp_path):
     directory = RunDirectory(str(tmp_path / "run"))
     yield directory
     directory.release()
+
+
+@pytest.mark.parametrize("url", [".", "./", "../run", "sub/.."])
+def test_its_name_is_that_of_its_folder_however_it_is_named(url, tmp_path, monkeypatch):
+    """Seen before: the report of a run that was asked for in its own folder was one of the run ".", and so were its numbers."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    assert RunDirectory(url).name == "run"
 
 
 def test_a_file_comes_back_whole(directory):
@@ -241,6 +249,14 @@ def test_a_broken_line_in_the_middle_is_an_error(directory):
     directory.write_file(EVENTS, b'{"kind"\n{"kind": "b"}\n')
     with pytest.raises(StorageError, match=r"events\.jsonl line 1 is not JSON"):
         directory.read_json_lines(EVENTS)
+
+
+@pytest.mark.parametrize("content", [b'{"seed": ', b"\xff", b"[1]"])
+def test_a_file_that_holds_no_object_is_named(directory, content):
+    """Seen before: half a passport, of a copy that was broken off, ended `passport diff` and `report` with a traceback."""
+    directory.write_file(PASSPORT, content)
+    with pytest.raises(StorageError, match=r"passport\.json is damaged: .*; bring it back from a copy"):
+        directory.read_json(PASSPORT)
 
 
 def test_a_full_disk_is_named_and_leaves_the_old_file(directory, monkeypatch):

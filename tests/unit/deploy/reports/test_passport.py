@@ -45,6 +45,14 @@ def test_a_secret_of_the_mathematics_is_hidden(tmp_path):
     assert judge == {"name": "mine", "api_key": HIDDEN}
 
 
+def test_a_secret_of_a_function_of_ones_own_is_hidden_too(tmp_path):
+    """Seen before: `run.yaml` hid it, and the passport, which runs are compared by and trackers get, did not."""
+    config = validated({"model": {"path": "some/model"}, "prompts": "file"})
+    shaping = {"name": "mine:shaped", "parameters": {"api_key": "k-1"}}
+    write_passport(RunDirectory(str(tmp_path)), config, formula={"shaping": shaping}, learner={}, weights_digest="d")
+    assert "k-1" not in (tmp_path / PASSPORT).read_text()
+
+
 def test_an_infinite_parameter_is_a_word_that_every_reader_of_json_knows(tmp_path):
     config = validated({"model": {"path": "some/model"}, "prompts": "file"})
     parameters = {"low": -math.inf, "high": 2.0}
@@ -69,6 +77,13 @@ def test_the_tokenizer_is_that_of_the_pinned_revision_and_not_of_the_default_bra
     digests = [tokenizer_digest(ModelConfig(path="org/name", revision=each)) for each in (None, "main", "pinned")]
     assert digests[0] == digests[1] != digests[2]
     assert tokenizer_digest(ModelConfig(path="org/other")) is None
+
+
+def test_a_folder_beside_the_tokenizer_is_none_of_its_files(tmp_path):
+    make_tiny_model(tmp_path)
+    before = tokenizer_digest(ModelConfig(path=str(tmp_path)))
+    (tmp_path / "tokenized_data").mkdir()
+    assert tokenizer_digest(ModelConfig(path=str(tmp_path))) == before is not None
 
 
 def test_a_reference_of_another_content_under_the_same_path_is_other_mathematics(tmp_path):

@@ -125,6 +125,15 @@ def test_trajectories_whose_reward_lacks_a_part_trained(tmp_path):
     )
 
 
+def test_every_interruption_counts_however_many_a_curve_has_room_for(tmp_path):
+    """Seen before: those of one step counted once, and more than 60 steps with one as 60. A hang is told, and then the failure it is."""
+    events = [event("failure", 1001.0 + at, **FAILED) | {"policy_version": at // 2} for at in range(200)]
+    events += [event("hang", 1300.0, actor="rollout-0", silent_s=60.0), event("failure", 1300.0, **FAILED)]
+    events += [event("launched", 1400.0), event("resumed", 1401.0, recorded_steps=99)]
+    said = Tags(html(write_whole_run(tmp_path / "run", steps=[step(100)], events=events))).said
+    assert "Interruptions 202 " in said
+
+
 def test_a_run_of_no_steps_has_a_report_too(tmp_path):
     said = Tags(html(write_whole_run(tmp_path / "run"))).said
     assert "No step has been learned yet." in said and "Nothing failed, and nothing was restarted." in said

@@ -1,5 +1,7 @@
 """Dots lie where their values are, and none on another."""
 
+from pytest import approx
+
 from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread, round_numbers
 
 
@@ -53,3 +55,5 @@ def test_a_histogram_counts_every_value_once_its_largest_too():
 def test_spread_is_that_of_the_values_themselves():
     assert mean_and_spread([1.0, 0.0, 1.0, 0.0]) == {"mean": 0.5, "std": 0.5}
     assert mean_and_spread([]) == {"mean": None, "std": None}
+    # A perplexity may be as large; its square is no number.
+    assert mean_and_spread([1e200, -1e200]) == {"mean": 0.0, "std": approx(1e200)}

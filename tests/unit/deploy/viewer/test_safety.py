@@ -152,6 +152,28 @@ def test_beyond_this_machine_it_makes_a_token_and_wants_a_name(run):
         )
     with pytest.raises(Said, match=r"^viewing on http://127\.0\.0\.1:\d+/$"):
         viewer.serve([str(run)], host="127.0.0.1", port=0, trusted_hosts=[], token=None, root_path="", says=says)
+    # With the slash that nginx's `location` has; "/proxied//" is no page.
+    with pytest.raises(Said, match=r"^viewing on http://127\.0\.0\.1:\d+/proxied/$"):
+        viewer.serve(
+            [str(run)], host="127.0.0.1", port=0, trusted_hosts=[], token=None, root_path="/proxied/", says=says
+        )
+
+
+@pytest.mark.parametrize("name", ["runs.example:8443", "https://runs.example", "runs.example/treadwheel", ""])
+def test_a_trusted_host_is_a_name_alone_since_no_request_would_have_another(run, name):
+    with pytest.raises(
+        ConfigError, match=f"--trusted-host {name!r} is no name of a machine: leave out scheme, port and path"
+    ):
+        viewer.serve([str(run)], host="127.0.0.1", port=0, trusted_hosts=[name], token=None, root_path="", says=print)
+
+
+def test_a_token_is_read_without_the_line_end_that_a_file_of_secrets_has(run, monkeypatch):
+    monkeypatch.setenv("VIEW_TOKEN", f"{TOKEN}\n")
+    browser = _browser(run, token=viewer.token_of("VIEW_TOKEN"))
+    assert browser.get("/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    monkeypatch.setenv("VIEW_TOKEN", " \n")
+    with pytest.raises(ConfigError, match="VIEW_TOKEN"):
+        viewer.token_of("VIEW_TOKEN")
 
 
 def test_a_token_that_the_environment_lacks_is_a_mistake(monkeypatch):

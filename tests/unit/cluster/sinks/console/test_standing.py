@@ -76,3 +76,10 @@ def test_it_tells_how_it_ends(standing, kind, phase):
     assert standing.phase == "running" and not standing.is_over
     standing.event({"kind": kind, "time": 3.0})
     assert standing.phase == phase and standing.is_over == (kind != "stopping")
+
+
+def test_a_run_that_goes_on_after_its_node_went_away_is_stopped_when_it_is(standing):
+    """Seen before: `info --watch`, which reads the events of all drivers, said preempted."""
+    for kind in ("launched", "preempted", "stopped", "launched", "stopped"):
+        standing.event({"kind": kind, "time": 1.0})
+    assert (standing.phase, standing.is_preempted) == ("stopped", False)
