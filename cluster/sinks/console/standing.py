@@ -125,6 +125,7 @@ class Standing:
         if kind == "launched":
             self.pace.forget()
             self.phase, self.began, self.up_since = "starting", float(record.get("time") or self.now()), None
+            self.is_preempted = False
             self._away.clear()
         elif kind == "started":
             self.phase, self.up_since = "running", float(record.get("time") or self.now())

@@ -76,3 +76,12 @@ def test_it_tells_how_it_ends(standing, kind, phase):
     assert standing.phase == "running" and not standing.is_over
     standing.event({"kind": kind, "time": 3.0})
     assert standing.phase == phase and standing.is_over == (kind != "stopping")
+
+
+def test_a_run_that_was_preempted_and_went_on_is_stopped_by_what_stops_it_then(standing):
+    for kind in ("launched", "preempted", "stopped"):
+        standing.event({"kind": kind})
+    assert standing.is_preempted
+    for kind in ("launched", "stopped"):
+        standing.event({"kind": kind})
+    assert not standing.is_preempted
