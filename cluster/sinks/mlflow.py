@@ -96,7 +96,7 @@ mlflow = MLflow
 
 
 def _allowed(name: str) -> str:
-    """MLflow takes letters, digits and `_-./ `, 250 of them, of which files could be named: no part may be empty, `.` or `..`."""
-    cut = re.sub(r"[^\w\-./ ]", "_", name, flags=re.ASCII)[:250] or "_"
+    """MLflow takes letters and digits of any script and `_-./ `, 250, of which files could be named: no part may be empty, `.` or `..`."""
+    cut = re.sub(r"[^\w\-./ ]", "_", name)[:250] or "_"
     filled = re.sub(r"^/|/(?=/|$)", "_", cut)
     return "/".join("_" * len(part) if part in (".", "..") else part for part in filled.split("/"))

@@ -84,6 +84,13 @@ def test_of_any_name_mlflow_takes_what_is_made(name):
     assert _allowed("reward/mean.of/..x") == "reward/mean.of/..x"
 
 
+def test_sources_with_names_in_any_script_stay_apart_in_mlflow():
+    names = ["reward/mean/数学", "reward/mean/语文", "reward/mean/é"]
+    for name in names:
+        _validate_metric_name(_allowed(name))
+    assert [_allowed(name) for name in names] == names
+
+
 @pytest.mark.parametrize(("name", "folder"), [("wandb", "WANDB_DIR"), ("swanlab", "SWANLAB_LOGDIR")])
 def test_a_run_in_a_store_has_no_place_for_offline_files_unless_one_is_named(name, folder, monkeypatch, tmp_path):
     for variable in (f"{name.upper()}_API_KEY", f"{name.upper()}_MODE", folder):
