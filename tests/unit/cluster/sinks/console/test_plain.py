@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+
 from cluster.sinks.console.plain import PlainLines, Warnings, line_of
 
 
@@ -74,3 +76,11 @@ def test_the_start_is_told_until_the_first_step_and_prints_as_they_come():
         "step 0/4  eval 0.500",
         "reward: 7 of 9",
     ]
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", b"??? \xe9"), ("utf-8", "数学? é".encode())])
+def test_a_character_that_the_terminal_has_no_code_for_is_a_question_mark(encoding, shown):
+    for make in (lambda stream: PlainLines(4, stream=stream), lambda stream: Warnings(stream=stream)):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        make(stream).event({"kind": "failure", "message": "数学\ud800 é"})
+        assert stream.buffer.getvalue() == b"failure: " + shown + b"\n"
