@@ -1,7 +1,9 @@
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 from mlflow.utils.validation import _validate_metric_name
+from sqlalchemy import make_url
 
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError
@@ -10,7 +12,7 @@ from cluster.contracts.schema import to_batch
 from cluster.metrics import MetricLog, resolve_sink
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import PASSPORT, RUN_YAML, RunDirectory
-from cluster.sinks.mlflow import _allowed
+from cluster.sinks.mlflow import MLflow, _allowed
 from cluster.sinks.tracked import Ending, identity, parameters, tracker, trajectories
 from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import row
@@ -89,6 +91,19 @@ def test_sources_with_names_in_any_script_stay_apart_in_mlflow():
     for name in names:
         _validate_metric_name(_allowed(name))
     assert [_allowed(name) for name in names] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read"), [("a b#1", True), ("100%", True), ("lr=1?seed=2", False), ("a%2Fb", False)]
+)
+def test_mlflow_without_a_server_refuses_a_path_that_it_would_read_as_another(name, is_read, tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    directory = RunDirectory(str(tmp_path / name))
+    refusal = pytest.raises(ConfigError, match=r"mlflow reads .* otherwise")
+    with contextlib.nullcontext() if is_read else refusal:
+        assert make_url(MLflow(directory=directory, num_steps=1)._uri or "").database == directory.path("mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
+    MLflow(directory=directory, num_steps=1)
 
 
 @pytest.mark.parametrize(("name", "folder"), [("wandb", "WANDB_DIR"), ("swanlab", "SWANLAB_LOGDIR")])
