@@ -201,14 +201,14 @@ class MetricLog:
         numbers = {name: float(value) for name, value in metrics.items()}
         self._tell_of_failures()
         for sink in (*self._listeners, *self._sinks):
-            sink.step(version, numbers)
+            sink.step(version, dict(numbers))  # a copy each: a callback may alter its own
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs one event. A `message` among the fields is for people: the console shows it."""
         facts = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
         record = finite(facts)
         for sink in (*self._listeners, *self._sinks):
-            sink.event(record)
+            sink.event(dict(record))
         if directory := self._directory:
             directory.writer.put(lambda: directory.append_json(EVENTS, record))
 
