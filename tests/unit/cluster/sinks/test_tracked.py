@@ -51,6 +51,14 @@ def test_the_trajectories_shown_are_from_the_best_to_the_worst(directory):
     assert trajectories(directory, 3, 0) == trajectories(directory, 4, 3) == []
 
 
+def test_trajectories_that_cannot_be_read_leave_no_tracker_out(directory, monkeypatch):
+    """They were removed since (record.keep_trajectories), or the store was away for longer than the look."""
+    Recorder(directory).record(3, to_batch([row()]))
+    monkeypatch.setattr(directory, "names", lambda _: ["step-000003.arrow", "step-000004.arrow"])
+    assert len(trajectories(directory, 3, 3)) == 1
+    assert trajectories(directory, 4, 3) == []
+
+
 def test_a_missing_package_says_how_to_install_it():
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'treadwheel\[no_such_tracker\]'"):
         tracker("no_such_tracker")
