@@ -243,6 +243,17 @@ def test_a_broken_line_in_the_middle_is_an_error(directory):
         directory.read_json_lines(EVENTS)
 
 
+def test_a_file_of_lines_with_damaged_bytes_is_named(directory):
+    for name in (EVENTS, LEDGER):
+        directory.write_file(name, b'{"kind": "a"}\n{"kind": "\xff"}\n{"kind": "b"}\n')
+    with pytest.raises(StorageError, match=r"events\.jsonl was damaged: .*0xff.* bring it back from a copy"):
+        directory.read_json_lines(EVENTS)
+    with pytest.raises(StorageError, match=r"events\.jsonl was damaged"):
+        directory.claim(CONFIG)
+    with pytest.raises(StorageError, match=r"ledger\.jsonl was damaged"):
+        Ledger(directory)
+
+
 def test_a_full_disk_is_named_and_leaves_the_old_file(directory, monkeypatch):
     directory.write_file("passport.json", b"old")
 
