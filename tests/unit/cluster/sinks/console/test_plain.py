@@ -1,6 +1,7 @@
 """A run without a terminal: lines."""
 
 import io
+import sys
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_steps_learned_again_do_not_tell_how_long_the_rest_takes():
         sink.step(version, {"reward/mean": 0.5, "time/step_s": 60.0})
     left = [line.partition("left ")[2] for line in out.getvalue().splitlines()]
     assert left == ["", "", "", "", "1:35:00", "1:34:00"]
+
+
+def test_a_run_without_an_end_has_a_time_left_all_the_same():
+    out, clock = io.StringIO(), [0.0]
+    sink = PlainLines(sys.maxsize, stream=out, now=lambda: clock[0])
+    for version in (1, 2):
+        clock[0] += 60.0
+        sink.step(version, {"time/step_s": 60.0})
+    assert out.getvalue().splitlines()[-1].endswith("left 115740 days, 17:46:40")
 
 
 def test_an_actors_failure_is_a_line_and_what_the_command_says_last_is_not():
