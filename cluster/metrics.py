@@ -334,9 +334,14 @@ def open_log(
     config: MetricsConfig, *, directory: RunDirectory, num_steps: int, sinks: Sequence[Sink] = ()
 ) -> MetricLog:
     """The log that a configuration asks for, with more `sinks`. Raises ConfigError for one that does not import or take its parameters."""
-    named = [
-        resolve_sink(config, index)(directory=directory, num_steps=num_steps) for index in range(len(config.sinks))
-    ]
+    named: list[Sink] = []
+    with (
+        contextlib.ExitStack() as to_close
+    ):  # where a later one refuses the run: an open live table would take the words that say why
+        for index in range(len(config.sinks)):
+            named.append(resolve_sink(config, index)(directory=directory, num_steps=num_steps))
+            to_close.callback(named[-1].close)
+        to_close.pop_all()
     return MetricLog([*named, *sinks], directory=directory)
 
 

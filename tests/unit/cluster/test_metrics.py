@@ -207,6 +207,19 @@ def test_an_unknown_sink_names_its_setting(directory):
         )
 
 
+def test_a_sink_that_refuses_the_run_leaves_no_other_one_open(directory, monkeypatch):
+    """The live table holds the terminal: open, it takes the words that say why."""
+    first = Listed()
+
+    def refuse(**_) -> None:
+        raise ConfigError("name a server")
+
+    monkeypatch.setattr("cluster.metrics.resolve_sink", lambda _, index: refuse if index else lambda **_: first)
+    with pytest.raises(ConfigError, match="name a server"):
+        open_log(MetricsConfig(sinks=(Plugin(name="console"), Plugin(name="mlflow"))), directory=directory, num_steps=1)
+    assert first.seen == ["closed"]
+
+
 def test_a_judges_components_are_metrics_of_the_step():
     summaries = [
         group_summary(0, rewards=(1.0, 0.0), reward_components={"format": (1.0, 0.5), "mean": (7.0, None)}),
