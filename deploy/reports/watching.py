@@ -71,13 +71,17 @@ class Watched:
         return news
 
     def _read_on(self) -> list[dict[str, Any]]:
+        events = self._new_of(self._events)  # before the steps: with the event of the end all steps are there
+        steps = map(_step, filter(self._is_news, self._new_of(self._metrics)))
+        return sorted([*events, *steps], key=lambda each: each.get("time") or 0.0)
+
+    def _new_of(self, tail: Tail) -> list[dict[str, Any]]:
         try:
-            found = [*self._events.new_records(), *map(_step, filter(self._is_news, self._metrics.new_records()))]
+            return tail.new_records()
         except StorageError:
             if self._directory.is_local:
                 raise
             return []  # a store that does not answer now may at the next look
-        return sorted(found, key=lambda each: each.get("time") or 0.0)
 
     def _is_news(self, line: dict[str, Any]) -> bool:
         """A run that learns a step again writes all lines anew, and most are as they were."""
