@@ -201,14 +201,14 @@ class MetricLog:
         numbers = {name: float(value) for name, value in metrics.items()}
         self._tell_of_failures()
         for sink in (*self._listeners, *self._sinks):
-            sink.step(version, numbers)
+            sink.step(version, dict(numbers))  # a copy each: a callback may alter its own
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs one event. A `message` among the fields is for people: the console shows it."""
         facts = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
         record = finite(facts)
         for sink in (*self._listeners, *self._sinks):
-            sink.event(record)
+            sink.event(dict(record))
         if directory := self._directory:
             directory.writer.put(lambda: directory.append_json(EVENTS, record))
 
@@ -334,9 +334,14 @@ def open_log(
     config: MetricsConfig, *, directory: RunDirectory, num_steps: int, sinks: Sequence[Sink] = ()
 ) -> MetricLog:
     """The log that a configuration asks for, with more `sinks`. Raises ConfigError for one that does not import or take its parameters."""
-    named = [
-        resolve_sink(config, index)(directory=directory, num_steps=num_steps) for index in range(len(config.sinks))
-    ]
+    named: list[Sink] = []
+    with (
+        contextlib.ExitStack() as to_close
+    ):  # where a later one refuses the run: an open live table would take the words that say why
+        for index in range(len(config.sinks)):
+            named.append(resolve_sink(config, index)(directory=directory, num_steps=num_steps))
+            to_close.callback(named[-1].close)
+        to_close.pop_all()
     return MetricLog([*named, *sinks], directory=directory)
 
 

@@ -149,7 +149,7 @@ class Storage:
 
     def read_lines(self, name: str) -> list[str]:
         """All lines; empty when there is none. A torn last one, which has no end, is "" whatever it holds: its append did not return."""
-        *lines, torn = self._files.read_appended(name).split("\n")
+        *lines, torn = self._text_of(name).split("\n")
         return [*lines, ""] if torn else lines
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
@@ -169,5 +169,11 @@ class Storage:
 
     def remove_torn_line(self, name: str) -> None:
         """Takes the last line out where a crash left it without an end. In an object store no reader sees such a line."""
-        if self.is_local and (text := self._files.read_appended(name)) and not text.endswith("\n"):
+        if self.is_local and (text := self._text_of(name)) and not text.endswith("\n"):
             self.replace_lines(name, text.split("\n")[:-1])
+
+    def _text_of(self, name: str) -> str:
+        try:
+            return self._files.read_appended(name)
+        except UnicodeDecodeError as error:
+            raise StorageError(f"{self.path(name)} was damaged: {error}; bring it back from a copy") from error

@@ -31,11 +31,16 @@ class MLflow(Tracked):
         name: str | None = None,
         num_trajectories: int = 4,
     ) -> None:
-        """Raises ConfigError without a server for a run in an object store."""
+        """Raises ConfigError without a server for a run in an object store, and for a path that MLflow reads as another."""
         is_server_named = "MLFLOW_TRACKING_URI" in os.environ
         if not is_server_named and not directory.is_local:
             raise ConfigError(
                 f"run_dir={directory.url!r}: SQLite needs a disk; name a server in MLFLOW_TRACKING_URI, or leave mlflow out"
+            )
+        if not is_server_named and re.search(r"\?|%[0-9a-fA-F]{2}", directory.path()):
+            raise ConfigError(
+                f"run_dir={directory.url!r}: mlflow reads `?` and `%2F` in a path otherwise, and its files would lie elsewhere; name "
+                "another run_dir, or a server in MLFLOW_TRACKING_URI, or leave mlflow out"
             )
         self._uri = None if is_server_named else f"sqlite:///{directory.path('mlflow.db')}"
         self._artifacts = None if is_server_named else directory.path("mlflow")
@@ -96,7 +101,7 @@ mlflow = MLflow
 
 
 def _allowed(name: str) -> str:
-    """MLflow takes letters, digits and `_-./ `, 250 of them, of which files could be named: no part may be empty, `.` or `..`."""
-    cut = re.sub(r"[^\w\-./ ]", "_", name, flags=re.ASCII)[:250] or "_"
+    """MLflow takes letters and digits of any script and `_-./ `, 250, of which files could be named: no part may be empty, `.` or `..`."""
+    cut = re.sub(r"[^\w\-./ ]", "_", name)[:250] or "_"
     filled = re.sub(r"^/|/(?=/|$)", "_", cut)
     return "/".join("_" * len(part) if part in (".", "..") else part for part in filled.split("/"))

@@ -78,5 +78,9 @@ def ray(*, directory: RunDirectory, num_steps: int) -> RayMetrics:
 
 
 def exported_name(name: str) -> str:
-    """Prometheus knows letters, digits and underscores."""
-    return f"treadwheel_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
+    """Prometheus knows ASCII letters, digits and underscores. A letter of another script is its number: two names must not become one."""
+    return f"treadwheel_{re.sub(r'[^a-zA-Z0-9_]', lambda found: _exported(found[0]), name)}"
+
+
+def _exported(character: str) -> str:
+    return "_" if character.isascii() else f"u{ord(character):x}"

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, StorageError
 from cluster.metrics import ENDS
 from cluster.record.recorder import step_of
 from cluster.record.run_directory import PASSPORT, RUN_YAML, TRACKED, RunDirectory
@@ -101,11 +101,15 @@ def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
 
 
 def trajectories(directory: RunDirectory, version: int, number: int) -> list[dict[str, Any]]:
-    """At most so many of the step that made policy `version`, from the best reward to the worst; none where none are recorded."""
-    files = [name for name in directory.names("trajectories") if step_of(name) == version] if number else []
-    if len(files) != 1:  # two in an object store: the ledger knows which counts, and a tracker can do without
+    """At most so many of the step that made policy `version`, from the best reward to the worst; none where none can be read."""
+    try:
+        files = [name for name in directory.names("trajectories") if step_of(name) == version] if number else []
+        if len(files) != 1:  # two in an object store: the ledger knows which counts, and a tracker can do without
+            return []
+        content = directory.read_file(f"trajectories/{files[0]}")
+    except StorageError:  # removed meanwhile (`record.keep_trajectories`), or the store is away: the numbers count
         return []
-    with pa.ipc.open_file(directory.read_file(f"trajectories/{files[0]}")) as reader:
+    with pa.ipc.open_file(content) as reader:
         rows = reader.read_all().select(_TRAJECTORY).to_pylist()
     rows.sort(key=lambda row: -math.inf if row["reward"] is None else row["reward"], reverse=True)
     if len(rows) <= number:

@@ -94,12 +94,17 @@ def _listed(run_dir: str, now: float) -> Listed:
 
 
 def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
+    was_living = (
+        directory.owner() is not None
+    )  # before its events are read: a driver that ends meanwhile was not killed
     steps, events = _last_lines(directory, METRICS), _last_lines(directory, EVENTS)
     last: dict[str, Any] = {}
     for line in steps:
         last |= {name: value for name, value in line.items() if value is not None}
     times = [each["time"] for each in (*steps[-1:], *events[-1:]) if each.get("time")]
-    state, reason = ("running", None) if directory.owner() else _end(events)
+    state, reason = ("running", None) if was_living else _end(events)
+    if state == "dead" and directory.owner():  # one that has come since
+        state, reason = "running", None
     return Listed(
         run_dir=directory.url,
         state=state,

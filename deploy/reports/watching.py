@@ -50,6 +50,8 @@ class Watched:
         self._directory, self._standing = directory, standing
         self._metrics, self._events = (Tail(directory, name, store_every_s=0.0) for name in (METRICS, EVENTS))
         self._num_looks = 0
+        self._steps: dict[int, dict[str, Any]] = {}
+        """Their lines by policy version, as they were told last."""
 
     def look(self) -> list[dict[str, Any]]:
         """Events and steps (of kind `step`, with their `numbers`) since the last look, as they happened."""
@@ -69,13 +71,23 @@ class Watched:
         return news
 
     def _read_on(self) -> list[dict[str, Any]]:
+        events = self._new_of(self._events)  # before the steps: with the event of the end all steps are there
+        steps = map(_step, filter(self._is_news, self._new_of(self._metrics)))
+        return sorted([*events, *steps], key=lambda each: each.get("time") or 0.0)
+
+    def _new_of(self, tail: Tail) -> list[dict[str, Any]]:
         try:
-            found = [*self._events.new_records(), *map(_step, self._metrics.new_records())]
+            return tail.new_records()
         except StorageError:
             if self._directory.is_local:
                 raise
             return []  # a store that does not answer now may at the next look
-        return sorted(found, key=lambda each: each.get("time") or 0.0)
+
+    def _is_news(self, line: dict[str, Any]) -> bool:
+        """A run that learns a step again writes all lines anew, and most are as they were."""
+        version = line["policy_version"]
+        before, self._steps[version] = self._steps.get(version), line
+        return line != before
 
     def _take(self, each: dict[str, Any]) -> None:
         if each["kind"] == "step":

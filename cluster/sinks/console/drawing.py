@@ -1,6 +1,7 @@
 """Draws where a run stands, for a terminal of any width: a panel of its numbers, and its last events below."""
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -62,14 +63,15 @@ def _parts(standing: Standing, console: Console, options: ConsoleOptions) -> Ite
 
 
 def spark(values: Sequence[float], *, width: int, blocks: str = _BLOCKS) -> str:
-    """The course of `values` in `width` characters or fewer: each is a mean, the lowest is the lowest block. Flat where all are equal."""
+    """The course of `values` in `width` characters or fewer: each is a mean, the lowest is the lowest block. Flat where all are equal,
+    and where no scale holds them."""
     if not values:
         return ""
     width = min(width, len(values))
     edges = [place * len(values) // width for place in range(width + 1)]
     means = [sum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)]
     low, high = min(means), max(means)
-    if high == low:
+    if high == low or not all(map(math.isfinite, (*means, high - low))):
         return blocks[0] * width
     return "".join(blocks[round((mean - low) / (high - low) * (len(blocks) - 1))] for mean in means)
 

@@ -63,7 +63,7 @@ class PlainLines:
     def close(self) -> None: ...
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        _write_line(line, self._stream)
 
 
 class Warnings:
@@ -77,6 +77,12 @@ class Warnings:
     def event(self, record: Mapping[str, Any]) -> None:
         sentence = told(record)
         if sentence and record["kind"] != "failed" and sentence.weight > Weight.NOTE:
-            print(f"{sentence.kind}: {sentence.words}", file=self._stream, flush=True)
+            _write_line(f"{sentence.kind}: {sentence.words}", self._stream)
 
     def close(self) -> None: ...
+
+
+def _write_line(line: str, stream: TextIO) -> None:
+    """A character that the stream has no code for is a question mark: prompts and errors may hold any."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    print(line.encode(encoding, errors="replace").decode(encoding), file=stream, flush=True)

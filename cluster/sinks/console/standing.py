@@ -11,6 +11,8 @@ from cluster.sinks.console.words import Told, stage, told
 
 _PACE_STEPS = 50
 """The pace is that of so many last steps, evaluations and saves included."""
+_LONGEST_S = 1e10
+"""Of the time left: three centuries. Calendars have an end."""
 _MOST_TOLD = 20
 _MOST_POINTS = 4000
 """Rewards that are kept for the spark line; beyond that every second one goes."""
@@ -51,7 +53,7 @@ class Pace:
             return None
         version, at = self._steps[-1]
         gone = 0.0 if now is None else min(max(now - at, 0.0), pace)
-        return max((num_steps - version) * pace - gone, 0.0)
+        return min(max((num_steps - version) * pace - gone, 0.0), _LONGEST_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,7 @@ class Standing:
         if kind == "launched":
             self.pace.forget()
             self.phase, self.began, self.up_since = "starting", float(record.get("time") or self.now()), None
+            self.is_preempted = False
             self._away.clear()
             self.is_preempted = False
         elif kind == "started":

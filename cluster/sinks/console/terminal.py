@@ -69,9 +69,10 @@ class _Terminal(Console):
 
     @property
     def size(self) -> ConsoleDimensions:
+        columns = lines = 0  # as a terminal says that nobody told it how large it is
         with contextlib.suppress(OSError):
-            return ConsoleDimensions(*os.get_terminal_size(self._frames.fileno()))
-        return ConsoleDimensions(80, 25)
+            columns, lines = os.get_terminal_size(self._frames.fileno())
+        return ConsoleDimensions(columns or 80, lines or 25)
 
     def show_cursor(self, show: bool = True) -> bool:
         """It stays where it can be seen: who could show it again after a kill?"""

@@ -1,11 +1,17 @@
 """Events in words: one sentence for people, and how much it matters."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 Record = Mapping[str, Any]
+_CONTROLS = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"  # sequences: CSI, OSC, others
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
+"""A terminal acts on these and does not show them. Judges print what a model wrote, and errors quote it."""
 
 
 class Weight(IntEnum):
@@ -38,16 +44,16 @@ def stage(record: Record) -> str | None:
 
 
 def printed(record: Record) -> list[str]:
-    """Lines that an actor printed, to be shown as they are; none for an event of another kind."""
+    """Lines that an actor printed, safe for a terminal; none for an event of another kind."""
     if record["kind"] != "printed":
         return []
     actor, num_more = record.get("actor"), record.get("num_more") or 0
     more = [f"{actor}: ({num_more} lines before these are in its log)"] if num_more else []
-    return [*more, *(f"{actor}: {line}" for line in record.get("lines", ()))]
+    return [*more, *(f"{actor}: {_CONTROLS.sub('', str(line))}" for line in record.get("lines", ()))]
 
 
 def told(record: Record) -> Told | None:
-    """The event in words; None for one that only programs read."""
+    """The event in words, safe for a terminal; None for one that only programs read."""
     kind = str(record["kind"])
     sentence = _SENTENCES.get(kind)
     words = record.get("message") or (sentence and sentence(record))
@@ -56,7 +62,7 @@ def told(record: Record) -> Told | None:
     return Told(
         at=float(record.get("time") or 0.0),
         kind=kind,
-        words=next(iter(str(words).splitlines()), ""),
+        words=_CONTROLS.sub("", next(iter(str(words).splitlines()), "")),
         weight=_weight(kind, record),
     )
 

@@ -1,10 +1,12 @@
 """Numbers of environments, by hand."""
 
+import sys
+
 from cluster.contracts.types import EpisodeStats, GroupSummary
 from cluster.episode_metrics import episode_metrics
 
 
-def group(name: str | None, **stats) -> GroupSummary:
+def group(name: str | None, *, rewards=(1.0, 0.5), **stats) -> GroupSummary:
     common = {"num_episodes": 2, "num_turns": 6, "num_calls": 0, "num_malformed_calls": 0, "num_sampled_tokens": 30}
     rest = {"num_written_tokens": 10, "seconds": 4.0, "model_seconds": 3.0}
     return GroupSummary(
@@ -14,7 +16,7 @@ def group(name: str | None, **stats) -> GroupSummary:
         num_tokens=40,
         size_bytes=1,
         oldest_versions=(0, 0),
-        rewards=(1.0, 0.5),
+        rewards=rewards,
         truncated=(True, False),
         episodes=None if name is None else EpisodeStats(environment=name, **(common | rest | stats)),
     )
@@ -62,3 +64,9 @@ def test_failures_are_counted_by_stage_and_logs_are_means_of_those_that_logged()
 
 def test_what_an_environment_logs_gives_way_to_a_metric_of_its_name():
     assert episode_metrics([group("game", logs={"turns": (99.0,)})])["environment/game/turns"] == 3.0
+
+
+def test_the_largest_numbers_that_may_be_logged_have_a_mean():
+    most = sys.float_info.max
+    found = episode_metrics([group("game", logs={"distance": (most, most)}, rewards=(most, most))])
+    assert found["environment/game/distance"] == found["environment/game/reward"] == most

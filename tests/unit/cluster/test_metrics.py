@@ -46,6 +46,27 @@ def test_every_sink_gets_every_step():
     assert [sink.seen for sink in sinks] == [[(1, {"reward/mean": 1.0}), "closed"]] * 2
 
 
+class Altering(Listed):
+    """A callback that takes what it was told for its own."""
+
+    def step(self, version, metrics):
+        metrics["mine"] = metrics.pop("reward/mean")
+
+    def event(self, record):
+        record.clear()
+
+
+def test_a_sink_that_alters_what_it_is_told_alters_it_for_itself(directory):
+    last = Listed()
+    with MetricLog([last], directory=directory) as log:
+        log.add(Altering())
+        log.step(1, {"reward/mean": 1.0})
+        log.event("launched")
+    (_, metrics), event, _ = last.seen
+    assert metrics == {"reward/mean": 1.0}
+    assert event["kind"] == directory.read_json_lines(EVENTS)[0]["kind"] == "launched"
+
+
 def test_an_unknown_name_is_not_lost(directory):
     with open_log(MetricsConfig(sinks=(Plugin(name="jsonl"),)), directory=directory, num_steps=1) as log:
         log.step(1, {"my/number": 2.0, "my/nan": math.nan})
@@ -184,6 +205,19 @@ def test_an_unknown_sink_names_its_setting(directory):
         open_log(
             MetricsConfig(sinks=(Plugin(name="jsonl"), Plugin(name="carrier_pigeon"))), directory=directory, num_steps=1
         )
+
+
+def test_a_sink_that_refuses_the_run_leaves_no_other_one_open(directory, monkeypatch):
+    """The live table holds the terminal: open, it takes the words that say why."""
+    first = Listed()
+
+    def refuse(**_) -> None:
+        raise ConfigError("name a server")
+
+    monkeypatch.setattr("cluster.metrics.resolve_sink", lambda _, index: refuse if index else lambda **_: first)
+    with pytest.raises(ConfigError, match="name a server"):
+        open_log(MetricsConfig(sinks=(Plugin(name="console"), Plugin(name="mlflow"))), directory=directory, num_steps=1)
+    assert first.seen == ["closed"]
 
 
 def test_a_judges_components_are_metrics_of_the_step():

@@ -1,5 +1,6 @@
 """What is set and counted when, with Ray's gauges and counters replaced by lists. tests/integration/test_monitoring.py asks Prometheus."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -54,6 +55,14 @@ def test_a_number_is_set_again_until_a_step_has_another_one(there):
         "treadwheel_policy_version of r": 2.0,
         "treadwheel_last_step_time of r": 170.0,
     }
+
+
+def test_sources_with_names_in_any_script_have_a_gauge_each(there):
+    metrics = RayMetrics("r", now=lambda: 100.0)
+    metrics.step(1, {"reward/mean/数学": 0.25, "reward/mean/语文": 0.75})
+    found = there.drained()
+    assert sorted(value for name, value in found.items() if "reward" in name) == [0.25, 0.75]
+    assert all(re.fullmatch(r"[a-zA-Z0-9_]+ of r", name) for name in found)
 
 
 def test_numbers_that_are_added_to_a_step_are_no_progress(there):

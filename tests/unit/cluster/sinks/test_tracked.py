@@ -1,7 +1,9 @@
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 from mlflow.utils.validation import _validate_metric_name
+from sqlalchemy import make_url
 
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError
@@ -10,7 +12,7 @@ from cluster.contracts.schema import to_batch
 from cluster.metrics import MetricLog, resolve_sink
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import PASSPORT, RUN_YAML, RunDirectory
-from cluster.sinks.mlflow import _allowed
+from cluster.sinks.mlflow import MLflow, _allowed
 from cluster.sinks.tracked import Ending, identity, parameters, tracker, trajectories
 from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import row
@@ -49,6 +51,14 @@ def test_the_trajectories_shown_are_from_the_best_to_the_worst(directory):
     assert trajectories(directory, 3, 0) == trajectories(directory, 4, 3) == []
 
 
+def test_trajectories_that_cannot_be_read_leave_no_tracker_out(directory, monkeypatch):
+    """They were removed since (record.keep_trajectories), or the store was away for longer than the look."""
+    Recorder(directory).record(3, to_batch([row()]))
+    monkeypatch.setattr(directory, "names", lambda _: ["step-000003.arrow", "step-000004.arrow"])
+    assert len(trajectories(directory, 3, 3)) == 1
+    assert trajectories(directory, 4, 3) == []
+
+
 def test_a_missing_package_says_how_to_install_it():
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'treadwheel\[no_such_tracker\]'"):
         tracker("no_such_tracker")
@@ -82,6 +92,26 @@ def test_a_space_that_trackio_makes_is_private_unless_the_run_file_says_otherwis
 def test_of_any_name_mlflow_takes_what_is_made(name):
     _validate_metric_name(_allowed(name))
     assert _allowed("reward/mean.of/..x") == "reward/mean.of/..x"
+
+
+def test_sources_with_names_in_any_script_stay_apart_in_mlflow():
+    names = ["reward/mean/数学", "reward/mean/语文", "reward/mean/é"]
+    for name in names:
+        _validate_metric_name(_allowed(name))
+    assert [_allowed(name) for name in names] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read"), [("a b#1", True), ("100%", True), ("lr=1?seed=2", False), ("a%2Fb", False)]
+)
+def test_mlflow_without_a_server_refuses_a_path_that_it_would_read_as_another(name, is_read, tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    directory = RunDirectory(str(tmp_path / name))
+    refusal = pytest.raises(ConfigError, match=r"mlflow reads .* otherwise")
+    with contextlib.nullcontext() if is_read else refusal:
+        assert make_url(MLflow(directory=directory, num_steps=1)._uri or "").database == directory.path("mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")
+    MLflow(directory=directory, num_steps=1)
 
 
 @pytest.mark.parametrize(("name", "folder"), [("wandb", "WANDB_DIR"), ("swanlab", "SWANLAB_LOGDIR")])

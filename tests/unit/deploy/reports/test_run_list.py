@@ -8,6 +8,7 @@ from rich.console import Console
 
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
+from deploy.reports import run_list
 from deploy.reports.run_list import Listed, listed, run_directories, table
 from tests.object_store import s3
 
@@ -67,6 +68,21 @@ def test_a_run_with_a_living_driver_runs(tmp_path):
         assert listed([str(tmp_path / "a")], now=NOW)[0].state == "running"
     finally:
         directory.release()
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_driver_that_comes_or_goes_while_its_events_are_read_was_not_killed(tmp_path, monkeypatch, comes):
+    made(tmp_path / "a", {"kind": "launched"})
+    is_living, read = not comes, run_list._last_lines
+
+    def reading(directory, name):
+        nonlocal is_living
+        is_living = comes
+        return read(directory, name)
+
+    monkeypatch.setattr(run_list, "_last_lines", reading)
+    monkeypatch.setattr(RunDirectory, "owner", lambda _: "process 7 on node-1" if is_living else None)
+    assert listed([str(tmp_path / "a")], now=NOW)[0].state == "running"
 
 
 def test_damaged_and_foreign_folders_break_nothing(tmp_path):

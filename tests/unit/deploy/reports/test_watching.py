@@ -1,9 +1,13 @@
 """A run's standing, from its directory, as it grows."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import EVENTS, METRICS, RunDirectory
 from cluster.sinks.console import standing_of
+from cluster.sinks.jsonl import JsonLines
 from deploy.config.loading import resolved_yaml, validated
 from deploy.reports.watching import Watched, watch
 
@@ -63,6 +67,32 @@ def test_a_file_that_was_written_anew_is_read_anew(directory):
     step(directory, 2, 14.0)
     watched.look()
     assert standing.rewards == [(1, 0.9), (2, 0.2)]
+
+
+def test_of_a_file_that_was_written_anew_steps_that_are_as_they_were_are_not_told_again(directory):
+    """A resumed run writes it anew for each step that it learns again."""
+    watched = Watched(directory, standing_of(directory))
+    sink = JsonLines(directory)
+    for version in range(1, 6):
+        sink.step(version, {"reward/mean": 0.5})
+    assert len(watched.look()) == 5
+    resumed = JsonLines(directory)
+    resumed.step(4, {"reward/mean": 0.123456})
+    assert [each["policy_version"] for each in watched.look()] == [4]
+    resumed.step(5, {"reward/mean": 0.123456})
+    assert [each["policy_version"] for each in watched.look()] == [5]
+
+
+def test_events_are_told_where_a_store_gives_no_numbers_just_then(directory, monkeypatch):
+    watched = Watched(directory, standing_of(directory))
+    directory.append_json(EVENTS, {"kind": "finished", "time": 1.0})
+
+    def away() -> list:
+        raise StorageError("the store does not answer")
+
+    monkeypatch.setattr(watched._metrics, "new_records", away)
+    monkeypatch.setattr(watched, "_directory", SimpleNamespace(is_local=False))
+    assert [each["kind"] for each in watched._read_on()] == ["finished"]
 
 
 def test_a_driver_that_went_without_a_word_is_told(directory):

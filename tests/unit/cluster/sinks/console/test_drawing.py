@@ -1,6 +1,8 @@
 """The table, as a terminal of some width shows it."""
 
 import io
+import math
+import sys
 
 import pytest
 from rich.console import Console
@@ -156,6 +158,12 @@ def test_a_low_terminal_keeps_the_table_and_the_last_event():
 )
 def test_a_spark_line_shows_the_course(values, line):
     assert spark(values, width=8) == line
+
+
+def test_a_spark_line_of_numbers_too_far_apart_is_flat():
+    most = sys.float_info.max
+    assert spark([0.0, math.inf], width=2) == spark([-math.inf, math.nan], width=2) == spark([-most, most], width=2)
+    assert spark([most, most, 0.0, 0.0], width=2) == "▁▁"
 
 
 def test_durations_are_short():

@@ -1,6 +1,9 @@
 """A run without a terminal: lines."""
 
 import io
+import sys
+
+import pytest
 
 from cluster.sinks.console.plain import PlainLines, Warnings, line_of
 
@@ -34,6 +37,15 @@ def test_steps_learned_again_do_not_tell_how_long_the_rest_takes():
         sink.step(version, {"reward/mean": 0.5, "time/step_s": 60.0})
     left = [line.partition("left ")[2] for line in out.getvalue().splitlines()]
     assert left == ["", "", "", "", "1:35:00", "1:34:00"]
+
+
+def test_a_run_without_an_end_has_a_time_left_all_the_same():
+    out, clock = io.StringIO(), [0.0]
+    sink = PlainLines(sys.maxsize, stream=out, now=lambda: clock[0])
+    for version in (1, 2):
+        clock[0] += 60.0
+        sink.step(version, {"time/step_s": 60.0})
+    assert out.getvalue().splitlines()[-1].endswith("left 115740 days, 17:46:40")
 
 
 def test_an_actors_failure_is_a_line_and_what_the_command_says_last_is_not():
@@ -74,3 +86,11 @@ def test_the_start_is_told_until_the_first_step_and_prints_as_they_come():
         "step 0/4  eval 0.500",
         "reward: 7 of 9",
     ]
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("latin-1", b"??? \xe9"), ("utf-8", "数学? é".encode())])
+def test_a_character_that_the_terminal_has_no_code_for_is_a_question_mark(encoding, shown):
+    for make in (lambda stream: PlainLines(4, stream=stream), lambda stream: Warnings(stream=stream)):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        make(stream).event({"kind": "failure", "message": "数学\ud800 é"})
+        assert stream.buffer.getvalue() == b"failure: " + shown + b"\n"

@@ -64,3 +64,19 @@ def test_what_an_actor_printed_is_shown_line_by_line():
     record = {"kind": "printed", "actor": "reward", "lines": ["a", "b"], "num_more": 3}
     assert printed(record) == ["reward: (3 lines before these are in its log)", "reward: a", "reward: b"]
     assert told({**record, "time": 1.0}) is None and printed({"kind": "failure"}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[2Jb\x1b[31mred\x1b[0m", "abred"),
+        ("a\x1b]0;title\x07b\x1b]8;;http://x\x1b\\c", "abc"),
+        ("a\x1bcb\x1b", "ab"),
+        ("a\x9b2Jb\x08\x7f\td", "a2Jb\td"),
+        ("数学 é", "数学 é"),
+    ],
+)
+def test_what_a_model_wrote_moves_no_cursor_and_changes_no_terminal(text, shown):
+    assert printed({"kind": "printed", "actor": "reward", "lines": [text]}) == [f"reward: {shown}"]
+    sentence = told({"kind": "reward_failure", "message": text})
+    assert sentence and sentence.words == shown
