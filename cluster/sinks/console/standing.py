@@ -127,7 +127,6 @@ class Standing:
         if kind == "launched":
             self.pace.forget()
             self.phase, self.began, self.up_since = "starting", float(record.get("time") or self.now()), None
-            self.is_preempted = False
             self._away.clear()
             self.is_preempted = False
         elif kind == "started":

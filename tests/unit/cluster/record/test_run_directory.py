@@ -251,14 +251,14 @@ def test_a_broken_line_in_the_middle_is_an_error(directory):
         directory.read_json_lines(EVENTS)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("content", [b'{"seed": ', b"\xff", b"[1]"])
 def test_a_file_that_holds_no_object_is_named(directory, content):
     """Seen before: half a passport, of a copy that was broken off, ended `passport diff` and `report` with a traceback."""
     directory.write_file(PASSPORT, content)
     with pytest.raises(StorageError, match=r"passport\.json is damaged: .*; bring it back from a copy"):
         directory.read_json(PASSPORT)
-=======
+
+
 def test_a_file_of_lines_with_damaged_bytes_is_named(directory):
     for name in (EVENTS, LEDGER):
         directory.write_file(name, b'{"kind": "a"}\n{"kind": "\xff"}\n{"kind": "b"}\n')
@@ -268,7 +268,6 @@ def test_a_file_of_lines_with_damaged_bytes_is_named(directory):
         directory.claim(CONFIG)
     with pytest.raises(StorageError, match=r"ledger\.jsonl was damaged"):
         Ledger(directory)
->>>>>>> mend-sinks
 
 
 def test_a_full_disk_is_named_and_leaves_the_old_file(directory, monkeypatch):

@@ -78,18 +78,8 @@ def test_it_tells_how_it_ends(standing, kind, phase):
     assert standing.phase == phase and standing.is_over == (kind != "stopping")
 
 
-<<<<<<< HEAD
 def test_a_run_that_goes_on_after_its_node_went_away_is_stopped_when_it_is(standing):
     """Seen before: `info --watch`, which reads the events of all drivers, said preempted."""
     for kind in ("launched", "preempted", "stopped", "launched", "stopped"):
         standing.event({"kind": kind, "time": 1.0})
     assert (standing.phase, standing.is_preempted) == ("stopped", False)
-=======
-def test_a_run_that_was_preempted_and_went_on_is_stopped_by_what_stops_it_then(standing):
-    for kind in ("launched", "preempted", "stopped"):
-        standing.event({"kind": kind})
-    assert standing.is_preempted
-    for kind in ("launched", "stopped"):
-        standing.event({"kind": kind})
-    assert not standing.is_preempted
->>>>>>> mend-sinks
