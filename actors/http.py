@@ -4,14 +4,15 @@ Failures of transport (no connection, a body cut off, 5xx, 429) are tried again,
 "Exponential Backoff And Jitter") or when `Retry-After` says. What a server means (3xx, 4xx, something else than JSON) is an error at once.
 
 What is still without an answer a little before the deadline is UnavailableError, whether the server refuses, fails or is silent. Whether it
-is away or cannot take this question, the service finds out. Only a second request that began late in its judgement runs into the
-deadline.
+is away or cannot take this question, the service finds out. Where the limits of the endpoint sent it out late, the server is not to blame.
+Only a second request that began late in its judgement runs into the deadline.
 """
 
 import asyncio
 import functools
 import itertools
 import json
+import math
 import os
 import random
 import ssl
@@ -99,6 +100,8 @@ class _Call:
     """Asked last; all of them while it waits for its first place."""
     failure: "_TransportError | None" = None
     """Of the last attempt."""
+    asked_at: float = math.inf
+    """When the first attempt went out, after its wait for a place and a turn."""
 
 
 class _TransportError(Exception):
@@ -173,6 +176,9 @@ class HttpClient:
         try:
             done, _ = await asyncio.wait([asking], timeout=patience_s)
             if not done and not began_late:
+                if 2 * (gives_up_at - call.asked_at) < patience_s:
+                    why = "max_concurrency, requests_per_minute and tokens_per_minute leave too little of the deadline"
+                    raise UnavailableError(f"{call.url}: {why}", retry_after_s=_FIRST_S)
                 self._rest(call.url, _REST_S)
                 raise UnavailableError(f"{call.url} has answered nothing for {patience_s:.3g} s", endpoint=call.url)
             async with asyncio.timeout(2 * margin_s):  # beyond the deadline of the judge, which comes first
@@ -194,6 +200,7 @@ class HttpClient:
                 if self._opens_at(call.url) > time.monotonic():
                     call.failure = self._closed[call.url][1]
                 else:
+                    call.asked_at = min(call.asked_at, time.monotonic())
                     try:
                         return await self._asked(call.url, call)
                     except _TransportError as error:
