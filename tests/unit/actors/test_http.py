@@ -205,6 +205,19 @@ async def test_a_request_that_the_limits_sent_out_late_says_nothing_of_the_serve
     assert "max_concurrency" in str(asked[1])
 
 
+async def test_a_request_that_is_given_up_before_its_turn_takes_none():
+    """One a second: the turns of those that were given up would be 1 s, 2 s and 3 s after the first."""
+    async with faulty_server(echo) as server, client_of(server.url, requests_per_minute=60) as client:
+        waiting = [asyncio.create_task(client.post("", number)) for number in range(4)]
+        await waiting[0]
+        for each in waiting[1:]:
+            each.cancel()
+        await asyncio.wait(waiting)
+        with verdict_within(2.5):
+            assert await client.post("", 4) == {"said": 4}
+        assert server.requests == [0, 4]
+
+
 async def test_an_outage_under_a_limit_is_an_outage():
     async with faulty_server(echo, "503") as server, client_of(server.url, requests_per_minute=1) as client:
         with verdict_within(5), pytest.raises(UnavailableError, match="HTTP 503") as away:
