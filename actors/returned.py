@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from actors.writable import writable
 from cluster.contracts.errors import DataError
 from cluster.contracts.types import Reward, RewardStatus
 
@@ -20,7 +21,7 @@ def to_reward(value: Any, *, by: str = "the judge") -> Reward:
         components = _components(value.components, by=by)
         if value.status == RewardStatus.OK:
             return Reward(value=finite(value.value, "reward", by=by), components=components)
-        message = None if value.message is None else str(value.message)[:MAX_MESSAGE]
+        message = None if value.message is None else writable(str(value.message))[:MAX_MESSAGE]
         return Reward(value=None, status=RewardStatus(value.status), components=components, message=message)
     if isinstance(value, Mapping):
         if "reward" not in value:
@@ -48,6 +49,6 @@ def finite(value: Any, what: str, *, by: str) -> float:
 def _components(values: Mapping[str, Any], *, by: str) -> dict[str, float | None]:
     """None stays None: a component that this trajectory does not have."""
     return {
-        str(name): None if value is None else finite(value, f"component {name!r}", by=by)
+        writable(str(name)): None if value is None else finite(value, f"component {name!r}", by=by)
         for name, value in values.items()
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.returned import MAX_MESSAGE, to_reward
+from actors.writable import writable
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, is_async, resolve
 from cluster.contracts.types import Reward, RewardStatus
@@ -102,7 +103,7 @@ def to_rewards(value: Any, *, size: int) -> Judged:
 
 def failed(error: BaseException, *, stage: str = "") -> Reward:
     stage = stage or getattr(error, "stage", None) or ""
-    message = f"{stage} {type(error).__name__}: {error}".lstrip()[:MAX_MESSAGE]
+    message = writable(f"{stage} {type(error).__name__}: {error}".lstrip())[:MAX_MESSAGE]
     return Reward(value=None, status=RewardStatus.ERROR, message=message)
 
 

@@ -18,9 +18,7 @@ def returned(value: Any) -> EpisodeEnd:
         return EpisodeEnd()
     reward = to_reward(value, by="the environment")
     if reward.status is RewardStatus.OK:
-        return EpisodeEnd(
-            reward=reward.value, components={writable(name): value for name, value in reward.components.items()}
-        )
+        return EpisodeEnd(reward=reward.value, components=reward.components)
     return failure(reward.message or "no message", status=reward.status)
 
 

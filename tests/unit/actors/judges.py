@@ -35,6 +35,10 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             raise ValueError("no opinion")
         case "nan":
             return float("nan")
+        case "raise half":
+            raise ValueError("no city \ud83d")
+        case "half a name":
+            return {"reward": 0.5, "\ud83d": 1}
         case "text":
             return "1.0"
         case "parts":

@@ -72,6 +72,15 @@ async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
     ]
 
 
+@both_kinds
+async def test_half_characters_of_a_judge_are_written_as_question_marks(judge):
+    async with service(judge) as rewards:
+        scored, _ = await rewards.score(batch_of(["raise half", "half a name", "good"]))
+    assert scored["reward"].to_pylist() == [None, 0.5, 1.0]
+    assert scored["reward_message"][0].as_py() == "ValueError: no city ?"
+    assert scored["reward_components"][1].as_py() == [("?", 1.0)]
+
+
 async def test_a_trajectory_that_failed_while_it_was_sampled_is_not_judged_and_keeps_its_status():
     group = with_columns(
         batch_of(["good", "", "good"]),
