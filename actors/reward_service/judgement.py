@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import hashlib
 import inspect
+import linecache
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -146,13 +147,16 @@ def _digest(judge: Any) -> str:
 
 
 def _source(of: Any) -> bytes:
-    """Its file; nothing of what was not read from one."""
+    """Its file, which may be in an archive; nothing of what was not read from one."""
     inner = inspect.unwrap(getattr(of, "func", of))
+    written = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner)
     try:
-        file = inspect.getsourcefile(inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner))
+        file = inspect.getsourcefile(written)
+        return Path(file).read_bytes() if file else b""
     except TypeError:
         return b""
-    return Path(file).read_bytes() if file else b""
+    except OSError:  # Python names a file that is in an archive, or nowhere
+        return "".join(linecache.getlines(inspect.getfile(written), vars(inspect.getmodule(written)))).encode()
 
 
 def _judged(judge: Judge, value: Any, size: int) -> Judged:
