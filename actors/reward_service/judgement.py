@@ -69,7 +69,7 @@ def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judge
         return _judged(judge, value, size)
     except (MemoryError, UnavailableError):
         raise
-    except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
         return [failed(error)] * size
 
 
@@ -79,7 +79,7 @@ async def judge_async(judge: Judge, given: Mapping[str, Any], *, size: int = 1) 
         return _judged(judge, await judge.call(**given), size)
     except (MemoryError, UnavailableError):
         raise
-    except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
         return [failed(error)] * size
 
 

@@ -6,6 +6,7 @@ import os
 import resource
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             os._exit(3)
         case "raise":
             raise ValueError("no opinion")
+        case "leave":
+            sys.exit("usage: judge FILE")
         case "nan":
             return float("nan")
         case "raise half":
@@ -55,6 +58,8 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
 async def obedient_async(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:
     if completion == "hang":
         await asyncio.Event().wait()
+    if completion == "slow":
+        await asyncio.sleep(0.5)
     if completion == "block":
         threading.Event().wait()
     if completion == "timeout error":
