@@ -28,7 +28,7 @@ class Batches(Generic[T]):
 
     async def result(self, item: T) -> Any:
         """Raises what `send` does. An item that makes the server refuse its batch spoils no other: then each goes alone. After a batch
-        that found the server away, which an item of it may cause, each goes alone when it is asked for again."""
+        that found the server away, which an item of it may cause and a limit is not, each goes alone when it is asked for again."""
         loop = asyncio.get_running_loop()
         waiting: _Waiting = loop.create_future()
         if self._alone and hash(repr(item)) in self._alone:
@@ -64,7 +64,7 @@ class Batches(Generic[T]):
             results = [error]
         except Exception as error:  # noqa: BLE001 - it belongs to the calls that wait, whatever it is
             results = [error] * len(batch)
-            if isinstance(error, UnavailableError) and len(batch) > 1:
+            if isinstance(error, UnavailableError) and error.retry_after_s is None and len(batch) > 1:
                 self._alone |= {hash(repr(item)) for item, _ in batch}
         else:
             if self._alone:

@@ -4,14 +4,15 @@ Failures of transport (no connection, a body cut off, 5xx, 429) are tried again,
 "Exponential Backoff And Jitter") or when `Retry-After` says. What a server means (3xx, 4xx, something else than JSON) is an error at once.
 
 What is still without an answer a little before the deadline is UnavailableError, whether the server refuses, fails or is silent. Whether it
-is away or cannot take this question, the service finds out. Only a second request that began late in its judgement runs into the
-deadline.
+is away or cannot take this question, the service finds out. Where the limits of the endpoint sent it out late, the server is not to blame.
+Only a second request that began late in its judgement runs into the deadline.
 """
 
 import asyncio
 import functools
 import itertools
 import json
+import math
 import os
 import random
 import ssl
@@ -40,6 +41,7 @@ _REST_S = 5.0
 """A server that failed is passed over so long while others are healthy."""
 _FIRST_S, _LONGEST_S = 0.1, 10.0
 """Bounds of the growing interval that jitter draws from."""
+_LOOK_S = 0.05
 _LONGEST_RETRY_AFTER_S = 60.0
 _MAX_ANSWER_BYTES = 64 * 2**20
 _SHOWN = 200
@@ -99,6 +101,8 @@ class _Call:
     """Asked last; all of them while it waits for its first place."""
     failure: "_TransportError | None" = None
     """Of the last attempt."""
+    asked_at: float = math.inf
+    """When the first attempt went out, after its wait for a place and a turn."""
 
 
 class _TransportError(Exception):
@@ -111,25 +115,34 @@ class _TransportError(Exception):
 
 
 class _Pace:
-    """So much a minute, spread evenly: no minute ever has more."""
+    """So much a minute, spread evenly, first come, first served: no minute ever has more."""
 
     def __init__(self, per_minute: float | None) -> None:
-        self._per_minute = per_minute
+        self._seconds_each = 60 / per_minute if per_minute else 0.0
         self._next_at = 0.0
+        self._num_waiting = 0
+        self._is_free = asyncio.Lock()
 
-    def reserve(self, amount: float, *, before: float) -> float:
-        """Seconds to wait. It takes no turn that comes after `before`."""
-        if self._per_minute is None:
-            return 0.0
-        now = time.monotonic()
-        starts_at = max(now, self._next_at)
-        if starts_at < before:
-            self._next_at = starts_at + 60 * amount / self._per_minute
-        return starts_at - now
+    @property
+    def wait_s(self) -> float:
+        """Of one more."""
+        return max(self._next_at - time.monotonic(), 0.0) + self._num_waiting * self._seconds_each
 
-    def correct(self, amount: float) -> None:
-        if self._per_minute is not None:
-            self._next_at += 60 * amount / self._per_minute
+    async def turn(self, amount: int) -> None:
+        """Waits for it. Cancelled, it takes none."""
+        came_at = time.monotonic()
+        self._num_waiting += amount
+        try:
+            async with self._is_free:
+                self._next_at = max(self._next_at, came_at)
+                while (wait_s := self._next_at - time.monotonic()) > 0:
+                    await asyncio.sleep(min(wait_s, _LOOK_S))  # a correction may bring it forward
+                self.correct(amount)
+        finally:
+            self._num_waiting -= amount
+
+    def correct(self, amount: int) -> None:
+        self._next_at += amount * self._seconds_each
 
 
 class HttpClient:
@@ -173,6 +186,9 @@ class HttpClient:
         try:
             done, _ = await asyncio.wait([asking], timeout=patience_s)
             if not done and not began_late:
+                if 2 * (gives_up_at - call.asked_at) < patience_s:
+                    why = "max_concurrency, requests_per_minute and tokens_per_minute leave too little of the deadline"
+                    raise UnavailableError(f"{call.url}: {why}", retry_after_s=_FIRST_S)
                 self._rest(call.url, _REST_S)
                 raise UnavailableError(f"{call.url} has answered nothing for {patience_s:.3g} s", endpoint=call.url)
             async with asyncio.timeout(2 * margin_s):  # beyond the deadline of the judge, which comes first
@@ -188,12 +204,14 @@ class HttpClient:
     async def _ask(self, call: _Call) -> Any:
         for attempt in itertools.count():
             async with self._places:
-                await self._wait(self._requests.reserve(1, before=call.gives_up_at), call)
-                await self._wait(self._tokens.reserve(call.num_tokens, before=call.gives_up_at), call)
+                for pace, amount in ((self._requests, 1), (self._tokens, call.num_tokens)):
+                    self._refuse_late(pace.wait_s, call)
+                    await pace.turn(amount)
                 call.url = self._next(call.urls)
                 if self._opens_at(call.url) > time.monotonic():
                     call.failure = self._closed[call.url][1]
                 else:
+                    call.asked_at = min(call.asked_at, time.monotonic())
                     try:
                         return await self._asked(call.url, call)
                     except _TransportError as error:
@@ -203,13 +221,14 @@ class HttpClient:
             if not any(map(self._is_healthy, call.urls)):
                 jitter_s = random.uniform(0, min(_FIRST_S * 2 ** min(attempt, 10), _LONGEST_S))
                 opens_in_s = min(map(self._opens_at, call.urls)) - time.monotonic()
-                await self._wait(max(jitter_s, opens_in_s), call)
+                self._refuse_late(wait_s := max(jitter_s, opens_in_s), call)
+                await asyncio.sleep(wait_s)
 
-    async def _wait(self, seconds: float, call: _Call) -> None:
-        """Raises UnavailableError at once where that is too long."""
+    def _refuse_late(self, seconds: float, call: _Call) -> None:
+        """Raises UnavailableError where a wait of these seconds is too long."""
         if not seconds or time.monotonic() + seconds < call.gives_up_at:
-            await asyncio.sleep(seconds)
-        elif call.failure is None:
+            return
+        if call.failure is None:
             why = "requests_per_minute and tokens_per_minute leave no turn within the deadline"
             raise UnavailableError(f"{call.url}: {why}", retry_after_s=seconds / 2)
         else:

@@ -21,7 +21,7 @@ def to_reward(value: Any, *, by: str = "the judge") -> Reward:
         components = _components(value.components, by=by)
         if value.status == RewardStatus.OK:
             return Reward(value=finite(value.value, "reward", by=by), components=components)
-        message = None if value.message is None else writable(str(value.message)[:MAX_MESSAGE])
+        message = None if value.message is None else writable(str(value.message))[:MAX_MESSAGE]
         return Reward(value=None, status=RewardStatus(value.status), components=components, message=message)
     if isinstance(value, Mapping):
         if "reward" not in value:

@@ -17,6 +17,8 @@ from cluster.contracts.types import Hold
 T = TypeVar("T")
 _MOST_FAILURES = 3
 """In a row. One may be the call's own, such as a request that ends a server's worker; a client has retried before each of them."""
+_MOST_DEADLINES = 5
+"""At a limit, beyond `hold_s`, without any verdict: the turns of others may take some."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 """Calls wait at most so long after the end of an outage."""
@@ -25,16 +27,20 @@ _LONGEST_PAUSE_S = 30.0
 class Breaker:
     """One part's. Outages are counted on the event loop's clock."""
 
-    def __init__(self, *, part: str, setting: str, hold_s: float) -> None:
-        """`setting` is where the part stands in a run file. With `hold_s=0` the first failure is an error, without another try."""
+    def __init__(self, *, part: str, setting: str, hold_s: float, timeout_s: float) -> None:
+        """`setting` is where the part stands in a run file. With `hold_s=0` the first failure is an error, without another try.
+        `timeout_s` is the deadline of a call."""
         self._part = part
         self._setting = setting
         self._hold_s = hold_s
+        self._timeout_s = timeout_s
         self._most_failures = _MOST_FAILURES if hold_s else 1
         self._num_calls = 0
         self._num_failures = 0
         self._num_probes = 0
         self._failed_at = 0.0
+        self._limited_at: float | None = None
+        """When a call first met a limit since the last verdict."""
         self.hold: Hold | None = None
         """What the part waits for; None while its calls go through."""
         self.num_verdicts = 0
@@ -90,8 +96,19 @@ class Breaker:
         since = self.hold.since if self.hold else time.time() - seconds
         self.hold = Hold(part=self._part, endpoint=where, since=since, reason=str(away))
 
+    def note_limited(self, limited: UnavailableError) -> None:
+        """A call found no turn within the limits of its own endpoint. Raises UnavailableError, which is for the run, where nothing has been
+        judged for so long that they leave no judgement enough of them."""
+        now = asyncio.get_running_loop().time()
+        if self._limited_at is None:
+            self._limited_at = now
+        if (seconds := now - self._limited_at) >= self._hold_s + _MOST_DEADLINES * self._timeout_s:
+            raise UnavailableError(
+                f"{self._setting}: no verdict for {seconds:.0f} s: {limited}; raise timeout_s, or the limits"
+            )
+
     def _let_go(self) -> None:
-        self._num_failures, self._num_probes, self.hold = 0, 0, None
+        self._num_failures, self._num_probes, self.hold, self._limited_at = 0, 0, None, None
 
     def _pause_s(self) -> float:
         """Doubles from probe to probe, with jitter: many services do not ask in step. The last one is at the end of `hold_s`."""

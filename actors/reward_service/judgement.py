@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import hashlib
 import inspect
+import linecache
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judge
         return _judged(judge, value, size)
     except (MemoryError, UnavailableError):
         raise
-    except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
         return [failed(error)] * size
 
 
@@ -78,7 +79,7 @@ async def judge_async(judge: Judge, given: Mapping[str, Any], *, size: int = 1) 
         return _judged(judge, await judge.call(**given), size)
     except (MemoryError, UnavailableError):
         raise
-    except Exception as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
         return [failed(error)] * size
 
 
@@ -103,7 +104,7 @@ def to_rewards(value: Any, *, size: int) -> Judged:
 
 def failed(error: BaseException, *, stage: str = "") -> Reward:
     stage = stage or getattr(error, "stage", None) or ""
-    message = writable(f"{stage} {type(error).__name__}: {error}".lstrip()[:MAX_MESSAGE])
+    message = writable(f"{stage} {type(error).__name__}: {error}".lstrip())[:MAX_MESSAGE]
     return Reward(value=None, status=RewardStatus.ERROR, message=message)
 
 
@@ -146,13 +147,16 @@ def _digest(judge: Any) -> str:
 
 
 def _source(of: Any) -> bytes:
-    """Its file; nothing of what was not read from one."""
+    """Its file, which may be in an archive; nothing of what was not read from one."""
     inner = inspect.unwrap(getattr(of, "func", of))
+    written = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner)
     try:
-        file = inspect.getsourcefile(inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner))
+        file = inspect.getsourcefile(written)
+        return Path(file).read_bytes() if file else b""
     except TypeError:
         return b""
-    return Path(file).read_bytes() if file else b""
+    except OSError:  # Python names a file that is in an archive, or nowhere
+        return "".join(linecache.getlines(inspect.getfile(written), vars(inspect.getmodule(written)))).encode()
 
 
 def _judged(judge: Judge, value: Any, size: int) -> Judged:

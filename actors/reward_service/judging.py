@@ -53,7 +53,9 @@ class Judging:
         self._part = part
         self._config = config
         self._printed = printed or PrintedLines()
-        self._breaker = Breaker(part=part.name or "", setting=part.setting, hold_s=config.hold_s)
+        self._breaker = Breaker(
+            part=part.name or "", setting=part.setting, hold_s=config.hold_s, timeout_s=part.timeout_s
+        )
         self._known = known if (first.keeps_verdicts if part.cache is None else part.cache) else None
         only = server_of(part.judge)
         servers = {
@@ -97,7 +99,7 @@ class Judging:
     async def judge(self, shared: str, calls: Sequence[Call]) -> tuple[list[Judged], dict[str, str]]:
         """One answer for each call, in order, and those that are new and to be kept, by their keys.
 
-        Raises UnavailableError, which is for the run, when an outage is longer than `hold_s`.
+        Raises UnavailableError, which is for the run, when an outage is longer than `hold_s`, and where limits leave no turn.
         """
         if self._known is None:
             return await self._ask(shared, calls), {}
@@ -151,6 +153,8 @@ class Judging:
                     if answer.retry_after_s is not None:
                         if answer.endpoint is not None:
                             self._breaker.note_away(answer)
+                        else:
+                            self._breaker.note_limited(answer)
                         await asyncio.sleep(answer.retry_after_s)
                         continue
                     if is_again and self._breaker.num_verdicts == num_verdicts:

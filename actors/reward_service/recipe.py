@@ -109,7 +109,11 @@ def _sum(of_parts: Mapping[Part, Reward], absent: Mapping[str, float | None], no
             components=components,
             message="; ".join(f"{part.stage} {reward.message}" for part, reward in failures),
         )
-    total = math.fsum(part.weight * reward.value for part, reward in of_parts.items() if reward.value is not None)
+    weighted = [part.weight * reward.value for part, reward in of_parts.items() if reward.value is not None]
+    try:
+        total = math.fsum(weighted)
+    except (OverflowError, ValueError):  # beyond all numbers on its way, or infinity less infinity
+        total = math.nan
     if not math.isfinite(total):
         return failed(DataError(f"the weighted sum of the parts is not finite: {total}"))
     return Reward(value=total, components=components, message=notes)

@@ -42,6 +42,8 @@ def cases_of(columns: Mapping[str, Any], column: str) -> list[tuple[Any, Any]]:
     cases = json_of(columns, column)
     try:
         if isinstance(cases, dict):
+            if isinstance(cases["inputs"], str) or isinstance(cases["outputs"], str):
+                raise TypeError("a text stands where a list must be")
             pairs = list(zip(cases["inputs"], cases["outputs"], strict=True))
         else:
             pairs = [(case["input"], case["output"]) for case in cases]

@@ -268,7 +268,7 @@ class Conversation:
             text = await answer_of(call, tools, self._run_blocking)
         except ToolError as error:
             self._num_malformed_calls += 1
-            text = f"error: {error}"
+            text = writable(f"error: {error}")
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
                 raise

@@ -6,6 +6,7 @@ import os
 import resource
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -33,12 +34,14 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             os._exit(3)
         case "raise":
             raise ValueError("no opinion")
-        case "half":
-            raise ValueError("\ud83d is no answer")
-        case "half part":
-            return {"reward": 0.5, "\ud83d": 1}
+        case "leave":
+            sys.exit("usage: judge FILE")
         case "nan":
             return float("nan")
+        case "raise half":
+            raise ValueError("no city \ud83d")
+        case "half a name":
+            return {"reward": 0.5, "\ud83d": 1}
         case "text":
             return "1.0"
         case "parts":
@@ -55,6 +58,8 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
 async def obedient_async(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:
     if completion == "hang":
         await asyncio.Event().wait()
+    if completion == "slow":
+        await asyncio.sleep(0.5)
     if completion == "block":
         threading.Event().wait()
     if completion == "timeout error":

@@ -33,6 +33,10 @@ async def everything(prompts, completions, all_messages, all_token_ids, finish_r
     return [sum(row) + len(ids) for row, ids in zip(zip(*rewards.values(), strict=True), all_token_ids, strict=True)]
 
 
+def huge(completion: str) -> float:
+    return 1e308 if completion == "huge" else 1.0
+
+
 def others(completion: str, rewards: dict[str, float | None]) -> float:
     return 10.0 * (rewards["length"] or 0.0)
 

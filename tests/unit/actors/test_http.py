@@ -194,6 +194,30 @@ async def test_limits_hold_on_concurrency_requests_and_tokens():
             assert limited.value.endpoint is None and 0 < limited.value.retry_after_s < 30
 
 
+@pytest.mark.parametrize("limit", [{"max_concurrency": 1}, {"requests_per_minute": 60 / 0.7}])
+async def test_a_request_that_the_limits_sent_out_late_says_nothing_of_the_server(limit):
+    """Of 1 s the first has all, and is in the outage. The second goes out at 0.7 s, or not before its end."""
+    async with faulty_server(echo, "hang", "hang") as server, client_of(server.url, **limit) as client:
+        with verdict_within(1.5):
+            asked = await asyncio.gather(*(client.post("", number) for number in range(2)), return_exceptions=True)
+    assert [type(error) for error in asked] == [UnavailableError, UnavailableError]
+    assert [(each.endpoint, each.retry_after_s is None) for each in asked] == [(server.url, True), (None, False)]
+    assert "max_concurrency" in str(asked[1])
+
+
+async def test_a_request_that_is_given_up_before_its_turn_takes_none():
+    """One a second: the turns of those that were given up would be 1 s, 2 s and 3 s after the first."""
+    async with faulty_server(echo) as server, client_of(server.url, requests_per_minute=60) as client:
+        waiting = [asyncio.create_task(client.post("", number)) for number in range(4)]
+        await waiting[0]
+        for each in waiting[1:]:
+            each.cancel()
+        await asyncio.wait(waiting)
+        with verdict_within(2.5):
+            assert await client.post("", 4) == {"said": 4}
+        assert server.requests == [0, 4]
+
+
 async def test_an_outage_under_a_limit_is_an_outage():
     async with faulty_server(echo, "503") as server, client_of(server.url, requests_per_minute=1) as client:
         with verdict_within(5), pytest.raises(UnavailableError, match="HTTP 503") as away:

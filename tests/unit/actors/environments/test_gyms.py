@@ -79,6 +79,14 @@ async def test_all_episodes_of_a_task_meet_the_same_game():
     assert [end.events[0] for end in ends] == [Earned(reward=4.0, name=None)] * 3
 
 
+async def test_an_action_that_is_named_by_a_number_is_the_one_of_that_name():
+    """Down, down, right, right, down, right, where 1 is left, 2 down, 3 right and 4 up."""
+    model = Scripted(*"223323")
+    async with hosted_variant("gym", **FROZEN_LAKE | {"actions": ["1", "2", "3", "4"]}) as host:
+        end = await host.run(task(), model)
+    assert end.events[:1] == (Earned(reward=1.0, name=None),)
+
+
 async def test_functions_of_the_user_write_observations_and_read_actions():
     model = Scripted("double", "stick")
     functions = {"render": f"{HERE}:in_words", "parse": f"{HERE}:stick_or_hit"}

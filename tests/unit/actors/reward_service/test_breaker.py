@@ -224,6 +224,16 @@ async def test_an_endpoint_that_limits_for_ever_stops_the_run():
 
 
 @simulated
+@pytest.mark.parametrize(("hold_s", "stops_after"), [(300.0, r"4[56]\d"), (0.0, r"1[56]\d")])
+async def test_limits_that_leave_no_judgement_enough_turns_stop_the_run(hold_s, stops_after):
+    """After `hold_s` and five times the deadline of 30 s, in which nothing was judged."""
+    endpoint = Endpoint()
+    endpoint.limits[3] = [UnavailableError("no turn", retry_after_s=7.0) for _ in range(999)]
+    with pytest.raises(UnavailableError, match=rf"style: no verdict for {stops_after} s: no turn; raise timeout_s"):
+        await endpoint.judging(hold_s=hold_s).judge("{}", calls(3))
+
+
+@simulated
 async def test_a_hold_ends_with_the_last_call_that_waits_and_the_next_outage_has_a_clock_of_its_own():
     endpoint = Endpoint((0.0, 10.0), (905.0, 920.0))
     judging = endpoint.judging()

@@ -4,6 +4,8 @@ import asyncio
 import importlib
 import json
 import sys
+import zipfile
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -141,3 +143,17 @@ async def test_a_service_gives_new_verdicts_with_its_answer_and_one_that_is_told
         known |= told
         server.touch()  # away, for the second one
     assert (tmp_path / "away.asked").read_text().split() == ["a", "bb"]
+
+
+def test_a_judge_in_an_archive_counts_with_its_source_and_one_that_was_made_by_code_without(tmp_path, monkeypatch):
+    digests: list[str] = []
+    for number, source in enumerate(("return 1.0", "return 2.0")):
+        archive = tmp_path / f"{number}.zip"
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr(f"archived_{number}.py", f"def judge(completion: str) -> float:\n    {source}\n")
+        monkeypatch.syspath_prepend(archive)
+        digests.append(find_judge(Plugin(name=f"archived_{number}:judge")).digest)
+    made = ModuleType("made_by_code")
+    exec(compile("def judge(completion: str) -> float:\n    return 1.0\n", "<made>", "exec"), made.__dict__)
+    monkeypatch.setitem(sys.modules, "made_by_code", made)
+    assert len({*digests, find_judge(Plugin(name="made_by_code:judge")).digest}) == 3

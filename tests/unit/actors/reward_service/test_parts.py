@@ -43,6 +43,18 @@ async def test_the_reward_is_the_weighted_sum_of_its_parts_which_are_its_compone
     assert components(batch) == [{"length": 2.0, "loud": 1.0}, {"length": 3.0, "loud": 0.0}]
 
 
+@pytest.mark.parametrize("weight", [1, -1e9])
+async def test_a_sum_that_is_no_number_is_a_failed_reward(weight):
+    """1e308 + 1e308 overflows on the way, and infinity less infinity is nothing."""
+    parts = {
+        "one": {"judge": f"{PARTS}:huge", "weight": abs(weight)},
+        "two": {"judge": f"{PARTS}:huge", "weight": weight},
+    }
+    batch = await scored(["huge", "hum"], parts=parts)
+    assert batch["reward"].to_pylist() == [None, 1 + 1 if weight == 1 else 0]
+    assert "the weighted sum of the parts is not finite" in batch["reward_message"][0].as_py()
+
+
 async def test_a_part_may_judge_the_group_and_may_ask_for_the_rewards_of_others():
     """length 1 and 2; their places 0 and 1; ten times the length; all that and one or two tokens: 1 + 0 + 1 and 2 + 1 + 2."""
     parts = {

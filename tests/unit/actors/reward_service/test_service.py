@@ -73,13 +73,20 @@ async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
 
 
 @both_kinds
-async def test_half_a_character_in_a_message_or_a_name_costs_no_reward_of_the_group(judge):
-    """Seen before: no file takes it, so the whole group had no rewards, and the run ended."""
+async def test_a_judge_that_wants_to_leave_its_process_fails_one_row_and_none_beside_it(judge):
     async with service(judge) as rewards:
-        scored, _ = await rewards.score(batch_of(["half", "half part", "good"]))
+        scored, _ = await rewards.score(batch_of(["slow", "leave", "slow"]))
+    assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
+    assert scored["reward_message"][1].as_py() == "SystemExit: usage: judge FILE"
+
+
+@both_kinds
+async def test_half_characters_of_a_judge_are_written_as_question_marks(judge):
+    async with service(judge) as rewards:
+        scored, _ = await rewards.score(batch_of(["raise half", "half a name", "good"]))
     assert scored["reward"].to_pylist() == [None, 0.5, 1.0]
-    assert scored["reward_message"].to_pylist() == ["ValueError: ? is no answer", None, None]
-    assert scored["reward_components"].to_pylist()[1] == [("?", 1.0)]
+    assert scored["reward_message"][0].as_py() == "ValueError: no city ?"
+    assert scored["reward_components"][1].as_py() == [("?", 1.0)]
 
 
 async def test_a_trajectory_that_failed_while_it_was_sampled_is_not_judged_and_keeps_its_status():

@@ -120,6 +120,11 @@ def test_what_a_script_reads_and_prints_is_a_text_or_a_number(case):
     assert judged("code_stdin", "print(2 * int(input()))", {"cases": [{"input": 1, "output": 2}]}).value == 1.0
 
 
+def test_one_text_of_inputs_is_no_list_of_its_characters():
+    reward = judged("code_stdin", "print(2 * int(input()))", {"cases": {"inputs": "21", "outputs": "42"}})
+    assert reward.status is RewardStatus.ERROR and "nor {inputs, outputs}" in reward.message
+
+
 def test_arguments_may_be_infinite_and_must_be_a_list():
     cases = {"cases": [{"input": [float("inf")], "output": True}]}
     assert judged("code_function", "def f(x): return x > 9", cases, function="f").value == 1.0

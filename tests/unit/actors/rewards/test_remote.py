@@ -217,6 +217,18 @@ async def test_after_a_batch_that_breaks_its_server_each_trajectory_is_asked_for
         await judge.call._client.close()
 
 
+async def test_after_a_limit_a_batch_is_asked_for_together_again():
+    """Alone, each of its trajectories would take a turn of the limit."""
+    async with faulty_server(SERVERS["openrlhf"][1], "retry after 1 s") as server:
+        judge = remote("openrlhf", server.url)
+        with verdict_within(0.5), pytest.raises(UnavailableError):
+            await judge_async(judge, group("a", "b"), size=2)
+        await asyncio.sleep(1)
+        rewards = await judged(judge, group("a", "b"))
+    assert [reward.value for reward in rewards] == [12.0, 12.0]
+    assert [len(body["query"]) for body in server.requests] == [2, 2]
+
+
 def certificate(tmp_path):
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=127.0.0.1 "
     files = "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"

@@ -10,6 +10,7 @@ from random import Random
 from openai import AsyncOpenAI
 
 from cluster.contracts.episodes import Episode
+from cluster.contracts.errors import ToolError
 from cluster.contracts.protocols import EngineOutput, EngineRequest
 from cluster.contracts.tools import tool
 from cluster.contracts.types import FinishReason
@@ -99,6 +100,16 @@ async def giving_up(episode: Episode):
     except TimeoutError:
         episode.earn(1.0)
     return 0.0
+
+
+async def with_a_tool_that_refuses(episode: Episode):
+    @tool
+    def find(page: str) -> str:
+        """Finds a page."""
+        raise ToolError(f"no page \ud83d, but {page}")
+
+    await episode.ask(tools=[find])
+    return 1.0
 
 
 async def late_tools(episode: Episode):

@@ -384,6 +384,13 @@ async def test_half_characters_in_a_call_of_the_model_are_written_as_question_ma
     assert called["tool_calls"][0]["function"]["arguments"] == {"number": "?"}
 
 
+async def test_half_characters_in_the_refusal_of_a_tool_are_written_as_question_marks():
+    said = {1: '<tool_call>\n{"name": "find", "arguments": {"page": "one"}}\n</tool_call>', 2: "done"}
+    engine = SpeakingEngine(TOKENIZER, lambda prompt: said[number_of_turns(prompt)])
+    (row,) = await rows_of("with_a_tool_that_refuses", ticket(max_tokens=80), engine=engine)
+    assert json.loads(row["messages"])[2]["content"] == "error: no page ?, but one"
+
+
 async def test_tools_that_the_prompt_does_not_show_are_refused():
     (row,) = await rows_of("late_tools")
     assert "these tools were not given from the first ask on" in row["reward_message"]
