@@ -115,7 +115,7 @@ class _TransportError(Exception):
 
 
 class _Pace:
-    """So much a minute, spread evenly, first come, first served: no minute ever has more."""
+    """So much a minute, spread evenly, first come, first served. Where answers took less than was estimated, those that wait catch up."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._seconds_each = 60 / per_minute if per_minute else 0.0
@@ -185,10 +185,10 @@ class HttpClient:
         asking = asyncio.create_task(self._ask(call))
         try:
             done, _ = await asyncio.wait([asking], timeout=patience_s)
+            if not done and 2 * (gives_up_at - call.asked_at) < patience_s:
+                why = "max_concurrency, requests_per_minute and tokens_per_minute leave too little of the deadline"
+                raise UnavailableError(f"{call.url}: {why}", retry_after_s=_FIRST_S)
             if not done and not began_late:
-                if 2 * (gives_up_at - call.asked_at) < patience_s:
-                    why = "max_concurrency, requests_per_minute and tokens_per_minute leave too little of the deadline"
-                    raise UnavailableError(f"{call.url}: {why}", retry_after_s=_FIRST_S)
                 self._rest(call.url, _REST_S)
                 raise UnavailableError(f"{call.url} has answered nothing for {patience_s:.3g} s", endpoint=call.url)
             async with asyncio.timeout(2 * margin_s):  # beyond the deadline of the judge, which comes first
@@ -204,9 +204,11 @@ class HttpClient:
     async def _ask(self, call: _Call) -> Any:
         for attempt in itertools.count():
             async with self._places:
-                for pace, amount in ((self._requests, 1), (self._tokens, call.num_tokens)):
-                    self._refuse_late(pace.wait_s, call)
-                    await pace.turn(amount)
+                # Whoever is late for one of them takes no turn of the other.
+                self._refuse_late(max(self._requests.wait_s, self._tokens.wait_s), call)
+                await self._requests.turn(1)
+                self._refuse_late(self._tokens.wait_s, call)
+                await self._tokens.turn(call.num_tokens)
                 call.url = self._next(call.urls)
                 if self._opens_at(call.url) > time.monotonic():
                     call.failure = self._closed[call.url][1]

@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import fsum
-from statistics import fmean
+from statistics import fmean, mean
 
 from cluster.contracts.types import EpisodeStats, GroupSummary
 
@@ -85,4 +84,4 @@ def _mean(values: Sequence[float]) -> float:
     try:
         return fmean(values)
     except OverflowError:  # the sum of the largest numbers is none
-        return fsum(value / len(values) for value in values)
+        return mean(values)

@@ -340,9 +340,15 @@ def open_log(
     ):  # where a later one refuses the run: an open live table would take the words that say why
         for index in range(len(config.sinks)):
             named.append(resolve_sink(config, index)(directory=directory, num_steps=num_steps))
-            to_close.callback(named[-1].close)
+            to_close.callback(_close, named[-1])
         to_close.pop_all()
     return MetricLog([*named, *sinks], directory=directory)
+
+
+def _close(sink: Sink) -> None:
+    """Whatever it raises: another says why the run does not begin."""
+    with contextlib.suppress(Exception):
+        sink.close()
 
 
 def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:

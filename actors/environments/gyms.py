@@ -152,7 +152,8 @@ def _reading(space: "gymnasium.Space[Any]", names: Sequence[str]) -> tuple[str, 
     first, num = int(space.start), int(space.n)
     if names and len(names) != num:
         raise ConfigError(f"actions={list(names)} are {len(names)} names, and there are {num} actions; name each")
-    numbers = {str(number): number for number in range(first, first + num)}
+    are_numbers = any(name.isdecimal() for name in names)
+    numbers = {} if are_numbers else {str(number): number for number in range(first, first + num)}
     numbers |= {name.lower(): first + number for number, name in enumerate(names)}
     answers = f"one of: {', '.join(names)}" if names else f"a number from {first} to {first + num - 1}"
     offer = f"Answer with {answers}."

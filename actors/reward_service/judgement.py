@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import inspect
 import linecache
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judge
 
     Raises MemoryError: then its process has nothing left to work with. UnavailableError: nothing is known of the trajectories yet.
     """
+    own = os.getpid()
     try:
         value = judge.call(**given)
         if inspect.isawaitable(value):  # an adapter of another library's asynchronous function
@@ -69,7 +71,9 @@ def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judge
         return _judged(judge, value, size)
     except (MemoryError, UnavailableError):
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a judge is foreign code, and this is one call of it
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and os.getpid() != own:  # a child that it forked, whose exit code it may read
+            raise
         return [failed(error)] * size
 
 

@@ -34,6 +34,10 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             os._exit(3)
         case "raise":
             raise ValueError("no opinion")
+        case "child leaves":
+            if not (child := os.fork()):
+                sys.exit(3)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         case "leave":
             sys.exit("usage: judge FILE")
         case "nan":

@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 from cluster.contracts.types import EpisodeStats, GroupSummary
 from cluster.episode_metrics import episode_metrics
 
@@ -66,7 +68,9 @@ def test_what_an_environment_logs_gives_way_to_a_metric_of_its_name():
     assert episode_metrics([group("game", logs={"turns": (99.0,)})])["environment/game/turns"] == 3.0
 
 
-def test_the_largest_numbers_that_may_be_logged_have_a_mean():
+@pytest.mark.parametrize("num_episodes", [2, 3, 6])
+def test_the_largest_numbers_that_may_be_logged_have_a_mean(num_episodes: int):
     most = sys.float_info.max
-    found = episode_metrics([group("game", logs={"distance": (most, most)}, rewards=(most, most))])
+    logged = (most,) * num_episodes
+    found = episode_metrics([group("game", logs={"distance": logged}, rewards=logged)])
     assert found["environment/game/distance"] == found["environment/game/reward"] == most

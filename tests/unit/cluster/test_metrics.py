@@ -1,6 +1,7 @@
 import asyncio
 import math
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -218,6 +219,19 @@ def test_a_sink_that_refuses_the_run_leaves_no_other_one_open(directory, monkeyp
     with pytest.raises(ConfigError, match="name a server"):
         open_log(MetricsConfig(sinks=(Plugin(name="console"), Plugin(name="mlflow"))), directory=directory, num_steps=1)
     assert first.seen == ["closed"]
+
+
+def test_a_sink_of_ones_own_need_not_close_well(directory, monkeypatch):
+    first = SimpleNamespace(step=print, event=print)
+
+    def refuse(**_) -> None:
+        raise ConfigError("name a server")
+
+    monkeypatch.setattr("cluster.metrics.resolve_sink", lambda _, index: refuse if index else lambda **_: first)
+    config = MetricsConfig(sinks=(Plugin(name="console"), Plugin(name="mlflow")))
+    with pytest.raises(ConfigError, match="name a server"):
+        open_log(config, directory=directory, num_steps=1)
+    assert open_log(config.model_copy(update={"sinks": config.sinks[:1]}), directory=directory, num_steps=1)
 
 
 def test_a_judges_components_are_metrics_of_the_step():

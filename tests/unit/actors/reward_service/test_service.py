@@ -80,6 +80,12 @@ async def test_a_judge_that_wants_to_leave_its_process_fails_one_row_and_none_be
     assert scored["reward_message"][1].as_py() == "SystemExit: usage: judge FILE"
 
 
+async def test_a_child_that_a_judge_forks_ends_with_its_own_exit_code():
+    async with service(f"{JUDGES}:obedient") as rewards:
+        scored, _ = await rewards.score(batch_of(["child leaves"]))
+    assert scored["reward"].to_pylist() == [3.0]
+
+
 @both_kinds
 async def test_half_characters_of_a_judge_are_written_as_question_marks(judge):
     async with service(judge) as rewards:

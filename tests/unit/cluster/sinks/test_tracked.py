@@ -99,6 +99,7 @@ def test_sources_with_names_in_any_script_stay_apart_in_mlflow():
     for name in names:
         _validate_metric_name(_allowed(name))
     assert [_allowed(name) for name in names] == names
+    assert _allowed("reward/mean/कि") != _allowed("reward/mean/की"), "a mark on a letter is none"
 
 
 @pytest.mark.parametrize(
