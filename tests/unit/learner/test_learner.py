@@ -29,6 +29,7 @@ from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, verify
 from learner.learner import Learner
+from learner.model.packing import lay_out
 from learner.model.reference import ReferenceModel
 from tests.models import make_tiny_model
 from tests.unit.learner.disk import largest_file
@@ -124,6 +125,21 @@ def test_micro_batches_and_layouts_change_nothing(model_path: Path):
             assert_close(other_metrics[name], metrics[name], rtol=1e-4, atol=1e-5)
         for name, tensor in weights.items():
             assert_close(other_weights[name], tensor, rtol=1e-3, atol=2e-5)
+
+
+def test_a_pass_is_laid_out_when_it_is_come_to(model_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a GPU that is beside the pass before it."""
+    learner = Learner(make_config(model_path, learner={"max_tokens_per_micro_batch": 40}))
+    laid_out, passes = list[Any](), list[int]()
+
+    def watched(rows: Any, places: Any, **more: Any) -> Any:
+        laid_out.append(places)
+        return lay_out(rows, places, **more)
+
+    monkeypatch.setattr("learner.forward_backward.lay_out", watched)
+    learner.networks.register_forward_hook(lambda *_: passes.append(len(laid_out)))
+    stats = learner.update(*_groups(learner))
+    assert passes == [*range(1, int(stats.metrics["learner/micro_batches"]) + 1)] != [1]
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"top_k": 20, "top_p": 0.8, "min_p": 0.01}])
