@@ -335,9 +335,8 @@ def open_log(
 ) -> MetricLog:
     """The log that a configuration asks for, with more `sinks`. Raises ConfigError for one that does not import or take its parameters."""
     named: list[Sink] = []
-    with (
-        contextlib.ExitStack() as to_close
-    ):  # where a later one refuses the run: an open live table would take the words that say why
+    # Closed where a later one refuses the run: an open live table would take the words that say why.
+    with contextlib.ExitStack() as to_close:
         for index in range(len(config.sinks)):
             named.append(resolve_sink(config, index)(directory=directory, num_steps=num_steps))
             to_close.callback(_close, named[-1])
@@ -349,6 +348,11 @@ def _close(sink: Sink) -> None:
     """Whatever it raises: another says why the run does not begin."""
     with contextlib.suppress(Exception):
         sink.close()
+
+
+def in_ascii(character: str) -> str:
+    """What stands for a character that a tracker's names do not take. One of another script is its number: two names stay two."""
+    return "_" if character.isascii() else f"u{ord(character):x}"
 
 
 def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:

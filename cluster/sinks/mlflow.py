@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.contracts.errors import ConfigError
+from cluster.metrics import in_ascii
 from cluster.record.run_directory import RunDirectory
 from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 
@@ -101,8 +102,7 @@ mlflow = MLflow
 
 
 def _allowed(name: str) -> str:
-    """MLflow takes letters and digits of any script and `_-./ `, 250, of which files could be named: no part may be empty, `.` or `..`.
-    A mark on a letter is its number."""
-    cut = re.sub(r"[^\w\-./ ]", lambda found: "_" if found[0].isascii() else f"u{ord(found[0]):x}", name)[:250] or "_"
+    """MLflow takes letters and digits of any script and `_-./ `, 250, of which files could be named: no part may be empty, `.` or `..`."""
+    cut = re.sub(r"[^\w\-./ ]", lambda found: in_ascii(found[0]), name)[:250] or "_"
     filled = re.sub(r"^/|/(?=/|$)", "_", cut)
     return "/".join("_" * len(part) if part in (".", "..") else part for part in filled.split("/"))

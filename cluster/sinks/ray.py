@@ -13,7 +13,7 @@ from typing import Any
 from ray import is_initialized
 from ray.util.metrics import Counter, Gauge
 
-from cluster.metrics import ENDS, METRICS
+from cluster.metrics import ENDS, METRICS, in_ascii
 from cluster.record.run_directory import RunDirectory
 
 REPEAT_S = 5.0
@@ -78,9 +78,5 @@ def ray(*, directory: RunDirectory, num_steps: int) -> RayMetrics:
 
 
 def exported_name(name: str) -> str:
-    """Prometheus knows ASCII letters, digits and underscores. A letter of another script is its number: two names must not become one."""
-    return f"treadwheel_{re.sub(r'[^a-zA-Z0-9_]', lambda found: _exported(found[0]), name)}"
-
-
-def _exported(character: str) -> str:
-    return "_" if character.isascii() else f"u{ord(character):x}"
+    """Prometheus knows ASCII letters, digits and underscores."""
+    return f"treadwheel_{re.sub(r'[^a-zA-Z0-9_]', lambda found: in_ascii(found[0]), name)}"

@@ -94,9 +94,8 @@ def _listed(run_dir: str, now: float) -> Listed:
 
 
 def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
-    was_living = (
-        directory.owner() is not None
-    )  # before its events are read: a driver that ends meanwhile was not killed
+    # Before its events are read: a driver that ends meanwhile was not killed.
+    was_living = directory.owner() is not None
     steps, events = _last_lines(directory, METRICS), _last_lines(directory, EVENTS)
     last: dict[str, Any] = {}
     for line in steps:
