@@ -28,7 +28,7 @@ class Batches(Generic[T]):
 
     async def result(self, item: T) -> Any:
         """Raises what `send` does. An item that makes the server refuse its batch spoils no other: then each goes alone. After a batch
-        that found the server away, which an item of it may cause and a limit is not, each goes alone when it is asked for again."""
+        that found the server away, each goes alone when it is asked for again: one of them may be the cause. A limit is no such case."""
         loop = asyncio.get_running_loop()
         waiting: _Waiting = loop.create_future()
         if self._alone and hash(repr(item)) in self._alone:

@@ -87,9 +87,9 @@ class LearnerConfig(Section):
     """Completion positions whose logits are made at one time, for some thousands of tokens of the vocabulary each. None is 1,024 on CPUs
     and 16,384 on GPUs."""
     kept_logits_bytes: Resources[NonNegativeInt] = 0
-    """Of a pass's logits, 4 bytes x completion tokens x vocabulary, so many are kept for the backward pass, which makes the others again:
-    a fourth product of the vocabulary's three. It pays on GPUs that have the memory. Those of a pass that has no more than 64 MiB are
-    kept in any case."""
+    """Bytes of logits that a pass keeps for its backward pass; all of them are 4 bytes x completion tokens x vocabulary. What is not kept
+    is computed again, as a fourth large product beside three. It pays on GPUs with memory to spare. A pass that has no more than 64 MiB
+    of them keeps all."""
     activation_checkpointing: Layout[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     compile: Layout[bool] = False
