@@ -138,7 +138,9 @@ class RewardService:
         stats: dict[str, PartStats] = {}
         living = [place for place, each in enumerate(own) if each.failure is None and self._judges_it(each)]
         if living:
-            asked = _asked(trajectories.take(pa.array(living)), wanted, [scores[place] for place in living if scores])
+            # Taking rows of all columns costs as much as a fast judge's part of a group: not where all are taken.
+            asked_of = trajectories if len(living) == len(own) else trajectories.take(pa.array(living))
+            asked = _asked(asked_of, wanted, [scores[place] for place in living if scores])
             of_living, stats = await self.judge(asked)
             judged = dict(zip(living, of_living, strict=True))
         weight = self._config.environment_weight

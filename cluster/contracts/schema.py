@@ -9,8 +9,10 @@ version leaves it in the present one.
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -100,6 +102,9 @@ SCHEMA = pa.schema(
 )
 
 _DEFAULTS: dict[str, Any] = {"segment_index": 0, "num_segments": 1, "environment": "single_turn"}
+_FIELDS = [(field.name, field.type, _DEFAULTS.get(field.name)) for field in SCHEMA]
+"""Name, type and default of each. Arrow makes name and type anew whenever a field is asked, which takes as long as the values of a row."""
+_REQUIRED = frozenset(field.name for field in SCHEMA if not field.nullable)
 _SINCE_4 = frozenset({"routed_experts"})
 _MISSING = {
     "3": _SINCE_4,
@@ -112,13 +117,16 @@ def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     """Rows as a validated batch. Missing nullable fields become null, and a row is the only segment of its trajectory unless it says
     otherwise; raises DataError naming row and field."""
     arrays: list[pa.Array] = []
-    for field in SCHEMA:
-        values = [row.get(field.name, _DEFAULTS.get(field.name)) for row in rows]
+    for name, kind, default in _FIELDS:
+        values = [row.get(name, default) for row in rows]
+        if values.count(None) == len(values):
+            arrays.append(pa.nulls(len(values), kind))
+            continue
         try:
-            arrays.append(pa.array(values, type=field.type))
+            arrays.append(pa.array(values, type=kind))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            row = next((i for i, value in enumerate(values) if not _fits(value, field.type)), 0)
-            raise DataError(f"row {row}, field {field.name!r}: {error}") from error
+            row = next((i for i, value in enumerate(values) if not _fits(value, kind)), 0)
+            raise DataError(f"row {row}, field {name!r}: {error}") from error
     return validate(pa.record_batch(arrays, schema=SCHEMA))
 
 
@@ -161,10 +169,14 @@ def upgraded(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _checked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
     """The batch, whose fields of these names hold what they may."""
+    given: list[str] = []
     for name in names:
-        if not SCHEMA.field(name).nullable and batch[name].null_count:
+        num_nulls = batch[name].null_count
+        if num_nulls and name in _REQUIRED:
             refuse(batch, name, pc.is_null(batch[name]), "is null")
-    check_contents(batch, names)
+        if num_nulls < batch.num_rows or name in _OF_REWARDS:
+            given.append(name)
+    check_contents(batch, given)
     return batch
 
 
@@ -172,15 +184,16 @@ def summarize(batch: pa.RecordBatch) -> GroupSummary:
     """What the controller may know of a group: counts, versions and rewards, no tokens. Each trajectory counts once, with all its
     segments. Raises DataError for one that is incomplete."""
     batch = whole(batch)
-    lengths = pc.list_value_length(batch["completion_token_ids"]).to_pylist()
-    sampled = tuple(pc.sum(mask.values).as_py() or 0 for mask in batch["loss_mask"])
+    spans = _spans(batch["loss_mask"])
+    is_sampled = batch["loss_mask"].flatten().to_numpy(zero_copy_only=False)
+    sampled = tuple(int(is_sampled[own].sum()) for own in spans)
     return GroupSummary(
         group_id=batch["group_id"][0].as_py(),
         prompt_id=batch["prompt_id"][0].as_py(),
         num_trajectories=batch.num_rows,
         num_tokens=sum(sampled),
-        oldest_versions=tuple(_oldest_versions(batch)),
-        completion_lengths=tuple(lengths),
+        oldest_versions=tuple(_oldest_versions(batch, is_sampled, spans)),
+        completion_lengths=tuple(own.stop - own.start for own in spans),
         sampled_lengths=sampled,
         truncated=tuple(reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()),
         episodes=_episode_stats(batch),
@@ -234,7 +247,8 @@ def added(columns: pa.RecordBatch) -> dict[str, Any]:
     told: dict[str, Any] = {"size_bytes": columns.nbytes}
     if "reward" in columns.schema.names:
         # All segments of a trajectory have its reward: the first one tells it.
-        columns = columns.select(_OF_REWARDS).filter(pc.equal(columns["segment_index"], 0))
+        if any(places := columns["segment_index"].to_pylist()):
+            columns = columns.filter(pa.array([place == 0 for place in places]))
         statuses = columns["reward_status"].to_pylist()
         told |= {
             "rewards": tuple(columns["reward"].to_pylist()) if any(statuses) else (),
@@ -252,7 +266,8 @@ def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBa
         index = SCHEMA.get_field_index(name)
         if index < 0:
             raise DataError(f"field {name!r} is not in the trajectory schema")
-        batch = batch.set_column(index, SCHEMA.field(index), pa.array(values, type=SCHEMA.field(index).type))
+        field = SCHEMA.field(index)
+        batch = batch.set_column(index, field, pa.array(values, type=field.type))
     return _checked(batch, columns)
 
 
@@ -297,14 +312,20 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _oldest_versions(trajectories: pa.RecordBatch) -> Iterator[int | None]:
+def _spans(column: pa.ListArray) -> list[slice]:
+    """Of each row's values among those of all rows."""
+    ends = list(accumulate(pc.list_value_length(column).to_pylist()))
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _oldest_versions(
+    trajectories: pa.RecordBatch, is_trained: np.ndarray, spans: Iterable[slice]
+) -> Iterator[int | None]:
     """Of each trajectory's trained tokens; of all of its tokens where none trains."""
     versions = trajectories["policy_versions"].flatten().to_numpy()
-    is_trained = trajectories["loss_mask"].flatten().to_numpy(zero_copy_only=False)
-    end = 0
-    for length in pc.list_value_length(trajectories["policy_versions"]).to_pylist():
-        own = slice(end, end := end + length)
-        counted = versions[own][is_trained[own]] if is_trained[own].any() else versions[own]
+    for own in spans:
+        trained = versions[own][is_trained[own]]
+        counted = trained if len(trained) else versions[own]
         yield int(counted.min()) if len(counted) else None
 
 
