@@ -119,7 +119,7 @@ def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     arrays: list[pa.Array] = []
     for name, kind, default in _FIELDS:
         values = [row.get(name, default) for row in rows]
-        if values.count(None) == len(values):
+        if all(value is None for value in values):
             arrays.append(pa.nulls(len(values), kind))
             continue
         try:
