@@ -29,7 +29,7 @@ NAVIGATION = (
     ("weights", "weights", "Weights"),
     ("search", "search", "Search"),
 )
-"""Module of a page, its path below the run's, and its name. A page that is not there yet is left out."""
+"""Module of a page, its path below the run's, and its name."""
 
 
 def page(path: str, data: Data, *, template: str, here: str | None = None) -> list[Route]:
@@ -74,20 +74,17 @@ def render(
             run=run,
             runs=[each.name for each in runs.all()],
             here=here,
-            navigation=[entry for entry in NAVIGATION if entry[0] in page_modules()],
+            navigation=NAVIGATION,
+            status=status,
             **context,
         )
     )
     return HTMLResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
 
 
-def page_modules() -> list[str]:
-    """Names of the files in pages/, each a page."""
-    return sorted(info.name for info in pkgutil.iter_modules(pages.__path__))
-
-
 def routes() -> list[Route]:
-    found = (importlib.import_module(f"{pages.__name__}.{name}") for name in page_modules())
+    """Of all files in pages/."""
+    found = (importlib.import_module(f"{pages.__name__}.{info.name}") for info in pkgutil.iter_modules(pages.__path__))
     return [route for module in found for route in module.ROUTES]
 
 
