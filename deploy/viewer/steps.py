@@ -118,9 +118,9 @@ class RecordedStep:
         )
 
     def _trajectory(self, row: Mapping[str, Any], versions: pa.Array, mask: pa.Array) -> Trajectory:
-        num_trained = pc.sum(mask).as_py() or 0
-        extremes = pc.min_max(versions.filter(mask) if num_trained else versions)
-        oldest = extremes["min"].as_py()
+        found, is_trained = versions.to_numpy(), mask.to_numpy(zero_copy_only=False)
+        counted = found[is_trained] if is_trained.any() else found
+        oldest, newest = (int(counted.min()), int(counted.max())) if len(counted) else (None, None)
         return Trajectory(
             sample_index=row["sample_index"],
             reward=row["reward"],
@@ -130,9 +130,9 @@ class RecordedStep:
             finish_reason=row["finish_reason"],
             worker=row["worker"],
             num_tokens=len(versions),
-            num_trained=num_trained,
+            num_trained=int(is_trained.sum()),
             oldest_version=oldest,
-            newest_version=extremes["max"].as_py(),
+            newest_version=newest,
             staleness=None if oldest is None else self.step - 1 - oldest,
             episode=facts_of(row),
         )
