@@ -19,7 +19,8 @@ from deploy.viewer import pages
 from deploy.viewer.runs import Run
 
 HERE = Path(__file__).parent
-Data = Callable[[Run, Request], Mapping[str, Any]]
+Data = Callable[[Any, Request], Mapping[str, Any]]
+"""Of a run, or of None on a page that is of none."""
 NAVIGATION = (
     ("overview", "", "Overview"),
     ("step", "step", "Steps"),
@@ -33,8 +34,8 @@ NAVIGATION = (
 
 
 def page(path: str, data: Data, *, template: str, here: str | None = None) -> list[Route]:
-    """The page at `path` ("/run/{run}/..."), and its JSON at the same path with `.json`. `here` is its entry of the navigation, if that is
-    another than its module's."""
+    """The page at `path` ("/run/{run}/...", or one that is of no run), and its JSON at the same path with `.json`. `here` is its entry of
+    the navigation, if that is another than its module's."""
     here = here or data.__module__.rpartition(".")[2]
 
     def show(request: Request) -> Response:
@@ -49,9 +50,9 @@ def page(path: str, data: Data, *, template: str, here: str | None = None) -> li
     return [Route(json_path, show_json), Route(path, show)]
 
 
-def named_run(request: Request) -> Run:
-    """That the path names. Raises HTTPException, as `run_of`."""
-    return run_of(request, request.path_params["run"])
+def named_run(request: Request) -> Run | None:
+    """That the path names; None where it names none. Raises HTTPException, as `run_of`."""
+    return run_of(request, request.path_params["run"]) if "run" in request.path_params else None
 
 
 def run_of(request: Request, name: str) -> Run:
