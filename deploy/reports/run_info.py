@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from cluster.contracts.config import RunConfig
@@ -55,18 +54,15 @@ def table(directory: RunDirectory) -> Table:
 
 def print_summary(directory: RunDirectory, summary: Summary) -> None:
     """The last words of a run: what it gained, and where everything lies."""
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    console.print(
-        f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained"
-    )
+    print(f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained")
     for name, first, last in (
         ("reward", summary.reward_first, summary.reward_last),
         ("held-out accuracy", summary.eval_first, summary.eval_last),
     ):
         if first is not None and last is not None:
-            console.print(f"{name}: {first:.3f} -> {last:.3f}")
+            print(f"{name}: {first:.3f} -> {last:.3f}")
     pages = [name for name in ("report.html", "curves.png") if directory.exists(name)]
-    console.print(f"everything is in {directory.path()}" + (f" ({', '.join(pages)})" if pages else ""))
+    print(f"everything is in {directory.path()}" + (f" ({', '.join(pages)})" if pages else ""))
 
 
 def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
