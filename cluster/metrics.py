@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import Any, Protocol, Self
 
 from cluster.contracts.config import MetricsConfig
@@ -19,7 +20,6 @@ from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats
 from cluster.episode_metrics import EPISODE_METRICS, episode_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
-from cluster.record.writer import SideThread
 
 METRICS: dict[str, str] = {
     "policy_version": "Steps that the policy has learned; each line of `metrics.jsonl` is of one.",
@@ -267,40 +267,44 @@ class MetricLog:
 
 
 class _InThread:
-    """A sink in a thread of its own. One that cannot write is loud and left out: numbers are not worth a run."""
+    """A sink in a thread of its own. One that cannot write is loud and left out: numbers are not worth a run. One whose call never returns
+    keeps neither the run nor the process from ending."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._thread = SideThread()
+        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._is_left_out = False
         self._failure: str | None = None
         self.is_late = False
         """Whether it has not done yet what the last flush waited for."""
+        threading.Thread(target=self._work, name="sink", daemon=True).start()
 
     @property
     def name(self) -> str:
         return type(self._sink).__name__
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        self._thread.put(lambda: self._guarded(lambda: self._sink.step(version, metrics)))
+        self._calls.put(lambda: self._guarded(lambda: self._sink.step(version, metrics)))
 
     def event(self, record: Mapping[str, Any]) -> None:
-        self._thread.put(lambda: self._guarded(lambda: self._sink.event(record)))
+        self._calls.put(lambda: self._guarded(lambda: self._sink.event(record)))
 
     def mark(self) -> threading.Event:
         """Set when it has done all that it was given."""
-        return self._thread.mark()
+        is_reached = threading.Event()
+        self._calls.put(is_reached.set)
+        return is_reached
 
     def is_done(self, mark: threading.Event, *, within_s: float) -> bool:
         """Waits for `mark`. A sink that is left out has nothing to do."""
         self.is_late = not self._is_left_out and not mark.wait(within_s)
         if self.is_late:
-            self._thread.put(self._note_caught_up)
+            self._calls.put(self._note_caught_up)
         return not self.is_late
 
     def close(self) -> None:
         """Returns at once; the next mark is set when it is closed."""
-        self._thread.put(lambda: self._guarded(self._sink.close))
+        self._calls.put(lambda: self._guarded(self._sink.close))
 
     def leave_out(self, why: str) -> None:
         """Told once: what is left behind may still fail."""
@@ -319,6 +323,10 @@ class _InThread:
 
     def _note_caught_up(self) -> None:
         self.is_late = False
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
 
     def _guarded(self, call: Callable[[], None]) -> None:
         if self._is_left_out:

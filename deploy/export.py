@@ -109,8 +109,8 @@ def _groups(run_dir: RunDirectory, records: Sequence[Record]) -> Iterator[pa.Rec
 
 def _without_maps(schema: pa.Schema) -> pa.Schema:
     """Maps become lists of `key` and `value`: `datasets` refuses a map."""
-    as_lists = {each.name: each.with_type(_entries(each.type)) for each in schema if pa.types.is_map(each.type)}
-    return pa.schema([as_lists.get(each.name, each) for each in schema], metadata=schema.metadata)
+    fields = [each.with_type(_entries(each.type)) if pa.types.is_map(each.type) else each for each in schema]
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def _entries(of_map: pa.MapType) -> pa.ListType:
@@ -144,42 +144,35 @@ def _write_lines(out: str, lines: Iterator[Line]) -> int:
     return number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Episode:
-    reward: float
-    segments: Sequence[Line]
-    """A row each."""
-
-
-def _rated(group: pa.RecordBatch, chosen: Chosen) -> list[_Episode]:
-    """Best first: those that ended by themselves and whose reward is known."""
+def _rated(group: pa.RecordBatch, chosen: Chosen) -> list[tuple[float, list[Line]]]:
+    """Rewards of episodes with the rows of their segments, best first: of those that ended by themselves and whose reward is known."""
     rows = group.select(list(_FIELDS)).to_pylist()
-    found: list[_Episode] = []
+    found: list[tuple[float, list[Line]]] = []
     for places in episodes(group):
         of_episode = [rows[place] for place in places]
         last = of_episode[-1]
         if last["reward_status"] != RewardStatus.OK or last["finish_reason"] != FinishReason.STOP:
             continue
         if chosen.min_reward is None or last["reward"] >= chosen.min_reward:
-            found.append(_Episode(reward=last["reward"], segments=of_episode))
-    return sorted(found, key=lambda each: -each.reward)
+            found.append((last["reward"], of_episode))
+    return sorted(found, key=lambda each: -each[0])
 
 
 def _examples(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
     """Each segment of an episode is a conversation of its own, as the model saw it."""
-    for episode in _rated(group, chosen)[: chosen.best]:
-        for row in episode.segments:
+    for reward, segments in _rated(group, chosen)[: chosen.best]:
+        for row in segments:
             prompt, reply = _said(row)
             if isinstance(prompt, str):
-                yield {"prompt": prompt, "completion": reply, "reward": episode.reward}
+                yield {"prompt": prompt, "completion": reply, "reward": reward}
             else:
-                yield {"messages": [*prompt, *reply], "reward": episode.reward}
+                yield {"messages": [*prompt, *reply], "reward": reward}
 
 
 def _pairs(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
     """The best of a group, and the worst with the same prompt, if their rewards differ: an agent may write each its own. An episode whose
     history was rewritten has no one answer, and is none."""
-    rated = [(each.reward, *_said(each.segments[0])) for each in _rated(group, chosen) if len(each.segments) == 1]
+    rated = [(reward, *_said(segments[0])) for reward, segments in _rated(group, chosen) if len(segments) == 1]
     comparable = [each for each in rated if each[1] == rated[0][1]]
     if not comparable or comparable[0][0] == comparable[-1][0]:
         return

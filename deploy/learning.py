@@ -132,9 +132,8 @@ async def _step(
         try:
             groups = [(index, await _group(data.group(index), reference, config)) for index in indices]
             return [group.summary for _, group in groups], await learner.update(groups)
-        except (
-            LostError
-        ) as error:  # a node took groups with it: nothing was recorded, they are made again from the data
+        except LostError as error:
+            # A node took groups with it: nothing was recorded, they are made again from the data.
             log.event("groups_lost", groups=list(indices), reason=str(error))
 
 

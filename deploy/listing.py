@@ -78,7 +78,9 @@ def overview() -> Iterator[str]:
 def listing(word: str) -> Iterator[str]:
     """One kind in full. Raises ConfigError for a kind that does not exist."""
     if word == "presets":
-        yield from (f"{name}: {_in_one_line(bundle)}" for name, bundle in PRESETS.items())
+        for name, bundle in PRESETS.items():
+            written = yaml.safe_dump(bundle, default_flow_style=True, sort_keys=False, width=10_000)
+            yield f"{name}: {written.strip()}"
         return
     if word not in KINDS:
         known = [*KINDS, "presets"]
@@ -142,7 +144,3 @@ def _type(hint: Any) -> str:
 
 def _value(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-
-
-def _in_one_line(bundle: Any) -> str:
-    return yaml.safe_dump(bundle, default_flow_style=True, sort_keys=False, width=10_000).strip()

@@ -65,10 +65,16 @@ class Game:
             name = config.environment_of(prompt.columns)
         except DataError as error:
             raise ConfigError(f"prompts: prompt {prompt.prompt_id!r}: {error}") from error
+        return cls.of_environment(config, name, prompt, seed=seed)
+
+    @classmethod
+    def of_environment(cls, config: RunConfig, name: str, prompt: Prompt, *, seed: int, index: int = 0) -> "Game":
+        """With one of a run's environments, and its limits."""
         return cls(
             environment=config.named_environments[name],
             prompt=prompt,
             seed=seed,
+            index=index,
             limits=config.episodes.limits,
             setting=config.environment_setting(name),
             env=config.episodes.env,

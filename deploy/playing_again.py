@@ -54,15 +54,8 @@ def of_record(run_dir: str, episode: str) -> tuple[Game, list[Turn]]:
     name = first["environment"]
     if name not in config.named_environments:
         raise ConfigError(f"--episode={episode!r} was played by {name!r}, which the run file does not name any more")
-    game = Game(
-        environment=config.named_environments[name],
-        prompt=prompt,
-        seed=sample_seed(config.seed, first["ticket_index"]),
-        index=first["sample_index"],
-        limits=config.episodes.limits,
-        setting=config.environment_setting(name),
-        env=config.episodes.env,
-    )
+    seed = sample_seed(config.seed, first["ticket_index"])
+    game = Game.of_environment(config, name, prompt, seed=seed, index=first["sample_index"])
     return game, [turn for row in rows for turn in _turns(row)]
 
 

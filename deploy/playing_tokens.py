@@ -33,7 +33,6 @@ class Tokens:
         """Raises ConfigError for a model whose conversations are not exact."""
         self._formatter = formatter
         self._turns = formatter.turns()
-        self._prompt = prompt
         speech = Speech(formatter)
         self._transcript = Transcript(Opening(prompt, speech), speech, EpisodesConfig())
 
@@ -44,11 +43,10 @@ class Tokens:
         """As `Mouth.say`."""
         prompt = self._transcript.prompt_for(asked)
         sampled = self._sampled(asked, line)
-        count = len(sampled)
         completion = Completion(
             token_ids=sampled,
-            rollout_logprobs=[0.0] * count,
-            policy_versions=[0] * count,
+            rollout_logprobs=[0.0] * len(sampled),
+            policy_versions=[0] * len(sampled),
             finish_reason=FinishReason.STOP,
         )
         return self._transcript.add(asked, prompt, completion)

@@ -65,8 +65,7 @@ def replay(
     """
     ledger = _first_steps(run_dir, to_step, option="--to-step")
     _refuse_pruned(run_dir, first=1)
-    _refuse_existing(out)
-    _verify_start(config)
+    _check_ends(config, out)
     digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
     return Replay(num_steps=ledger.version, digest=digest, recorded_digest=_published(run_dir, ledger.version))
 
@@ -81,8 +80,7 @@ def replay_learned(
     """
     ledger = _first_steps(run_dir, step, option="--learned")
     _refuse_pruned(run_dir, first=1 + max((saved for saved in run_dir.checkpoints() if saved < step), default=0))
-    _refuse_existing(out)
-    _verify_start(config)
+    _check_ends(config, out)
     content, digest = asyncio.run(until_interrupted(_learned(config, run_dir, ledger, address=address)))
     done = Replay(num_steps=step, digest=digest, recorded_digest=_published(run_dir, step))
     if out is not None:
@@ -168,13 +166,10 @@ def _refuse_pruned(run_dir: RunDirectory, *, first: int) -> None:
         )
 
 
-def _refuse_existing(out: str | None) -> None:
+def _check_ends(config: RunConfig, out: str | None) -> None:
+    """Raises ConfigError for an `out` that exists, CheckpointError for a starting model that is part of a checkpoint and was altered."""
     if out is not None and os.path.lexists(out):
         raise ConfigError(f"--out={out!r} exists; name another one")
-
-
-def _verify_start(config: RunConfig) -> None:
-    """Raises CheckpointError for a model that is part of a checkpoint and was altered."""
     from learner.checkpoint.reading import verify_model
 
     verify_model(Path(config.model.path))

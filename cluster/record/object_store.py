@@ -7,7 +7,6 @@ and finds its own content.
 
 import contextlib
 import errno
-import itertools
 import os
 import posixpath
 import time
@@ -138,14 +137,12 @@ class ObjectStore:
             return None
 
     def names(self, folder: str) -> list[str]:
-        with self._naming(folder):
-            found = _again(lambda: obstore.list_with_delimiter(self._store, folder.rstrip("/") or None))
+        found = self._listed(folder)
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(posixpath.basename(path) for path in paths)
 
     def versions(self, folder: str) -> dict[str, str]:
-        with self._naming(folder):
-            found = _again(lambda: obstore.list_with_delimiter(self._store, folder.rstrip("/") or None))["objects"]
+        found = self._listed(folder)["objects"]
         return {posixpath.basename(each["path"]): f"{each['e_tag']} {each['last_modified']}" for each in found}
 
     def upload(self, name: str, local_path: str) -> None:
@@ -190,6 +187,10 @@ class ObjectStore:
 
     def compact(self) -> None:
         self._lines.compact()
+
+    def _listed(self, folder: str) -> Any:
+        with self._naming(folder):
+            return _again(lambda: obstore.list_with_delimiter(self._store, folder.rstrip("/") or None))
 
     def _delete(self, name: str) -> None:
         with self._naming(name), contextlib.suppress(FileNotFoundError):
@@ -281,11 +282,12 @@ def _opened(url: str, retry: dict[str, Any]) -> Any:
 def _again(request: Callable[[], Result], *, patience_s: float | None = None) -> Result:
     """Its result, the request being made again while its failures may pass."""
     deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
-    for number in itertools.count():
+    pause_s = FIRST_PAUSE_S
+    while True:
         try:
             return request()
         except GenericError as error:
             if not may_pass(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(min(5.0, FIRST_PAUSE_S * 2**number))
-    raise AssertionError("counting ends never")
+        time.sleep(pause_s)
+        pause_s = min(5.0, 2 * pause_s)

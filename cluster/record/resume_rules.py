@@ -1,7 +1,7 @@
 """Which settings a resumed run may change: the mark that each carries where it is declared decides."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.contracts.config import RunConfig
@@ -42,12 +42,17 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
 
 def check_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, run_dir: str) -> None:
     """Raises ConfigError with every setting that a resumed run would change and may not."""
-    changed = [
-        f"{name} is {was!r} there and {now!r} here{_why_fixed(name, theirs)}"
-        for name, (was, now) in differing(theirs, ours).items()
-    ]
+    changed: list[str] = []
+    for name, (was, now) in differing(theirs, ours).items():
+        why = " (fixed by deterministic=true)" if mark_of(name, theirs) is Mark.LAYOUT else ""
+        changed.append(f"{name} is {was!r} there and {now!r} here{why}")
+    belongs = f"run_dir={run_dir!r} belongs to another configuration: "
+    if len(changed) == 1:
+        raise ConfigError(f"{belongs}{changed[0]}; name another run_dir, or set it back to resume that run")
     if changed:
-        raise ConfigError("".join(_refusal(changed, run_dir=run_dir)))
+        why = f"{len(changed)} settings differ that a resumed run may not change"
+        out = "name another run_dir, or set them back to resume that run"
+        raise ConfigError("\n  ".join([f"{belongs}{why}; {out}", *changed]))
 
 
 def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
@@ -59,16 +64,3 @@ def _is_of_another_variant(name: str, found: Mapping[str, Any]) -> bool:
     """Whether it is a parameter of a variant that differs as a whole: its name says so."""
     variant = f"{name.rpartition('.')[0]}.name"
     return name != variant and variant in found
-
-
-def _why_fixed(name: str, theirs: Mapping[str, Any]) -> str:
-    return " (fixed by deterministic=true)" if mark_of(name, theirs) is Mark.LAYOUT else ""
-
-
-def _refusal(changed: list[str], *, run_dir: str) -> Iterator[str]:
-    yield f"run_dir={run_dir!r} belongs to another configuration: "
-    if len(changed) == 1:
-        yield f"{changed[0]}; name another run_dir, or set it back to resume that run"
-        return
-    yield f"{len(changed)} settings differ that a resumed run may not change; name another run_dir, or set them back to resume that run"
-    yield from (f"\n  {each}" for each in changed)

@@ -97,6 +97,10 @@ class RunDirectory(Storage):
         """Names of the checkpoints' folders by step, in order."""
         return checkpoints_of(self)
 
+    def settings(self) -> dict[str, Any]:
+        """What run.yaml says, as it stands there; empty where there is none."""
+        return (yaml.safe_load(self.read_text(RUN_YAML)) or {}) if self.exists(RUN_YAML) else {}
+
     def make(self) -> None:
         """The folder, so that nobody else on the machine reads it. One that is there stays as it is."""
         if self.is_local:
@@ -137,16 +141,14 @@ class RunDirectory(Storage):
         """Writes what waits and gives the directory back. May be called twice."""
         with contextlib.ExitStack() as last:
             last.callback(self._give_back)
-            last.callback(self.compact_lines if self._is_ours() else self.flush_lines)
+            is_lost = isinstance(self._claim, StoreClaim) and self._claim.is_lost
+            last.callback(self.compact_lines if self.is_claimed and not is_lost else self.flush_lines)
             self.writer.flush()
 
     def _give_back(self) -> None:
         claim, self._claim = self._claim, None
         if claim:
             claim.release()
-
-    def _is_ours(self) -> bool:
-        return self.is_claimed and not (isinstance(self._claim, StoreClaim) and self._claim.is_lost)
 
     def check_claim(self) -> None:
         """Raises ClaimLostError once another driver has taken the directory, which happens in object stores alone."""
@@ -219,7 +221,7 @@ class RunDirectory(Storage):
     def _take_over(self, run_yaml: str, spelled_out: SpelledOut) -> bool:
         self._check_same_run(run_yaml, spelled_out)
         is_resumed = self.exists(RUN_YAML)
-        if is_resumed and differing(spelled_out(self._run_yaml()), spelled_out(yaml.safe_load(run_yaml))):
+        if is_resumed and differing(spelled_out(self.settings()), spelled_out(yaml.safe_load(run_yaml))):
             self._start_over()
         for name in (METRICS, EVENTS, VERDICTS, PHASES):
             self.remove_torn_line(name)
@@ -231,11 +233,8 @@ class RunDirectory(Storage):
 
     def _check_same_run(self, run_yaml: str, spelled_out: SpelledOut) -> None:
         if self.exists(RUN_YAML) and self._has_finished_a_step():
-            theirs, ours = spelled_out(self._run_yaml()), spelled_out(yaml.safe_load(run_yaml))
+            theirs, ours = spelled_out(self.settings()), spelled_out(yaml.safe_load(run_yaml))
             check_same_run(theirs, ours, run_dir=self.url)
-
-    def _run_yaml(self) -> dict[str, Any]:
-        return yaml.safe_load(self.read_text(RUN_YAML))
 
     def _has_finished_a_step(self) -> bool:
         """A recorded step is finished when the next one is recorded, an event knows its version or a checkpoint has it."""

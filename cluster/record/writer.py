@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
 
 
 class Writer:
@@ -18,26 +17,23 @@ class Writer:
     def put(self, call: Callable[[], None]) -> None:
         """Returns at once; `call` is made after all that were put before, also when their error is raised."""
         error = self._taken_error()
-        self._submit(call)
+        self._thread.submit(call).add_done_callback(self._note_error)
         _raise(error)
 
     def put_latest(self, name: str, call: Callable[[], None]) -> None:
         """As `put`, for a file that each call writes anew: takes the place of a call of the same name that is not made yet."""
-        error = self._taken_error()
         with self._lock:
             is_waiting = name in self._latest
             self._latest[name] = call
-        if not is_waiting:
-            self._submit(lambda: self._make_latest(name))
-        _raise(error)
+        if is_waiting:
+            _raise(self._taken_error())
+        else:
+            self.put(lambda: self._make_latest(name))
 
     def flush(self) -> None:
         """Returns when all calls are made."""
         self._thread.submit(lambda: None).result()
         _raise(self._taken_error())
-
-    def _submit(self, call: Callable[[], None]) -> None:
-        self._thread.submit(call).add_done_callback(self._note_error)
 
     def _make_latest(self, name: str) -> None:
         with self._lock:
@@ -55,25 +51,3 @@ class Writer:
 def _raise(error: BaseException | None) -> None:
     if error is not None:
         raise error
-
-
-class SideThread:
-    """Makes calls in order, in a thread of its own. A call that never returns keeps neither its caller nor the process from ending."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        threading.Thread(target=self._work, name="side", daemon=True).start()
-
-    def put(self, call: Callable[[], object]) -> None:
-        """Returns at once. `call` raises nothing."""
-        self._calls.put(call)
-
-    def mark(self) -> threading.Event:
-        """Set when all calls that were put before are made."""
-        is_reached = threading.Event()
-        self._calls.put(is_reached.set)
-        return is_reached
-
-    def _work(self) -> None:
-        while True:
-            self._calls.get()()

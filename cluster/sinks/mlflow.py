@@ -23,37 +23,8 @@ _BATCH = 100
 
 
 class MLflow(Tracked):
-    def __init__(
-        self,
-        *,
-        directory: RunDirectory,
-        num_steps: int,
-        project: str = "treadwheel",
-        name: str | None = None,
-        num_trajectories: int = 4,
-    ) -> None:
-        """Raises ConfigError without a server for a run in an object store, and for a path that MLflow reads as another."""
-        is_server_named = "MLFLOW_TRACKING_URI" in os.environ
-        if not is_server_named and not directory.is_local:
-            raise ConfigError(
-                f"run_dir={directory.url!r}: SQLite needs a disk; name a server in MLFLOW_TRACKING_URI, or leave mlflow out"
-            )
-        if not is_server_named and re.search(r"\?|%[0-9a-fA-F]{2}", directory.path()):
-            raise ConfigError(
-                f"run_dir={directory.url!r}: mlflow reads `?` and `%2F` in a path otherwise, and its files would lie elsewhere; name "
-                "another run_dir, or a server in MLFLOW_TRACKING_URI, or leave mlflow out"
-            )
-        self._uri = None if is_server_named else f"sqlite:///{directory.path('mlflow.db')}"
-        self._artifacts = None if is_server_named else directory.path("mlflow")
-        super().__init__(
-            directory=directory, num_steps=num_steps, project=project, name=name, num_trajectories=num_trajectories
-        )
-        self._client: Any = None
-
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        if self._client is None:
-            self._client = _mlflow.MlflowClient(tracking_uri=self._uri)
-            self._run = self._opened()
+        self._run = self._run or self._opened()
         now_ms = int(time.time() * 1000)
         entity = _mlflow.entities.Metric
         rows = [entity(_allowed(name), value, now_ms, version) for name, value in finite_only(metrics).items()]
@@ -63,7 +34,7 @@ class MLflow(Tracked):
 
     def event(self, record: Mapping[str, Any]) -> None:
         ending = self._ending.hear(record)
-        if self._client is None:
+        if self._run is None:
             return
         if "message" in record:
             self._client.set_tag(self._run, f"event.{record['kind']}", str(record["message"])[:500])
@@ -73,11 +44,33 @@ class MLflow(Tracked):
     def close(self) -> None:
         """The last event has ended the run. One without stays RUNNING until its next driver ends it."""
 
+    def _check_place(self, directory: RunDirectory) -> None:
+        """Raises ConfigError without a server for a run in an object store, and for a path that MLflow reads as another."""
+        if "MLFLOW_TRACKING_URI" in os.environ:
+            return
+        if not directory.is_local:
+            raise ConfigError(
+                f"run_dir={directory.url!r}: SQLite needs a disk; name a server in MLFLOW_TRACKING_URI, or leave mlflow out"
+            )
+        if re.search(r"\?|%[0-9a-fA-F]{2}", directory.path()):
+            raise ConfigError(
+                f"run_dir={directory.url!r}: mlflow reads `?` and `%2F` in a path otherwise, and its files would lie elsewhere; name "
+                "another run_dir, or a server in MLFLOW_TRACKING_URI, or leave mlflow out"
+            )
+
+    @property
+    def _uri(self) -> str | None:
+        """None where a server is named."""
+        return None if "MLFLOW_TRACKING_URI" in os.environ else f"sqlite:///{self._directory.path('mlflow.db')}"
+
     def _opened(self) -> str:
         """The run of this identity, made if it is not there; running again if it had ended."""
+        self._client = _mlflow.MlflowClient(tracking_uri=self._uri)
         experiment = self._client.get_experiment_by_name(self._project)
         if experiment is None:
-            number = self._client.create_experiment(self._project, artifact_location=self._artifacts)
+            number = self._client.create_experiment(
+                self._project, artifact_location=self._uri and self._directory.path("mlflow")
+            )
         else:
             number = experiment.experiment_id
         found = self._client.search_runs([number], f"tags.`{_ID}` = '{self._id}'", max_results=1)

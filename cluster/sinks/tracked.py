@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-import yaml
 
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.metrics import ENDS
 from cluster.record.recorder import step_of
-from cluster.record.run_directory import PASSPORT, RUN_YAML, TRACKED, RunDirectory
+from cluster.record.run_directory import PASSPORT, TRACKED, RunDirectory
 
 _MAX_CHARACTERS = 500
 """Of a parameter: every tracker takes as many."""
@@ -55,13 +54,8 @@ class Tracked:
         name: str | None = None,
         num_trajectories: int = 4,
     ) -> None:
-        """What the sink of a tracker knows of its run, which it opens with the first step. Raises ConfigError without one of `in_store`."""
-        if self.in_store and not directory.is_local and not any(name in os.environ for name in self.in_store):
-            tracker = type(self).__name__.lower()
-            raise ConfigError(
-                f"run_dir={directory.url!r}: {tracker} keeps a run offline on a disk; set {' or '.join(self.in_store)}, or leave "
-                f"{tracker} out"
-            )
+        """What the sink of a tracker knows of its run, which it opens with the first step. Raises ConfigError as `_check_place`."""
+        self._check_place(directory)
         self._directory = directory
         self._id = identity(directory)
         self._project, self._name = project, name or directory.name
@@ -69,6 +63,15 @@ class Tracked:
         self._run: Any = None
         self._told = 0
         self._ending = Ending()
+
+    def _check_place(self, directory: RunDirectory) -> None:
+        """Raises ConfigError for a run in an object store without one of `in_store`."""
+        if self.in_store and not directory.is_local and not any(name in os.environ for name in self.in_store):
+            tracker = type(self).__name__.lower()
+            raise ConfigError(
+                f"run_dir={directory.url!r}: {tracker} keeps a run offline on a disk; set {' or '.join(self.in_store)}, or leave "
+                f"{tracker} out"
+            )
 
     def _trajectories(self, version: int) -> list[dict[str, Any]]:
         """Some of the step that made policy `version`; none of one that was told before."""
@@ -96,8 +99,7 @@ def identity(directory: RunDirectory) -> str:
 def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
     """Settings by their full names, and the passport's facts after `passport.`. Both files hide secrets. The passport is written before
     the first step."""
-    settings = yaml.safe_load(directory.read_text(RUN_YAML)) if directory.exists(RUN_YAML) else {}
-    return {**dict(_flat(settings)), **dict(_flat(directory.read_json(PASSPORT), "passport."))}
+    return {**dict(_flat(directory.settings())), **dict(_flat(directory.read_json(PASSPORT), "passport."))}
 
 
 def trajectories(directory: RunDirectory, version: int, number: int) -> list[dict[str, Any]]:

@@ -72,28 +72,18 @@ def _estimators() -> str:
 
 def _entry(name: str, function: Callable[..., Any], *, home: Home) -> str:
     sections = docstring_sections(function)
-    lines = [f"### `{name}`", "", sections["summary"], ""]
-    lines += [
-        f"* {label}: {sections[label]}"
-        for label in ("Formula", "Gradient", "Source", "Degenerate", "Peers")
-        if sections.get(label)
-    ]
-    lines.append(f"* Parameters: {_parameters(function, home=home)}")
-    return "\n".join(lines)
+    labels = [each for each in ("Formula", "Gradient", "Source", "Degenerate", "Peers") if sections.get(each)]
+    lines = [f"### `{name}`", "", sections["summary"], "", *(f"* {label}: {sections[label]}" for label in labels)]
+    return "\n".join([*lines, f"* Parameters: {_parameters(function, home=home)}"])
 
 
 def _parameters(function: Callable[..., Any], *, home: Home) -> str:
-    shown = [
-        f"`{name}` (required)"
-        if parameter.default is inspect.Parameter.empty
-        else f"`{name}` = {_literal(parameter.default)}"
-        for name, parameter in parameters(function, home=home).items()
-    ]
+    shown: list[str] = []
+    for name, parameter in parameters(function, home=home).items():
+        default = "none" if parameter.default is None else parameter.default
+        is_required = default is inspect.Parameter.empty
+        shown.append(f"`{name}` (required)" if is_required else f"`{name}` = {default}")
     return ", ".join(shown) or "none"
-
-
-def _literal(value: Any) -> str:
-    return "none" if value is None else str(value)
 
 
 def _presets() -> str:

@@ -17,17 +17,16 @@ def _tables(peer: Peer) -> str:
     checked = [row for row in peer.rows if not row.ours]
     return "\n\n".join(
         [
-            _table(("here", f"of {peer.title}, with its default", "note"), [_made(row, peer) for row in made]),
+            _table(
+                ("here", f"of {peer.title}, with its default", "note"),
+                [(_names(row.ours), _settings(row, peer), cell(row.note)) for row in made],
+            ),
             "Refused at another value:",
             _table((peer.title, "what to do"), [(_settings(row, peer), cell(row.note)) for row in checked]),
             "Dropped:",
             _table((peer.title, "because"), [(_names(names), cell(why)) for why, names in peer.dropped.items()]),
         ]
     )
-
-
-def _made(row: Row, peer: Peer) -> tuple[str, ...]:
-    return _names(row.ours), _settings(row, peer), cell(row.note)
 
 
 def _settings(row: Row, peer: Peer) -> str:

@@ -67,21 +67,11 @@ def _table(settings: list[tuple[str, FieldInfo]]) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    choices = [
-        repr(choice)
-        for kind in _kinds(field.annotation)
-        for choice in (typing.get_args(kind) if _is_choice(kind) else ())
-    ]
+    kinds = (field.annotation, *typing.get_args(field.annotation))
+    literals = [kind for kind in kinds if typing.get_origin(kind) is typing.Literal]
+    choices = [repr(choice) for kind in literals for choice in typing.get_args(kind)]
     kind = f"One of {', '.join(choices)}. " if choices else "Variant. " if field.annotation is Plugin else ""
     return kind + " ".join((field.description or "").split())
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    return (annotation,) if _is_choice(annotation) else typing.get_args(annotation)
-
-
-def _is_choice(kind: Any) -> bool:
-    return typing.get_origin(kind) is typing.Literal
 
 
 def _default(field: FieldInfo) -> str:

@@ -80,19 +80,15 @@ def example() -> Standing:
 
 def page() -> str:
     """The whole of docs/terminal.md."""
-    console = _console()
-    console.print(Drawn(example()))
-    return filled("terminal", table=console.export_text().rstrip())
+    return filled("terminal", table=_drawn().export_text().rstrip())
 
 
 def svg() -> str:
-    console = _console()
-    console.print(Drawn(example()))
-    return console.export_svg(title="treadwheel train", theme=_THEME, code_format=_SVG, unique_id="treadwheel")
+    return _drawn().export_svg(title="treadwheel train", theme=_THEME, code_format=_SVG, unique_id="treadwheel")
 
 
-def _console() -> Console:
-    return Console(
+def _drawn() -> Console:
+    console = Console(
         file=io.StringIO(),
         record=True,
         width=_WIDTH,
@@ -104,3 +100,5 @@ def _console() -> Console:
         emoji=False,
         legacy_windows=False,
     )
+    console.print(Drawn(example()))
+    return console

@@ -33,10 +33,8 @@ def _table(word: str) -> str:
 def _protocol(protocol: type[Any]) -> str:
     """The methods of one of your own."""
     methods = [(name, item) for name, item in vars(protocol).items() if inspect.isfunction(item) and item.__doc__]
-    lines = [f"* `{name}{_call(item)}`: {' '.join((item.__doc__ or '').split())}" for name, item in methods]
-    return "\n".join([" ".join((inspect.getdoc(protocol) or "").split()), "", *lines])
-
-
-def _call(method: Any) -> str:
-    names = [name for name in inspect.signature(method).parameters if name != "self"]
-    return f"({', '.join(names)})"
+    lines = [" ".join((inspect.getdoc(protocol) or "").split()), ""]
+    for name, item in methods:
+        arguments = ", ".join(each for each in inspect.signature(item).parameters if each != "self")
+        lines.append(f"* `{name}({arguments})`: {' '.join((item.__doc__ or '').split())}")
+    return "\n".join(lines)

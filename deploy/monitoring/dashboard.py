@@ -48,8 +48,9 @@ def _of_causes(title: str, kind: str) -> Panel:
     return Panel(title=title, queries=(query,), unit="s", says=says, is_stacked=True)
 
 
-def _of_nodes(title: str, expression: str, *, unit: str, says: str) -> Panel:
-    return Panel(title=title, queries=(("{{instance}}", expression),), unit=unit, says=says)
+def _of_nodes(title: str, metric: str, *, unit: str, says: str, scaled: str = "") -> Panel:
+    query = ("{{instance}}", f"sum by (instance) ({metric}{{{_NODE}}}){scaled}")
+    return Panel(title=title, queries=(query,), unit=unit, says=says)
 
 
 ROWS: dict[str, tuple[Panel, ...]] = {
@@ -134,34 +135,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel("Key-value cache in use", "engine/cache_share"),
     ),
     "Machines": (
-        _of_nodes(
-            "Processors",
-            f"sum by (instance) (ray_node_cpu_utilization{{{_NODE}}}) / 100",
-            unit="percentunit",
-            says="Busy share.",
-        ),
-        _of_nodes("Memory", f"sum by (instance) (ray_node_mem_used{{{_NODE}}})", unit="bytes", says="Used."),
-        _of_nodes(
-            "Disk",
-            f"sum by (instance) (ray_node_disk_usage{{{_NODE}}})",
-            unit="bytes",
-            says="Used, where Ray has its folder.",
-        ),
-        _of_nodes(
-            "Object store",
-            f"sum by (instance) (ray_object_store_used_memory{{{_NODE}}})",
-            unit="bytes",
-            says="Trajectories and weights.",
-        ),
-        _of_nodes(
-            "GPUs",
-            f"avg by (instance) (ray_node_gpus_utilization{{{_NODE}}}) / 100",
+        _of_nodes("Processors", "ray_node_cpu_utilization", scaled=" / 100", unit="percentunit", says="Busy share."),
+        _of_nodes("Memory", "ray_node_mem_used", unit="bytes", says="Used."),
+        _of_nodes("Disk", "ray_node_disk_usage", unit="bytes", says="Used, where Ray has its folder."),
+        _of_nodes("Object store", "ray_object_store_used_memory", unit="bytes", says="Trajectories and weights."),
+        Panel(
+            title="GPUs",
+            queries=(("{{instance}}", f"avg by (instance) (ray_node_gpus_utilization{{{_NODE}}}) / 100"),),
             unit="percentunit",
             says="Busy share, mean of a node's.",
         ),
-        _of_nodes(
-            "GPU memory", f"sum by (instance) (ray_node_gram_used{{{_NODE}}}) * 1048576", unit="bytes", says="Used."
-        ),
+        _of_nodes("GPU memory", "ray_node_gram_used", scaled=" * 1048576", unit="bytes", says="Used."),
     ),
 }
 
@@ -173,8 +157,10 @@ def rows() -> dict[str, tuple[Panel, ...]]:
 
 def _left() -> Iterator[Panel]:
     named = {name for row in ROWS.values() for panel in row for name in panel.names} | {"last_step_time"}
+    # Parts and components of the reward are all in the panel of the components.
+    left = [name for name in registry().keys() - named if not (name.startswith("reward/") and "<" in name)]
     # What is of one kind by its first words is one panel.
-    kinds = sorted((_kind(name), unit(name), name) for name in registry().keys() - named if not _is_named(name, named))
+    kinds = sorted((_kind(name), unit(name), name) for name in left)
     for (kind, _), members in groupby(kinds, key=lambda each: each[:2]):
         yield _panel(kind, *(name for _, _, name in members))
 
@@ -182,11 +168,6 @@ def _left() -> Iterator[Panel]:
 def _kind(name: str) -> str:
     group, _, rest = name.partition("/")
     return f"{group}/{rest.partition('_')[0]}" if group == "learner" else group
-
-
-def _is_named(name: str, named: set[str]) -> bool:
-    """Parts and components of the reward are all in the panel of the components."""
-    return name.startswith("reward/") and "<" in name and "reward/<component>" in named
 
 
 def queries(panel: Panel) -> Iterator[tuple[str, str]]:

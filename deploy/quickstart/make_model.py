@@ -9,26 +9,23 @@ within minutes. Held-out questions are in neither. All is seeded; other machines
 import random
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
 from cluster.contracts.types import Prompt
-from deploy.quickstart.small_models import byte_level_tokenizer, imitate, small_qwen3
+from deploy.quickstart.small_models import Conversation, Draw, byte_level_tokenizer, imitate, small_qwen3
 
 TASK = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
 NUM_PROMPTS = 30_000
 NUM_RIGHT_STEPS, NUM_SLOPPY_STEPS = 1400, 150
 BATCH_SIZE = 128
-MAX_CONTEXT = 256
 MAX_ANSWER_TOKENS = 6
 """Minus, three digits, end; one to spare."""
 
-SPECIAL_TOKENS = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
-PAD_ID, END_ID = 0, 3
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}<|end|>"
@@ -65,45 +62,20 @@ def _by_columns(rng: random.Random, large: int, small: int, *, sign: int, forget
     return result
 
 
-def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Knows the phrases of these texts."""
-    return byte_level_tokenizer(
-        texts,
-        vocabulary=384,
-        special_tokens=SPECIAL_TOKENS,
-        end_of_turn=SPECIAL_TOKENS[END_ID],
-        chat_template=CHAT_TEMPLATE,
-        max_context=MAX_CONTEXT,
-    )
+make_tokenizer = partial(byte_level_tokenizer, vocabulary=384, chat_template=CHAT_TEMPLATE, max_context=256)
 
 
-def train(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], rng: random.Random
-) -> None:
-    """Next-token training on the student's answers; the prompts themselves are not learnt."""
-    questions = [_encode(tokenizer, prompt) for prompt in prompts]
+def homework(prompts: Sequence[Prompt], rng: random.Random) -> Draw:
+    """Questions with the student's answers."""
     expressions = [prompt.columns["metadata"]["expression"] for prompt in prompts]
 
-    def loss_of(sloppiness: float) -> torch.Tensor:
+    def draw(sloppiness: float) -> list[Conversation]:
         picked = [rng.randrange(len(prompts)) for _ in range(BATCH_SIZE)]
         answers = [student(rng, expressions[i], sloppiness=sloppiness) for i in picked]
-        return _loss(model, tokenizer, [questions[i] for i in picked], answers)
+        said = [{"role": "assistant", "content": answer} for answer in answers]
+        return [([*(prompts[i].messages or []), answer], []) for i, answer in zip(picked, said, strict=True)]
 
-    imitate(model, loss_of, num_good_steps=NUM_RIGHT_STEPS, num_sloppy_steps=NUM_SLOPPY_STEPS)
-
-
-def _loss(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: list[list[int]], answers: list[str]
-) -> torch.Tensor:
-    prompt_length = len(questions[0])  # all of one length: two-digit numbers in one sentence
-    rows, labels = [], []
-    for question, answer in zip(questions, answers, strict=True):
-        tokens = [*tokenizer.encode(answer, add_special_tokens=False), END_ID]
-        padding = MAX_ANSWER_TOKENS - len(tokens)
-        rows.append([*question, *tokens, *[PAD_ID] * padding])
-        labels.append([*tokens, *[-100] * padding])
-    hidden = model.model(input_ids=torch.tensor(rows)[:, :-1]).last_hidden_state[:, prompt_length - 1 :]
-    return functional.cross_entropy(model.lm_head(hidden).flatten(0, 1), torch.tensor(labels).flatten())
+    return draw
 
 
 @torch.inference_mode()
@@ -134,7 +106,8 @@ def main(out: Path) -> None:
 
     tokenizer = make_tokenizer([message["content"] for prompt in prompts[:2000] for message in prompt.messages or []])
     model = small_qwen3(tokenizer)
-    train(model, tokenizer, prompts, random.Random(0))
+    draw = homework(prompts, random.Random(0))
+    imitate(model, tokenizer, draw, num_good_steps=NUM_RIGHT_STEPS, num_sloppy_steps=NUM_SLOPPY_STEPS)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     greedy, sampled = (accuracy(model, tokenizer, held_out, is_greedy=is_greedy) for is_greedy in (True, False))

@@ -5,11 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import yaml
-
-from cluster.record.run_directory import EVENTS, RUN_YAML, RunDirectory
+from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.sinks.jsonl import read_lines
-from deploy.reports.panels import Curve, Mark, Panel, limits, marks, panels, spread, tick_words, ticks
+from deploy.reports import panels
+from deploy.reports.panels import Curve, Mark, Panel
 from deploy.viewer.dots import round_numbers
 from deploy.viewer.fleet import versioned
 
@@ -27,11 +26,10 @@ _LABEL_GAP = 0.085
 def draw(directory: RunDirectory) -> bool:
     """Writes curves.png; False when there is nothing to draw yet."""
     steps = read_lines(directory)
-    config = yaml.safe_load(directory.read_text(RUN_YAML)) if directory.exists(RUN_YAML) else {}
-    shown = panels(steps, config or {})
+    shown = panels.panels(steps, directory.settings())
     if not shown:
         return False
-    interruptions = marks(versioned(directory.read_json_lines(EVENTS)))
+    interruptions = panels.marks(versioned(directory.read_json_lines(EVENTS)))
     title = f"{directory.name}, {steps[-1]['policy_version']} steps"
     directory.write_file(NAME, page(shown, interruptions, title=title))
     return True
@@ -51,11 +49,8 @@ def page(shown: Sequence[Panel], interruptions: Sequence[Mark], *, title: str) -
         facecolor="white",
     )
     FigureCanvasAgg(figure)
-    versions = [step for panel in shown for curve in panel.curves for step, _ in curve.points]
     for place, panel in enumerate(shown, start=1):
-        _draw_panel(
-            figure.add_subplot(num_rows, num_columns, place), panel, interruptions, (min(versions), max(versions))
-        )
+        _draw_panel(figure.add_subplot(num_rows, num_columns, place), panel, interruptions, panels.steps_of(shown))
     figure.suptitle(_plain(title), fontsize=12, fontweight="bold", color=_INK, x=0.01, ha="left")
     if key := _key(shown, interruptions):
         figure.supxlabel(key, fontsize=8.5, color=_SOFT, x=0.01, ha="left")
@@ -65,7 +60,7 @@ def page(shown: Sequence[Panel], interruptions: Sequence[Mark], *, title: str) -
 
 
 def _draw_panel(axes: "Axes", panel: Panel, interruptions: Sequence[Mark], versions: tuple[int, int]) -> None:
-    low, high = limits(panel)
+    low, high = panels.limits(panel)
     first, last = versions
     if panel.is_log:
         axes.set_yscale("log")
@@ -76,8 +71,8 @@ def _draw_panel(axes: "Axes", panel: Panel, interruptions: Sequence[Mark], versi
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_LINE)
-    heights = ticks(panel)
-    axes.set_yticks(heights, [tick_words(height, is_log=panel.is_log) for height in heights])
+    heights = panels.ticks(panel)
+    axes.set_yticks(heights, [panels.tick_words(height, is_log=panel.is_log) for height in heights])
     axes.set_yticks([], minor=True)
     axes.set_xticks(round_numbers(first, max(last, first + 1), is_whole=True))
     axes.tick_params(labelsize=8.5, colors=_SOFT, length=0)
@@ -92,15 +87,8 @@ def _draw_panel(axes: "Axes", panel: Panel, interruptions: Sequence[Mark], versi
 
 def _draw_mark(axes: "Axes", mark: Mark) -> None:
     if mark.is_failure:
-        axes.plot(
-            [mark.step],
-            [0.0],
-            marker="^",
-            color=_BAD,
-            markersize=5,
-            transform=axes.get_xaxis_transform(),
-            clip_on=False,
-        )
+        at_the_bottom = axes.get_xaxis_transform()
+        axes.plot([mark.step], [0.0], marker="^", color=_BAD, markersize=5, transform=at_the_bottom, clip_on=False)
     else:
         axes.axvline(mark.step, color=_SOFT, linewidth=0.9, linestyle=(0, (2, 2)))
 
@@ -115,15 +103,9 @@ def _draw_curve(axes: "Axes", curve: Curve) -> None:
             capsize=2.5, clip_on=False, zorder=4,
         )  # fmt: skip
         return
+    width, alpha = (1.0, 0.3) if curve.is_long else (1.6, 1.0)
     marker = "o" if len(steps) == 1 else None
-    axes.plot(
-        steps,
-        values,
-        color=color,
-        linewidth=1.0 if curve.is_long else 1.6,
-        alpha=0.3 if curve.is_long else 1.0,
-        marker=marker,
-    )
+    axes.plot(steps, values, color=color, linewidth=width, alpha=alpha, marker=marker)
     if curve.mean:
         axes.plot(*zip(*curve.mean, strict=True), color=color, linewidth=2.0)
 
@@ -131,19 +113,13 @@ def _draw_curve(axes: "Axes", curve: Curve) -> None:
 def _write_labels(axes: "Axes", panel: Panel, low: float, high: float) -> None:
     """Each beside the end of its line, so that no legend has to be looked up."""
     written = [(curve.label, curve.end, _COLORS[curve.color - 1]) for curve in panel.curves]
-    if panel.bound is not None and low <= panel.bound[0] <= high:
-        axes.axhline(panel.bound[0], color=_WARN, linewidth=1.3, linestyle=(0, (5, 3)))
-        written.append((panel.bound[1], panel.bound[0], _WARN))
-    heights = spread([_height(value, panel, low, high) for _, value, _ in written], gap=_LABEL_GAP, low=0.02, high=0.98)
-    for (label, _, color), height in zip(written, heights, strict=True):
-        axes.text(1.02, height, _plain(label)[:24], color=color, fontsize=8.5, va="center", transform=axes.transAxes)
-
-
-def _height(value: float, panel: Panel, low: float, high: float) -> float:
-    """As a share of the axis."""
-    if panel.is_log:
-        return math.log(max(value, low) / low) / math.log(high / low)
-    return (value - low) / (high - low)
+    if bound := panels.bound_shown(panel):
+        axes.axhline(bound[0], color=_WARN, linewidth=1.3, linestyle=(0, (5, 3)))
+        written.append((bound[1], bound[0], _WARN))
+    wanted = [panels.height(value, low, high, is_log=panel.is_log) for _, value, _ in written]
+    places = panels.spread(wanted, gap=_LABEL_GAP, low=0.02, high=0.98)
+    for (label, _, color), place in zip(written, places, strict=True):
+        axes.text(1.02, place, _plain(label)[:24], color=color, fontsize=8.5, va="center", transform=axes.transAxes)
 
 
 def _key(shown: Sequence[Panel], interruptions: Sequence[Mark]) -> str:

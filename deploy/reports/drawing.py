@@ -1,10 +1,9 @@
 """Curves as SVG: where everything of a panel lies. A template writes it, and a style sheet colours it, in light and in dark."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.reports.panels import Curve, Mark, Panel, Point, limits, spread, tick_words, ticks
+from deploy.reports.panels import Curve, Mark, Panel, Point, bound_shown, height, limits, spread, tick_words, ticks
 from deploy.viewer.dots import round_numbers
 
 WIDTH, HEIGHT = 400.0, 226.0
@@ -64,8 +63,7 @@ def drawing(panel: Panel, interruptions: Sequence[Mark], versions: tuple[int, in
     """`versions` are the first and last step of all panels."""
     scale = _Scale(panel, versions)
     curves = panel.curves
-    low, high = limits(panel)
-    bound = scale.y(panel.bound[0]) if panel.bound and low <= panel.bound[0] <= high else None
+    bound = bound_shown(panel)
     return Drawing(
         title=panel.title,
         unit=panel.unit,
@@ -79,8 +77,8 @@ def drawing(panel: Panel, interruptions: Sequence[Mark], versions: tuple[int, in
         ),
         strokes=tuple(stroke for curve in curves if curve.is_line for stroke in _strokes(curve, scale)),
         dots=tuple((curve.color, dot) for curve in curves if not curve.is_line for dot in _dots(curve, scale)),
-        bound=bound,
-        labels=_labels(panel, scale, bound),
+        bound=bound and scale.y(bound[0]),
+        labels=_labels(panel, scale),
         marks=tuple((scale.x(mark.step), mark) for mark in interruptions),
     )
 
@@ -98,10 +96,7 @@ class _Scale:
         return round(LEFT + 4 + share * (RIGHT - LEFT - 8), 1)
 
     def y(self, value: float) -> float:
-        if self._is_log:
-            share = math.log(max(value, self._low) / self._low) / math.log(self._high / self._low)
-        else:
-            share = (value - self._low) / (self._high - self._low)
+        share = height(value, self._low, self._high, is_log=self._is_log)
         return round(BOTTOM - share * (BOTTOM - TOP), 1)
 
 
@@ -133,12 +128,12 @@ def _dots(curve: Curve, scale: _Scale) -> list[Dot]:
     ]
 
 
-def _labels(panel: Panel, scale: _Scale, bound: float | None) -> tuple[Label, ...]:
+def _labels(panel: Panel, scale: _Scale) -> tuple[Label, ...]:
     written: list[tuple[str, float, int | None]] = [
         (curve.label, scale.y(curve.end), curve.color) for curve in panel.curves
     ]
-    if panel.bound and bound is not None:
-        written.append((panel.bound[1], bound, None))
+    if bound := bound_shown(panel):
+        written.append((bound[1], scale.y(bound[0]), None))
     places = spread([y for _, y, _ in written], gap=_LABEL_GAP, low=TOP, high=BOTTOM)
     return tuple(
         Label(x=RIGHT + 8, y=y + 4, words=_short(words), color=color)

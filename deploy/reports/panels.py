@@ -138,6 +138,25 @@ def limits(panel: Panel) -> tuple[float, float]:
     return (low if panel.has_zero and low == 0.0 else low - room), high + room
 
 
+def steps_of(shown: Iterable[Panel]) -> tuple[int, int]:
+    """The first and the last of all panels."""
+    steps = [step for panel in shown for curve in panel.curves for step, _ in curve.points]
+    return min(steps), max(steps)
+
+
+def height(value: float, low: float, high: float, *, is_log: bool) -> float:
+    """On an axis from `low` to `high`: 0 at the bottom, 1 at the top."""
+    if is_log:
+        return math.log(max(value, low) / low) / math.log(high / low)
+    return (value - low) / (high - low)
+
+
+def bound_shown(panel: Panel) -> tuple[float, str] | None:
+    """The bound, where its axis reaches it."""
+    low, high = limits(panel)
+    return panel.bound if panel.bound and low <= panel.bound[0] <= high else None
+
+
 def ticks(panel: Panel) -> list[float]:
     """Round numbers on its axis."""
     low, high = limits(panel)

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import deploy.viewer
@@ -28,7 +27,7 @@ from deploy.config.yaml_text import dumped
 from deploy.reports import curves
 from deploy.reports.costs import costs
 from deploy.reports.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, drawing
-from deploy.reports.panels import marks, panels
+from deploy.reports.panels import marks, panels, steps_of
 from deploy.reports.provenance import digest_of
 from deploy.reports.run_info import config_of, failed_rewards, left_parts
 from deploy.reports.samples import NUM_COMPLETIONS, samples
@@ -97,7 +96,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "written_at": time.time(),
         "config": config,
         "in_words": list(in_words(config)),
-        "run_yaml": dumped(hidden(yaml.safe_load(directory.read_text(RUN_YAML)))),
+        "run_yaml": dumped(hidden(directory.settings())),
         "summary": summary_of(directory),
         "evaluations": [step for step in steps if step.get("eval/reward") is not None],
         "drawings": _drawings(steps, events, config),
@@ -128,8 +127,7 @@ def state_of(events: Sequence[Mapping[str, Any]], directory: RunDirectory) -> st
 
 def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], config: RunConfig) -> list[Any]:
     shown = panels(steps, config.model_dump(mode="json", include={"buffer", "mismatch"}))
-    versions = [step for panel in shown for curve in panel.curves for step, _ in curve.points]
-    return [drawing(panel, marks(events), (min(versions), max(versions))) for panel in shown]
+    return [drawing(panel, marks(events), steps_of(shown)) for panel in shown]
 
 
 def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -168,15 +166,10 @@ def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"number": number, "when": when, "seconds": seconds, "score": _score, "between": _between}
+    made.filters |= {"number": number, "when": when, "seconds": seconds, "score": _score}
     return made
 
 
 def _score(value: float | None) -> str:
     """Three digits after the point, fewer of a large one; a dash for None."""
     return "–" if value is None else f"{value:.3f}" if abs(value) < 100 else number(value)
-
-
-def _between(text: str) -> list[str]:
-    """What stands before, in, after, ... backticks."""
-    return text.split("`")

@@ -2,10 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from cluster.contracts.config import RunConfig
@@ -55,18 +54,15 @@ def table(directory: RunDirectory) -> Table:
 
 def print_summary(directory: RunDirectory, summary: Summary) -> None:
     """The last words of a run: what it gained, and where everything lies."""
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-    console.print(
-        f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained"
-    )
+    print(f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained")
     for name, first, last in (
         ("reward", summary.reward_first, summary.reward_last),
         ("held-out accuracy", summary.eval_first, summary.eval_last),
     ):
         if first is not None and last is not None:
-            console.print(f"{name}: {first:.3f} -> {last:.3f}")
+            print(f"{name}: {first:.3f} -> {last:.3f}")
     pages = [name for name in ("report.html", "curves.png") if directory.exists(name)]
-    console.print(f"everything is in {directory.path()}" + (f" ({', '.join(pages)})" if pages else ""))
+    print(f"everything is in {directory.path()}" + (f" ({', '.join(pages)})" if pages else ""))
 
 
 def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
@@ -121,24 +117,21 @@ def _costs(steps: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]
 
 def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """Why rewards failed: the first message of each kind and how often, the most frequent kind first."""
-    return _counted(failure for failure in _failures(events) if failure["kind"] != PART_LEFT)
+    return _counted(events, lambda kind: kind != PART_LEFT)
 
 
 def left_parts(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """Why rewards are known, and lack a part: the same."""
-    return _counted(failure for failure in _failures(events) if failure["kind"] == PART_LEFT)
+    return _counted(events, lambda kind: kind == PART_LEFT)
 
 
-def _failures(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    return (failure for event in events for failure in event.get("failures", ()))
-
-
-def _counted(failures: Iterable[Mapping[str, Any]]) -> list[tuple[str, int]]:
+def _counted(events: Sequence[Mapping[str, Any]], is_asked_for: Callable[[str], bool]) -> list[tuple[str, int]]:
     counts: Counter[str] = Counter()
     messages: dict[str, str] = {}
-    for failure in failures:
-        counts[failure["kind"]] += failure["count"]
-        messages.setdefault(failure["kind"], failure["message"])
+    for failure in (failure for event in events for failure in event.get("failures", ())):
+        if is_asked_for(failure["kind"]):
+            counts[failure["kind"]] += failure["count"]
+            messages.setdefault(failure["kind"], failure["message"])
     return [(messages[kind], count) for kind, count in counts.most_common()]
 
 

@@ -70,8 +70,10 @@ def _in_store(store: Storage, name: str, *, depth: int) -> Iterator[str]:
         yield store.path(name) if name else store.url
     elif depth < _DEEPEST:
         for each in inside:
-            if "." not in each:  # files of other kinds have an ending; a look into each costs a request
-                yield from _in_store(store, f"{name}/{each}" if name else each, depth=depth + 1)
+            below = f"{name}/{each}" if name else each
+            # A name with a dot is mostly that of a file, and a look for folders in it costs a request.
+            if "." not in each or store.exists(f"{below}/{RUN_YAML}"):
+                yield from _in_store(store, below, depth=depth + 1)
 
 
 def listed(run_dirs: Sequence[str], *, now: float | None = None) -> list[Listed]:

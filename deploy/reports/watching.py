@@ -64,7 +64,10 @@ class Watched:
         status = status_of(self._directory)
         with self._standing.lock:
             for each in news:
-                self._take(each)
+                if each["kind"] == "step":
+                    self._standing.step(each["policy_version"], each["numbers"], at=each["time"])
+                else:
+                    self._standing.event(each)
             self._standing.status(status)
             if is_gone and not self._standing.is_over:
                 self._standing.phase = "gone"
@@ -88,12 +91,6 @@ class Watched:
         version = line["policy_version"]
         before, self._steps[version] = self._steps.get(version), line
         return line != before
-
-    def _take(self, each: dict[str, Any]) -> None:
-        if each["kind"] == "step":
-            self._standing.step(each["policy_version"], each["numbers"], at=each["time"])
-        else:
-            self._standing.event(each)
 
 
 def _step(line: dict[str, Any]) -> dict[str, Any]:

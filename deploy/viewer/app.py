@@ -39,7 +39,7 @@ def create_app(
     ]
     guard = Middleware(Guard, hosts=[*LOOPBACK, *hosts], token=token, root_path=root_path)
     app = Starlette(
-        routes=routes, middleware=[guard], exception_handlers={HTTPException: _not_there, TreadwheelError: _unreadable}
+        routes=routes, middleware=[guard], exception_handlers={HTTPException: _error, TreadwheelError: _error}
     )
     app.state.runs = Runs(roots)
     return app
@@ -92,21 +92,11 @@ def token_of(variable: str | None) -> str | None:
     raise ConfigError(f"--token-env {variable}: the environment has no such variable, or an empty one; set it")
 
 
-def _not_there(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return _error(request, error.status_code, error.detail)
-
-
-def _unreadable(request: Request, error: Exception) -> Response:
-    return _error(request, 500, str(error))
-
-
-def _error(request: Request, status: int, message: str) -> Response:
+def _error(request: Request, error: Exception) -> Response:
+    status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, str(error))
     if request.url.path.endswith((".json", "/live")):
         return JSONResponse({"error": message}, status_code=status)
-    return page.render(
-        request, "error.html", run=_readable_run(request), here="", status=status, code=status, message=message
-    )
+    return page.render(request, "error.html", run=_readable_run(request), here="", status=status, message=message)
 
 
 def _readable_run(request: Request) -> Run | None:

@@ -1,9 +1,4 @@
-"""Episodes for people: what became of one in numbers, and its conversation as blocks, a turn or a stretch that was written a block.
-
-told = facts_of(row)              # None for a single turn
-talk = conversation(segments)     # rows of one trajectory, a row a segment; None for a single turn
-[(block.start, block.end, block.turn, block.label) for block in talk.blocks]
-"""
+"""Episodes for people: what became of one in numbers, and its conversation as blocks, a turn or a stretch that was written a block."""
 
 import json
 import math

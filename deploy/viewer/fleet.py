@@ -12,10 +12,9 @@ _TONES = {
     "bad": ("failure", "hang", "failed", "mismatch_alarm", "checkpoint_failed", "storage_failed", "groups_lost", "worker_not_joined",
             "steering_failed", "learned_not_recorded", "ledger_torn", "quarantine", "sink_left_out"),
     "good": ("recovery", "worker_joined", "finished"),
-    "plain": ("launched", "resumed", "checkpoint", "scale", "preempted", "stopping", "stopped", "worker_left", "worker_waits",
-              "waiting_for_nodes", "groups_handed_over", "groups_saved", "started", "held", "resumed_judging"),
 }  # fmt: skip
 _TONE_OF = {kind: tone for tone, kinds in _TONES.items() for kind in kinds}
+"""All other kinds are `plain`."""
 QUIET = ("broadcast", "published", "attested", "drop")
 """Kinds that come with every step: curves and the page of weights have them."""
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from deploy.viewer import fleet
-from deploy.viewer.page import named_run
+from deploy.viewer.page import run_of
 from deploy.viewer.runs import Run
 from deploy.viewer.series import facts
 
@@ -21,7 +21,7 @@ _ALIVE_EVERY_S = 10.0
 async def follow(request: Request) -> StreamingResponse:
     """`news` with new `steps` and `marks`, and how `actors`, `facts` and `state` are; `again` when the page's lines are no longer true:
     then it must load them anew."""
-    run = await asyncio.to_thread(named_run, request)
+    run = await asyncio.to_thread(run_of, request, request.path_params["run"])
     after = request.headers.get("last-event-id") or request.query_params.get("after", "")
     # nginx holds a response back until it has 4 kB of it, unless it is told not to.
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -104,7 +104,7 @@ def _groups(run: Run, step: int, first: int) -> Iterator[tuple[int, pa.RecordBat
 
 
 def _matches(recorded: RecordedStep, ticket: int, rows: pa.RecordBatch, wanted: Wanted) -> list[dict[str, Any]]:
-    kept = rows.filter(_is_wanted(rows, wanted)) if _is_narrow(wanted) else rows
+    kept = rows.filter(_is_wanted(rows, wanted))
     if kept.num_rows == 0:
         return []
     told = {each.sample_index: each for each in recorded.group(ticket).trajectories}
@@ -120,17 +120,12 @@ def _matches(recorded: RecordedStep, ticket: int, rows: pa.RecordBatch, wanted: 
             "staleness": each.staleness,
             "num_tokens": each.num_tokens,
             "finish": each.finish_reason,
-            "episode": None if each.episode is None else asdict(each.episode),
+            "episode": each.episode and asdict(each.episode),
             **context(row["completion_text"], row["prompt_text"], wanted.text),
         }
         for row, each in pairs
         if _is_stale(each, wanted)
     ]
-
-
-def _is_narrow(wanted: Wanted) -> bool:
-    words = (wanted.text, wanted.worker, wanted.environment, wanted.failed_stage)
-    return any(words) or wanted.min_reward is not None or wanted.max_reward is not None
 
 
 def _is_wanted(rows: pa.RecordBatch, wanted: Wanted) -> pa.Array:

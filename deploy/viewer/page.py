@@ -19,7 +19,8 @@ from deploy.viewer import pages
 from deploy.viewer.runs import Run
 
 HERE = Path(__file__).parent
-Data = Callable[[Run, Request], Mapping[str, Any]]
+Data = Callable[[Any, Request], Mapping[str, Any]]
+"""Of a run, or of None on a page that is of none."""
 NAVIGATION = (
     ("overview", "", "Overview"),
     ("step", "step", "Steps"),
@@ -29,12 +30,12 @@ NAVIGATION = (
     ("weights", "weights", "Weights"),
     ("search", "search", "Search"),
 )
-"""Module of a page, its path below the run's, and its name. A page that is not there yet is left out."""
+"""Module of a page, its path below the run's, and its name."""
 
 
 def page(path: str, data: Data, *, template: str, here: str | None = None) -> list[Route]:
-    """The page at `path` ("/run/{run}/..."), and its JSON at the same path with `.json`. `here` is its entry of the navigation, if that is
-    another than its module's."""
+    """The page at `path` ("/run/{run}/...", or one that is of no run), and its JSON at the same path with `.json`. `here` is its entry of
+    the navigation, if that is another than its module's."""
     here = here or data.__module__.rpartition(".")[2]
 
     def show(request: Request) -> Response:
@@ -49,9 +50,9 @@ def page(path: str, data: Data, *, template: str, here: str | None = None) -> li
     return [Route(json_path, show_json), Route(path, show)]
 
 
-def named_run(request: Request) -> Run:
-    """That the path names. Raises HTTPException, as `run_of`."""
-    return run_of(request, request.path_params["run"])
+def named_run(request: Request) -> Run | None:
+    """That the path names; None where it names none. Raises HTTPException, as `run_of`."""
+    return run_of(request, request.path_params["run"]) if "run" in request.path_params else None
 
 
 def run_of(request: Request, name: str) -> Run:
@@ -74,20 +75,17 @@ def render(
             run=run,
             runs=[each.name for each in runs.all()],
             here=here,
-            navigation=[entry for entry in NAVIGATION if entry[0] in page_modules()],
+            navigation=NAVIGATION,
+            status=status,
             **context,
         )
     )
     return HTMLResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
 
 
-def page_modules() -> list[str]:
-    """Names of the files in pages/, each a page."""
-    return sorted(info.name for info in pkgutil.iter_modules(pages.__path__))
-
-
 def routes() -> list[Route]:
-    found = (importlib.import_module(f"{pages.__name__}.{name}") for name in page_modules())
+    """Of all files in pages/."""
+    found = (importlib.import_module(f"{pages.__name__}.{info.name}") for info in pkgutil.iter_modules(pages.__path__))
     return [route for module in found for route in module.ROUTES]
 
 

@@ -11,10 +11,10 @@ import hashlib
 import hmac
 import re
 from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,9 +51,8 @@ class Guard:
             if message["type"] == "http.response.start":
                 told = MutableHeaders(scope=message)
                 told.update(_HEADERS)
-                told.setdefault(
-                    "Cache-Control", "no-cache"
-                )  # scripts of another version than the page's would break it
+                # Scripts of another version than the page's would break it.
+                told.setdefault("Cache-Control", "no-cache")
             await send(message)
 
         await answer(scope, receive, with_headers)
@@ -101,7 +100,8 @@ class Guard:
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
         if hmac.compare_digest(bearer.encode(), self._token.encode()):
             return None
-        if hmac.compare_digest(_brought(headers, _cookie(self._token)).encode(), _proof(self._token).encode()):
+        brought = Request(scope).cookies.get(_cookie(self._token), "")
+        if hmac.compare_digest(brought.encode(), _proof(self._token).encode()):
             return None
         return _said(401, "open the viewer by the URL that `treadwheel view` printed: it has the token")
 
@@ -119,14 +119,6 @@ def _cookie(token: str) -> str:
 
 def _proof(token: str) -> str:
     return hmac.digest(token.encode(), b"cookie", "sha256").hex()
-
-
-def _brought(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return found.value if found else ""
 
 
 def _said(status: int, message: str, headers: dict[str, str] | None = None) -> Response:

@@ -1,23 +1,15 @@
 """One recorded step of a run, read from its file of trajectories: groups, what became of each trajectory, texts, and tokens.
 
-    step = open_step(run, 12)                  # 404 with a sentence where nothing is recorded
-    for group in step.groups():                # in the order in which the learner took them; reads no text and no token id
-        group.ticket_index, [trajectory.reward for trajectory in group.trajectories]
-    step.prompt(7), step.completions(7)        # texts of the group with ticket 7, by sample
-    step.tokens(7, 3)                          # columns of one trajectory, a value a token
-    step.learned()                             # what the learner saw of these tokens, where that was recorded
-
 A local file is mapped: what is not asked for is not read. An object store gives whole files; the last two are kept.
 """
 
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
@@ -60,7 +52,8 @@ class Trajectory:
     num_trained: int
     """Of these, how many the policy wrote: the loss mask is true."""
     oldest_version: int | None
-    """Policy version of the oldest token that is trained on. None, as are the next two, where it failed before its first token."""
+    """Policy version of the oldest token that is trained on; of all, where none is. None, as are the next two, where it failed before its
+    first token."""
     newest_version: int | None
     staleness: int | None
     """Version of the policy that learns from it, minus `oldest_version`."""
@@ -94,7 +87,7 @@ class RecordedStep:
             self._reader = pa.ipc.open_file(_content(run.directory, name))
             self._refuse_another_schema()
             self._batches = {
-                self._read(place, ["ticket_index"])["ticket_index"][0].as_py(): place
+                self._read(place, ("ticket_index",))["ticket_index"][0].as_py(): place
                 for place in range(self._reader.num_record_batches)
             }
         except (pa.ArrowException, OSError, IndexError) as error:
@@ -106,46 +99,52 @@ class RecordedStep:
         return list(self._batches)
 
     def groups(self) -> list[Group]:
+        """In that order. Reads no text and no token id."""
         return [self.group(ticket) for ticket in self._batches]
 
     def group(self, ticket: int) -> Group:
-        batch = self._group(ticket, ["group_id", "prompt_id", *_TOLD])
+        batch = self.columns(ticket, "group_id", "prompt_id", *_TOLD)
         rows = batch.select([name for name in _TOLD if name not in ("loss_mask", "policy_versions")]).to_pylist()
         self._refuse_ragged(batch)
-        spans = zip(*_spans(batch["policy_versions"], batch["loss_mask"]), strict=True)
         return Group(
             ticket_index=ticket,
             group_id=batch["group_id"][0].as_py(),
             prompt_id=batch["prompt_id"][0].as_py(),
             seconds=(max(row["finished_at"] for row in rows) - min(row["started_at"] for row in rows)).total_seconds(),
             trajectories=tuple(
-                Trajectory(
-                    sample_index=row["sample_index"],
-                    reward=row["reward"],
-                    reward_status=row["reward_status"],
-                    reward_message=row["reward_message"],
-                    components=dict(row["reward_components"]),
-                    finish_reason=row["finish_reason"],
-                    worker=row["worker"],
-                    num_tokens=num_tokens,
-                    num_trained=num_trained,
-                    oldest_version=oldest,
-                    newest_version=newest,
-                    staleness=None if oldest is None else self.step - 1 - oldest,
-                    episode=facts_of(row),
-                )
-                for row, (num_tokens, num_trained, oldest, newest) in zip(rows, spans, strict=True)
+                self._trajectory(row, versions.values, mask.values)
+                for row, versions, mask in zip(rows, batch["policy_versions"], batch["loss_mask"], strict=True)
             ),
+        )
+
+    def _trajectory(self, row: Mapping[str, Any], versions: pa.Array, mask: pa.Array) -> Trajectory:
+        found, is_trained = versions.to_numpy(), mask.to_numpy(zero_copy_only=False)
+        counted = found[is_trained] if is_trained.any() else found
+        oldest, newest = (int(counted.min()), int(counted.max())) if len(counted) else (None, None)
+        return Trajectory(
+            sample_index=row["sample_index"],
+            reward=row["reward"],
+            reward_status=row["reward_status"],
+            reward_message=row["reward_message"],
+            components=dict(row["reward_components"]),
+            finish_reason=row["finish_reason"],
+            worker=row["worker"],
+            num_tokens=len(versions),
+            num_trained=int(is_trained.sum()),
+            oldest_version=oldest,
+            newest_version=newest,
+            staleness=None if oldest is None else self.step - 1 - oldest,
+            episode=facts_of(row),
         )
 
     def prompt(self, ticket: int) -> tuple[str, Mapping[str, Any]]:
         """The prompt's text as the policy saw it, and its columns: `messages` where it was a conversation, an answer, or other things."""
-        batch = self._group(ticket, ["prompt_text", "info"])
+        batch = self.columns(ticket, "prompt_text", "info")
         return batch["prompt_text"][0].as_py(), _columns(batch["info"][0].as_py())
 
     def completions(self, ticket: int) -> dict[int, str]:
         """Texts of a group's completions by sample, without special tokens; of an episode, what the model said last."""
-        batch = self._group(ticket, ["sample_index", "completion_text", "messages", "episode"])
+        batch = self.columns(ticket, "sample_index", "completion_text", "messages", "episode")
         texts: dict[int, str] = {}
         for row in batch.to_pylist():
             said = last_words(row)
@@ -153,13 +152,13 @@ class RecordedStep:
         return texts
 
     def columns(self, ticket: int, *names: str) -> pa.RecordBatch:
-        """These columns of a group, a row a trajectory: for a look at many groups."""
-        return self._group(ticket, list(names))
+        """These columns of a group, a row a trajectory: an episode of several segments is one completion."""
+        return self._read(self._place(ticket), names)
 
     def tokens(self, ticket: int, sample: int) -> dict[str, list[Any] | None]:
         """`prompt_token_ids`; and of the completion, a value a token: `completion_token_ids`, `loss_mask`, `policy_versions`,
         `rollout_logprobs`, `reference_logprobs`, `token_rewards`. None for a column that was not recorded."""
-        batch = self._group(ticket, ["sample_index", "prompt_token_ids", "completion_token_ids", *_TOKENS])
+        batch = self.columns(ticket, "sample_index", "prompt_token_ids", "completion_token_ids", *_TOKENS)
         samples = batch["sample_index"].to_pylist()
         if sample not in samples:
             raise HTTPException(404, f"group {ticket} of step {self.step} has no trajectory {sample}")
@@ -176,7 +175,7 @@ class RecordedStep:
         return batch.filter(pc.equal(batch["sample_index"], sample)).to_pylist()
 
     def learned(self) -> Learned | None:
-        """None where it was not recorded, or not yet."""
+        """What the learner saw of these tokens; None where it was not recorded, or not yet."""
         try:
             return learned_of(self._directory, self._name)
         except DataError as error:
@@ -199,18 +198,14 @@ class RecordedStep:
                 f"{self.path} is damaged: a completion with a reward is empty, or its columns have different lengths"
             )
 
-    def _group(self, ticket: int, names: list[str]) -> pa.RecordBatch:
-        return self._read(self._place(ticket), names)
-
     def _place(self, ticket: int) -> int:
         if ticket not in self._batches:
             raise HTTPException(404, f"step {self.step} has no group {ticket}")
         return self._batches[ticket]
 
-    def _read(self, place: int, names: list[str]) -> pa.RecordBatch:
-        """One row a trajectory: an episode of several segments is shown as one completion."""
+    def _read(self, place: int, names: Sequence[str]) -> pa.RecordBatch:
         try:
-            return whole(self._rows(place, names)).select(names)
+            return whole(self._rows(place, names)).select(list(names))
         except DataError as error:
             raise DataError(f"{self.path}: {error}") from error
 
@@ -298,23 +293,3 @@ def _columns(info: str) -> dict[str, Any]:
         return value if math.isfinite(value := float(number)) else number
 
     return json.loads(info, parse_constant=str, parse_float=told)
-
-
-def _spans(versions: pa.ListArray, mask: pa.ListArray) -> Iterator[list[Any]]:
-    """Columns, a value a trajectory: number of tokens, of trained tokens, oldest and newest version of the trained ones (of all, where
-    none is trained; None without a token)."""
-    lengths = pc.list_value_length(versions).to_numpy()
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    # One token more, which counts nowhere: an empty completion at the end starts at a token too.
-    values = np.append(versions.flatten().to_numpy(), 0)
-    is_trained = np.append(mask.flatten().to_numpy(zero_copy_only=False), False)
-    num_trained = np.where(lengths == 0, 0, np.add.reduceat(is_trained.astype(np.int64), starts))
-    counts = is_trained | np.append(np.repeat(num_trained == 0, lengths), False)
-    limits = np.iinfo(np.int32)
-    yield lengths.tolist()
-    yield num_trained.tolist()
-    for reduced in (
-        np.minimum.reduceat(np.where(counts, values, limits.max), starts),
-        np.maximum.reduceat(np.where(counts, values, limits.min), starts),
-    ):
-        yield [found if length else None for found, length in zip(reduced.tolist(), lengths, strict=True)]

@@ -148,13 +148,10 @@ def _split(content: bytes) -> list[tuple[int, str]]:
     """The characters of more than one byte, each with the place of its first byte."""
     found: list[tuple[int, str]] = []
     start = 0
-    while start < len(content):
-        length = 1
-        for tried in (2, 3, 4):
-            if content[start] >= 0xC2 and _is_text(content[start : start + tried]) and start + tried <= len(content):
-                found.append((start, content[start : start + tried].decode()))
-                length = tried
-                break
+    for letter in content.decode(errors="surrogateescape"):
+        length = len(letter.encode(errors="surrogateescape"))
+        if length > 1:
+            found.append((start, letter))
         start += length
     return found
 

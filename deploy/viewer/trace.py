@@ -40,14 +40,14 @@ def trace_events(
     marks = [each for each in fleet.marks(events) if begin <= each["time"] <= end]
     actors = {*by_actor, *(mark["actor"] or CONTROLLER for mark in marks)}
     pids = {actor: pid for pid, actor in enumerate(sorted(actors, key=fleet.natural), start=1)}
-    found = [_named(what, pid, name) for name, pid in pids.items() for what in ("process_name", "thread_name")]
+    found = [
+        {"ph": "M", "name": what, "pid": pid, "tid": _TID, "args": {"name": name}}
+        for name, pid in pids.items()
+        for what in ("process_name", "thread_name")
+    ]
     for actor, lines in by_actor.items():
         found += _slices(lines, pid=pids[actor], begin=begin, end=end)
     return found + [_instant(mark, pid=pids[mark["actor"] or CONTROLLER], begin=begin) for mark in marks]
-
-
-def _named(what: str, pid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": _TID, "args": {"name": name}}
 
 
 def _slices(lines: Sequence[Line], *, pid: int, begin: float, end: float) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from cluster.contracts.errors import AlreadyExistsError, StorageError
 from cluster.record import object_store
 from cluster.record.local_files import LocalFiles
 from cluster.record.object_store import ObjectStore
-from cluster.record.storage import Files
 from tests.object_store import azure, quick_requests, s3
 from tests.store_proxy import Proxy, seeded
 
@@ -34,7 +33,7 @@ def azurite() -> Iterator[Proxy]:
 
 
 @pytest.fixture(params=["disk", "memory", "s3", "faulty s3", "azure", "faulty azure"])
-def files(request, tmp_path, monkeypatch) -> Iterator[Files]:
+def files(request, tmp_path, monkeypatch) -> Iterator[LocalFiles | ObjectStore]:
     quick_requests(monkeypatch)
     if request.param == "disk":
         yield LocalFiles(str(tmp_path))

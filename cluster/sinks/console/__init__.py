@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import yaml
 from rich.console import RenderableType
 from rich.text import Text
 
 from cluster.contracts.errors import StorageError
 from cluster.metrics import Sink
-from cluster.record.run_directory import RUN_YAML, STATUS, RunDirectory
+from cluster.record.run_directory import STATUS, RunDirectory
 from cluster.sinks.console.drawing import Drawn
 from cluster.sinks.console.plain import PlainLines, Warnings
 from cluster.sinks.console.standing import Standing
@@ -28,14 +27,14 @@ def console(*, directory: RunDirectory, num_steps: int, quiet: bool = False) -> 
         return Warnings(stream=sys.stderr)
     if num_steps == 0 or not is_live(sys.stdout):
         return PlainLines(num_steps, stream=sys.stdout)
-    return LiveTable(standing_of(directory, num_steps=num_steps), read_status=_status_reader(directory))
+    return LiveTable(directory, num_steps=num_steps)
 
 
 def standing_of(
     directory: RunDirectory, *, num_steps: int | None = None, now: Callable[[], float] = time.time
 ) -> Standing:
     """Of a run of which nothing is known yet but its settings. They are only read: another version may have written them."""
-    settings: Any = yaml.safe_load(directory.read_text(RUN_YAML)) if directory.exists(RUN_YAML) else {}
+    settings = directory.settings()
     return Standing(
         title=directory.url,
         num_steps=settings.get("num_steps", 0) if num_steps is None else num_steps,
@@ -47,10 +46,9 @@ def standing_of(
 class LiveTable:
     """Numbers in place, warnings above them as lines that stay."""
 
-    def __init__(self, standing: Standing, *, read_status: Callable[[], dict[str, Any]]) -> None:
-        """`read_status` says what every actor does."""
-        self._standing = standing
-        self._read_status = read_status
+    def __init__(self, directory: RunDirectory, *, num_steps: int) -> None:
+        self._directory = directory
+        self._standing = standing_of(directory, num_steps=num_steps)
         self._read_at = 0.0
         self._shown = contextlib.ExitStack()
         self._terminal = self._shown.enter_context(live(self._draw))
@@ -71,21 +69,13 @@ class LiveTable:
         self._shown.close()
 
     def _draw(self) -> RenderableType:
-        if self._standing.now() - self._read_at > _STATUS_EVERY_S:
+        # A look into an object store costs time and money, for what a run's own events say as well.
+        if self._directory.is_local and self._standing.now() - self._read_at > _STATUS_EVERY_S:
             self._read_at = self._standing.now()
-            status = self._read_status()
+            status = status_of(self._directory)
             with self._standing.lock:
                 self._standing.status(status)
         return Drawn(self._standing)
-
-
-def _status_reader(directory: RunDirectory) -> Callable[[], dict[str, Any]]:
-    """From a disk. A look into an object store costs time and money, for what a run's own events say as well."""
-
-    def read() -> dict[str, Any]:
-        return status_of(directory) if directory.is_local else {}
-
-    return read
 
 
 def status_of(directory: RunDirectory) -> dict[str, Any]:

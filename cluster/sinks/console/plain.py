@@ -8,28 +8,24 @@ from typing import Any, TextIO
 from cluster.sinks.console.standing import Pace
 from cluster.sinks.console.words import Weight, printed, stage, told
 
-_SHOWN: tuple[tuple[tuple[tuple[str, str], ...], Callable[[float], str]], ...] = (
-    ((("reward", "reward/mean"),), "{:.3f}".format),
-    (
-        (("KL to reference", "learner/kl_reference_k3_mean"), ("KL to old policy", "learner/kl_old_k3_mean")),
-        "{:.4f}".format,
-    ),
-    ((("sampling", "speed/sampling_tokens_per_s"),), "{:,.0f} tok/s".format),
-    ((("learning", "speed/learning_tokens_per_s"),), "{:,.0f} tok/s".format),
-    ((("staleness", "staleness/max"),), "{:.0f}".format),
-    ((("eval", "eval/accuracy"),), "{:.3f}".format),
+_SHOWN = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("KL to reference", "learner/kl_reference_k3_mean", "{:.4f}"),
+    ("KL to old policy", "learner/kl_old_k3_mean", "{:.4f}"),
+    ("sampling", "speed/sampling_tokens_per_s", "{:,.0f} tok/s"),
+    ("learning", "speed/learning_tokens_per_s", "{:,.0f} tok/s"),
+    ("staleness", "staleness/max", "{:.0f}"),
+    ("eval", "eval/accuracy", "{:.3f}"),
 )
-"""Label and metric, the first that is there; and its format."""
+"""Label, metric and format."""
 
 
 def line_of(metrics: Mapping[str, float]) -> str:
-    """What a step shows: `reward 0.612  KL to reference 0.0031  sampling 3,412 tok/s`."""
-    parts: list[str] = []
-    for choices, shown in _SHOWN:
-        found = next(((label, metrics[name]) for label, name in choices if name in metrics), None)
-        if found is not None:
-            parts.append(f"{found[0]} {shown(found[1])}")
-    return "  ".join(parts)
+    """What a step shows: `reward 0.612  KL to reference 0.0031  sampling 3,412 tok/s`. One KL is enough."""
+    shown = {label: form.format(metrics[name]) for label, name, form in _SHOWN if name in metrics}
+    if "KL to reference" in shown:
+        shown.pop("KL to old policy", None)
+    return "  ".join(f"{label} {value}" for label, value in shown.items())
 
 
 class PlainLines:
@@ -48,22 +44,19 @@ class PlainLines:
         self._pace.step(version, self._now() if at is None else at, is_sampled="time/step_s" in metrics)
         left = self._pace.seconds_left(self._num_steps)
         ending = "" if left is None else f"  left {timedelta(seconds=round(left))}"
-        self._print(f"step {version}/{self._num_steps}  {line_of(metrics)}{ending}")
+        _write_line(f"step {version}/{self._num_steps}  {line_of(metrics)}{ending}", self._stream)
 
     def event(self, record: Mapping[str, Any]) -> None:
         """The command itself says last why a run failed."""
         for line in printed(record):
-            self._print(line)
+            _write_line(line, self._stream)
         sentence = told(record)
         if self._is_starting and "message" not in record and (waits_for := stage(record)):
-            self._print(f"starting: {waits_for}")
+            _write_line(f"starting: {waits_for}", self._stream)
         if sentence and record["kind"] != "failed" and ("message" in record or sentence.weight > Weight.NOTE):
-            self._print(f"{sentence.kind}: {sentence.words}")
+            _write_line(f"{sentence.kind}: {sentence.words}", self._stream)
 
     def close(self) -> None: ...
-
-    def _print(self, line: str) -> None:
-        _write_line(line, self._stream)
 
 
 class Warnings:

@@ -138,7 +138,11 @@ class Standing:
             self.is_preempted = True
         elif kind == "scale" and record.get("actors") == "rollout_workers":
             self.num_wanted = int(record["num_workers"])
-        self._note_health(record)
+        elif kind == "failure" and record.get("decision") == "restart":
+            self.num_restarts += 1
+            self._away.add(str(record.get("actor")))
+        elif kind in ("recovery", "worker_joined", "worker_left"):
+            self._away.discard(str(record.get("actor")))
         if sentence := told(record):
             self.told.append(sentence)
         return sentence
@@ -149,14 +153,6 @@ class Standing:
         self.actors = tuple(
             Doing(actor=str(each["actor"]), phase=str(each["phase"]), since=float(each["since"])) for each in actors
         )
-
-    def _note_health(self, record: Mapping[str, Any]) -> None:
-        actor = str(record.get("actor"))
-        if record["kind"] == "failure" and record.get("decision") == "restart":
-            self.num_restarts += 1
-            self._away.add(actor)
-        elif record["kind"] in ("recovery", "worker_joined", "worker_left"):
-            self._away.discard(actor)
 
     # What it comes to
 

@@ -53,7 +53,7 @@ def told_of(step: RecordedStep, found: Group) -> dict[str, Any]:
             "messages": _conversation(columns.get("messages")),
             "columns": {name: value for name, value in columns.items() if name != "messages"},
         },
-        "trajectories": [_row(each) for each in sorted(found.trajectories, key=_best_first)],
+        "trajectories": [asdict(each) for each in sorted(found.trajectories, key=_best_first)],
     }
 
 
@@ -76,14 +76,6 @@ def _conversation(messages: Any) -> list[dict[str, Any]] | None:
 def _best_first(trajectory: Trajectory) -> tuple[float, int]:
     """Those without a reward come last."""
     return (math.inf if trajectory.reward is None else -trajectory.reward, trajectory.sample_index)
-
-
-def _row(trajectory: Trajectory) -> dict[str, Any]:
-    episode = trajectory.episode
-    return {
-        **{name: getattr(trajectory, name) for name in Trajectory.__slots__},
-        "episode": None if episode is None else asdict(episode),
-    }
 
 
 ROUTES = page("/run/{run}/step/{step:int}/group/{ticket:int}", group, template="group.html", here="step")

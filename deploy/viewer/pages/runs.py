@@ -1,18 +1,16 @@
 """All runs at a glance, and several of them against each other: their curves, their settings, their passports."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from cluster.contracts.errors import TreadwheelError
 from cluster.contracts.settings import flat, in_words
 from deploy.reports.passport import is_mathematical
-from deploy.viewer.page import render, run_of
+from deploy.viewer.page import page, run_of
 from deploy.viewer.runs import Run
 from deploy.viewer.series import compared, facts, spark, values
 
@@ -69,16 +67,7 @@ def _asked(request: Request) -> list[Run]:
     return [run_of(request, name) for name in names]
 
 
-def _routes(name: str, data: Callable[[Request], dict[str, Any]]) -> list[Route]:
-    """The page at the path of its name, and its JSON."""
-
-    def show(request: Request) -> Response:
-        return render(request, f"{name}.html", run=None, here=name, data=data(request))
-
-    return [Route(f"/{name}.json", lambda request: JSONResponse(data(request))), Route(f"/{name}", show)]
-
-
 ROUTES = [
-    *_routes("runs", lambda request: runs(request.app.state.runs.all())),
-    *_routes("compare", lambda request: comparison(_asked(request))),
+    *page("/runs", lambda _, request: runs(request.app.state.runs.all()), template="runs.html"),
+    *page("/compare", lambda _, request: comparison(_asked(request)), template="compare.html"),
 ]

@@ -91,6 +91,7 @@ def step(run: Run, request: Request) -> dict[str, Any]:
         raise HTTPException(404, why)
     groups = recorded.groups() if recorded else []
     line = lines.get(number, {})
+    numbers = {name: value for name, value in sorted(line.items()) if name not in ("policy_version", "time")}
     known = sorted({*lines, *recorded_steps(run), number})
     previous, following = neighbours(known, number)
     rewards = [each.reward for group in groups for each in group.trajectories if each.reward is not None]
@@ -108,7 +109,9 @@ def step(run: Run, request: Request) -> dict[str, Any]:
         "next": following,
         "why": why,
         "facts": [{"label": label, "value": line[name]} for name, label in _FACTS if line.get(name) is not None],
-        "numbers": [{"name": name, "value": value} for name, value in sorted(line.items()) if _is_number(name, value)],
+        "numbers": [
+            {"name": name, "value": value} for name, value in numbers.items() if isinstance(value, int | float)
+        ],
         "num_groups": len(groups),
         "num_trajectories": sum(len(group.trajectories) for group in groups),
         "ticks": axis.ticks(),
@@ -153,10 +156,6 @@ def _detailed(run: Run, recorded: RecordedStep | None) -> tuple[set[int], str]:
     return {ticket for ticket, _ in learned.places} if learned else set(), ""
 
 
-def _is_number(name: str, value: Any) -> bool:
-    return name not in ("policy_version", "time") and isinstance(value, int | float)
-
-
 def _row(place: int, group: Group) -> dict[str, Any]:
     """What is said of one group, without its dots."""
     told = group.trajectories
@@ -197,7 +196,7 @@ def _drawn(row: Mapping[str, Any], axis: Axis, recorded: RecordedStep) -> dict[s
                 "reward": each.reward,
                 "num_tokens": each.num_tokens,
                 "finish": each.finish_reason,
-                "episode": None if each.episode is None else asdict(each.episode),
+                "episode": each.episode and asdict(each.episode),
                 **place,
             }
             for each, place in zip(told, placed, strict=True)

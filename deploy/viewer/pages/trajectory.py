@@ -103,8 +103,7 @@ def _learned_of(run: Run, step: RecordedStep) -> tuple[Learned | None, str]:
 def _shown(texts: TokenTexts | None, token_ids: list[int]) -> dict[str, Any]:
     if texts is None:
         return {"texts": [f"⟨{number}⟩" for number in token_ids], "broken": [], "characters": {}, "special": []}
-    shown = texts.shown(token_ids)
-    return {name: getattr(shown, name) for name in ("texts", "broken", "characters", "special")}
+    return asdict(texts.shown(token_ids))
 
 
 def _why_numbers(run: Run) -> str:
@@ -123,12 +122,9 @@ def _words(values: Iterable[Any] | None) -> list[Any] | None:
 def _word(value: Any) -> Any:
     if not isinstance(value, float):
         return value
-    # Nine digits tell every float32 from every other.
-    return (
-        float(f"{value:.9g}")
-        if math.isfinite(value)
-        else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-    )
+    if not math.isfinite(value):
+        return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
+    return float(f"{value:.9g}")  # nine digits tell every float32 from every other
 
 
 ROUTES = page(

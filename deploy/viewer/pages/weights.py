@@ -10,6 +10,7 @@ from deploy.viewer.page import page
 from deploy.viewer.runs import Run
 
 _MOST_BROADCASTS = 200
+_SENT = ("policy_version", "digest", "num_workers", "time")
 _PROVED = ("policy_version", "canary_mean_error", "noise_floor", "distinguishable")
 _PANELS = (
     ("Canary", "nats, worst worker", True, (("weights/canary_error", "mean"), ("weights/canary_max_error", "largest token"),
@@ -61,17 +62,8 @@ def workers(found: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, An
 
 def broadcasts(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Every version that was sent, once, in order: a step that was learned again was sent again, and the later counts."""
-    sent = {
-        event["policy_version"]: {
-            "policy_version": event["policy_version"],
-            "digest": event["digest"],
-            "num_workers": event.get("num_workers"),
-            "time": event["time"],
-        }
-        for event in events
-        if event["kind"] in ("broadcast", "published")
-    }
-    return [sent[version] for version in sorted(sent)]
+    sent = {event["policy_version"]: event for event in events if event["kind"] in ("broadcast", "published")}
+    return [{name: sent[version].get(name) for name in _SENT} for version in sorted(sent)]
 
 
 ROUTES = page("/run/{run}/weights", weights, template="weights.html")

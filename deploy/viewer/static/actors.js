@@ -1,50 +1,30 @@
 // The Gantt of the actors: a row each, its life below, its phases above; and the table of how they are.
 import { follow } from "./live.js";
-import { element, lasting, number, seconds, time } from "./words.js";
+import { data, renew, run } from "./page.js";
+import { element, lasting, number, seconds, svg, time } from "./words.js";
 
-const SVG = "http://www.w3.org/2000/svg";
-const root = document.documentElement.dataset.root;
-let data = JSON.parse(document.querySelector("#data").textContent);
-const run = `${root}/run/${encodeURIComponent(data.run)}`;
 const ROW = 26, BAR = 16, AXIS = 22;
 const NAMES = {
   sampling: "sampling", learning: "learning", judging: "judging", evaluation: "evaluation", loading: "weights on their way",
   saving: "saving", start: "starting", waiting: "waiting, idle",
 };
 
-function svg(name, attributes, ...children) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-function titled(made, words) {
-  const title = svg("title", {});
-  title.textContent = words;
-  made.append(title);
-  return made;
-}
-
 function gantt() {
   const place = document.querySelector("#gantt"), narrow = place.clientWidth < 560;
   const left = narrow ? 84 : 130, width = place.clientWidth, height = data.rows.length * ROW + AXIS;
   const x = (unix) => left + (Math.min(Math.max((unix - data.begin) / (data.end - data.begin || 1), 0), 1)) * (width - left - 4);
-  const bar = (span, y, high, cls, words) => titled(svg("rect", {
+  const bar = (span, y, high, cls, words) => svg("rect", {
     class: cls, x: x(span.start).toFixed(1), y, width: Math.max(1, x(span.end) - x(span.start)).toFixed(1), height: high, rx: high > 6 ? 2 : 0,
-  }), words);
+  }, svg("title", {}, words));
   const drawn = svg("svg", { width, height, role: "img", "aria-label": `Phases of ${data.rows.length} actors over ${lasting(data.end - data.begin)}; the table below says how they are` });
   for (let share = 0; share <= 1.001; share += narrow ? 0.5 : 0.25) {
     const at = data.begin + share * (data.end - data.begin), across = x(at);
     drawn.append(svg("line", { class: "rule", x1: across, x2: across, y1: 0, y2: height - AXIS }));
-    const label = svg("text", { x: across, y: height - 6, "text-anchor": share > 0.99 ? "end" : share < 0.01 ? "start" : "middle" });
-    label.textContent = time(at);
-    drawn.append(label);
+    drawn.append(svg("text", { x: across, y: height - 6, "text-anchor": share > 0.99 ? "end" : share < 0.01 ? "start" : "middle" }, time(at)));
   }
   data.rows.forEach((row, index) => {
-    const y = index * ROW, label = svg("text", { class: "name", x: 0, y: y + 16 });
-    label.textContent = narrow && row.actor.length > 11 ? `${row.actor.slice(0, 10)}…` : row.actor;
-    drawn.append(titled(label, row.actor));
+    const y = index * ROW, name = narrow && row.actor.length > 11 ? `${row.actor.slice(0, 10)}…` : row.actor;
+    drawn.append(svg("text", { class: "name", x: 0, y: y + 16 }, name, svg("title", {}, row.actor)));
     for (const span of row.life) {
       const words = `${row.actor}: ${span.state} for ${seconds(span.end - span.start)}${span.words ? ` (${span.words})` : ""}`;
       if (span.state === "dead") drawn.append(bar(span, y + 3, BAR + 3, "life dead", words));
@@ -86,10 +66,7 @@ function show() {
 }
 
 async function again() {
-  const answer = await fetch(`${run}/actors.json?window=${data.window}`);
-  if (!answer.ok) return;
-  data = await answer.json();
-  show();
+  if (await renew(`actors.json?window=${data.window}`)) show();
 }
 
 new ResizeObserver(gantt).observe(document.querySelector("#gantt"));

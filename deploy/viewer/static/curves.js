@@ -1,22 +1,14 @@
 // One panel of curves in SVG: lines, points, a bound, marks of events; the value under the pointer, or under the arrow keys.
 import { nice, vertical } from "./scale.js";
-import { element, number, short } from "./words.js";
+import { element, number, short, svg } from "./words.js";
 
 const HEIGHT = 190, LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 24;
 const MANY = 150; // points, from which on a line is noise without its mean
 const NEWS = 50; // steps, after which the server's means are too old
-const SVG = "http://www.w3.org/2000/svg";
 
-function svg(name, attributes, text) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-export class Curves {
+class Curves {
   /** `panel` as the server's series.py makes it; `open(step)` is called for the step that is chosen. */
-  constructor(panel, { marks = [], open = undefined } = {}) {
+  constructor(panel, marks, open) {
     this.panel = panel;
     this.marks = marks;
     this.open = open;
@@ -195,6 +187,21 @@ export class Curves {
     const values = lines.map((line) => `${line.label} ${number(line.points.at(-1)[1])} at step ${line.points.at(-1)[0]}`);
     return `${this.panel.title}${this.panel.unit ? `, ${this.panel.unit}` : ""}: ${values.join("; ") || "nothing"}. Arrow keys read values.`;
   }
+}
+
+const charts = new Map();
+
+/** Panels of the page, by their titles: made once, and then brought up to date. */
+export function showPanels(panels, { marks = [], open = undefined } = {}) {
+  for (const panel of panels) {
+    const chart = charts.get(panel.title);
+    if (chart) chart.update(panel, marks);
+    else {
+      charts.set(panel.title, new Curves(panel, marks, open));
+      document.querySelector("#panels").append(charts.get(panel.title).element);
+    }
+  }
+  return [...charts.values()];
 }
 
 /** Means of each point with its neighbours, as many on both sides: an end has none to lean on, so it is nearly itself. */

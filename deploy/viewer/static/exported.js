@@ -1,16 +1,11 @@
 // A step in one file: its groups, and the views of each by the part of the address after #.
-import { reward } from "./prompts.js";
+import { lastSaid, reward } from "./prompts.js";
 import { groupView, range, trajectoryView } from "./views.js";
 import { element, number } from "./words.js";
 
 const data = JSON.parse(document.querySelector("#data").textContent);
 const view = document.querySelector("#view");
 const links = { step: () => "#", group: (ticket) => (ticket === null ? null : `#${ticket}`), trajectory: (ticket, sample) => `#${ticket}/${sample}` };
-
-function begins({ text, messages }) {
-  const last = messages?.at(-1)?.content ?? text;
-  return (typeof last === "string" ? last : JSON.stringify(last)).slice(0, 160);
-}
 
 /** What became of a group's episodes together; nothing for single turns. */
 function episodes(group) {
@@ -24,7 +19,7 @@ function episodes(group) {
 
 function stepView() {
   const rows = data.groups.map((group) => element("li", {}, element("a", { href: links.group(group.ticket) }, `Group ${group.ticket}`),
-    element("div", {}, element("div", { class: "begins soft" }, begins(group.prompt)), ...episodes(group)),
+    element("div", {}, element("div", { class: "begins soft" }, lastSaid(group.prompt).slice(0, 160)), ...episodes(group)),
     element("div", { class: "row siblings" }, ...group.trajectories.map((each) =>
       element("a", { class: "chip", href: links.trajectory(group.ticket, each.sample_index), "aria-label": `Trajectory ${each.sample_index}: ${reward(each)}` }, reward(each))))));
   const left = data.num_left_out ? [element("p", { class: "soft" }, `${number(data.num_left_out)} more groups are in the run, and not in this file: it would grow too large.`)] : [];

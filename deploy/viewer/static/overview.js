@@ -1,15 +1,13 @@
 // The overview: what the server sent with the page, and what is new since.
-import { Curves } from "./curves.js";
+import { showPanels } from "./curves.js";
 import { follow } from "./live.js";
+import { data, renew, run } from "./page.js";
 import { element, lasting, number, seconds, time } from "./words.js";
 
-const root = document.documentElement.dataset.root;
-let data = JSON.parse(document.querySelector("#data").textContent);
-const run = `${root}/run/${encodeURIComponent(data.run)}`;
 const skew = Date.now() / 1000 - data.now; // this clock against the server's
-const charts = new Map();
 const place = (id) => document.querySelector(`#${id}`);
-const open = document.querySelector("[data-steps]") ? (step) => step > 0 && location.assign(`${run}/step/${step}`) : undefined;
+const open = (step) => step > 0 && location.assign(`${run}/step/${step}`);
+let charts = [];
 
 function ago(unix) {
   return unix ? `${lasting(Math.max(0, Date.now() / 1000 - skew - unix))} ago` : "–";
@@ -55,35 +53,21 @@ function showActors(actors) {
 function showEvents(events) {
   place("events").replaceChildren(...events.slice(0, 200).map((event) => element("li", { class: event.tone },
     element("time", { datetime: new Date(event.time * 1000).toISOString() }, time(event.time)),
-    event.step && open ? element("a", { href: `${run}/step/${event.step}` }, `step ${event.step}`) : element("span", {}, `step ${event.step}`),
+    event.step ? element("a", { href: `${run}/step/${event.step}` }, `step ${event.step}`) : element("span", {}, `step ${event.step}`),
     element("span", { class: "kind" }, event.kind.replaceAll("_", " ")), element("span", { class: "break" }, event.words))));
   if (!events.length) place("events").replaceChildren(element("li", {}, "Nothing yet."));
-}
-
-function showPanels() {
-  for (const panel of data.panels) {
-    const chart = charts.get(panel.title);
-    if (chart) chart.update(panel, data.marks);
-    else {
-      charts.set(panel.title, new Curves(panel, { marks: data.marks, open }));
-      place("panels").append(charts.get(panel.title).element);
-    }
-  }
-  place("waiting").hidden = charts.size > 0;
 }
 
 function show() {
   showFacts(data.facts);
   showActors(data.actors);
   showEvents(data.events);
-  showPanels();
+  charts = showPanels(data.panels, { marks: data.marks, open });
+  place("waiting").hidden = charts.length > 0;
 }
 
 async function again() {
-  const answer = await fetch(`${run}/index.json`);
-  if (!answer.ok) return;
-  data = await answer.json();
-  show();
+  if (await renew("index.json")) show();
 }
 
 const NO_CURVE = new Set(["started", "checkpoint"]);
@@ -98,8 +82,8 @@ function news(content) {
     showEvents(data.events);
   }
   if (!content.steps.length && !content.marks.length) return;
-  const isWhole = [...charts.values()].map((chart) => chart.push(content.steps)).every(Boolean);
-  if (!isWhole || (!charts.size && content.steps.length)) again();
+  const isWhole = charts.map((chart) => chart.push(content.steps)).every(Boolean);
+  if (!isWhole || (!charts.length && content.steps.length)) again();
 }
 
 show();

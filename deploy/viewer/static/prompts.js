@@ -33,12 +33,16 @@ function content(message) {
   return [text, ...calls].filter(Boolean).join("\n");
 }
 
+/** What a prompt ends with: its last message, where it was a conversation. */
+export function lastSaid({ text, messages }) {
+  return messages?.length ? content(messages.at(-1)) : text;
+}
+
 /** As a conversation where it was one, and as the text that the policy read. Closed, it shows how its last message begins. */
 export function prompt({ text, messages, columns }, { open }) {
   const length = messages ? messages.reduce((sum, message) => sum + content(message).length, 0) : text.length;
-  const last = messages?.length ? content(messages.at(-1)) : text;
   const shown = element("details", { class: "card prompt" }, element("summary", {}, element("h2", {}, "Prompt"),
-    element("span", { class: "soft begins" }, last.slice(0, 200)), element("small", {}, `${number(length)} characters`)));
+    element("span", { class: "soft begins" }, lastSaid({ text, messages }).slice(0, 200)), element("small", {}, `${number(length)} characters`)));
   shown.open = open && length <= LONG;
   if (messages) {
     shown.append(...messages.map(said));

@@ -1,12 +1,8 @@
 // Weights: the tables and curves that the server sent with the page, made anew with each step.
-import { Curves } from "./curves.js";
+import { showPanels } from "./curves.js";
 import { follow } from "./live.js";
+import { data, renew, run } from "./page.js";
 import { element, number, time } from "./words.js";
-
-const root = document.documentElement.dataset.root;
-let data = JSON.parse(document.querySelector("#data").textContent);
-const run = `${root}/run/${encodeURIComponent(data.run)}`;
-const charts = new Map();
 
 function digest(value) {
   return value ? element("code", { title: value }, value.slice(0, 16)) : "–";
@@ -30,20 +26,11 @@ function show() {
   document.querySelector("#workers tbody").replaceChildren(...(workers.length ? workers : [none]));
   document.querySelector("#broadcasts tbody").replaceChildren(...data.broadcasts.map((sent) => element("tr", {},
     cell(number(sent.policy_version), "number"), cell(time(sent.time), "whole"), cell(number(sent.num_workers), "number"), cell(digest(sent.digest)))));
-  for (const panel of data.panels) {
-    if (charts.has(panel.title)) charts.get(panel.title).update(panel, []);
-    else {
-      charts.set(panel.title, new Curves(panel));
-      document.querySelector("#panels").append(charts.get(panel.title).element);
-    }
-  }
+  showPanels(data.panels);
 }
 
 async function again() {
-  const answer = await fetch(`${run}/weights.json`);
-  if (!answer.ok) return;
-  data = await answer.json();
-  show();
+  if (await renew("weights.json")) show();
 }
 
 show();

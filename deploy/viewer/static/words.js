@@ -36,10 +36,18 @@ export function time(unix) {
   return new Date(unix * 1000).toLocaleTimeString();
 }
 
-/** An element with text and attributes: text never becomes HTML. */
-export function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
+function filled(made, attributes, children) {
   for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== null) made.setAttribute(key, value);
   made.append(...children);
   return made;
+}
+
+/** An element with text and attributes: text never becomes HTML. */
+export function element(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+/** The same, of a drawing. */
+export function svg(name, attributes = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }

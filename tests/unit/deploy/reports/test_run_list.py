@@ -128,6 +128,11 @@ def test_runs_below_a_stores_prefix_are_found():
     with s3("listed"):
         made("s3://listed/team/a", {"kind": "finished"})
         made("s3://listed/team/sweep/b", {"kind": "failed", "reason": "disk full"})
+        made("s3://listed/team/qwen2.5", {"kind": "finished"})
         made("s3://listed/other/c")
         found = {run.run_dir: run.state for run in listed(run_directories("s3://listed/team"))}
-    assert found == {"s3://listed/team/a": "finished", "s3://listed/team/sweep/b": "failed"}
+    assert found == {
+        "s3://listed/team/a": "finished",
+        "s3://listed/team/qwen2.5": "finished",
+        "s3://listed/team/sweep/b": "failed",
+    }

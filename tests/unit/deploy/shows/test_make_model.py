@@ -13,8 +13,8 @@ from actors.environments.grid import START, STEPS, make_grid
 from actors.environments.guess import guess
 from cluster.contracts.episodes import Said
 from cluster.contracts.types import FinishReason
+from deploy.quickstart.small_models import ASSISTANT_ID, END_ID, encode
 from deploy.shows import make_model
-from deploy.shows.make_model import ASSISTANT_ID, END_ID
 from deploy.shows.players import GUESS_PROMPT, calculating
 from tests.unit.actors.environments.played import play
 
@@ -107,7 +107,7 @@ def test_turns_and_tools_of_its_chat_template_are_exact(tokenizer):
 
 def test_it_learns_what_the_assistant_says_and_nothing_else(tokenizer):
     episode = calculating(Random(0), QUESTION, "123 * 456", sloppiness=0.0)
-    tokens, learnt = make_model.encode(tokenizer, episode, tools=[calculate.schema])
+    tokens, learnt = encode(tokenizer, episode, tools=[calculate.schema])
     assert tokens.count(ASSISTANT_ID) == 2 and learnt.count(END_ID) == 2
     said = tokenizer.decode([token for token in learnt if token != -100])
     call = '{"name": "calculate", "arguments": {"expression": "123 * 456"}}'

@@ -80,6 +80,15 @@ def test_with_a_token_the_printed_url_works_once_and_then_the_cookie(run):
     )
 
 
+def test_the_cookie_counts_among_those_of_other_programs_on_this_machine_whatever_they_are(run):
+    browser = _browser(run, token=TOKEN)
+    cookie = browser.get(f"/runs?token={TOKEN}").headers["set-cookie"].partition(";")[0]
+    browser.cookies.clear()
+    others = 'theme={"dark": true}; caf\u00e9=1; {=}'
+    assert browser.get("/runs", headers={"Cookie": f"{others}; {cookie}".encode()}).status_code == 200
+    assert browser.get("/runs", headers={"Cookie": others.encode()}).status_code == 401
+
+
 def test_a_run_that_cannot_be_read_is_told_in_a_sentence(run):
     (run / "events.jsonl").write_text("no JSON\n")
     answer = _browser(run).get("/run/run/")
