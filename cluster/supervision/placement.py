@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -49,9 +49,10 @@ class ClusterResources:
     def gpus(self) -> float:
         return sum(node.gpus for node in self.nodes)
 
-    @property
-    def most_threads(self) -> int:
-        return max(1, math.floor(max(node.cpus for node in self.nodes)))
+    def most_threads(self, *, gpus: float, may_be_on_spot: bool) -> int:
+        """Cores of the largest node where an actor with so many GPUs may be."""
+        fitting = [node.cpus for node in self.nodes if node.gpus >= gpus and (may_be_on_spot or not node.is_spot)]
+        return max(1, math.floor(max(fitting, default=0.0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,7 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
     """`needs` is what the objective asks for (`Objective.needs`): a loss of the user's may want reference log-probs though the KL
     has no coefficient. Raises ConfigError for GPUs that the cluster does not have, naming the setting and the way out.
     """
-    ask = partial(asked_bundles, config, most_threads=available.most_threads, needs=needs)
+    ask = partial(asked_bundles, config, available=available, needs=needs)
     fewest = fewest_workers(config)
     _check_gpus(config, ask(num_workers=fewest), available)
     for num_workers in range(_most_workers(config, available, others=ask(num_workers=0)), fewest - 1, -1):
@@ -184,7 +185,7 @@ def plan_learning(
 ) -> PlacementPlan:
     """As `plan`, where nothing is sampled: the learner's ranks, and the reference scorer if one is needed."""
     scored_by = needs if with_reference else ()
-    everyone = asked_bundles(config, most_threads=available.most_threads, needs=scored_by, num_workers=0)
+    everyone = asked_bundles(config, available=available, needs=scored_by, num_workers=0)
     judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL, ActorKind.JUDGE_SERVER)
     asked = tuple(each for each in everyone if each.kind not in judging)
     _check_gpus(config, asked, available)
@@ -202,15 +203,20 @@ def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
 
 
 def asked_bundles(
-    config: RunConfig, *, most_threads: int | None, needs: Collection[str], num_workers: int
+    config: RunConfig, *, available: ClusterResources | None, needs: Collection[str], num_workers: int
 ) -> tuple[Bundle, ...]:
-    """With all the CPUs that the run asks for. `most_threads` is what any node has; None when they are not there yet."""
+    """With all the CPUs that the run asks for. `available` is None while nodes are not there yet."""
     learner, rollout, reward, reference = config.learner, config.rollout, config.reward, config.reference
+    most_threads = cache(available.most_threads) if available else None  # asked for thousands of workers alike
 
     def bundle(
         kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None, *, num_processes: int = 1
     ) -> Bundle:
-        num_threads = num_threads or min(math.ceil(cpus), most_threads or math.ceil(cpus))
+        if num_threads is None:
+            num_threads = math.ceil(cpus)
+            if most_threads:
+                of_nodes = most_threads(gpus=gpus, may_be_on_spot=kind is ActorKind.ROLLOUT_WORKER)
+                num_threads = min(num_threads, of_nodes)
         takes_turns = rollout.colocated and kind in (ActorKind.LEARNER, ActorKind.ROLLOUT_WORKER)
         return Bundle(
             kind=kind,
@@ -265,7 +271,7 @@ def _most_workers(config: RunConfig, available: ClusterResources, *, others: Seq
 
 
 def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterResources) -> None:
-    asked = sum(bundle.gpus for bundle in fewest)
+    asked = _total(bundle.gpus for bundle in fewest)
     if asked <= available.gpus:
         return
     settings = Counter(f"{_gpu_setting(config, each)}={each.gpus:g}" for each in fewest if each.gpus)
@@ -288,6 +294,8 @@ def _gpu_setting(config: RunConfig, bundle: Bundle) -> str:
 
 def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConfig) -> tuple[Bundle, ...] | None:
     """The bundles with the largest common share of their CPUs that packs into the nodes; None when none does."""
+    if _total(bundle.gpus for bundle in bundles) > available.gpus:  # no share of CPUs mends that
+        return None
     share = min(1.0, available.cpus / sum(bundle.cpus for bundle in bundles))
     # Each try gives up a twentieth: what is lost to nodes of uneven size is small beside the scaling itself.
     while share >= _SMALLEST_SHARE:
