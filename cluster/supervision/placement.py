@@ -107,6 +107,8 @@ class PlacementPlan:
     """Rollout workers that find no room yet and join when nodes do (elastic runs only)."""
     off_spot: dict[str, str] = field(default_factory=dict[str, str])
     """Ray's selector of nodes that stay; empty when every node does."""
+    largest_first: bool = False
+    """Places with the largest shares of GPUs come first in their group, and are given out first."""
 
     def of(self, kind: ActorKind) -> tuple[Bundle, ...]:
         return tuple(bundle for bundle in self.bundles if bundle.kind is kind)
@@ -140,6 +142,8 @@ class PlacementPlan:
 
     def _group(self, seats: Sequence[int], strategy: str, node_labels: dict[str, str]) -> SeatGroup:
         found = parties([self.bundles[seat] for seat in seats])
+        if self.largest_first:
+            found.sort(key=lambda party: -_total(each.gpus for each in party))
         place_of = {id(each): place for place, party in enumerate(found) for each in party}
         sums = [(_total(each.cpus for each in party), _total(each.gpus for each in party)) for party in found]
         return SeatGroup(
@@ -170,13 +174,15 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
     for num_workers in range(_most_workers(config, available, others=ask(num_workers=0)), fewest - 1, -1):
         asked = ask(num_workers=num_workers)
         if fitted := _fit(asked, available, config):
-            return PlacementPlan(
+            placed = PlacementPlan(
                 bundles=fitted,
                 spreads_workers=num_workers > 1 and not config.rollout.colocated and _has_room_apart(fitted, available),
                 is_time_shared=_is_less(fitted, asked),
                 num_missing_workers=config.rollout.num_workers - num_workers,
                 off_spot=config.elastic.off_spot,
             )
+            if ordered := _in_an_order_that_fits(placed, available):
+                return ordered
     raise _no_room(config, ask(num_workers=fewest), available)
 
 
@@ -192,9 +198,12 @@ def plan_learning(
     fitted = _fit(asked, available, config)
     if fitted is None:
         raise _no_room(config, asked, available)
-    return PlacementPlan(
+    placed = PlacementPlan(
         bundles=fitted, is_time_shared=_is_less(fitted, asked), num_missing_workers=0, off_spot=config.elastic.off_spot
     )
+    if (ordered := _in_an_order_that_fits(placed, available)) is None:
+        raise _no_room(config, asked, available)
+    return ordered
 
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
@@ -313,6 +322,35 @@ def _has_room_apart(bundles: Sequence[Bundle], available: ClusterResources) -> b
     return len(available.nodes) > 1 and not any(
         without_room(bundles, ClusterResources(nodes=tuple(order)), staying_first=True) for order in orders
     )
+
+
+def _in_an_order_that_fits(placed: PlacementPlan, available: ClusterResources) -> PlacementPlan | None:
+    """Shares of two GPUs add up to none: Ray would wait for ever, with room for the sum. None where neither order finds a GPU for each.
+
+    Known where one node has all GPUs. Which shares Ray takes to which of several is its own affair.
+    """
+    nodes = [node.gpus for node in available.nodes if node.gpus]
+    if len(nodes) != 1:
+        return placed
+    for each in (placed, replace(placed, largest_first=True)):
+        shares = [place.get("GPU", 0.0) for group in each.groups() for place in group.resources]
+        if _finds_gpus([share for share in shares if share], num_gpus=nodes[0]):
+            return each
+    return None
+
+
+def _finds_gpus(shares: Sequence[float], *, num_gpus: float) -> bool:
+    """Whether Ray finds GPUs for all, one after the other: it takes those with the least room that is enough."""
+    whole = int(num_gpus)
+    free = [1.0] * whole + ([num_gpus - whole] if num_gpus > whole else [])
+    for share in shares:
+        part, number = min(share, 1.0), math.ceil(share)
+        roomy = sorted((gpu for gpu, left in enumerate(free) if _total((left, -part)) >= 0), key=free.__getitem__)
+        if len(roomy) < number:
+            return False
+        for gpu in roomy[:number]:
+            free[gpu] = _total((free[gpu], -part))
+    return True
 
 
 def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:

@@ -327,6 +327,32 @@ def test_tenths_that_add_up_to_a_gpu_fit_on_it(colocated):
     assert len(plan(config, cluster((8, 1)), needs=["reference_logprobs"]).bundles) == 4
 
 
+def test_shares_of_gpus_are_given_out_in_an_order_in_which_each_finds_one():
+    """Ray 2.60 gives bundles out in their order, each to the fullest GPU with room. Seen before: ranks of 0.4 were on one GPU, a worker of
+    0.6 on the other, and the run waited for the second one, with room for the sum. Of 0.3 and 0.4 the plan's own order fits alone."""
+    two = cluster((16, 2))
+    config = run(learner={"num_ranks": 2, "gpus_per_rank": 0.4}, rollout={"num_workers": 2, "gpus_per_worker": 0.6})
+    (group,) = plan(config, two).groups()
+    assert [place.get("GPU") for place in group.resources] == [0.6, 0.6, 0.4, 0.4, None]
+    assert group.places == (2, 3, 0, 1, 4)
+    lucky = run(
+        learner={"gpus_per_rank": 0.3},
+        rollout={"num_workers": 2, "gpus_per_worker": 0.4},
+        reward={"num_services": 3, "gpus_per_service": 0.3},
+    )
+    (group,) = plan(lucky, two).groups()
+    assert [place.get("GPU") for place in group.resources] == [0.3, 0.4, 0.4, 0.3, 0.3, 0.3]
+
+
+def test_shares_of_gpus_that_fit_into_the_sum_alone_are_refused():
+    """Seen before: the run waited for `start_s`, and said that others hold the cluster's resources."""
+    config = run(learner={"num_ranks": 2, "gpus_per_rank": 0.7}, rollout={"gpus_per_worker": 0.6})
+    with pytest.raises(ConfigError, match=r"learner.gpus_per_rank=0.7: no way to place 4 actors"):
+        plan(config, cluster((16, 2)))
+    with pytest.raises(ConfigError, match=r"learner.gpus_per_rank=0.7: no way to place 2 actors"):
+        plan_learning(run(learner={"num_ranks": 2, "gpus_per_rank": 0.7}), cluster((16, 1.5)), needs=())
+
+
 def test_twentieths_that_add_up_to_a_gpu_are_not_too_many():
     """Seen before: refused, "1 GPUs asked for, the cluster has 1". In binary twenty of them are a little more."""
     assert sum([0.05] * 20) > 1
