@@ -229,6 +229,8 @@ async def train(
                 buffer.put_back(groups, lost=lost)
                 rollouts.sample_again(lost)
                 continue
+            summaries = [group.summary for _, group in groups]
+            del groups  # nobody needs their trajectories any more, which take room in the object store
             version = stats.policy_version
             learned = time.monotonic()
             timesheet.enter("sending weights", step=version)
@@ -241,7 +243,7 @@ async def train(
             if is_waited_for or not config.broadcasts_beside_learning:
                 sent = await weights.finish_broadcast(fleet, published)
             now = time.monotonic()
-            metrics = step_metrics([group.summary for _, group in groups], stats)
+            metrics = step_metrics(summaries, stats)
             metrics |= {"time/step_s": now - began, "weights/learner_wait_s": now - learned}
             metrics |= {**rollouts.drain_stats(), **buffer.drain_stats(), **timesheet.drain_stats()}
             began = None

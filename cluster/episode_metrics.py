@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean, mean
+from statistics import fmean
 
-from cluster.contracts.types import EpisodeStats, GroupSummary
+from cluster.contracts.types import EpisodeStats, GroupSummary, mean_of
 
 EPISODE_METRICS: Mapping[str, str] = {
     "environment/<name>/reward": "Mean reward of the step's episodes in this environment.",
@@ -56,9 +56,9 @@ def _of(name: str, summaries: Sequence[GroupSummary], stats: Sequence[EpisodeSta
     failed = sum((Counter(each.failed_stages) for each in stats), Counter[str]())
     seconds = sum(each.seconds for each in stats)
     logged = {log for each in stats for log in each.logs}
-    own = {log: _mean([value for each in stats for value in each.logs.get(log, ())]) for log in sorted(logged)}
+    own = {log: mean_of([value for each in stats for value in each.logs.get(log, ())]) for log in sorted(logged)}
     of_environment = own | {
-        **({"reward": _mean(rewards)} if rewards else {}),
+        **({"reward": mean_of(rewards)} if rewards else {}),
         **({"uncanonical_share": num_uncanonical / num_compared} if num_compared else {}),
         "turns": sum(each.num_turns for each in stats) / num_episodes,
         "calls": num_calls / num_episodes,
@@ -78,10 +78,3 @@ def _of(name: str, summaries: Sequence[GroupSummary], stats: Sequence[EpisodeSta
         **{f"environment/{name}/{metric}": value for metric, value in of_environment.items()},
         **{f"time/environment/{name}/{metric}": value for metric, value in times.items()},
     }
-
-
-def _mean(values: Sequence[float]) -> float:
-    try:
-        return fmean(values)
-    except OverflowError:  # the sum of the largest numbers is none
-        return mean(values)

@@ -97,6 +97,8 @@ class LearnerGroup:
         """The last version that was evaluated, and its metric."""
         self._trajectories = ""
         """The file of that step's."""
+        self._could_not_send: tuple[RemoteActor, WorkerError | DeadlineError] | None = None
+        """The first rank, and why; it may be another one by now."""
         self._tell: Tell | None = None
         """Hears of the steps that `restore` learns again."""
         self._saving = saving
@@ -186,11 +188,16 @@ class LearnerGroup:
         """What was packed last, or what changed in it, to all other members of `group`, while the ranks do something else.
 
         Raises BroadcastError when one of these is lost, LostError when the ranks are being restarted or have not packed it, and the
-        first rank's failure, which the next call that needs it heals.
+        first rank's failure, which the next call that publishes heals: a rank that lives and cannot send would pack for ever.
         """
         if not self._ranks or not self._are_built:
             raise LostError("the learner is restarted: what it packed is gone")
-        await self._ranks[0].call("send", group, deadline_s=group.timeout_s + _GIVE_UP_S)
+        rank = self._ranks[0]
+        try:
+            await rank.call("send", group, deadline_s=group.timeout_s + _GIVE_UP_S)
+        except (WorkerError, DeadlineError) as error:
+            self._could_not_send = rank, error
+            raise
 
     async def give_up(self, group: RankGroup) -> None:
         """All members that wait in `group` raise BroadcastError. With the first rank they do so anyway."""
@@ -434,6 +441,7 @@ class LearnerGroup:
         async with self._turn:
             # Engines that are awake keep their weights: for a worker that joins, what went with a node is published again.
             await self._begin_turn(ends_with_broadcast=False)
+            await self._heal_sender()
             while True:
                 try:
                     calls = (rank.call_for_object_refs(method, deadline_s=self._publish_s) for rank in self._ranks)
@@ -444,6 +452,12 @@ class LearnerGroup:
                     return published
                 except (WorkerError, DeadlineError, LostError) as error:
                     await self._recover(error)
+
+    async def _heal_sender(self) -> None:
+        """New ranks, where the first one of these could not send. One that died is noticed by the call itself."""
+        failed, self._could_not_send = self._could_not_send, None
+        if failed and failed[0] in self._ranks and failed[1].kind is not FailureKind.DEATH:
+            await self._recover(failed[1])
 
     async def _begin_turn(self, *, ends_with_broadcast: bool) -> None:
         """The ranks may use their GPUs."""

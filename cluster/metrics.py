@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import StorageError
 from cluster.contracts.plugins import SINKS, resolve
-from cluster.contracts.types import GroupSummary, StepStats
+from cluster.contracts.types import GroupSummary, StepStats, mean_of
 from cluster.episode_metrics import EPISODE_METRICS, episode_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
 
@@ -392,7 +392,7 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
 
 def mean_reward(summaries: Sequence[GroupSummary]) -> float:
     rewards = [value for summary in summaries for value in summary.known_rewards]
-    return sum(rewards) / len(rewards) if rewards else float("nan")
+    return mean_of(rewards) if rewards else float("nan")
 
 
 def _failed_rewards(summaries: Sequence[GroupSummary]) -> dict[str, float]:
@@ -410,7 +410,7 @@ def _component_means(summaries: Sequence[GroupSummary]) -> dict[str, float]:
     for summary in summaries:
         for name, values in summary.reward_components.items():
             found.setdefault(name, []).extend(value for value in values if value is not None)
-    return {f"reward/{name}": sum(values) / len(values) for name, values in found.items() if values}
+    return {f"reward/{name}": mean_of(values) for name, values in found.items() if values}
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:

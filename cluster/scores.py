@@ -6,7 +6,7 @@ A prompt is a cluster: its completions are alike, so each error is that of a mea
 import math
 from collections.abc import Mapping, Sequence
 
-from cluster.contracts.types import GroupSummary, is_success
+from cluster.contracts.types import GroupSummary, is_success, mean_of
 
 NAN = float("nan")
 
@@ -56,8 +56,9 @@ def standard_error(values_by_prompt: Sequence[Sequence[float]]) -> float:
     if len(clusters) < 2:
         return NAN
     mean, number = _mean(clusters), sum(map(len, clusters))
-    squares = math.fsum(math.fsum(value - mean for value in values) ** 2 for values in clusters)
-    return math.sqrt(len(clusters) / (len(clusters) - 1) * squares) / number
+    # `hypot` is the root of the squares' sum, also where a square is beyond all numbers.
+    spread = math.hypot(*(sum(value - mean for value in values) for values in clusters))
+    return math.sqrt(len(clusters) / (len(clusters) - 1)) * (spread / number)
 
 
 def _values_of_k(num_samples: int) -> list[int]:
@@ -69,4 +70,4 @@ def _values_of_k(num_samples: int) -> list[int]:
 
 def _mean(values_by_prompt: Sequence[Sequence[float]]) -> float:
     values = [value for values in values_by_prompt for value in values]
-    return sum(values) / len(values) if values else NAN
+    return mean_of(values) if values else NAN

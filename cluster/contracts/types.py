@@ -1,8 +1,10 @@
 """The nouns. Frozen, keyword-only, stdlib only; whatever travels between actors is one of these or an Arrow batch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from cluster.contracts.errors import TreadwheelError
@@ -454,6 +456,12 @@ def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:
         return copies.get(piece, piece)
     except TypeError:
         return piece
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Of one number at least; also of the largest ones, whose sum is none."""
+    total = sum(values)
+    return total / len(values) if math.isfinite(total) else mean(values)
 
 
 def is_success(reward: float, *, at: float) -> bool:

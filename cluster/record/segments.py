@@ -189,10 +189,14 @@ def _spans_of(files: Iterable[str]) -> list[Span]:
 
 
 def _live(spans: Sequence[Span]) -> list[Span]:
-    """Those that no other one holds."""
-    return [
-        one for one in spans if not any(other != one and other[0] <= one[0] and one[1] <= other[1] for other in spans)
-    ]
+    """Those that no other one holds. A run of weeks has thousands, and asks at every segment: each is looked at once."""
+    held = set[Span]()
+    furthest = -1
+    for span in sorted(set(spans), key=lambda span: (span[0], -span[1])):  # what holds a span comes before it
+        if span[1] <= furthest:
+            held.add(span)
+        furthest = max(furthest, span[1])
+    return [span for span in spans if span not in held]
 
 
 def _folder(name: str) -> str:

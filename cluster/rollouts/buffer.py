@@ -12,11 +12,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from statistics import fmean
 from typing import Any
 
 from cluster.contracts.errors import DataError, DeadlineError
-from cluster.contracts.types import Group, GroupSummary
+from cluster.contracts.types import Group, GroupSummary, mean_of
 from cluster.rollouts.byte_budget import ByteBudget
 from cluster.rollouts.stragglers import Stragglers, blocking
 
@@ -359,7 +358,7 @@ def _of_candidates(candidates: Sequence[GroupSummary]) -> dict[str, float]:
     if not candidates:
         return {}
     return {
-        "buffer/candidate_reward": fmean(reward for each in candidates for reward in each.known_rewards),
+        "buffer/candidate_reward": mean_of([reward for each in candidates for reward in each.known_rewards]),
         "reward/num_errors": float(sum(each.num_reward_errors for each in candidates)),
         "reward/num_timeouts": float(sum(each.num_reward_timeouts for each in candidates)),
     }

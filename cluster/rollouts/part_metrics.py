@@ -2,9 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean
 
-from cluster.contracts.types import GroupSummary, Ticket
+from cluster.contracts.types import GroupSummary, Ticket, mean_of
 
 
 class PartMetrics:
@@ -38,9 +37,9 @@ class PartMetrics:
         self._seconds, self._num_failed, self._rewards = {}, {}, {}
         num_groups, self._num_groups = self._num_groups, Counter[str]()
         return {
-            **{f"time/{name}/judging_s".replace("//", "/"): fmean(each) for name, each in seconds.items()},
+            **{f"time/{name}/judging_s".replace("//", "/"): mean_of(each) for name, each in seconds.items()},
             **{f"reward/{name}/num_failed": float(each) for name, each in num_failed.items() if name},
-            **{f"reward/{name}": fmean(each) for name, each in rewards.items()},
+            **{f"reward/{name}": mean_of(each) for name, each in rewards.items()},
             **{f"prompts/num_groups/{source}": float(number) for source, number in num_groups.items()},
         }
 

@@ -61,13 +61,18 @@ class PassRates:
     def _last(self, prompt_id: str, index: int) -> tuple[int, float | None]:
         """Steps since the last measurement that group `index` knows, and the pass rate then; None: there is none."""
         step = bisect_right(self._ends, index - self._lag)
-        known = [entry for entry in self._known.get(prompt_id, ()) if entry[0] <= step]
-        return (step - known[-1][0], known[-1][1]) if known else (0, None)
+        measured = self._known.get(prompt_id, [])  # thousands, of a prompt that a long run comes back to
+        num_known = bisect_right(measured, step, key=_step)
+        return (step - measured[num_known - 1][0], measured[num_known - 1][1]) if num_known else (0, None)
 
     def _commit(self, next_index: int, rates: Mapping[str, float]) -> None:
         self._ends.append(next_index)
         for prompt_id, rate in rates.items():
             self._known.setdefault(prompt_id, []).append((len(self._ends), rate))
+
+
+def _step(measured: tuple[int, float]) -> int:
+    return measured[0]
 
 
 def preference(rate: float, *, target: float) -> float:

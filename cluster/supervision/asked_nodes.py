@@ -18,7 +18,7 @@ def plan_asked(config: RunConfig, *, needs: Collection[str]) -> PlacementPlan:
     """
     num_workers = fewest_workers(config)
     return PlacementPlan(
-        bundles=asked_bundles(config, most_threads=None, needs=needs, num_workers=num_workers),
+        bundles=asked_bundles(config, available=None, needs=needs, num_workers=num_workers),
         is_time_shared=False,
         num_missing_workers=config.rollout.num_workers - num_workers,
         off_spot=config.elastic.off_spot,

@@ -86,7 +86,8 @@ def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> De
     if not fleet.num_coming and len(loads) >= _WINDOW:
         recent = list(loads)[-_WINDOW:]
         if _wait_share(recent) > config.scale_up_wait_share and _pays_back(recent, fleet):
-            most = max(math.floor(fleet.num_workers * config.max_step_factor), fleet.num_workers + 1)
+            # No factor asks for more than the upper bound, and one beyond all numbers would have no floor.
+            most = max(math.floor(min(fleet.num_workers * config.max_step_factor, upper)), fleet.num_workers + 1)
             wanted = min(math.ceil(min(_num_needed(recent, fleet), most) - _ROUNDING), upper)
             if wanted > fleet.num_workers:
                 return _measured(wanted, recent)

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -49,9 +49,10 @@ class ClusterResources:
     def gpus(self) -> float:
         return sum(node.gpus for node in self.nodes)
 
-    @property
-    def most_threads(self) -> int:
-        return max(1, math.floor(max(node.cpus for node in self.nodes)))
+    def most_threads(self, *, gpus: float, may_be_on_spot: bool) -> int:
+        """Cores of the largest node where an actor with so many GPUs may be."""
+        fitting = [node.cpus for node in self.nodes if node.gpus >= gpus and (may_be_on_spot or not node.is_spot)]
+        return max(1, math.floor(max(fitting, default=0.0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,8 @@ class PlacementPlan:
     """Rollout workers that find no room yet and join when nodes do (elastic runs only)."""
     off_spot: dict[str, str] = field(default_factory=dict[str, str])
     """Ray's selector of nodes that stay; empty when every node does."""
+    largest_first: bool = False
+    """Places with the largest shares of GPUs come first in their group, and are given out first."""
 
     def of(self, kind: ActorKind) -> tuple[Bundle, ...]:
         return tuple(bundle for bundle in self.bundles if bundle.kind is kind)
@@ -139,6 +142,8 @@ class PlacementPlan:
 
     def _group(self, seats: Sequence[int], strategy: str, node_labels: dict[str, str]) -> SeatGroup:
         found = parties([self.bundles[seat] for seat in seats])
+        if self.largest_first:
+            found.sort(key=lambda party: -_total(each.gpus for each in party))
         place_of = {id(each): place for place, party in enumerate(found) for each in party}
         sums = [(_total(each.cpus for each in party), _total(each.gpus for each in party)) for party in found]
         return SeatGroup(
@@ -163,19 +168,21 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
     """`needs` is what the objective asks for (`Objective.needs`): a loss of the user's may want reference log-probs though the KL
     has no coefficient. Raises ConfigError for GPUs that the cluster does not have, naming the setting and the way out.
     """
-    ask = partial(asked_bundles, config, most_threads=available.most_threads, needs=needs)
+    ask = partial(asked_bundles, config, available=available, needs=needs)
     fewest = fewest_workers(config)
     _check_gpus(config, ask(num_workers=fewest), available)
     for num_workers in range(_most_workers(config, available, others=ask(num_workers=0)), fewest - 1, -1):
         asked = ask(num_workers=num_workers)
         if fitted := _fit(asked, available, config):
-            return PlacementPlan(
+            placed = PlacementPlan(
                 bundles=fitted,
                 spreads_workers=num_workers > 1 and not config.rollout.colocated and _has_room_apart(fitted, available),
                 is_time_shared=_is_less(fitted, asked),
                 num_missing_workers=config.rollout.num_workers - num_workers,
                 off_spot=config.elastic.off_spot,
             )
+            if ordered := _in_an_order_that_fits(placed, available):
+                return ordered
     raise _no_room(config, ask(num_workers=fewest), available)
 
 
@@ -184,16 +191,19 @@ def plan_learning(
 ) -> PlacementPlan:
     """As `plan`, where nothing is sampled: the learner's ranks, and the reference scorer if one is needed."""
     scored_by = needs if with_reference else ()
-    everyone = asked_bundles(config, most_threads=available.most_threads, needs=scored_by, num_workers=0)
+    everyone = asked_bundles(config, available=available, needs=scored_by, num_workers=0)
     judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL, ActorKind.JUDGE_SERVER)
     asked = tuple(each for each in everyone if each.kind not in judging)
     _check_gpus(config, asked, available)
     fitted = _fit(asked, available, config)
     if fitted is None:
         raise _no_room(config, asked, available)
-    return PlacementPlan(
+    placed = PlacementPlan(
         bundles=fitted, is_time_shared=_is_less(fitted, asked), num_missing_workers=0, off_spot=config.elastic.off_spot
     )
+    if (ordered := _in_an_order_that_fits(placed, available)) is None:
+        raise _no_room(config, asked, available)
+    return ordered
 
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
@@ -202,15 +212,20 @@ def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
 
 
 def asked_bundles(
-    config: RunConfig, *, most_threads: int | None, needs: Collection[str], num_workers: int
+    config: RunConfig, *, available: ClusterResources | None, needs: Collection[str], num_workers: int
 ) -> tuple[Bundle, ...]:
-    """With all the CPUs that the run asks for. `most_threads` is what any node has; None when they are not there yet."""
+    """With all the CPUs that the run asks for. `available` is None while nodes are not there yet."""
     learner, rollout, reward, reference = config.learner, config.rollout, config.reward, config.reference
+    most_threads = cache(available.most_threads) if available else None  # asked for thousands of workers alike
 
     def bundle(
         kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None, *, num_processes: int = 1
     ) -> Bundle:
-        num_threads = num_threads or min(math.ceil(cpus), most_threads or math.ceil(cpus))
+        if num_threads is None:
+            num_threads = math.ceil(cpus)
+            if most_threads:
+                of_nodes = most_threads(gpus=gpus, may_be_on_spot=kind is ActorKind.ROLLOUT_WORKER)
+                num_threads = min(num_threads, of_nodes)
         takes_turns = rollout.colocated and kind in (ActorKind.LEARNER, ActorKind.ROLLOUT_WORKER)
         return Bundle(
             kind=kind,
@@ -265,7 +280,7 @@ def _most_workers(config: RunConfig, available: ClusterResources, *, others: Seq
 
 
 def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterResources) -> None:
-    asked = sum(bundle.gpus for bundle in fewest)
+    asked = _total(bundle.gpus for bundle in fewest)
     if asked <= available.gpus:
         return
     settings = Counter(f"{_gpu_setting(config, each)}={each.gpus:g}" for each in fewest if each.gpus)
@@ -288,6 +303,8 @@ def _gpu_setting(config: RunConfig, bundle: Bundle) -> str:
 
 def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConfig) -> tuple[Bundle, ...] | None:
     """The bundles with the largest common share of their CPUs that packs into the nodes; None when none does."""
+    if _total(bundle.gpus for bundle in bundles) > available.gpus:  # no share of CPUs mends that
+        return None
     share = min(1.0, available.cpus / sum(bundle.cpus for bundle in bundles))
     # Each try gives up a twentieth: what is lost to nodes of uneven size is small beside the scaling itself.
     while share >= _SMALLEST_SHARE:
@@ -305,6 +322,35 @@ def _has_room_apart(bundles: Sequence[Bundle], available: ClusterResources) -> b
     return len(available.nodes) > 1 and not any(
         without_room(bundles, ClusterResources(nodes=tuple(order)), staying_first=True) for order in orders
     )
+
+
+def _in_an_order_that_fits(placed: PlacementPlan, available: ClusterResources) -> PlacementPlan | None:
+    """Shares of two GPUs add up to none: Ray would wait for ever, with room for the sum. None where neither order finds a GPU for each.
+
+    Known where one node has all GPUs. Which shares Ray takes to which of several is its own affair.
+    """
+    nodes = [node.gpus for node in available.nodes if node.gpus]
+    if len(nodes) != 1:
+        return placed
+    for each in (placed, replace(placed, largest_first=True)):
+        shares = [place.get("GPU", 0.0) for group in each.groups() for place in group.resources]
+        if _finds_gpus([share for share in shares if share], num_gpus=nodes[0]):
+            return each
+    return None
+
+
+def _finds_gpus(shares: Sequence[float], *, num_gpus: float) -> bool:
+    """Whether Ray finds GPUs for all, one after the other: it takes those with the least room that is enough."""
+    whole = int(num_gpus)
+    free = [1.0] * whole + ([num_gpus - whole] if num_gpus > whole else [])
+    for share in shares:
+        part, number = min(share, 1.0), math.ceil(share)
+        roomy = sorted((gpu for gpu, left in enumerate(free) if _total((left, -part)) >= 0), key=free.__getitem__)
+        if len(roomy) < number:
+            return False
+        for gpu in roomy[:number]:
+            free[gpu] = _total((free[gpu], -part))
+    return True
 
 
 def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:

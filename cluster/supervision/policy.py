@@ -13,6 +13,8 @@ from cluster.contracts.types import ActorKind
 
 _NODE_LOSS_S = 30.0
 """Deaths on one node within so many seconds are the loss of that node: they are noticed call by call and beat by beat."""
+_MOST_DOUBLINGS = 1023
+"""Of a wait: twice as many would be no number, and a run of weeks may allow thousands of restarts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ def decide(failure: Failure, history: History, config: SupervisionConfig) -> Res
             f"{failure.unit} within {config.window_s:g} s (supervision.max_restarts={config.max_restarts})"
         )
     # The first restart is immediate: most deaths are single. Repetition is what back-off is for.
-    delay_s = config.backoff_s * 2 ** (num_restarts - 1) if num_restarts else 0.0
+    delay_s = config.backoff_s * 2.0 ** min(num_restarts - 1, _MOST_DOUBLINGS) if num_restarts else 0.0
     return Restart(actor=failure.actor, delay_s=min(delay_s, 60.0))
 
 

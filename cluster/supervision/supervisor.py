@@ -132,6 +132,8 @@ class SupervisedActor:
         """Whether an actor came up here before."""
         self._is_stopped = False
         self._starting: asyncio.Future[RemoteActor] | None = None
+        self._preparing: RemoteActor | None = None
+        """An actor that came up, and is not ready to be called."""
         self._given_up: tuple[RemoteActor, TreadwheelError] | None = None
 
     def give_up(self, actor: RemoteActor, error: TreadwheelError) -> None:
@@ -193,10 +195,13 @@ class SupervisedActor:
         )
 
     async def stop(self) -> None:
-        """Ends the actor, or the start of one that is still coming up: Ray need not look for its node any more."""
+        """Ends the actor, or the start of one that is still coming up: Ray need not look for its node any more, nor others wait until
+        it is prepared."""
         self._is_stopped = True
         if self._starting is not None:
             self._starting.cancel()
+        if self._preparing is not None:
+            await self._preparing.kill()
         if self.actor is not None:
             actor, self.actor = self.actor, None
             await actor.kill()
@@ -214,8 +219,8 @@ class SupervisedActor:
             raise self._unwanted()
         actor: RemoteActor | None = None
         try:
-            actor = await self._started()
-            if self._on_start is not None:
+            actor = self._preparing = await self._started()
+            if self._on_start is not None and not self._is_stopped:
                 await self._on_start(actor)
         except TreadwheelError as error:  # it failed while getting ready: that is one more failure
             if actor is not None:
@@ -235,6 +240,8 @@ class SupervisedActor:
             if actor is not None:
                 await actor.kill()
             raise
+        finally:
+            self._preparing = None
         # Nothing runs between here and the return of `on_start`: no broadcast can miss the new actor.
         self.actor, self.has_served = actor, True
         if self._is_stopped:

@@ -8,7 +8,7 @@ import itertools
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -90,6 +90,7 @@ class Timesheet:
             phases = self._since_last(spec.name, phases)
             self._count(spec, phases)
             lines += self._take(spec.name, phases, most=most)
+        lines += self._take_of_absent({CONTROLLER, *(actor.spec.name for actor in actors)})
         if lines:
             self._write(lines)
 
@@ -127,6 +128,12 @@ class Timesheet:
             last = replace(last, start=last.end)
         self._unwritten[actor] = last
         return [_line(actor, phase) for phase in ended if phase.seconds]
+
+    def _take_of_absent(self, present: Set[str]) -> list[dict[str, Any]]:
+        """Lines of those that are not there: one that left tells nothing more, and a killed driver would write none of its last phase."""
+        absent = {actor: last for actor, last in self._unwritten.items() if last.seconds and actor not in present}
+        self._unwritten |= {actor: replace(last, start=last.end) for actor, last in absent.items()}
+        return [_line(actor, last) for actor, last in absent.items()]
 
     def _count(self, spec: ActorSpec, phases: Sequence[Phase]) -> None:
         for phase in phases if spec.kind not in _NOT_COUNTED else ():

@@ -5,6 +5,7 @@ The transport moves the bytes and asks for the proofs; `Weights` decides which w
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Self
@@ -14,6 +15,9 @@ from cluster.contracts.errors import LostError, TreadwheelError, WeightsError, W
 from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.contracts.protocols import ActorHandle, Events, PublishingLearner, Transport, WorkerFleet
 from cluster.contracts.types import BroadcastStats
+
+_MOST_LOST = 3
+"""Times in a row that published weights may be lost to a worker, and are published again. Then it is the worker that does not get them."""
 
 
 class Weights:
@@ -98,10 +102,11 @@ class Weights:
         Where what was `published` goes with a node, the learner publishes again: all get the version that it has by then. Raises
         WeightsError when more than half of the living workers cannot prove the version.
         """
+        num_lost = Counter[str]()
         try:
             while True:
                 workers = {worker.name: worker for worker in fleet.workers()}
-                sent = await self._transport.deliver(list(workers.values()))
+                sent = _blaming(await self._transport.deliver(list(workers.values())), num_lost)
                 seconds = published.seconds + sent.seconds
                 stats = self._note(replace(sent, seconds=seconds, publish_seconds=published.seconds))
                 if not any(isinstance(error, LostError) for _, error in stats.failures):
@@ -123,11 +128,12 @@ class Weights:
         worker's.
         """
         await self._is_published.wait()
-        if await self._catch_up(worker):
+        num_lost = Counter[str]()
+        if await self._catch_up(worker, num_lost):
             return
         with self._holding_broadcasts():
             await self._replace_lost()
-            while not await self._catch_up(worker):
+            while not await self._catch_up(worker, num_lost):
                 await self._replace_lost()
 
     def stats(self) -> dict[str, float]:
@@ -157,11 +163,11 @@ class Weights:
             }
         return stats
 
-    async def _catch_up(self, worker: ActorHandle) -> bool:
+    async def _catch_up(self, worker: ActorHandle, num_lost: Counter[str]) -> bool:
         """Loads what was published last. False when it was published over meanwhile, or is lost."""
         await self._is_sent.wait()
         published = self._last
-        stats = await self._transport.catch_up([worker])
+        stats = _blaming(await self._transport.catch_up([worker]), num_lost)
         for _, error in self._failures(stats):
             if not isinstance(error, LostError):
                 raise error
@@ -221,6 +227,19 @@ class Weights:
             (name, WorkerError(f"{name} cannot serve: {error}", actor=name, stage="load") if name in refused else error)
             for name, error in stats.failures
         ]
+
+
+def _blaming(stats: BroadcastStats, num_lost: Counter[str]) -> BroadcastStats:
+    """Workers to which weights were lost too often have failed. `num_lost` counts, by worker."""
+    num_lost.update(name for name, error in stats.failures if isinstance(error, LostError))
+
+    def blamed(name: str, error: TreadwheelError) -> TreadwheelError:
+        if not isinstance(error, LostError) or num_lost[name] <= _MOST_LOST:
+            return error
+        what = f"{name} did not get the weights, which were published {_MOST_LOST} times more: {error}"
+        return WorkerError(what, actor=name, stage="load", details=error.details)
+
+    return replace(stats, failures=tuple((name, blamed(name, error)) for name, error in stats.failures))
 
 
 def verdict(proofs: Mapping[str, WeightsError | None], *, num_workers: int) -> WeightsError | None:

@@ -61,6 +61,8 @@ class _Comparison:
         self._base = base
         self._old = dict(enumerate(buckets))
         self._comparing: list[Future[tuple[list[int], np.ndarray]]] = []
+        self._num_judged, self._size_bytes = 0, 0
+        """Buckets that were waited for, and what their changes take."""
         self._is_worth_it = True
 
     def add(self, bucket: np.ndarray, threads: ThreadPoolExecutor) -> None:
@@ -71,7 +73,7 @@ class _Comparison:
         if old is None or old.nbytes != bucket.nbytes:
             self._give_up()
         else:
-            self._comparing.append(threads.submit(_changes, _entries_of(self._base, number), old, bucket))
+            self._comparing.append(threads.submit(_changes, self._base.tensors_of.get(number, ()), old, bucket))
 
     def end(self, manifest: WeightManifest) -> tuple[Delta | None, list[np.ndarray]]:
         """What changed on the way to `manifest`, in all and by bucket; none where it is too much, or of weights of another form."""
@@ -92,8 +94,10 @@ class _Comparison:
 
     def _judge(self, last: int) -> None:
         """Waits for the buckets up to the number `last`."""
-        size = sum(each.result()[1].nbytes for each in self._comparing[: max(0, last + 1)])
-        if size > _LARGEST_SHARE * self._base.total_bytes:
+        while self._num_judged <= last:
+            self._size_bytes += self._comparing[self._num_judged].result()[1].nbytes
+            self._num_judged += 1
+        if self._size_bytes > _LARGEST_SHARE * self._base.total_bytes:
             self._give_up()
 
     def _give_up(self) -> None:
@@ -143,12 +147,13 @@ class LoadedCopy:
                 f"{delta.base_digest[:16]}…), and this worker has "
                 f"{f'version {served[0]} (digest {served[1][:16]}…)' if served else 'none'}; it needs the whole weights"
             )
-        counted = list(zip(manifest.tensors, delta.num_changed, strict=True))
+        counted: dict[int, list[tuple[TensorEntry, int]]] = {}
+        for entry, count in zip(manifest.tensors, delta.num_changed, strict=True):
+            counted.setdefault(entry.bucket, []).append((entry, count))
 
         def added(index: int, changes: np.ndarray) -> np.ndarray:
             bucket = old.pop(index).copy()
-            counts = [(entry, count) for entry, count in counted if entry.bucket == index]
-            _apply(counts, changes, bucket, policy_version=manifest.policy_version)
+            _apply(counted.get(index, ()), changes, bucket, policy_version=manifest.policy_version)
             verify_bucket(manifest, index, bucket)
             return bucket
 
@@ -227,10 +232,6 @@ def _item_bytes(entry: TensorEntry) -> int:
 
 def _num_elements(entry: TensorEntry) -> int:
     return entry.size_bytes // _item_bytes(entry)
-
-
-def _entries_of(manifest: WeightManifest, bucket: int) -> list[TensorEntry]:
-    return [entry for entry in manifest.tensors if entry.bucket == bucket]
 
 
 def _padded(size_bytes: int) -> int:

@@ -9,9 +9,9 @@ import json
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,14 @@ class WeightManifest(_Section):
     """None means the whole model."""
     delta: Delta | None = None
     """None: the version was published whole and in no other way. The digest is that of the whole weights either way."""
+
+    @cached_property
+    def tensors_of(self) -> Mapping[int, Sequence[TensorEntry]]:
+        """By bucket: a mixture of experts has tens of thousands of tensors in thousands of buckets, and sampling waits meanwhile."""
+        found: dict[int, list[TensorEntry]] = {}
+        for entry in self.tensors:
+            found.setdefault(entry.bucket, []).append(entry)
+        return found
 
 
 def packing(
@@ -260,10 +268,9 @@ def unpack(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> Iterator[
 
 def unpack_bucket(manifest: WeightManifest, index: int, bucket: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """As `unpack`, of one bucket (uint8, on any device)."""
-    for entry in manifest.tensors:
-        if entry.bucket == index:
-            content = bucket[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
-            yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
+    for entry in manifest.tensors_of.get(index, ()):
+        content = bucket[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+        yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 def _is_packed_already(tensor: torch.Tensor, seen: dict[int, weakref.ref[torch.Tensor]]) -> bool:

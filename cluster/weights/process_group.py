@@ -38,6 +38,8 @@ _BACKLOG = 1024
 """Connections that wait to be accepted."""
 _LOOK_S = 0.5
 """How often a member that waits looks whether the group was given up."""
+_LONGEST_S = 1e9
+"""Gloo adds a wait to a clock of nanoseconds in 64 bits: ten times as long is over at once. A member's own clock keeps any limit."""
 _GIVEN_UP = "given up"
 _NUM_HASHED_BESIDE = 4
 """Copies of buckets in host memory that are hashed while the next ones are loaded."""
@@ -342,14 +344,14 @@ def _gloo(store: c10d.Store, group: RankGroup, *, rank: int) -> Any:
     gloo: Any = c10d.ProcessGroupGloo  # torch's own way to give it a device; its stubs have another name for it
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=_address_towards(group.address))]
-    options._timeout = timedelta(seconds=group.timeout_s)
+    options._timeout = _patience(group)
     return gloo(store, rank, group.size, options)
 
 
 def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.device) -> Any:
     torch.cuda.set_device(device)
     options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=group.timeout_s)
+    options._timeout = _patience(group)
     # torch ends the process when a collective fails, unless told to end the communicator alone. It reads this when a group is made.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
@@ -361,6 +363,10 @@ def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.devic
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def _patience(group: RankGroup) -> timedelta:
+    return timedelta(seconds=min(group.timeout_s, _LONGEST_S))
 
 
 def _address_towards(address: str) -> str:

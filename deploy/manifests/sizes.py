@@ -50,7 +50,7 @@ def sizes(
             "rollout.colocated=true: these manifests give rollout workers pods of their own, and a worker must be in the pod of its rank; "
             "leave it out, or use a cluster of your own (--address)"
         )
-    bundles = asked_bundles(config, most_threads=None, needs=needs, num_workers=config.rollout.num_workers)
+    bundles = asked_bundles(config, available=None, needs=needs, num_workers=config.rollout.num_workers)
     workers = [each for each in bundles if each.kind is ActorKind.ROLLOUT_WORKER]
     base = _packed([each for each in bundles if each.kind is not ActorKind.ROLLOUT_WORKER], largest)
     base_is_on_head = not shares_files and "://" not in config.run_dir

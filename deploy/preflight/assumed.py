@@ -60,7 +60,7 @@ class Assumed:
 
 def assume(config: RunConfig, hardware: Hardware, *, needs: frozenset[str], problems: Problems) -> Assumed | None:
     """None where problems leave nothing to show."""
-    asked = asked_bundles(config, most_threads=None, needs=needs, num_workers=config.rollout.num_workers)
+    asked = asked_bundles(config, available=None, needs=needs, num_workers=config.rollout.num_workers)
     resources = hardware.resources(asked_cpus=sum(each.cpus for each in asked))
     placement = problems.attempt(plan, config, resources, needs=needs)
     taken = problems.attempt(demands, config, gpu_bytes=hardware.gpu_bytes, needs=needs, problems=problems)

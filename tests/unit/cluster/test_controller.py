@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -195,6 +196,29 @@ async def test_groups_that_went_with_a_node_are_sampled_again_and_trained_on_onc
     assert scene.again == [3]
     assert scene.learned == [[0, 1], [2, 3], [4, 5]]
     assert [event["groups"] for event in scene.log.events if event["kind"] == "groups_lost"] == [[3]]
+
+
+class Piece:
+    """Of a group, as an object ref is: what it names stays in the object store for as long as it is held."""
+
+
+async def test_a_steps_trajectories_are_let_go_before_the_next_ones_are_waited_for():
+    """Seen before: those of the last step took room beside all that the buffer's budget allows."""
+    scene, pieces, held = Scene(), list[weakref.ref[Piece]](), list[int]()
+
+    def add(index: int) -> None:
+        pieces.append(weakref.ref(piece := Piece()))
+        scene.buffer.add(index, Group(pieces=(piece,), summary=group_summary(index, version=scene.buffer.version)))
+
+    take = scene.buffer.take
+
+    async def watched(*args: Any, **more: Any) -> Any:
+        held.append(sum(ref() is not None for ref in pieces[: 2 * scene.version]))
+        return await take(*args, **more)
+
+    scene._add, scene.buffer.take = add, watched
+    await scene.run()
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and held == [0, 0, 0]
 
 
 async def test_a_mismatch_beyond_its_limit_stops_the_run_and_names_the_trajectories():

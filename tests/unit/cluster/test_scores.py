@@ -1,6 +1,7 @@
 """What held-out rewards come to, by hand."""
 
 import math
+import sys
 
 import pytest
 
@@ -58,6 +59,18 @@ def test_the_standard_error_is_over_prompts_not_over_completions():
 def test_a_prompt_that_lost_a_sample_weighs_by_those_it_kept():
     """Mean 2/3, residuals (2/3, -2/3): sqrt(2 * 8/9) / 3."""
     assert standard_error([[1.0, 1.0], [0.0], []]) == pytest.approx(math.sqrt(2 * 8 / 9) / 3)
+
+
+def test_rewards_whose_square_is_no_number_have_a_standard_error():
+    """Seen before: the evaluation ended the run with an OverflowError. Means 1e200 and 0: half of it, as for 1 and 0."""
+    told = found((1e200, 1e200), (0.0, 0.0))
+    assert (told["eval/reward"], told["eval/reward_stderr"]) == (5e199, pytest.approx(5e199))
+
+
+def test_the_largest_rewards_have_a_mean():
+    """Seen before: an infinite one, which no checkpoint is rated by."""
+    told = found((sys.float_info.max, sys.float_info.max), (sys.float_info.max, sys.float_info.max))
+    assert (told["eval/reward"], told["eval/reward_stderr"]) == (sys.float_info.max, 0.0)
 
 
 def test_one_prompt_has_no_standard_error():

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from cluster.contracts.errors import DeadlineError
 from cluster.contracts.types import Group, GroupSummary
 from cluster.rollouts.buffer import Buffer
+from tests.fakes import group_summary
 from tests.unit.cluster.simulated_time import run_simulated
 
 
@@ -456,3 +458,10 @@ async def test_a_huge_group_is_forgotten_after_some_hundred_others():
         buffer.add(index, group())
         await buffer.take(1)
     assert buffer.num_startable() > 150
+
+
+async def test_candidates_with_the_largest_rewards_have_a_mean():
+    """Seen before: an OverflowError ended the run."""
+    buffer = Buffer(groups_per_step=1)
+    buffer.note_candidates(group_summary(0, rewards=(sys.float_info.max, None, sys.float_info.max)))
+    assert buffer.drain_stats()["buffer/candidate_reward"] == sys.float_info.max

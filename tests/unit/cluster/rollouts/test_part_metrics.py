@@ -1,3 +1,5 @@
+import sys
+
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import PartStats, Prompt, Ticket
 from cluster.rollouts.part_metrics import PartMetrics
@@ -39,3 +41,11 @@ def test_a_component_that_a_judge_calls_mean_is_not_mixed_with_the_reward():
     )
     metrics.note(ticket, group_summary(0, rewards=(1.0, 2.0), reward_components={"mean": (9.0, 9.0)}))
     assert metrics.drain()["reward/mean/chat"] == 1.5
+
+
+def test_the_largest_rewards_have_a_mean():
+    """Seen before: the step ended with an OverflowError, and the run with it."""
+    metrics, most = PartMetrics(source_column="source"), sys.float_info.max
+    judged(metrics, 0, source="chat", rewards=(most, most), style=(most, most), seconds=1.0)
+    found = metrics.drain()
+    assert found["reward/mean/chat"] == found["reward/style/chat"] == most

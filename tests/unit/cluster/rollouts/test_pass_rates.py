@@ -54,6 +54,18 @@ def test_a_group_counts_its_known_rewards_and_is_known_from_its_step_on():
     assert known.of_step(3) == {"b": 1.0}
 
 
+class NotWalkedThrough(list[tuple[int, float]]):
+    def __iter__(self):
+        raise AssertionError("every measurement is looked at")
+
+
+def test_a_prompt_that_was_measured_often_costs_no_more_to_look_up():
+    """After weeks there are thousands of each prompt, and every group's choice looks up several prompts."""
+    known = rates(*((step, {"p": step % 2 / 2}) for step in range(1, 1001)))
+    known._known["p"] = NotWalkedThrough(known._known["p"])
+    assert [known.wants("p", index=index, drawn=0.5) for index in (0, 501, 1000)] == [True, True, False]
+
+
 def test_a_solved_prompt_rests_for_so_many_steps_and_comes_back_rarely():
     known = rates((4, {"p": 1.0}), (8, {}), (12, {}), skip_solved_steps=2)
     assert known.wants("p", index=3, drawn=0.99), "its step is not known to group 3"

@@ -35,6 +35,11 @@ def test_a_learner_that_waits_for_six_tenths_of_its_time_gets_workers_for_all_of
     assert wanted([load(6)] * 3, 2, config=CONFIG.model_copy(update={"max_step_factor": 4.0})) == 5
 
 
+def test_a_factor_beyond_all_numbers_of_workers_asks_for_what_is_needed():
+    """Seen before: twice 1e308 is infinite, and has no whole number."""
+    assert wanted([load(6)] * 3, 2, config=CONFIG.model_copy(update={"max_step_factor": 1e308})) == 5
+
+
 def test_part_of_a_worker_is_a_worker():
     """3 / (1 - 0.4) is 5; 3 / (1 - 0.41) is a little more."""
     assert wanted([load(4)] * 3, 3) == 5

@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from cluster.contracts.config import ElasticConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import ActorKind
-from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan_learning
+from cluster.supervision import placement
+from cluster.supervision.placement import (
+    ClusterResources,
+    Node,
+    PlacementPlan,
+    first_fit,
+    needs_reference,
+    plan_learning,
+)
 from cluster.supervision.placement import plan as plan_with
 
 
@@ -58,6 +66,18 @@ def test_nobody_computes_with_more_threads_than_its_node_has_cores():
     asked = {"cpus_per_rank": 64}
     assert plan(run(learner=asked), LAPTOP).of(ActorKind.LEARNER)[0].num_threads == 2
     assert plan(run(learner={**asked, "num_threads": 3}), LAPTOP).of(ActorKind.LEARNER)[0].num_threads == 3
+
+
+def test_nobody_computes_with_more_threads_than_the_nodes_have_where_it_may_be():
+    """Seen before: ranks with GPUs had the 64 threads of the large node without any, and those that stay the 16 of a spot node."""
+    asked = {"learner": {"cpus_per_rank": 64, "gpus_per_rank": 1}, "rollout": {"cpus_per_worker": 64}}
+    placed = plan(run(**asked), cluster((8, 1), (64, 0)))
+    threads = [placed.of(kind)[0].num_threads for kind in (ActorKind.LEARNER, ActorKind.ROLLOUT_WORKER)]
+    assert threads == [8, 64]
+    staying = plan(
+        run(elastic={"spot": "market=spot"}, learner={"cpus_per_rank": 64}), spot_cluster((4, False), (16, True))
+    )
+    assert staying.of(ActorKind.LEARNER)[0].num_threads == 4
 
 
 def test_the_processes_of_an_engine_share_its_threads_and_have_one_each_at_least():
@@ -305,6 +325,63 @@ def test_tenths_that_add_up_to_a_gpu_fit_on_it(colocated):
         algorithm={"kl": {"loss": {"coefficient": 0.1}}},
     )
     assert len(plan(config, cluster((8, 1)), needs=["reference_logprobs"]).bundles) == 4
+
+
+def test_shares_of_gpus_are_given_out_in_an_order_in_which_each_finds_one():
+    """Ray 2.60 gives bundles out in their order, each to the fullest GPU with room. Seen before: ranks of 0.4 were on one GPU, a worker of
+    0.6 on the other, and the run waited for the second one, with room for the sum. Of 0.3 and 0.4 the plan's own order fits alone."""
+    two = cluster((16, 2))
+    config = run(learner={"num_ranks": 2, "gpus_per_rank": 0.4}, rollout={"num_workers": 2, "gpus_per_worker": 0.6})
+    (group,) = plan(config, two).groups()
+    assert [place.get("GPU") for place in group.resources] == [0.6, 0.6, 0.4, 0.4, None]
+    assert group.places == (2, 3, 0, 1, 4)
+    lucky = run(
+        learner={"gpus_per_rank": 0.3},
+        rollout={"num_workers": 2, "gpus_per_worker": 0.4},
+        reward={"num_services": 3, "gpus_per_service": 0.3},
+    )
+    (group,) = plan(lucky, two).groups()
+    assert [place.get("GPU") for place in group.resources] == [0.3, 0.4, 0.4, 0.3, 0.3, 0.3]
+
+
+def test_shares_of_gpus_that_fit_into_the_sum_alone_are_refused():
+    """Seen before: the run waited for `start_s`, and said that others hold the cluster's resources."""
+    config = run(learner={"num_ranks": 2, "gpus_per_rank": 0.7}, rollout={"gpus_per_worker": 0.6})
+    with pytest.raises(ConfigError, match=r"learner.gpus_per_rank=0.7: no way to place 4 actors"):
+        plan(config, cluster((16, 2)))
+    with pytest.raises(ConfigError, match=r"learner.gpus_per_rank=0.7: no way to place 2 actors"):
+        plan_learning(run(learner={"num_ranks": 2, "gpus_per_rank": 0.7}), cluster((16, 1.5)), needs=())
+
+
+def test_twentieths_that_add_up_to_a_gpu_are_not_too_many():
+    """Seen before: refused, "1 GPUs asked for, the cluster has 1". In binary twenty of them are a little more."""
+    assert sum([0.05] * 20) > 1
+    config = run(
+        learner={"gpus_per_rank": 0.05},
+        rollout={"gpus_per_worker": 0.05, "num_workers": 9},
+        reward={"gpus_per_service": 0.05, "num_services": 10},
+    )
+    assert len(plan(config, cluster((32, 1))).bundles) == 20
+
+
+def test_workers_that_have_no_gpu_yet_are_counted_out_before_places_are_looked_for(monkeypatch):
+    """Seen before: a common share of CPUs was looked for ninety times for each number of workers, and a start took minutes."""
+    num_fits = 0
+
+    def counted(*args, **more):
+        nonlocal num_fits
+        num_fits += 1
+        return first_fit(*args, **more)
+
+    monkeypatch.setattr(placement, "first_fit", counted)
+    config = run(
+        learner={"gpus_per_rank": 1},
+        rollout={"gpus_per_worker": 1, "num_workers": 64},
+        elastic={"min_workers": 1, "max_workers": 64},
+    )
+    placed = plan(config, cluster((192, 8)))
+    assert len(placed.of(ActorKind.ROLLOUT_WORKER)) == 7 and placed.num_missing_workers == 57
+    assert num_fits == 1
 
 
 def test_seats_have_places_of_their_own_where_nobody_takes_turns():

@@ -75,3 +75,12 @@ def test_what_nothing_decides_by_any_more_is_forgotten():
     for at in range(1000):
         history.add(failure(at), window_s=100)
     assert len(history.failures) == 101
+
+
+def test_a_run_of_weeks_that_allows_thousands_of_restarts_waits_a_minute_before_each():
+    """Seen before: the 1,026th one ended the run with an OverflowError. Two to the power of 1,024 is no number."""
+    config = SupervisionConfig(max_restarts=5000, window_s=604_800)
+    past = History([failure(at) for at in range(1100)])
+    assert decide(failure(1100), past, config) == Restart(actor="rollout-0", delay_s=60.0)
+    at_once = config.model_copy(update={"backoff_s": 0.0})
+    assert decide(failure(1100), past, at_once) == Restart(actor="rollout-0", delay_s=0.0)

@@ -1,6 +1,7 @@
 """What was decided is done: a failure waits out its back-off or ends the run; an actor whose node leaves is let go."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -91,6 +92,50 @@ async def test_a_verdict_on_the_weights_and_another_actors_failure_are_not_tried
     with pytest.raises(type(fatal)) as caught:
         await where.replace(actor, DEATH)
     assert caught.value is fatal
+
+
+async def test_an_actor_that_is_not_wanted_any_more_is_ended_while_it_is_prepared(supervisor):
+    """Seen before: a worker that was scaled down while it loaded kept its GPU, and the next broadcast, until it had loaded."""
+    is_loading, started = asyncio.Event(), list[ScriptedWorker]()
+
+    async def start(spec):
+        started.append(ScriptedWorker(spec, lambda ticket: None))
+        return started[-1]
+
+    async def load(actor):
+        is_loading.set()
+        await actor._death.wait()
+        raise death(actor.name, "load")
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor, on_start=load)
+    coming = asyncio.create_task(where.ready())
+    await is_loading.wait()
+    await where.stop()
+    assert started[0].is_dead
+    with pytest.raises(WorkerError, match="not wanted any more"):
+        await coming
+    assert len(started) == 1 and supervisor.events.events == []
+
+
+async def test_an_actor_that_is_not_wanted_any_more_when_it_has_come_up_is_not_prepared(supervisor):
+    started = list[ScriptedWorker]()
+
+    def stop() -> None:
+        with contextlib.suppress(StopIteration):
+            where.stop().send(None)
+
+    async def start(spec):
+        started.append(ScriptedWorker(spec, lambda ticket: None))
+        asyncio.get_running_loop().call_soon(stop)  # when this has returned, and before anyone has seen it
+        return started[-1]
+
+    async def load(actor):
+        raise AssertionError("nobody wants it")
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor, on_start=load)
+    with pytest.raises(WorkerError, match="not wanted any more"):
+        await where.ready()
+    assert started[0].is_dead
 
 
 async def test_heartbeats_that_fail_end_what_they_watch_over(supervisor):

@@ -150,3 +150,15 @@ def test_what_costs_nothing_and_what_is_not_known_are_not_counted(sheet):
     assert sheet.of("server-judge-0") == [("serving", 100, 101)], "and not that it waits"
     assert sheet.drain_stats() == {"cost/gpu_hours": 0.0, "cost/idle_gpu_hours": 0.0}
     assert sheet.of("recorder") == [("record", 100, 101)]
+
+
+def test_what_a_worker_did_last_is_written_when_it_has_left(sheet):
+    """Seen before: it waited for the end of the run, and a killed driver never wrote it."""
+    worker, other = Actor("rollout-0"), Actor("rollout-1")
+    sheet.hear([worker.did(("sampling", 100, 105)), other.did(("sampling", 100, 105))])
+    sheet.hear([other.did(("sampling", 105, 110))])
+    assert sheet.of("rollout-0") == [("sampling", 100, 105)] and sheet.of("rollout-1") == []
+    sheet.hear([worker.did(("starting", 120, 130)), other])
+    sheet.close()
+    assert sheet.of("rollout-0") == [("sampling", 100, 105), ("restarting", 105, 120), ("starting", 120, 130)]
+    assert sheet.of("rollout-1") == [("sampling", 100, 110)]

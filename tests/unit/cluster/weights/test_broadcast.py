@@ -409,6 +409,27 @@ async def test_weights_that_went_with_a_node_are_published_again():
     assert worker.version == 1
 
 
+async def test_weights_that_are_lost_to_one_worker_again_and_again_are_that_workers_failure():
+    """Seen before: all workers loaded anew for ever, since one node could not fetch what the others had."""
+    transport = ScriptedTransport({"a": [LostError("fetch timed out")] * 99})
+    weights, fleet = weights_over(transport, num_workers=2), Fleet("a", "b")
+    sent = await broadcast(weights, fleet)
+    ((name, error),) = fleet.replaced
+    assert name == "a" and isinstance(error, WorkerError) and error.actor == "a"
+    assert "a did not get the weights, which were published 3 times more: fetch timed out" in str(error)
+    assert sent.policy_version == 3 and [proof.worker for proof in sent.attestations] == ["b"]
+
+
+async def test_a_worker_to_which_weights_are_lost_again_and_again_while_it_joins_holds_no_broadcast_for_ever():
+    transport = ScriptedTransport({"new": [LostError("fetch timed out")] * 99})
+    weights, fleet = weights_over(transport), Fleet("old")
+    await weights.publish()
+    with pytest.raises(WorkerError, match="published 3 times more"):
+        await weights.join(ScriptedWorker("new"))
+    assert transport.version == 3
+    assert (await broadcast(weights, fleet)).policy_version == 4
+
+
 class LosingTransport(ScriptedTransport):
     """What a joining worker loads is lost after 4 s, or there after 5 s. To bring it to a fleet takes 10 s."""
 

@@ -217,6 +217,16 @@ def test_a_member_whose_sender_is_gone_asks_nobody_again_and_again(sender):
         received(replace(group_of(sender, manifest, size=2, timeout_s=20.0), address=address), manifest)
 
 
+@pytest.mark.parametrize("timeout_s", [1e10, 1e300])
+def test_a_group_may_take_for_ever(sender, timeout_s):
+    """Seen before: a limit of three centuries, as for "never", was over at once, and a longer one no number of torch's."""
+    manifest = kept(sender)
+    group = group_of(sender, manifest, size=2, lasts=False, timeout_s=timeout_s)
+    with in_thread(sender.send, group) as sending:
+        assert received(group, manifest) == sums(1)
+        assert sending.result(240) is None
+
+
 def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_sent_to(sender):
     manifest = kept(sender)
     groups = [group_of(sender, manifest, size=2, name=f"joins {number}", lasts=False) for number in range(2)]
