@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,7 @@ from transformers import PreTrainedModel
 
 from cluster.contracts.config import LearnerConfig
 from cluster.contracts.errors import ConfigError, DeadlineError, headline
-from cluster.weights.process_group import store_at, store_of
+from cluster.weights.process_group import patience, store_at, store_of
 from learner.sequence_parallel import SequenceGroup
 
 MAX_UNREDUCED_BYTES = 2 * 1024**3
@@ -96,7 +95,7 @@ class Ranks:
             store=store,
             rank=rank,
             world_size=size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=patience(timeout_s),
             device_id=device if device.type == "cuda" else None,
         )
         if device.type == "cpu":
@@ -105,7 +104,7 @@ class Ranks:
         atexit.register(leave)
         sequence_group = None
         if sequence_parallel_size > 1:
-            group, _ = dist.new_subgroups(sequence_parallel_size, timeout=timedelta(seconds=timeout_s))
+            group, _ = dist.new_subgroups(sequence_parallel_size, timeout=patience(timeout_s))
             assert isinstance(group, dist.ProcessGroup), "every rank is in one"
             place = rank % sequence_parallel_size
             sequence_group = SequenceGroup(rank=place, size=sequence_parallel_size, group=group)
@@ -137,7 +136,7 @@ class Ranks:
 
         A rank waits for the others for at most `timeout_s`.
         """
-        timeout = timedelta(seconds=timeout_s)
+        timeout = patience(timeout_s)
         group = None if self.mesh is None else dist.new_group(backend="gloo", timeout=timeout)
         return replace(self, device=torch.device("cpu"), group=group)
 

@@ -328,30 +328,34 @@ def store_of(listener: socket.socket, *, within_s: float) -> TCPStore:
     """Listens at the socket, which is the store's from now on; `within_s` is for each of its answers to this process."""
     host, port, *_ = listener.getsockname()
     listener.listen(_BACKLOG)
-    patience = timedelta(seconds=within_s)
     return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), timeout=patience
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        timeout=patience(within_s),
     )
 
 
 def store_at(address: str, *, within_s: float) -> TCPStore:
     """The one that answers at host:port; `within_s` is to reach it, and for each of its answers. Raises torch's RuntimeError."""
     host, _, port = address.rpartition(":")
-    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=within_s))
+    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=patience(within_s))
 
 
 def _gloo(store: c10d.Store, group: RankGroup, *, rank: int) -> Any:
     gloo: Any = c10d.ProcessGroupGloo  # torch's own way to give it a device; its stubs have another name for it
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=_address_towards(group.address))]
-    options._timeout = _patience(group)
+    options._timeout = patience(group.timeout_s)
     return gloo(store, rank, group.size, options)
 
 
 def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.device) -> Any:
     torch.cuda.set_device(device)
     options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = _patience(group)
+    options._timeout = patience(group.timeout_s)
     # torch ends the process when a collective fails, unless told to end the communicator alone. It reads this when a group is made.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
@@ -365,8 +369,9 @@ def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.devic
             os.environ[name] = before
 
 
-def _patience(group: RankGroup) -> timedelta:
-    return timedelta(seconds=min(group.timeout_s, _LONGEST_S))
+def patience(timeout_s: float) -> timedelta:
+    """As torch takes it: a timeout that is longer than anybody waits must not overflow there."""
+    return timedelta(seconds=min(timeout_s, _LONGEST_S))
 
 
 def _address_towards(address: str) -> str:

@@ -21,20 +21,21 @@ def joined(rank: int, rendezvous: str, *, listener: Any = None, size: int = 2, t
     )
 
 
-def meeting(pipe: Any, rank: int, rendezvous: str, listener: Any) -> None:
+def meeting(pipe: Any, rank: int, rendezvous: str, listener: Any, timeout_s: float) -> None:
     """A process: says what its number and the others' add up to."""
     torch.set_num_threads(1)
-    ranks = joined(rank, rendezvous, listener=listener)
+    ranks = joined(rank, rendezvous, listener=listener, timeout_s=timeout_s)
     pipe.send(ranks.sum(torch.tensor(10.0 + rank)).item())
     leave()
 
 
-def test_two_ranks_meet_where_the_first_one_listens():
+@pytest.mark.parametrize("timeout_s", [240.0, 1e18], ids=["minutes", "for ever"])
+def test_two_ranks_meet_where_the_first_one_listens(timeout_s):
     listener, address = bound("127.0.0.1")
     pipe, theirs = PROCESSES.Pipe()
     # The second one comes first, and tries again until somebody listens.
     processes = [
-        PROCESSES.Process(target=meeting, args=(theirs, rank, address, listener if rank == 0 else None))
+        PROCESSES.Process(target=meeting, args=(theirs, rank, address, listener if rank == 0 else None, timeout_s))
         for rank in (1, 0)
     ]
     for process in processes:
