@@ -237,7 +237,7 @@ def _ray() -> Iterator[Finding]:
     if port.isdecimal():
         try:
             socket.create_connection((host, int(port)), timeout=10).close()
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             advice = f"nothing answers there ({error}): start it with `ray start --head`, or unset RAY_ADDRESS"
     token = "with a token" if has_token else "without a token"
     yield Finding(name="Ray", value=f"runs go to RAY_ADDRESS={address}, {token}", advice=advice)
