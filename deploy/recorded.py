@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -148,7 +149,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     with pa.ipc.new_file(sink, SCHEMA) as writer:
         for _, rows in groups.values():
             writer.write_batch(to_batch(rows))
-    folder, _, name = out.rpartition("/")
+    folder, name = os.path.split(out)
     Storage(folder or ".").write_file(name, sink.getvalue())
     return len(groups), len(source)
 
@@ -200,7 +201,7 @@ def _refuse_mixed_samplers(groups: Sequence[pa.RecordBatch], *, place: str) -> N
 
 def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.RecordBatch]:
     """The groups of all files. `seen` gets the bytes of each."""
-    folder, _, name = place.rpartition("/")
+    folder, name = os.path.split(place)
     if place.endswith(".arrow"):
         files, names = Storage(folder or "."), [name]
     else:

@@ -89,6 +89,15 @@ def test_a_group_stays_whole_however_its_file_is_divided_and_two_files_groups_st
     assert [data.group(index).num_rows for index in range(3)] == [3, 3, 3]
 
 
+def test_a_file_at_the_root_is_not_one_of_this_folder(tmp_path, monkeypatch):
+    """As a volume of a container may be mounted."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "not-at-the-root.arrow", make_group(3))
+    assert len(opened("not-at-the-root.arrow")) == 1
+    with pytest.raises(ConfigError, match=r"recorded='/not-at-the-root\.arrow'"):
+        opened("/not-at-the-root.arrow")
+
+
 def test_of_a_run_in_an_object_store_only_what_the_ledger_names_is_learned_from():
     with s3("recorded"):
         run = RunDirectory("s3://recorded/run")
