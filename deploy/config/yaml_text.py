@@ -27,7 +27,15 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_document(self, node: yaml.Node) -> Any:
+        """At once: what is filled in later may hold itself."""
+        made = self.construct_object(node, deep=True)
+        self.constructed_objects, self.recursive_objects = {}, {}
+        return made
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node in self.recursive_objects:
+            raise yaml.constructor.ConstructorError(None, None, "an anchor holds itself", node.start_mark)
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, LookupError, AttributeError) as error:  # `!!int abc`, a number of 5,000 digits

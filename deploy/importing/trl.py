@@ -233,7 +233,7 @@ def _steps(given: Given) -> int:
         )
     elif updates <= 0:
         (size,) = given.counts("num_generations")
-        generations = prompts * size // max(completions, 1)
+        generations = given.counts("num_prompts")[0] * size // max(completions, 1)
         updates = math.ceil(given["num_train_epochs"] * generations * a_generation)
     return max(int(updates) // a_generation, 1)
 

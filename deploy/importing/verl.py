@@ -312,7 +312,8 @@ def _steps(given: Given) -> int:
 
 def _steps_of_epochs(given: Given) -> int:
     (groups,) = given.counts("data.train_batch_size")
-    return given["trainer.total_epochs"] * ((given["num_prompts"] or 0) // groups)
+    prompts = 0 if given["num_prompts"] is None else given.counts("num_prompts")[0]
+    return given["trainer.total_epochs"] * (prompts // groups)
 
 
 def _sampling(given: Given) -> Made:

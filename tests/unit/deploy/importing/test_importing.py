@@ -274,6 +274,13 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("trl_gsm8k.yaml", "gradient_accumulation_steps=0", "must be a whole number above 0"),
         ("trl_gsm8k.yaml", "num_processes=1.5", "must be a whole number above 0"),
         ("trl_gsm8k.yaml", "reward_funcs=[3]", "names no reward"),
+        (
+            "trl_gsm8k.yaml",
+            "num_train_epochs=.inf max_steps=-1 num_prompts=7",
+            "num_train_epochs=inf must be a finite number",
+        ),
+        ("trl_gsm8k.yaml", "max_steps=-1 num_prompts=-7", "num_prompts=-7 must be a whole number above 0"),
+        ("verl_gsm8k.sh", "num_prompts=0.5", "num_prompts=0.5 must be a whole number above 0"),
         ("trl_gsm8k.yaml", "bf16=false dtype=auto", "use float32 or bfloat16"),
         ("trl_gsm8k.yaml", "router_aux_loss_coef=0.001", "write algorithm.router_aux_loss_coefficient"),
         ("trl_gsm8k.yaml", "~beta=1", "~beta=1 is no setting of TRL"),

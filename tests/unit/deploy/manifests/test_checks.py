@@ -481,6 +481,12 @@ def test_several_problems_are_told_at_once():
     assert told(made).startswith("f.yaml: 2 problem(s)\n  RayJob quickstart: submissionMode")
 
 
+def test_a_number_of_cpus_beyond_all_pods_is_told():
+    made = resource("quickstart.yaml")
+    cluster_of(made)["headGroupSpec"]["rayStartParams"]["num-cpus"] = "9" * 400
+    assert "rayStartParams.num-cpus='999" in told(made)
+
+
 def test_a_ray_that_is_not_the_one_here_is_told():
     assert "rayVersion='2.60.0' is not the Ray 2.61.1 that treadwheel stands on" in told(
         resource("quickstart.yaml"), installed_ray="2.61.1"
