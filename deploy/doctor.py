@@ -203,7 +203,7 @@ def _ray() -> Iterator[Finding]:
     if port.isdecimal():
         try:
             socket.create_connection((host, int(port)), timeout=10).close()
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             advice = f"nothing answers there ({error}): start it with `ray start --head`, or unset RAY_ADDRESS"
     token = "with a token" if has_token else "without a token"
     yield _found("Ray", f"runs go to RAY_ADDRESS={address}, {token}", advice)

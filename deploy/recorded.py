@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -130,6 +131,9 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     those are a file's too (`prompts.column`, `text_as`, `system_prompt`). Raises ConfigError as `prompt_source`, and DataError naming
     file and row for one that cannot be learned from.
     """
+    folder, name = os.path.split(out)
+    if not name:
+        raise ConfigError(f"{out!r} names no file; write one such as rows.arrow")
     formatter = ChatFormatter.load(model)
     params = prompts.params if prompts.name == "file" else {}
     source = prompt_source(Plugin(name="file", params={**params, "path": path}), field="prompts")
@@ -148,7 +152,6 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     with pa.ipc.new_file(sink, SCHEMA) as writer:
         for _, rows in groups.values():
             writer.write_batch(to_batch(rows))
-    folder, _, name = out.rpartition("/")
     Storage(folder or ".").write_file(name, sink.getvalue())
     return len(groups), len(source)
 
@@ -157,7 +160,7 @@ def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -
     completion, reward = prompt.columns.get("completion"), prompt.columns.get("reward")
     if not isinstance(completion, str):
         raise DataError(f"completion is {str(completion)[:80]!r}; it must be a text")
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
         raise DataError(f"reward is {str(reward)[:80]!r}; it must be a finite number")
     encoded, token_ids = formatter.encode(prompt), formatter.encode_completion(prompt, completion)
     now = int(time.time() * 1e6)
@@ -200,7 +203,7 @@ def _refuse_mixed_samplers(groups: Sequence[pa.RecordBatch], *, place: str) -> N
 
 def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.RecordBatch]:
     """The groups of all files. `seen` gets the bytes of each."""
-    folder, _, name = place.rpartition("/")
+    folder, name = os.path.split(place)
     if place.endswith(".arrow"):
         files, names = Storage(folder or "."), [name]
     else:
@@ -217,7 +220,7 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
             seen(content)
             with pa.ipc.open_file(content) as reader:
                 batches = [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
-                table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else reader.schema)
+                table = pa.Table.from_batches(batches, schema=batches[0].schema) if batches else SCHEMA.empty_table()
         except StorageError as error:
             raise ConfigError(f"recorded={place!r}: {error}") from error
         except (DataError, pa.ArrowInvalid) as error:

@@ -84,7 +84,7 @@ def replay_learned(
     content, digest = asyncio.run(until_interrupted(_learned(config, run_dir, ledger, address=address)))
     done = Replay(num_steps=step, digest=digest, recorded_digest=_published(run_dir, step))
     if out is not None:
-        folder, _, name = os.path.abspath(out).rpartition("/")
+        folder, name = os.path.split(os.path.abspath(out))
         Storage(folder).write_file(name, content)
     elif not done.differs:
         *_, record = ledger.records()

@@ -71,7 +71,7 @@ def _read_json(source: pa.NativeFile, path: str) -> Rows:
 def _parsed(text: bytes, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}") from error
 
 

@@ -36,8 +36,18 @@ class RowPrompts:
         self._rows = rows
         if not self._rows:
             raise ConfigError(f"path={path!r} has no rows; give one with at least one prompt")
-        for index, row in enumerate(self._rows):
-            self._prompt(index, row)
+        self._check()
+
+    def _check(self) -> None:
+        """Reads every row. Raises DataError for one that is no prompt, and for a value that Python has none for."""
+        index = -1
+        try:
+            for index, row in enumerate(self._rows):
+                self._prompt(index, row)
+        except (OverflowError, ValueError) as error:  # the year 12,000, a text that is not UTF-8
+            raise DataError(
+                f"{self._path}, row {index + 1} or behind: a value cannot be read: {error}; mend it, or leave its column out"
+            ) from error
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -113,7 +123,9 @@ def _jsonable(value: Any, where: str) -> Any:
 
 class TableRows(Sequence[Mapping[str, Any]]):
     def __init__(self, table: pa.Table) -> None:
-        self._table = table
+        kinds = pa.schema([each.with_type(_in_microseconds(each.type)) for each in table.schema])
+        # Finer digits of a time are left out.
+        self._table = table if kinds.equals(table.schema) else table.cast(kinds, safe=False)
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -124,3 +136,16 @@ class TableRows(Sequence[Mapping[str, Any]]):
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         for batch in self._table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """Without nanoseconds, in which pandas writes times, and which Python's do not have."""
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_in_microseconds(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    if getattr(kind, "unit", None) != "ns":
+        return kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", tz=kind.tz)
+    return pa.time64("us") if pa.types.is_time(kind) else pa.duration("us")

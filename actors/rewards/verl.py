@@ -47,8 +47,19 @@ def _reward(score: Any) -> Any:
     if not isinstance(score, Mapping) or "score" not in score:
         return score
     return {"reward": score["score"]} | {
-        key: value for key, value in score.items() if key not in ("score", "reward") and isinstance(value, int | float)
+        key: value for key, value in score.items() if key not in ("score", "reward") and _is_number(value)
     }
+
+
+def _is_number(value: Any) -> bool:
+    """One of NumPy or torch too, as the mean of an array is. An array that has one number is none."""
+    if isinstance(value, str | bytes) or getattr(value, "ndim", 0):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 verl = VerlReward

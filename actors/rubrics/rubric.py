@@ -5,6 +5,7 @@ A completion stands in the question between two marks that it cannot write itsel
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -71,7 +72,7 @@ class Rubric(Section):
     def read(cls, path: str, *, field: str) -> Self:
         """Raises ConfigError naming the file and all that is wrong with it."""
         try:
-            return cls.model_validate(yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")))
+            return cls.model_validate(yaml.safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8")))
         except OSError as error:
             raise ConfigError(f"{field}={path!r} cannot be read: {error.strerror}; give a YAML file") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:

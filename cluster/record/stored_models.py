@@ -32,12 +32,12 @@ WithPath = TypeVar("WithPath", ModelConfig, ReferenceConfig, ValueConfig, Reward
 
 
 def local_folder(path: str, *, field: str) -> str:
-    """Where the model is on this machine: downloaded, if `path` is a URL and it was not before; any other path as it is.
+    """Where the model is on this machine: downloaded, if `path` is a URL and it was not before; any other path as it is, but for a `~`.
 
     Raises ConfigError naming `field` for a URL that is no checkpoint's model, CheckpointError for an altered file.
     """
     if "://" not in path:
-        return path
+        return os.path.expanduser(path)
     checkpoint, _, name = path.rstrip("/").rpartition("/")
     try:
         storage = Storage(checkpoint)
@@ -81,9 +81,10 @@ def with_local_models(config: RunConfig) -> RunConfig:
 
 def local_model(model: WithPath, *, field: str) -> WithPath:
     """The section with a model that is on this machine; `field` is its name."""
-    if model.path is None or "://" not in model.path:
+    if model.path is None:
         return model
-    return model.model_copy(update={"path": local_folder(model.path, field=f"{field}.path")})
+    path = local_folder(model.path, field=f"{field}.path")
+    return model if path == model.path else model.model_copy(update={"path": path})
 
 
 def cache() -> Path:

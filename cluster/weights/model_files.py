@@ -4,6 +4,7 @@ processes load the same ones?
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,7 +25,7 @@ def refuse_unpinned_code(model: ModelConfig, *, section: str = "model") -> None:
 
     `section` is where the settings of `model` stand.
     """
-    if not model.trust_remote_code or Path(model.path).expanduser().is_dir():
+    if not model.trust_remote_code or Path(os.path.expanduser(model.path)).is_dir():
         return
     if model.revision is None or not _COMMIT.fullmatch(model.revision):
         raise ConfigError(
@@ -35,7 +36,7 @@ def refuse_unpinned_code(model: ModelConfig, *, section: str = "model") -> None:
 
 def refuse_unpinned(path: str, revision: str | None, *, section: str) -> None:
     """Raises ConfigError for a hub name without a commit: a branch or a tag may be another model tomorrow."""
-    if not Path(path).expanduser().is_dir() and not _COMMIT.fullmatch(revision or ""):
+    if not Path(os.path.expanduser(path)).is_dir() and not _COMMIT.fullmatch(revision or ""):
         raise ConfigError(
             f"{section}.revision={revision!r}: {path!r} is no local folder; set a commit of the hub (40 hexadecimal digits)"
         )
@@ -81,7 +82,7 @@ def _tensors(path: Path) -> Iterator[str]:
 
 def model_file(model: ModelConfig, name: str) -> Path | None:
     """In the folder, or among the downloads of a hub name; None where it is in neither."""
-    folder = Path(model.path).expanduser()
+    folder = Path(os.path.expanduser(model.path))
     if folder.is_dir():
         return folder / name if (folder / name).is_file() else None
     found = try_to_load_from_cache(model.path, name, revision=model.revision)

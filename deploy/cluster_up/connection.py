@@ -246,7 +246,7 @@ async def _check_answers(address: str) -> None:
     try:
         async with asyncio.timeout(_ANSWER_S):
             _, writer = await asyncio.open_connection(host, int(port))
-    except (OSError, OverflowError) as error:  # TimeoutError is an OSError, and a port beyond 65,535 is an overflow
+    except (OSError, OverflowError, UnicodeError) as error:  # a deadline; a port beyond 65,535; a name such as a..b
         raise ConfigError(
             f"address={address!r} does not answer; start a cluster there with `ray start --head`, or leave the address out "
             "(and RAY_ADDRESS unset) for a local one"

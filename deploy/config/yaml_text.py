@@ -9,6 +9,9 @@ import yaml
 
 from cluster.contracts.errors import ConfigError, headline
 
+NO_VALUE = (ValueError, LookupError, AttributeError, RecursionError)
+"""What PyYAML raises besides its own errors: for a text that is no value of its kind (`2024-13-45`), and for one nested too deeply."""
+
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 numbers and booleans on top of PyYAML's 1.1. As there, a date is a text, and no key merges mappings (`<<`)."""
@@ -24,12 +27,26 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_document(self, node: yaml.Node) -> Any:
+        """At once: what is filled in later may hold itself."""
+        made = self.construct_object(node, deep=True)
+        self.constructed_objects, self.recursive_objects = {}, {}
+        return made
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node in self.recursive_objects:
+            raise yaml.constructor.ConstructorError(None, None, "an anchor holds itself", node.start_mark)
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, LookupError, AttributeError) as error:  # `!!int abc`, a number of 5,000 digits
             problem = f"{str(node.value)[:40]!r} is no value of its kind"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+    def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
+        """A character that is written in two halves, as JSON writes those beyond U+FFFF, is one."""
+        return _HALVES.sub(
+            lambda found: found[0].encode("utf-16", "surrogatepass").decode("utf-16"), super().construct_yaml_str(node)
+        )
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         digits = str(self.construct_scalar(node)).replace("_", "")
@@ -55,9 +72,11 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 _INT = re.compile(r"^[-+]?(?:\d[\d_]*|0x[\da-fA-F]+|0o[0-7]+)$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_yaml_str)
+_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """Puts quotes around a text that either YAML reads as a number, and double ones around one with a rare end of a line, such as U+0085:
     in other quotes that would be read as a space."""
 
@@ -67,9 +86,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
-_Dumper.add_representer(str, _Dumper.represent_str)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
+Dumper.add_representer(str, Dumper.represent_str)
+Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+Dumper.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 
 
 def parse(text: str, *, source: str) -> Any:
@@ -81,27 +100,33 @@ def parse(text: str, *, source: str) -> Any:
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or headline(error)
         raise ConfigError(f"{source}{where} cannot be read as YAML: {problem}; correct that line") from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{source} cannot be read as YAML: it is nested too deeply; write it with fewer levels"
+        ) from error
 
 
 def read_yaml(path: str | Path, *, way_out: str) -> Any:
-    """A file's values. Raises ConfigError naming the file, and `way_out` where there is none that can be read."""
+    """A file's values. Raises ConfigError as `read_text` and `parse`."""
+    return parse(read_text(path, way_out=way_out), source=str(path))
+
+
+def read_text(path: str | Path, *, way_out: str) -> str:
+    """Raises ConfigError naming the file, and `way_out` where there is none that can be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; {way_out}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8: {error}; save it as that") from error
-    return parse(text, source=str(path))
 
 
 def dumped(values: Any) -> str:
     """Text that `parse` reads as the same values."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def flow(value: Any) -> str:
     """One line that `parse` reads as the same value."""
-    text = yaml.dump(
-        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True
-    )
+    text = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=True)
     return text.removesuffix("...\n").rstrip()

@@ -1,11 +1,12 @@
 """What a peer's configuration says, as settings by full name: YAML or JSON, or the `key=value` words of a shell script."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from cluster.contracts.errors import ConfigError
-from deploy.config.yaml_text import parse, read_yaml
+from deploy.config.yaml_text import parse, read_text, read_yaml
 from deploy.importing import script
 from deploy.importing.script import Unresolved
 
@@ -42,10 +43,18 @@ def _said(more: Sequence[str]) -> dict[str, Any]:
 
 
 def _mapping(path: str, way_out: str) -> Mapping[str, Any]:
-    found = read_yaml(path, way_out=way_out)
+    found = _json(path, way_out) if Path(path).suffix.lower() == ".json" else read_yaml(path, way_out=way_out)
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds no settings by name; {way_out}")
     return cast("dict[str, Any]", found)
+
+
+def _json(path: str, way_out: str) -> Any:
+    """YAML reads most of it, and neither tabs between values nor characters beyond U+FFFF, which JSON writes in two halves."""
+    try:
+        return json.loads(read_text(path, way_out=way_out))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}; correct it") from error
 
 
 def _joined(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -56,6 +56,9 @@ class Given:
         if allowed and type(value) not in allowed:
             self.refuse(name, f"must be {' or '.join(dict.fromkeys(_SAID[each] for each in allowed))}")
             return default
+        if isinstance(value, float) and not math.isfinite(value):
+            self.refuse(name, "must be a finite number")
+            return default
         return value
 
     def counts(self, *names: str) -> list[int]:

@@ -233,7 +233,7 @@ def _steps(given: Given) -> int:
         )
     elif updates <= 0:
         (size,) = given.counts("num_generations")
-        generations = prompts * size // max(completions, 1)
+        generations = given.counts("num_prompts")[0] * size // max(completions, 1)
         updates = math.ceil(given["num_train_epochs"] * generations * a_generation)
     return max(int(updates) // a_generation, 1)
 
@@ -275,12 +275,29 @@ def _aggregation(given: Given) -> Made:
     kind = given["loss_type"]
     if kind == "bnpo":
         given.refuse("loss_type", "divides by the tokens of a micro-batch of one device; use dapo, which counts all")
+    if kind == "luspo" and (why := _why_by_token(given)):
+        given.refuse("loss_type", f"with {why} divides by the padded width of a micro-batch; use grpo or dapo")
     _, mini_batches, _ = _updates(given)
     if mini_batches > 1 and _AGGREGATIONS.get(kind) == "token_mean":
         given.note(
             "With several updates a generation TRL divides each by the mean number of tokens of an update, here by its own number."
         )
     return {"algorithm.aggregation": _AGGREGATIONS.get(kind)}
+
+
+def _why_by_token(given: Given) -> str | None:
+    """What gives each token a loss of its own where TRL's LUSPO expects one of the sequence: its mean takes in padding then."""
+    if (level := given["importance_sampling_level"]) != "sequence":
+        return f"importance_sampling_level={level}"
+    if beta := given["beta"]:
+        return f"beta={beta}"
+    if (share := given["top_entropy_quantile"]) < 1:
+        return f"top_entropy_quantile={share}"
+    is_weighed, mode = given["use_vllm"] and given["vllm_importance_sampling_correction"], given[_MODE]
+    return f"{_MODE}={mode}" if is_weighed and mode.startswith("token") else None
+
+
+_MODE = "vllm_importance_sampling_mode"
 
 
 def _kl(given: Given) -> Made:
@@ -477,11 +494,13 @@ TRL = Peer(
             note="The level `sequence` is `gspo`. CISPO's `epsilon_high` is the bound itself, not 1 + it.",
         ),
         Row(
-            of=f"loss_type {_BATCH}",
+            of=f"loss_type {_BATCH} importance_sampling_level beta top_entropy_quantile use_vllm vllm_importance_sampling_correction "
+            f"{_MODE}",
             ours="algorithm.aggregation",
             make=_aggregation,
             note="`grpo` and `sapo`: `sequence_mean`; `dapo` and `cispo`: `token_mean`; `dr_grpo`: `sequence_sum_over_length`; "
-            "`luspo`: `sequence_sum_mean`. `bnpo` and `vespo` are refused.",
+            "`luspo`: `sequence_sum_mean`, where nothing gives its tokens losses of their own, whose mean takes in padding in TRL. `bnpo` "
+            "and `vespo` are refused.",
         ),
         Row(
             of="beta use_bias_correction_kl importance_sampling_level",

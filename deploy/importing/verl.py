@@ -62,6 +62,7 @@ _DEFAULTS: dict[str, Any] = {
     **_at(_ACTOR, loss_agg_mode="token-mean", loss_scale_factor=None, entropy_coeff=0),
     **_at(_ACTOR, use_kl_loss=False, kl_loss_coef=0.001, kl_loss_type="low_var_kl"),
     **_at(f"{_ACTOR}.policy_loss", loss_mode="vanilla", dro_beta=None),
+    **_at(f"{_ACTOR}.router_replay", mode="disabled"),
     **_at(f"{_ACTOR}.fsdp_config", dtype="bfloat16", model_dtype="fp32", mixed_precision=None),
     **_at(f"{_ACTOR}.fsdp_config", ulysses_sequence_parallel_size=1),
     _COMPUTED: None,
@@ -139,7 +140,7 @@ _DROPPED = {
         "*use_torch_compile *use_remove_padding *use_fused_kernels *fused_kernel_options.* *use_liger *entropy_from_logits_* "
         "*entropy_checkpointing *pad_to_length* *use_prefix_grouper *use_shm *enable_activation_offload *tiled_mlp.* *qat.* "
         f"critic.model.enable_gradient_checkpointing {_ROLLOUT}.dtype {_ROLLOUT}.enforce_eager {_ROLLOUT}.cudagraph_* "
-        f"{_ROLLOUT}.full_determinism {_ROLLOUT}.seed"
+        f"{_ROLLOUT}.full_determinism {_ROLLOUT}.seed *.override_config.attn_implementation"
     ),
     "logging, profiling and checkpoints are named anew, in `metrics` and `checkpoint`": (
         "*profiler* trainer.logger trainer.project_name trainer.log_val_generations trainer.*_data_dir trainer.save_freq "
@@ -158,11 +159,12 @@ _DROPPED = {
         f"{_ROLLOUT}.calculate_log_probs {_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
         f"{_ROLLOUT}.quantization_config_file {_ROLLOUT}.qat {_ROLLOUT}.val_kwargs.* {_ROLLOUT}.multi_turn.* "
         "critic.model.trust_remote_code critic.model.lora_alpha critic.model.target_modules critic.model.exclude_modules "
-        "critic.model.lora_adapter_path critic.model.override_config critic.model.custom_chat_template critic.shuffle"
+        "critic.model.lora_adapter_path critic.model.override_config critic.model.custom_chat_template critic.shuffle "
+        "data.continuous_token*"
     ),
     "a part of what another setting switches on": (
         "algorithm.pf_ppo.* algorithm.filter_groups.max_* algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl distillation.* "
-        f"{_CORRECTION}.rollout_rs_threshold *.policy_loss.*cov* *.policy_loss.ppo_kl_coef trainer.v1.* "
+        f"{_CORRECTION}.rollout_rs_threshold *.router_replay.* *.policy_loss.*cov* *.policy_loss.ppo_kl_coef trainer.v1.* "
         "reward.reward_model.* reward_model.enable_resource_pool reward_model.n_gpus_per_node reward_model.nnodes "
         "reward_model.model.* reward_model.rollout.* "
         "reward.reward_manager.module.* reward_model.reward_loop_module_path reward_model.reward_loop_class_name "
@@ -310,7 +312,8 @@ def _steps(given: Given) -> int:
 
 def _steps_of_epochs(given: Given) -> int:
     (groups,) = given.counts("data.train_batch_size")
-    return given["trainer.total_epochs"] * ((given["num_prompts"] or 0) // groups)
+    prompts = 0 if given["num_prompts"] is None else given.counts("num_prompts")[0]
+    return given["trainer.total_epochs"] * (prompts // groups)
 
 
 def _sampling(given: Given) -> Made:
@@ -417,9 +420,10 @@ def _loss(given: Given) -> Made:
         given.refuse(f"{_ACTOR}.clip_ratio_c", "is verl's error too; set it above 1")
     if mode == "dro" and (known["dro"]["beta"] or 0) <= 0:
         given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is verl's error too; set it above 0")
-    if mode == "sapo" and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":
+    if mode in ("gspo", "sapo") and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":
         given.refuse(
-            f"{_ACTOR}.loss_agg_mode", "is not what verl takes for SAPO's policy loss; use seq-mean-token-mean"
+            f"{_ACTOR}.loss_agg_mode",
+            f"is not what verl takes for the policy loss of loss_mode={mode}; use seq-mean-token-mean",
         )
     return {"algorithm.policy_loss": known[mode]}
 
@@ -760,7 +764,11 @@ VERL = Peer(
         ),
         only(
             "experts and predicted tokens are the engine's own matter; leave it out",
-            {f"{_ROLLOUT}.enable_rollout_routing_replay": False, f"{_MODEL}.mtp.enable_train": False},
+            {
+                f"{_ROLLOUT}.enable_rollout_routing_replay": False,
+                f"{_ACTOR}.router_replay.mode": "disabled",
+                f"{_MODEL}.mtp.enable_train": False,
+            },
         ),
         only(
             "an adapter begins anew, on the modules that target_modules names",

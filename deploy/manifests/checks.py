@@ -148,7 +148,7 @@ def _ray_start(part: Head) -> Problems:
     if "labels" in part.ray_start_params:
         yield "rayStartParams.labels is refused; write them in `labels` of the group"
     for name in ("num-cpus", "num-gpus"):
-        if not re.fullmatch("[0-9]+", written := part.ray_start_params.get(name, "0")):
+        if not re.fullmatch("[0-9]{1,9}", written := part.ray_start_params.get(name, "0")):
             yield f"rayStartParams.{name}={written!r} is no number; write one, such as '4'"
     if part.resources and part.ray_start_params.keys() & {"num-cpus", "num-gpus", "memory", "resources"}:
         yield "rayStartParams and `resources` both say what the pod has; leave one out"

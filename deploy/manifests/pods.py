@@ -1,5 +1,6 @@
 """Pods of a Ray cluster, under the "restricted" pod standard: no root, no privileges, a read-only root file system."""
 
+import math
 from typing import Any
 
 from deploy.manifests.site import DRAIN, STOP_WAIT, Nodes, Site
@@ -42,29 +43,38 @@ def head(
     jobs."""
     cpus, gpus = (pods.cpus, pods.gpus) if pods else (0, 0)
     memory = _HEAD_GIB + (_gib(site, pods) if pods else 0)
-    container = _container(site, "ray-head", image=image, config_map=config_map, grace_s=_grace_s(site, site.on_demand))
+    grace_s = _grace_s(site, site.on_demand, saves_in_s=stop_wait_s)
+    container = _container(site, "ray-head", image=image, config_map=config_map, grace_s=grace_s)
     container["ports"] = [{"name": name, "containerPort": port} for name, port in PORTS.items()]
     container["resources"] = _resources(site, cpus=cpus + 2, gpus=gpus, memory_gib=memory, upload_gib=0)
     container["env"] += [{"name": STOP_WAIT, "value": str(stop_wait_s)}] if stop_wait_s is not None else []
-    return _template(site, container, site.on_demand, gpus=gpus, memory_gib=memory, config_map=config_map)
+    volumes = _volumes(site, memory_gib=memory, config_map=config_map)
+    return _template(site, container, site.on_demand, gpus=gpus, grace_s=grace_s, volumes=volumes)
 
 
-def worker(site: Site, pods: Pods, nodes: Nodes, *, image: str, config_map: str | None) -> Manifest:
+def worker(
+    site: Site, pods: Pods, nodes: Nodes, *, image: str, config_map: str | None, saves_in_s: int | None = None
+) -> Manifest:
+    """`saves_in_s` is how long what it holds may take to save, None for what saves nothing."""
     memory = _gib(site, pods)
-    container = _container(site, "ray-worker", image=image, config_map=config_map, grace_s=_grace_s(site, nodes))
+    grace_s = _grace_s(site, nodes, saves_in_s=saves_in_s)
+    container = _container(site, "ray-worker", image=image, config_map=config_map, grace_s=grace_s)
     container["ports"] = [{"name": "metrics", "containerPort": PORTS["metrics"]}]
     container["resources"] = _resources(
         site, cpus=pods.cpus, gpus=pods.gpus, memory_gib=memory, upload_gib=pods.upload_gib
     )
-    template = _template(site, container, nodes, gpus=pods.gpus, memory_gib=memory, config_map=config_map)
+    volumes = _volumes(site, memory_gib=memory, config_map=config_map)
+    template = _template(site, container, nodes, gpus=pods.gpus, grace_s=grace_s, volumes=volumes)
     # The head's autoscaler alone talks to the API server.
     template["spec"]["automountServiceAccountToken"] = False
     return template
 
 
-def _grace_s(site: Site, nodes: Nodes) -> int:
+def _grace_s(site: Site, nodes: Nodes, *, saves_in_s: int | None) -> int:
     """A pod on demand has at least the time to save."""
-    return site.grace_s if nodes is site.spot else max(site.grace_s, _LEAST_GRACE_ON_DEMAND_S)
+    if nodes is site.spot:
+        return site.grace_s
+    return max(site.grace_s, _LEAST_GRACE_ON_DEMAND_S, (saves_in_s or 0) + DRAIN_MARGIN_S)
 
 
 def _container(site: Site, name: str, *, image: str, config_map: str | None, grace_s: int) -> Manifest:
@@ -88,11 +98,9 @@ def _container(site: Site, name: str, *, image: str, config_map: str | None, gra
     return {"name": name, "image": image, "env": env, "securityContext": CONTAINER_SECURITY, "volumeMounts": mounts}
 
 
-def _template(
-    site: Site, container: Manifest, nodes: Nodes, *, gpus: int, memory_gib: int, config_map: str | None
-) -> Manifest:
-    # Ray's object store takes 30 % of a pod's memory, and lies in shared memory.
-    shared: Manifest = {"medium": "Memory", "sizeLimit": f"{max(1, memory_gib * 3 // 10)}Gi"}
+def _volumes(site: Site, *, memory_gib: int, config_map: str | None) -> list[Manifest]:
+    # Ray's object store takes 30 % of a pod's memory, and lies in shared memory where that is no smaller: else on the disk.
+    shared: Manifest = {"medium": "Memory", "sizeLimit": f"{math.ceil(memory_gib * 3 / 10)}Gi"}
     volumes: list[Manifest] = [
         {"name": "run"}
         | ({"persistentVolumeClaim": {"claimName": site.run_claim}} if site.run_claim else {"emptyDir": {}}),
@@ -100,14 +108,18 @@ def _template(
         {"name": "home", "emptyDir": {}},
         {"name": "shared-mem", "emptyDir": shared},
     ]
-    if config_map:
-        volumes.append({"name": "config", "configMap": {"name": config_map}})
+    return [*volumes, {"name": "config", "configMap": {"name": config_map}}] if config_map else volumes
+
+
+def _template(
+    site: Site, container: Manifest, nodes: Nodes, *, gpus: int, grace_s: int, volumes: list[Manifest]
+) -> Manifest:
     tolerations = [each.model_dump(exclude_none=True) for each in nodes.tolerations]
     if gpus:
         tolerations.append({"key": site.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
     spec: Manifest = {
         "securityContext": POD_SECURITY,
-        "terminationGracePeriodSeconds": _grace_s(site, nodes),
+        "terminationGracePeriodSeconds": grace_s,
         "containers": [container],
         "volumes": volumes,
     }
@@ -117,7 +129,7 @@ def _template(
 
 
 def _gib(site: Site, pods: Pods) -> int:
-    return round(pods.cpus * site.gib_per_cpu + pods.gpus * site.gib_per_gpu)
+    return max(1, round(pods.cpus * site.gib_per_cpu + pods.gpus * site.gib_per_gpu))
 
 
 def _resources(site: Site, *, cpus: int, gpus: int, memory_gib: int, upload_gib: int) -> Manifest:

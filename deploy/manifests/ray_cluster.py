@@ -34,14 +34,14 @@ def spec(site: Site, sizes: Sizes, *, image: str, config_map: str | None, stop_w
     """Of a RayCluster or a RayJob."""
     on_head = sizes.base if sizes.base_is_on_head else None
     head = pods.head(site, on_head, image=image, config_map=config_map, stop_wait_s=stop_wait_s)
-    groups = _groups(site, sizes, image=image, config_map=config_map)
-    return _spec(site, head, num_cpus=on_head.cpus if on_head else 0, groups=groups)
+    groups = _groups(site, sizes, image=image, config_map=config_map, stop_wait_s=stop_wait_s)
+    return _spec(site, head, on_head, groups=groups)
 
 
 def for_service(site: Site, server: Pods, *, image: str) -> Manifest:
     """Of a RayService: servers on demand, of which one is always there."""
     template = pods.worker(site, server, site.on_demand, image=image, config_map=None)
-    group = _group("server", server, template, labels={_MARKET: "on-demand"}, priority=_FIRST, fewest=1)
+    group = _group(site, "server", server, template, labels={_MARKET: "on-demand"}, priority=_FIRST, fewest=1)
     head = pods.head(site, None, image=image, config_map=None)
     for container in (head["spec"]["containers"][0], template["spec"]["containers"][0]):
         container["ports"].append({"name": "serve", "containerPort": pods.SERVE_PORT})
@@ -50,10 +50,10 @@ def for_service(site: Site, server: Pods, *, image: str) -> Manifest:
             for name, value in _SERVING_ENV.items()
             if name not in site.env.keys() | site.secrets.keys()
         ]
-    return _spec(site, head, num_cpus=0, groups=[group])
+    return _spec(site, head, None, groups=[group])
 
 
-def _spec(site: Site, head: Manifest, *, num_cpus: int, groups: list[Manifest]) -> Manifest:
+def _spec(site: Site, head: Manifest, on_head: Pods | None, *, groups: list[Manifest]) -> Manifest:
     return {
         "rayVersion": site.ray_version,
         "authOptions": {"mode": "token"} | ({"secretName": site.token_secret} if site.token_secret else {}),
@@ -70,7 +70,11 @@ def _spec(site: Site, head: Manifest, *, num_cpus: int, groups: list[Manifest]) 
             ],
         },
         "headGroupSpec": {
-            "rayStartParams": {"num-cpus": str(num_cpus), "dashboard-host": "0.0.0.0"},
+            "rayStartParams": {
+                "num-cpus": str(on_head.cpus if on_head else 0),
+                "dashboard-host": "0.0.0.0",
+                **_gpus(site, on_head),
+            },
             "labels": {_MARKET: "on-demand"},
             "template": head,
         },
@@ -93,12 +97,13 @@ def metadata(site: Site, name: str) -> Manifest:
     return {"name": name, **where, "labels": {**pods.LABELS, "app.kubernetes.io/instance": name}}
 
 
-def _groups(site: Site, sizes: Sizes, *, image: str, config_map: str | None) -> list[Manifest]:
+def _groups(site: Site, sizes: Sizes, *, image: str, config_map: str | None, stop_wait_s: int) -> list[Manifest]:
     """All start at none: the run's actors ask for them."""
 
     def group(name: str, shape: Pods, nodes: Nodes, labels: Manifest, priority: int) -> Manifest:
-        template = pods.worker(site, shape, nodes, image=image, config_map=config_map)
-        return _group(name, shape, template, labels=labels, priority=priority, fewest=0)
+        saves_in_s = stop_wait_s if shape is sizes.base else None
+        template = pods.worker(site, shape, nodes, image=image, config_map=config_map, saves_in_s=saves_in_s)
+        return _group(site, name, shape, template, labels=labels, priority=priority, fewest=0)
 
     on_demand = {_MARKET: "on-demand"}
     goes = {_GOES: _GOES_VALUE}
@@ -112,7 +117,9 @@ def _groups(site: Site, sizes: Sizes, *, image: str, config_map: str | None) -> 
     return groups
 
 
-def _group(name: str, shape: Pods, template: Manifest, *, labels: Manifest, priority: int, fewest: int) -> Manifest:
+def _group(
+    site: Site, name: str, shape: Pods, template: Manifest, *, labels: Manifest, priority: int, fewest: int
+) -> Manifest:
     return {
         "groupName": name,
         "replicas": fewest,
@@ -120,6 +127,13 @@ def _group(name: str, shape: Pods, template: Manifest, *, labels: Manifest, prio
         "maxReplicas": shape.most,
         "priority": priority,
         "labels": labels,
-        "rayStartParams": {},
+        "rayStartParams": _gpus(site, shape),
         "template": template,
     }
+
+
+def _gpus(site: Site, shape: Pods | None) -> Manifest:
+    """Ray's autoscaler finds GPUs by a name that ends with "gpu". It is told of others, such as slices: nvidia.com/mig-3g.40gb."""
+    if shape is None or not shape.gpus or site.gpu_resource.endswith("gpu"):
+        return {}
+    return {"num-gpus": str(shape.gpus)}

@@ -1,6 +1,7 @@
 """A RayJob: one run on a cluster of its own, and the ConfigMap that holds its run file."""
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ from deploy.manifests.sizes import Sizes, sizes
 
 LARGEST_NAME = 47
 _PRE_RUNNING_S = 3600
-_WAITS = ("--wait-for-nodes", "30m", "--wait-for-claim", "10m")
-"""For the pods that the run asks for, and for the driver of an attempt before this one to end."""
+_FOR_NODES, _FOR_CLAIM = ("--wait-for-nodes", "30m"), ("--wait-for-claim", "10m")
+"""For the pods that the run asks for, unless it says itself how long; and for the driver of an attempt before this one to end."""
 _SAVING_MARGIN_S = 30
 """For actors to end after the learner's state is saved."""
 
@@ -75,7 +76,7 @@ def read(path: str, overrides: Sequence[str]) -> Run:
 def _upload_gib(config: RunConfig) -> int:
     from learner import memory
 
-    if "://" not in config.run_dir or not (Path(config.model.path).expanduser() / "config.json").is_file():
+    if "://" not in config.run_dir or not (Path(os.path.expanduser(config.model.path)) / "config.json").is_file():
         return 0
     # One rank's checkpoint is as large as that of several.
     alone = config.model_copy(update={"learner": config.learner.model_copy(update={"num_ranks": 1})})
@@ -83,7 +84,12 @@ def _upload_gib(config: RunConfig) -> int:
 
 
 def job(run: Run, site: Site) -> list[Manifest]:
-    """ConfigMap and RayJob."""
+    """ConfigMap and RayJob. Raises ConfigError for a run that samples nothing, and for a run directory that pods cannot reach."""
+    if run.config.recorded is not None:
+        raise ConfigError(
+            f"recorded={run.config.recorded!r}: a job trains by sampling, and such a run samples nothing; leave it out, or run "
+            "`treadwheel learn` on a cluster that lasts (--cluster)"
+        )
     name = named(site, run.name, most=LARGEST_NAME)
     run_dir = run_directory(run.config.run_dir)
     sized = sized_for(run, site)
@@ -91,7 +97,8 @@ def job(run: Run, site: Site) -> list[Manifest]:
     ours = {"run_dir": run_dir, "elastic.spot": ray_cluster.COMES_AND_GOES}
     theirs = [each for each in run.overrides if each.partition("=")[0] not in ours]
     settings = [*theirs, *(f"{setting}={value}" for setting, value in ours.items())]
-    command = ["treadwheel", "train", f"{CONFIG}/run.yaml", *settings, *_WAITS]
+    waits = [*(_FOR_NODES if run.config.elastic.wait_for_nodes_s is None else ()), *_FOR_CLAIM]
+    command = ["treadwheel", "train", f"{CONFIG}/run.yaml", *settings, *waits]
     spec: Manifest = {
         "entrypoint": shlex.join(command),
         # The other modes take the end of a log stream for the end of the run.

@@ -245,7 +245,7 @@ def resources(documents: Sequence[Any], *, source: str) -> list[Resource]:
     found: list[Resource] = []
     for document in documents:
         kind = document.get("kind") if isinstance(document, dict) else None
-        if kind not in _KINDS:
+        if not isinstance(kind, str) or kind not in _KINDS:
             continue
         try:
             read = _KINDS[kind].model_validate(document)

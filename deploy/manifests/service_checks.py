@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from deploy.config.yaml_text import NO_VALUE
 from deploy.manifests.pods import SERVE_PORT
 from deploy.manifests.reading import Cluster, Service
 
@@ -27,13 +28,16 @@ def _applications(text: str, cluster: Cluster) -> Iterator[str]:
     try:
         config: Any = yaml.safe_load(text)
         applications = [{"route_prefix": "/", **each} for each in config["applications"]]
-        named = [(each["name"], each["import_path"]) for each in applications]
+        names = [each[field] for each in applications for field in ("name", "import_path", "route_prefix")]
         port = config.get("http_options", {}).get("port", SERVE_PORT)
-    except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, TypeError, *NO_VALUE) as error:
         told = " ".join(str(error).split())
         yield f"serveConfigV2 has no list of applications with name and import_path: {type(error).__name__}: {told}"
         return
-    if not named:
+    if not all(isinstance(each, str | None) for each in names):
+        yield "serveConfigV2: name, import_path and route_prefix of an application are texts; correct the one that is none"
+        return
+    if not names:
         yield "serveConfigV2 has no applications; name what is served"
     for field in ("name", "route_prefix"):
         counts = Counter(each[field] for each in applications)

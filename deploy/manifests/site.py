@@ -60,6 +60,9 @@ LabelValue = Annotated[
     ),
 ]
 SecretName = Annotated[str, _only(_SUBDOMAIN, meaning="a Secret's name: lower-case letters, digits, '-', '.'")]
+ResourceName = Annotated[
+    str, _only(f"{_SUBDOMAIN}/{_LABEL}", meaning="a resource of a device plug-in, such as nvidia.com/gpu: DOMAIN/NAME")
+]
 KeyName = Annotated[str, _only("[-._A-Za-z0-9]{1,253}", meaning="a key of a Secret: letters, digits, '-', '_', '.'")]
 
 
@@ -114,7 +117,7 @@ class Site(Section, mark=Mark.RESOURCES):
     """For rollout workers: nodes that may be taken away at any time. None has none."""
     overflow: bool = True
     """Rollout workers go on demand when no spot node is to be had."""
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: ResourceName = "nvidia.com/gpu"
     largest_pod_gpus: PositiveInt = 8
     largest_pod_cpus: PositiveInt = 64
     """Pods that hold more than one actor are no larger than this."""
@@ -179,6 +182,8 @@ class Site(Section, mark=Mark.RESOURCES):
     def _require_one_value_of_each(self) -> "Site":
         if both := sorted(self.env.keys() & self.secrets.keys()):
             raise ValueError(f"{both[0]} is in env and in secrets; leave one out")
+        if own := sorted(_OWN & self.secrets.keys()):
+            raise ValueError(f"secrets.{own[0]} is what the manifest sets itself, by grace_s or the run; leave it out")
         return self
 
 
@@ -198,7 +203,7 @@ def _explain(detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{name} is not a setting of a site; there are: {', '.join(Site.model_fields)}"
     if detail["type"] == "value_error":
-        return f"{name}: {detail['ctx']['error']}"
+        return f"{name}: {detail['ctx']['error']}" if name else str(detail["ctx"]["error"])
     return f"{name}={detail['input']!r} is not valid: {detail['msg'].lower()}" if name else detail["msg"].lower()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from cluster.contracts.errors import ConfigError
+from deploy.config.yaml_text import NO_VALUE, Dumper
 from deploy.manifests.pods import Manifest
 
 _AUTH = re.compile(r"^( *)rayVersion: .+\n\1authOptions:\n(?:\1  .+\n)+", re.MULTILINE)
@@ -19,7 +20,9 @@ _TLS = """\
 """
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(Dumper):
+    """Puts quotes too around what Go's YAML, which Kubernetes reads with, takes for true and false."""
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -29,6 +32,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), list("yYnN"))
 
 
 def dump(manifests: Sequence[Manifest], *, comment: str = "") -> str:
@@ -44,5 +48,5 @@ def read(path: str) -> list[Any]:
         return [*yaml.safe_load_all(Path(path).read_text(encoding="utf-8"))]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a manifest") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, *NO_VALUE) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}; correct it") from error

@@ -13,6 +13,8 @@ from learner.shape import head_size, inner_size, num_key_heads, sizes
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+_WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "moe")
+"""Kinds of layers whose state does not grow with a sequence."""
 _PREFILL_TOKENS = 16_384
 """Prompt tokens of one engine step: vLLM's largest default."""
 ENGINE_CONTEXT_BYTES = 2 * 1024**3
@@ -89,7 +91,6 @@ def of_engine(
     and at its end float32 logits, what is sampled from, and a sorted copy. Raises ConfigError as `check_divisible` does.
     """
     check_divisible(text, tensor_parallel)
-    num_keys = max(num_key_heads(text) // tensor_parallel, 1)
     layer = 4 * text.hidden_size + 3 * inner_size(text) // tensor_parallel
     logits = 3 * 4 * num_sequences * text.vocab_size
     weights = weights_bytes(text, num_parameters=num_parameters, item=item, is_quantized=is_quantized)
@@ -97,5 +98,14 @@ def of_engine(
         taken_bytes=int(utilization * gpu_bytes),
         weights_bytes=weights // tensor_parallel,
         passes_bytes=_PREFILL_TOKENS * item * layer + logits + ENGINE_CONTEXT_BYTES,
-        bytes_per_token=2 * text.num_hidden_layers * num_keys * head_size(text) * item,
+        bytes_per_token=item * _cached_numbers(text, tensor_parallel=tensor_parallel),
     )
+
+
+def _cached_numbers(text: "PretrainedConfig", *, tensor_parallel: int) -> int:
+    """Of one token, in each process. Latent attention (MLA, arXiv:2405.04434) keeps a latent and a rotary key that all heads share."""
+    kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
+    num_layers = max(sum(kind not in _WITHOUT_KEYS for kind in kinds), 1)
+    if latent := getattr(text, "kv_lora_rank", None):
+        return num_layers * (latent + text.qk_rope_head_dim)
+    return 2 * num_layers * max(num_key_heads(text) // tensor_parallel, 1) * head_size(text)

@@ -98,7 +98,15 @@ def _check_loads(second: ModelConfig, config: RunConfig, *, field: str) -> None:
 
 def check_folder(path: str, *, field: str) -> None:
     """A path that can only be a local one must be there, with whole files: a hub look-up of it would fail late and say something else."""
-    folder = Path(path).expanduser()
+    try:
+        _check_folder(Path(os.path.expanduser(path)), path, field=field)
+    except OSError as error:
+        raise ConfigError(
+            f"{field}={path!r}: {error.filename or path} cannot be read: {error.strerror}; let it be read, or copy it again"
+        ) from error
+
+
+def _check_folder(folder: Path, path: str, *, field: str) -> None:
     if not folder.exists():
         if path.startswith((".", "/", "~")) or path.count("/") > 1:
             raise ConfigError(

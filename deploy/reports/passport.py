@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,7 +90,7 @@ def tokenizer_digest(model: ModelConfig) -> str | None:
 
 def _digest(path: str) -> str | None:
     """Of a file; None where it is not at hand."""
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 

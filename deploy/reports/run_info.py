@@ -1,5 +1,6 @@
 """What a run directory says about its run, for people: `treadwheel info`, `passport diff`, and the last words of `train`."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,7 +148,7 @@ def _end(events: Sequence[Mapping[str, Any]]) -> str:
 def _passport(place: str) -> dict[str, Any]:
     folder, name = place, PASSPORT
     if place.endswith(".json"):
-        folder, _, name = place.rpartition("/")
+        folder, name = os.path.split(place)
     if passport := RunDirectory(folder or ".").read_json(name):
         return in_words(passport)  # that of an earlier version has numbers
     raise ConfigError(f"{place!r} has no {PASSPORT}; name a run directory or a passport file")

@@ -8,6 +8,7 @@ Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -176,7 +177,7 @@ def read_config(model: ModelConfig, *, field: str = "model.path") -> PretrainedC
     """The model's transformers configuration, nothing else loaded. Raises ConfigError naming `field` when there is none."""
     try:
         return AutoConfig.from_pretrained(
-            model.path, revision=model.revision, trust_remote_code=model.trust_remote_code
+            os.path.expanduser(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(

@@ -150,3 +150,27 @@ def test_the_skypilot_task_ends_as_its_run_does(code, tmp_path):
     script = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))["run"]
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", **nodes}
     assert subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment).returncode == code
+
+
+def test_the_skypilot_task_fails_where_its_ray_does_not_start(tmp_path):
+    """Nothing else would end its nodes, which cost money."""
+    tools = stand_ins(tmp_path, activate="", treadwheel="exit 0", ray="exit 1")
+    nodes = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0", "RUN": "run.yaml", "RUN_DIR": "/shared"}
+    script = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))["run"]
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", **nodes}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "Ray's head ended" in done.stderr
+
+
+def test_run_files_are_copied_to_the_machines_and_runs_are_not():
+    """rsync leaves out a name without a slash in front wherever it is: deploy/runs too, with which the quickstart is."""
+
+    def is_copied(path: str) -> bool:
+        return not any(
+            f"/{path}".startswith(f"{each}/") if each.startswith("/") else each in Path(path).parts
+            for each in cluster()["rsync_exclude"]
+        )
+
+    assert is_copied("deploy/runs/quickstart.yaml") and not is_copied("runs/mine/ledger.jsonl")

@@ -89,6 +89,28 @@ def test_a_group_stays_whole_however_its_file_is_divided_and_two_files_groups_st
     assert [data.group(index).num_rows for index in range(3)] == [3, 3, 3]
 
 
+def test_a_file_at_the_root_is_not_one_of_this_folder(tmp_path, monkeypatch):
+    """As a volume of a container may be mounted."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "not-at-the-root.arrow", make_group(3))
+    assert len(opened("not-at-the-root.arrow")) == 1
+    with pytest.raises(ConfigError, match=r"recorded='/not-at-the-root\.arrow'"):
+        opened("/not-at-the-root.arrow")
+
+
+def test_a_file_without_a_batch_has_no_groups_whatever_its_columns(tmp_path):
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, pa.schema([("x", pa.int64())])):
+        pass
+    with pytest.raises(ConfigError, match=r"a\.arrow' has 0 groups"):
+        opened(str(tmp_path / "a.arrow"))
+
+
+@pytest.mark.parametrize("out", ["", "s3://", "folder/"])
+def test_an_import_without_a_file_to_write_is_refused_before_it_reads(tmp_path, model, out):
+    with pytest.raises(ConfigError, match=r"names no file; write one such as rows\.arrow"):
+        imported(str(tmp_path / "nowhere.jsonl"), out, model)
+
+
 def test_of_a_run_in_an_object_store_only_what_the_ledger_names_is_learned_from():
     with s3("recorded"):
         run = RunDirectory("s3://recorded/run")
@@ -176,6 +198,7 @@ def test_rows_of_one_group_column_are_a_group_whatever_their_prompts(tmp_path, m
         ({"prompt": "a", "completion": "b"}, "reward is 'None'; it must be a finite number"),
         ({"prompt": "a", "completion": "b", "reward": True}, "reward is 'True'"),
         ({"prompt": "a", "completion": "b", "reward": float("nan")}, "reward is 'nan'"),
+        ({"prompt": "a", "completion": "b", "reward": 10**400}, "it must be a finite number"),
         ({"prompt": "a", "completion": "", "reward": 1.0}, "has an empty completion"),
         ({"prompt": "a", "completion": "b" * 300, "reward": 1.0}, "shorten or drop it"),
     ],

@@ -188,3 +188,31 @@ def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path):
 def test_a_system_prompt_with_plain_texts_is_a_contradiction(tmp_path):
     with pytest.raises(ConfigError, match="use text_as: user_message"):
         FilePrompts(path=jsonl(tmp_path, *ROWS), text_as="text", system_prompt="Be brief.")
+
+
+def test_times_in_nanoseconds_travel_as_others_do(tmp_path):
+    """As pandas writes them: 123,456,789 ns, in a column and below one."""
+    at = pa.array([123_456_789], type=pa.timestamp("ns"))
+    nested = pa.StructArray.from_arrays([pa.array([123_456_789], type=pa.duration("ns"))], names=["took"])
+    pyarrow.parquet.write_table(pa.table({"prompt": ["a"], "at": at, "info": nested}), tmp_path / "p.parquet")
+    columns = FilePrompts(path=str(tmp_path / "p.parquet"))[0].columns
+    assert columns == {"at": "1970-01-01 00:00:00.123456", "info": {"took": "0:00:00.123456"}}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1 << 55], type=pa.timestamp("ms")),
+        pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xe9")]),
+    ],
+)
+def test_a_value_that_python_cannot_hold_is_one_clear_error(tmp_path, column):
+    pyarrow.parquet.write_table(pa.table({"prompt": ["a"], "odd": column}), tmp_path / "p.parquet")
+    with pytest.raises(DataError, match=r"p\.parquet, row 0 or behind: a value cannot be read"):
+        FilePrompts(path=str(tmp_path / "p.parquet"))
+
+
+def test_a_row_that_is_nested_too_deeply_is_named(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(DataError, match=r"p\.jsonl, line 1: not JSON"):
+        FilePrompts(path=str(tmp_path / "p.jsonl"))

@@ -4,8 +4,11 @@ import asyncio
 import time
 from functools import partial
 
+import numpy as np
 import pytest
+import torch
 
+from actors.returned import to_reward
 from actors.rewards.exact_match import exact_match
 from actors.rewards.format import format
 from actors.rewards.json_schema import json_schema
@@ -122,6 +125,15 @@ def test_a_fence_and_many_empty_lines_are_read_once():
 def test_a_compute_score_that_names_a_number_reward_is_scored_by_its_score():
     judge = VerlReward(function=lambda **_: {"score": 1.0, "reward": 0.0, "acc": 1.0}, ground_truth="a")
     assert judge(completion="", columns={"a": 1}) == {"reward": 1.0, "acc": 1.0}
+
+
+def test_numbers_of_numpy_and_torch_are_components_of_a_compute_score():
+    """`np.mean` of float32, `np.sum`, a comparison of arrays; neither text nor arrays are numbers."""
+    numbers = {"share": np.float32(0.5), "hits": np.int64(2), "acc": np.bool_(True), "length": torch.tensor(3.0)}
+    score = {"score": np.float32(1.0), **numbers, "pred": np.str_("7"), "each": np.ones(1), "none": None}
+    judge = VerlReward(function=lambda **_: score, ground_truth="a")
+    judged = to_reward(judge(completion="", columns={"a": 1}))
+    assert judged.value == 1.0 and judged.components == {"share": 0.5, "hits": 2.0, "acc": 1.0, "length": 3.0}
 
 
 def test_a_compute_score_may_be_asynchronous_and_finds_extra_info_to_be_a_dict():

@@ -98,9 +98,11 @@ def test_what_is_no_checkpoints_model_is_refused_by_name(store: Storage, path: s
         local_folder(path, field="reference.path")
 
 
-def test_a_folder_and_a_hub_name_are_left_as_they_are():
-    for path in ("/models/small", "org/model", "~/model"):
+def test_a_folder_and_a_hub_name_are_left_as_they_are_and_a_home_is_written_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for path in ("/models/small", "org/model", "~nobody-here/model"):
         assert local_folder(path, field="model.path") == path
+    assert local_folder("~/model", field="model.path") == "/home/me/model"
 
 
 def test_every_model_of_a_configuration_becomes_local_and_the_rest_stays(store: Storage, tmp_path: Path):

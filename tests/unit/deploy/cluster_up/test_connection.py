@@ -83,9 +83,10 @@ async def test_a_cluster_that_asks_for_a_token_or_has_another_version_is_one_cle
             pass
 
 
-async def test_a_port_that_cannot_be_is_an_address_that_does_not_answer():
-    with pytest.raises(ConfigError, match=r"address='127\.0\.0\.1:99999' does not answer"):
-        async with connected("127.0.0.1:99999"):
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "head..example:6379"])
+async def test_a_port_or_a_name_that_cannot_be_is_an_address_that_does_not_answer(address):
+    with pytest.raises(ConfigError, match=f"address={address!r} does not answer"):
+        async with connected(address):
             pass
 
 

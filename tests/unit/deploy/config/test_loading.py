@@ -273,3 +273,18 @@ def test_an_override_is_of_its_own_place_where_a_file_says_something_by_an_ancho
 def test_a_key_given_twice_is_a_mistake():
     with pytest.raises(ConfigError, match=r"x line 1.*'a' is given twice"):
         parse("a: 1\na: 2", source="x")
+
+
+def test_a_character_in_two_halves_as_json_writes_it_is_one():
+    assert parse(r'system: "\ud83d\ude80 go"', source="x") == {"system": "🚀 go"}
+
+
+def test_a_file_that_is_nested_too_deeply_is_one_clear_error():
+    with pytest.raises(ConfigError, match=r"run\.yaml cannot be read as YAML: it is nested too deeply"):
+        parse("[" * 2000, source="run.yaml")
+
+
+def test_an_anchor_that_holds_itself_is_named_with_its_line():
+    with pytest.raises(ConfigError, match=r"run\.yaml line 2, column 8 cannot be read as YAML: an anchor holds itself"):
+        parse("a: &a [1]\nmodel: &b {path: *a, b: *b}", source="run.yaml")
+    assert parse("a: &a [1]\nb: *a\nc: {d: *a}", source="run.yaml") == {"a": [1], "b": [1], "c": {"d": [1]}}

@@ -1,5 +1,6 @@
 """Configurations of other systems as run files: numbers worked out by hand, and no setting lost on the way."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from deploy.cli import app
 from deploy.config.loading import validated
 from deploy.config.yaml_text import parse
 from deploy.importing import PEERS, run_file, verl
-from deploy.importing.reading import hydra
+from deploy.importing.reading import flat, hydra
 from deploy.importing.table import Given
 
 CONFIGS = Path(__file__).with_name("configs")
@@ -224,6 +225,7 @@ def test_every_loss_of_trl_makes_an_objective(kind, accumulation):
         "steps_per_generation=4",
         "epsilon_high=0.3",
     ]
+    more += ["importance_sampling_level=sequence", "beta=0"] if kind == "luspo" else []
     assert run_of("trl_gsm8k.yaml", *more).learner.mini_batches == 4 // accumulation
 
 
@@ -272,10 +274,28 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("trl_gsm8k.yaml", "gradient_accumulation_steps=0", "must be a whole number above 0"),
         ("trl_gsm8k.yaml", "num_processes=1.5", "must be a whole number above 0"),
         ("trl_gsm8k.yaml", "reward_funcs=[3]", "names no reward"),
+        (
+            "trl_gsm8k.yaml",
+            "num_train_epochs=.inf max_steps=-1 num_prompts=7",
+            "num_train_epochs=inf must be a finite number",
+        ),
+        ("trl_gsm8k.yaml", "max_steps=-1 num_prompts=-7", "num_prompts=-7 must be a whole number above 0"),
+        ("verl_gsm8k.sh", "num_prompts=0.5", "num_prompts=0.5 must be a whole number above 0"),
         ("trl_gsm8k.yaml", "bf16=false dtype=auto", "use float32 or bfloat16"),
         ("trl_gsm8k.yaml", "router_aux_loss_coef=0.001", "write algorithm.router_aux_loss_coefficient"),
         ("trl_gsm8k.yaml", "~beta=1", "~beta=1 is no setting of TRL"),
         ("trl_dr_grpo.yaml", "lora_target_modules=null", "PEFT's choice"),
+        (
+            "trl_gsm8k.yaml",
+            "loss_type=luspo beta=0",
+            "with importance_sampling_level=token divides by the padded width",
+        ),
+        ("trl_gsm8k.yaml", "loss_type=luspo importance_sampling_level=sequence", "with beta=0.04 divides by"),
+        (
+            "trl_gsm8k.yaml",
+            "loss_type=luspo importance_sampling_level=sequence beta=0 vllm_importance_sampling_mode=token_mask",
+            "with vllm_importance_sampling_mode=token_mask divides by",
+        ),
         ("trl_dr_grpo.yaml", "importance_sampling_level=sequence beta=0.1", "set it to false"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.kl_loss_type=kl", "use low_var_kl or mse"),
         ("verl_gsm8k.sh", "algorithm.adv_estimator=remax", "is not there; use one of grpo"),
@@ -303,6 +323,7 @@ def test_all_that_cannot_be_said_is_refused_at_once():
             "actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}",
             "write its param_dtype",
         ),
+        ("verl_gsm8k.sh", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "use seq-mean-token-mean"),
         ("verl_ppo.yaml", "critic.optim.clip_grad=0.5", "is not the actor's, 1.0"),
         ("verl_ppo.yaml", "critic.optim.optimizer=AdamW8bit", "is not the actor's, 'AdamW'"),
         ("verl_dr_grpo.yaml", "actor_rollout_ref.actor.loss_scale_factor=null", "padded width of a batch"),
@@ -529,7 +550,8 @@ def test_a_dollar_stands_for_a_value_in_hydras_files_alone():
         ("missing.yaml", None, "cannot be read: No such file"),
         ("list.yaml", "- a\n", "holds no settings by name"),
         ("empty.yaml", "", "holds no settings by name"),
-        ("broken.json", '{"a": [1, ', "cannot be read as YAML"),
+        ("broken.json", '{"a": [1, ', "cannot be read as JSON"),
+        ("deep.yaml", "[" * 2000, "nested too deeply"),
         ("README", "Nothing here.\n", "holds no settings as key=value"),
         ("open.sh", "a='b\n", "No closing quotation"),
     ],
@@ -540,6 +562,27 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, name, text, said):
         path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         run_file("verl", str(path))
+
+
+def test_json_may_have_tabs_and_a_character_in_two_halves(tmp_path):
+    """As `json.dumps(..., indent="\\t")` writes them."""
+    said = {"output_dir": "runs/🚀", "seed": 3}
+    (tmp_path / "grpo.json").write_text(json.dumps(said, indent="\t"))
+    assert flat(str(tmp_path / "grpo.json"), []) == said
+
+
+def test_what_verls_resolved_configuration_says_of_routers_and_kernels_is_no_problem():
+    """Every one has it, of models without experts too."""
+    actor = "actor_rollout_ref.actor"
+    said = [
+        *(f"actor_rollout_ref.{each}.router_replay.record_file=null" for each in ("actor", "ref")),
+        f"{actor}.router_replay.mode=disabled",
+        "actor_rollout_ref.ref.router_replay.mode=disabled",
+        "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_2",
+    ]
+    text = " ".join(text_of("verl_dapo.yaml", *said).replace("#", "").split())
+    assert all(each.lstrip("+").partition("=")[0] in text for each in said)
+    assert f"{actor}.router_replay.mode='R3' is not here" in refused("verl_dapo.yaml", f"{actor}.router_replay.mode=R3")
 
 
 def test_a_clip_ratio_that_verl_ignores_is_said():

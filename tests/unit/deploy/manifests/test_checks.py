@@ -403,6 +403,14 @@ BROKEN_SERVICES = {
         lambda service: service["spec"].update(serveConfigV2="applications: [{import_path: a}]"),
         "KeyError: 'name'",
     ),
+    "a date that is none": (
+        lambda service: service["spec"].update(serveConfigV2="since: 2026-13-45"),
+        "serveConfigV2 has no list of applications",
+    ),
+    "application of a list": (
+        lambda service: service["spec"].update(serveConfigV2="applications: [{name: [a], import_path: a}]"),
+        "name, import_path and route_prefix of an application are texts",
+    ),
     "applications of one name": (applications("a", "a"), "serveConfigV2: name 'a' is there 2 times"),
     "applications of one address": (applications("a", "b"), "serveConfigV2: route_prefix '/' is there 2 times"),
     "another port": (
@@ -473,6 +481,12 @@ def test_several_problems_are_told_at_once():
     assert told(made).startswith("f.yaml: 2 problem(s)\n  RayJob quickstart: submissionMode")
 
 
+def test_a_number_of_cpus_beyond_all_pods_is_told():
+    made = resource("quickstart.yaml")
+    cluster_of(made)["headGroupSpec"]["rayStartParams"]["num-cpus"] = "9" * 400
+    assert "rayStartParams.num-cpus='999" in told(made)
+
+
 def test_a_ray_that_is_not_the_one_here_is_told():
     assert "rayVersion='2.60.0' is not the Ray 2.61.1 that treadwheel stands on" in told(
         resource("quickstart.yaml"), installed_ray="2.61.1"
@@ -481,4 +495,4 @@ def test_a_ray_that_is_not_the_one_here_is_told():
 
 def test_a_file_without_a_resource_of_kuberays_is_told():
     with pytest.raises(ConfigError, match=r"f\.yaml has no RayJob, RayCluster or RayService"):
-        checks.check([{"kind": "ConfigMap"}, None, "text"], source="f.yaml")
+        checks.check([{"kind": "ConfigMap"}, {"kind": ["RayJob"]}, None, "text"], source="f.yaml")

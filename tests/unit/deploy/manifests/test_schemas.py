@@ -146,6 +146,17 @@ def test_the_autoscaler_sees_gpus_labels_and_priorities():
     assert types["headgroup"]["resources"]["CPU"] == 0
 
 
+@pytest.mark.parametrize("resource_name", ["nvidia.com/mig-3g.40gb", "nvidia.com/gpu.shared", "amd.com/gpu"])
+def test_the_autoscaler_sees_gpus_by_whatever_name_they_have(resource_name):
+    """It takes a name that ends with "gpu" for one, and is told of others; else no pod would come for what the run asks."""
+    for site in (Site(run_claim="treadwheel", gpu_resource=resource_name), Site(gpu_resource=resource_name)):
+        types = autoscalers_view(ray_job.job(run(GPU), site)[1])["available_node_types"]
+        found = {name: each["resources"].get("GPU", 0) for name, each in types.items()}
+        assert found == (
+            {"headgroup": 0, "learner": 2, "rollout": 1} if site.run_claim else {"headgroup": 2, "rollout": 1}
+        )
+
+
 def test_the_autoscaler_brings_the_learners_pod_though_a_rollout_workers_would_be_filled_better():
     """Seen before: the learner was kept off spot nodes alone, and two on-demand pods of rollout workers came, filled to the last CPU."""
     asked = ("algorithm.preset=dapo", "learner.num_ranks=1", "reward.num_services=1")

@@ -34,6 +34,8 @@ def test_a_run_needs_no_site_file():
         ("spot: {node_selector: {pool: x y}}", "spot.node_selector.pool: 'x y' is not a label's value"),
         ("spot: {tolerations: [{key: spot, operator: Is}]}", "input should be 'exists' or 'equal'"),
         ("spot: {tolerations: [{key: spot, value: 'yes'}]}", "compared by operator: Equal alone"),
+        ("secrets: {HOME: {secret: hub, key: k}}", "site.yaml: secrets.HOME is what the manifest sets itself"),
+        ("gpu_resource: gpu", "gpu_resource: 'gpu' is not a resource of a device plug-in, such as nvidia.com/gpu"),
         ("images: ray:1", "images is not a setting of a site; there are: name, namespace, image"),
         ("[image]", "valid dictionary"),
         ("image: [", "cannot be read as YAML"),

@@ -314,6 +314,28 @@ def test_a_pointer_of_git_lfs_is_told_from_weights(tmp_path, model):
     assert "fetch them with `git lfs pull`" in refusal(run(tmp_path, cloned))
 
 
+def test_a_link_to_weights_that_are_gone_is_named(tmp_path, model):
+    """As in a snapshot of the hub's cache that was copied without its blobs."""
+    copied = shutil.copytree(model, tmp_path / "copied")
+    (copied / "model.safetensors").unlink()
+    (copied / "model.safetensors").symlink_to("../../blobs/0123")
+    message = refusal(run(tmp_path, copied))
+    assert f"{copied / 'model.safetensors'} cannot be read: No such file or directory" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("~nobody-here/model", "does not exist"), ("/" + "a" * 300, "File name too long")]
+)
+def test_a_path_that_leads_nowhere_is_one_clear_error(path, why, tmp_path):
+    assert why in refusal(run(tmp_path, path))
+
+
+def test_a_model_may_be_named_from_ones_home(tmp_path, model, monkeypatch):
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert check(run(tmp_path, f"~/{model.name}"))
+    assert check_assumed(run(tmp_path, f"~/{model.name}"), parse(["nodes=1"]))
+
+
 def test_a_file_that_the_index_names_and_that_is_missing_is_named(tmp_path, model):
     divided = shutil.copytree(model, tmp_path / "divided")
     (divided / "model.safetensors").rename(divided / "model-00001-of-00002.safetensors")

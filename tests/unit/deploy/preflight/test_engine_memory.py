@@ -11,9 +11,11 @@ from tests.model_shapes import SHAPES
 GIB = 2**30
 
 
-def _engine(name: str, *, tensor_parallel: int = 1, num_sequences: int = 0, is_quantized: bool = False) -> EngineMemory:
+def _engine(
+    shape: str | SimpleNamespace, *, tensor_parallel: int = 1, num_sequences: int = 0, is_quantized: bool = False
+) -> EngineMemory:
     return of_engine(
-        SHAPES[name],
+        SHAPES[shape] if isinstance(shape, str) else shape,
         num_parameters=8 * 10**9,
         item=2,
         is_quantized=is_quantized,
@@ -33,6 +35,25 @@ def test_tensor_parallelism_deals_out_weights_and_heads_and_copies_heads_that_ar
     four = _engine("Qwen/Qwen3-8B", tensor_parallel=4)
     assert four.weights_bytes == 4 * 10**9 and four.bytes_per_token == 2 * 36 * 2 * 128 * 2
     assert _engine("Qwen/Qwen3-8B", tensor_parallel=16).bytes_per_token == 2 * 36 * 1 * 128 * 2
+
+
+def made(**more):
+    of_all = {"hidden_size": 7168, "vocab_size": 129_280, "num_attention_heads": 128, "intermediate_size": 18_432}
+    return SimpleNamespace(**of_all | more)
+
+
+def test_latent_attention_keeps_a_latent_and_a_rotary_key_for_all_heads_in_each_process():
+    """DeepSeek-V3: 61 layers of 512 and 64 numbers. By its 128 heads a token would take 3.5 times as much in each of 8 processes."""
+    deepseek = made(num_hidden_layers=61, num_key_value_heads=128, head_dim=64, kv_lora_rank=512, qk_rope_head_dim=64)
+    for parallel in (1, 8):
+        assert _engine(deepseek, tensor_parallel=parallel).bytes_per_token == 61 * (512 + 64) * 2
+
+
+def test_layers_without_attention_keep_no_keys():
+    """Qwen3-Next: of 48 layers every fourth has attention, with two key-value heads of 256."""
+    kinds = (["linear_attention"] * 3 + ["full_attention"]) * 12
+    hybrid = made(num_hidden_layers=48, num_key_value_heads=2, head_dim=256, layer_types=kinds)
+    assert _engine(hybrid).bytes_per_token == 2 * 12 * 2 * 256 * 2
 
 
 def test_the_cache_has_what_weights_and_passes_leave():

@@ -1,0 +1,28 @@
+"""Manifests as text: Kubernetes reads it with Go's YAML."""
+
+import pytest
+
+from cluster.contracts.errors import ConfigError
+from deploy.manifests.text import dump, read
+
+
+@pytest.mark.parametrize(
+    "text", ["1e5", "12e03", "1.5e3", "0o17", "0x1f", "1_000", "y", "N", "yes", "null", "2026-01-01"]
+)
+def test_a_text_that_go_reads_as_another_value_is_quoted(text):
+    """A variable of 1e5, or a pool that is called y: the API server takes texts alone."""
+    assert dump([{"value": text}]) == f"value: '{text}'\n"
+
+
+def test_other_texts_stand_as_they_are():
+    assert dump([{"value": "spot-y1", "file": "a: 1\nb: 2\n"}]) == "value: spot-y1\nfile: |\n  a: 1\n  b: 2\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["when: 2026-13-45", "number: !!int x", "time: !!timestamp x", "switch: !!bool x", "[" * 2000]
+)
+def test_what_is_no_yaml_is_one_clear_error(text, tmp_path):
+    file = tmp_path / "edited.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"edited\.yaml cannot be read as YAML"):
+        read(str(file))
