@@ -59,9 +59,8 @@ def of_record(run_dir: str, episode: str) -> tuple[Game, list[Turn]]:
         prompt=prompt,
         seed=sample_seed(config.seed, first["ticket_index"]),
         index=first["sample_index"],
-        limits=config.episodes.limits,
+        episodes=config.episodes,
         setting=config.environment_setting(name),
-        env=config.episodes.env,
     )
     return game, [turn for row in rows for turn in _turns(row)]
 

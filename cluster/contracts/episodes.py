@@ -140,21 +140,6 @@ class EpisodeTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeLimits:
-    max_turns: int = 16
-    """Of the model, tool calls included."""
-    timeout_s: float = 600.0
-    """Of a whole episode."""
-    cleanup_s: float = 5.0
-    """For `finally` and `async with` once an episode is cancelled or has failed; then it is given up, and its process ended as soon as no
-    other episode is in it."""
-    max_processes: int = 4
-    """Of a synchronous environment: that many of its episodes run at once. Asynchronous ones share one process."""
-    max_memory_bytes: int = 8 * 1024**3
-    """Of each process and of each that it starts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEnd:
     """How an episode ended. A failure has a status and a stage, and never a reward."""
 

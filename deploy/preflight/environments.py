@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -73,9 +72,9 @@ def world_rows(config: RunConfig, source: PromptSource, formatter: "ChatFormatte
     without_tools = _why_no_tools(config, formatter)
     for name, prompt in _first_prompts(config, source).items():
         environment, task = config.named_environments[name], _task(config, name, prompt)
-        limits = replace(config.episodes.limits, timeout_s=min(config.episodes.timeout_s, _PATIENCE_S))
-        setting, env = config.environment_setting(name), config.episodes.env
-        seen = first_observations(environment, task, limits, setting=setting, env=env)
+        patient = {"timeout_s": min(config.episodes.timeout_s, _PATIENCE_S)}
+        setting = config.environment_setting(name)
+        seen = first_observations(environment, task, config.episodes.model_copy(update=patient), setting=setting)
         if seen.has_tools and without_tools:
             raise ConfigError(f"{setting} gives the model tools, and {without_tools}")
         if seen.raises_unasked:

@@ -22,9 +22,10 @@ from typing import Any, TextIO
 from actors.environments.host.conversation import Conversation, Endpoint
 from actors.environments.host.ends import failure, raised, returned
 from actors.environments.host.episodes import STRAY, BlockingHostedEpisode, HostedEpisode
-from actors.environments.host.wire import END, LIMITS, MAX_LINE_BYTES, SAID, TASK
+from actors.environments.host.wire import END, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.confinement import allow_cpu_s, limit_resources
 from actors.processes.inside import die_with_parent, end_with_self, own_pipes
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import ENVIRONMENTS, Plugin, is_async, resolve
@@ -43,8 +44,8 @@ def main() -> None:
     requests, answers = own_pipes()
     end_with_self()
     brief = json.loads(requests.readline())
-    limits = LIMITS.validate_python(brief["limits"])
-    limit_resources(max_memory_bytes=limits.max_memory_bytes)
+    config = EpisodesConfig.model_validate(brief["config"])
+    limit_resources(max_memory_bytes=config.max_memory_bytes)
     try:
         environment = find_environment(Plugin.model_validate(brief["environment"]), field=brief["field"])
     except ConfigError as error:
@@ -53,7 +54,7 @@ def main() -> None:
     is_shared = is_async(environment)
     print(json.dumps({"is_async": is_shared}), file=answers, flush=True)
     kind = _SharedHost if is_shared else _OwnHost
-    kind(environment, requests, answers, brief).run()
+    kind(environment, requests, answers, config, blocked_s=brief["blocked_s"]).run()
 
 
 def find_environment(plugin: Plugin, *, field: str) -> Callable[..., Any]:
@@ -68,12 +69,17 @@ class _Host:
     """What both kinds share: the pipes, and the episodes by their keys."""
 
     def __init__(
-        self, environment: Callable[..., Any], requests: TextIO, answers: TextIO, brief: dict[str, Any]
+        self,
+        environment: Callable[..., Any],
+        requests: TextIO,
+        answers: TextIO,
+        config: EpisodesConfig,
+        *,
+        blocked_s: float,
     ) -> None:
         self._environment = environment
         self._requests, self._answers = requests, answers
-        self._limits = LIMITS.validate_python(brief["limits"])
-        self._blocked_s = float(brief["blocked_s"])
+        self._config, self._blocked_s = config, blocked_s
         self._episodes: dict[str, Any] = {}
         self._gateway: Any = None
         self._is_opening = threading.Lock()
@@ -124,7 +130,7 @@ class _Host:
 
     def _open(self, key: str, episode: Any) -> None:
         self._episodes[key] = episode
-        episode.on_failure = lambda: self._loop.call_later(self._limits.cleanup_s, self._give_up, key)
+        episode.on_failure = lambda: self._loop.call_later(self._config.cleanup_s, self._give_up, key)
 
     def _endpoint(self, episode: Conversation) -> Endpoint:
         with self._is_opening:
@@ -178,7 +184,7 @@ class _SharedHost(_Host):
 
     def _start(self, key: str, body: Any) -> None:
         episode = HostedEpisode(
-            TASK.validate_python(body), self._limits, send=partial(self._send, key), endpoint=self._endpoint
+            TASK.validate_python(body), self._config, send=partial(self._send, key), endpoint=self._endpoint
         )
         self._open(key, episode)
         self._loop.create_task(self._play(key, episode))
@@ -202,7 +208,7 @@ class _SharedHost(_Host):
         if left := set(started):
             for task in left:
                 task.cancel()
-            _, left = await asyncio.wait(left, timeout=self._limits.cleanup_s)
+            _, left = await asyncio.wait(left, timeout=self._config.cleanup_s)
         self._end(key, end, is_spent=is_spent or bool(left))
 
 
@@ -215,7 +221,7 @@ class _OwnHost(_Host):
         pid = os.getpid()
         while True:
             key, episode = self._turns.get()
-            allow_cpu_s(_CPU_SHARE * self._limits.timeout_s + 1)
+            allow_cpu_s(_CPU_SHARE * self._config.timeout_s + 1)
             is_spent = False
             try:
                 end = returned(self._environment(episode=episode))
@@ -227,7 +233,7 @@ class _OwnHost(_Host):
 
     def _start(self, key: str, body: Any) -> None:
         episode = BlockingHostedEpisode(
-            TASK.validate_python(body), self._limits, send=partial(self._send, key), endpoint=self._endpoint
+            TASK.validate_python(body), self._config, send=partial(self._send, key), endpoint=self._endpoint
         )
         self._open(key, episode)
         self._turns.put((key, episode))

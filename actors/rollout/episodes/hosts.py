@@ -18,14 +18,9 @@ class Hosts:
     @classmethod
     async def start(cls, config: RunConfig, *, printed: PrintedLines) -> "Hosts":
         """Raises ConfigError if one does not import or its parameters do not fit, WorkerError if no process starts."""
-        episodes = config.episodes
         wanted = {
             name: EnvironmentHost.start(
-                environment,
-                episodes.limits,
-                setting=config.environment_setting(name),
-                env=episodes.env,
-                printed=printed,
+                environment, config.episodes, setting=config.environment_setting(name), printed=printed
             )
             for name, environment in config.named_environments.items()
             if config.is_played(name)
