@@ -13,7 +13,7 @@ from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeTask, Event
-from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 
@@ -69,24 +69,21 @@ class HostProcess:
         cls, environment: Plugin, config: EpisodesConfig, *, setting: str, printed: PrintedLines
     ) -> "HostProcess":
         """Raises ConfigError if it refuses the environment, WorkerError if it dies or is not ready in time."""
-        what = f"the process of {setting}={environment.name!r}"
-        process = await LineProcess.start(
-            "actors.environments.host.main", env=config.env, max_line_bytes=MAX_LINE_BYTES, printed=printed, what=what
-        )
-        started = cls(process, config)
         brief = {
             "environment": environment.model_dump(mode="json"),
             "field": setting,
             "config": config.model_dump(mode="json"),
             "blocked_s": _BLOCKED_S,
         }
-        try:
-            answer = await process.introduce(brief, what=what)
-            if "refused" in answer:
-                raise ConfigError(answer["refused"])
-        except BaseException:
-            await process.kill()
-            raise
+        process, answer = await LineProcess.start(
+            "actors.environments.host.main",
+            brief,
+            env=config.env,
+            max_line_bytes=MAX_LINE_BYTES,
+            printed=printed,
+            what=f"the process of {setting}={environment.name!r}",
+        )
+        started = cls(process, config)
         started.is_async = answer["is_async"]
         started._reading = asyncio.create_task(started._read())
         return started
