@@ -80,7 +80,7 @@ def chat_report(turns: Turns) -> ChatReport:
     """Raises DataError for a template that takes no user's message."""
     template, stops = turns.template, turns.stops
     begins = _generation_prompt(turns)
-    why_no_turns = _why_not(lambda: _prove_turns(turns))
+    why_no_turns = _why_not(lambda: _prove_decodes(turns, [{"role": "user", "content": _AWKWARD}]))
     why_no_tools = _why_not(lambda: _prove_tools(turns))
     parser, why_no_calls = None, "tools are not supported" if why_no_tools else None
     if why_no_tools is None:
@@ -106,13 +106,8 @@ def chat_report(turns: Turns) -> ChatReport:
     )
 
 
-def _prove_turns(turns: Turns) -> None:
-    _prove_decodes(turns, [{"role": "user", "content": _AWKWARD}])
-
-
 def _prove_tools(turns: Turns) -> None:
-    template = turns.template
-    if _TOOL not in template.prompt([ASKED], tools=PROBE_TOOLS):
+    if _TOOL not in turns.template.prompt([ASKED], tools=PROBE_TOOLS):
         raise DataError("the chat template does not show tools to the model")
     _prove_decodes(turns, _answers(1))
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from actors.chat.calls import Reply, ReplyParser
@@ -15,24 +15,6 @@ from cluster.contracts.types import FinishReason, Prompt
 
 Tools = Sequence[Any]
 """JSON schemas, as chat templates take them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A turn of the model, read."""
-
-    text: str
-    reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
-
-    def as_message(self) -> dict[str, Any]:
-        """As chat templates take it; what the model did not write as JSON stands in it as text."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
-        if self.reasoning is not None:
-            message["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [call.as_json() for call in self.tool_calls]
-        return message
 
 
 class Speech:
@@ -120,27 +102,27 @@ class Speech:
         """Ids that go on where other ids end, with special tokens as they are written."""
         return self._turns.encoder.decode_on(token_ids)
 
-    def hear_raw(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> Heard:
+    def hear_raw(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> Reply:
         """What the model sampled after a raw prompt, with special tokens as they are written.
 
         The token that ended the turn is left out, as is that of `stops` that did, with what its last token says beyond it.
         """
         *before, last = sampled_ids
         if last in self._formatter.stop_token_ids:
-            return Heard(text=self.decode_on(before), reasoning=None, tool_calls=())
+            return Reply(text=self.decode_on(before))
         text, num_before = self.decode_on(sampled_ids), len(self.decode_on(before))
         # As the engine looks for them: the first one that the last token completes.
         starts = [(text.find(stop, max(num_before + 1 - len(stop), 0)), len(stop)) for stop in stops]
         ended = min((each for each in starts if each[0] >= 0), key=sum, default=(None, 0))
-        return Heard(text=text[: ended[0]], reasoning=None, tool_calls=())
+        return Reply(text=text[: ended[0]])
 
-    def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Heard:
+    def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Reply:
         """What the model sampled after `written_ids`, the end of its prompt. Its calls are numbered on from `num_calls`.
 
         Where a call cannot be read, it is one call of which the arguments are the text.
         """
         if self._parser is None:
-            return Heard(text=self._formatter.decode(sampled_ids), reasoning=None, tool_calls=())
+            return Reply(text=self._formatter.decode(sampled_ids))
         # Parsers of others know no stop token, which their servers leave out.
         ends = self._has_own_parser and sampled_ids and sampled_ids[-1] in self._formatter.stop_token_ids
         read_ids = sampled_ids[:-1] if ends else sampled_ids
@@ -150,15 +132,15 @@ class Speech:
         except DataError:
             text = self._formatter.decode(sampled_ids)
             if not tools:
-                return Heard(text=text, reasoning=None, tool_calls=())
+                return Reply(text=text)
             name = str(tools[0]["function"]["name"]) if len(tools) == 1 else "unreadable"
-            reply = Reply(text="", reasoning=None, calls=(ToolCall(name=name, arguments=text),))
+            reply = Reply(text="", calls=(ToolCall(name=name, arguments=text),))
         calls = tuple(
             # Nine characters: some templates take no other number.
-            ToolCall(name=call.name, arguments=call.arguments, id=f"call{num_calls + place:05}")
+            replace(call, id=f"call{num_calls + place:05}")
             for place, call in enumerate(reply.calls)
         )
-        return Heard(text=reply.text, reasoning=reply.reasoning, tool_calls=calls)
+        return replace(reply, calls=calls)
 
     def is_canonical(self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools) -> bool:
         """Whether the template, given the whole conversation at once, writes these ids: what a server that keeps no tokens would show the
