@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cluster.contracts.config import RunConfig
@@ -136,23 +135,22 @@ def _task(config: RunConfig, name: str, prompt: Prompt) -> EpisodeTask:
 async def _started(config: RunConfig, prompts: Mapping[str, Prompt]) -> tuple[dict[str, str], list[str]]:
     """What each is, by its name, and those that begin these prompts with tools."""
     from actors.processes.printed import PrintedLines
-    from actors.rollout.episodes.hosts import Hosts
+    from actors.rollout.episodes.hosts import close_all, started_hosts
     from deploy.preflight.first_observations import begins_with_tools
 
-    hosts = await Hosts.start(config, printed=PrintedLines())
+    hosts = await started_hosts(config, printed=PrintedLines())
     try:
         with_tools: list[str] = []
         for name, prompt in prompts.items():
-            play = partial(hosts.run, name, alone=False)
-            if await begins_with_tools(play, _task(config, name, prompt), within_s=_PATIENCE_S):
+            if await begins_with_tools(hosts[name].run, _task(config, name, prompt), within_s=_PATIENCE_S):
                 with_tools.append(name)
         what = {
-            name: f"{environment.name}, {_kind(hosts.num_places(name)) if config.is_played(name) else 'no process'}"
+            name: f"{environment.name}, {_kind(hosts[name].num_places) if config.is_played(name) else 'no process'}"
             for name, environment in config.named_environments.items()
         }
         return what, with_tools
     finally:
-        await hosts.close()
+        await close_all(hosts.values())
 
 
 def _kind(num_places: int | None) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.environments.host.hosting import EnvironmentHost
 from actors.rollout.engine_thread import EngineThread
-from actors.rollout.episodes.hosts import Hosts
 from actors.rollout.episodes.lockstep import Place
 from actors.rollout.episodes.play import EngineRefusalError, Play
 from actors.rollout.episodes.speech import Opening, Speech
@@ -37,7 +37,14 @@ class EpisodeGroup:
     """One environment's, all of one task."""
 
     def __init__(
-        self, *, ticket: Ticket, environment: str, key: str, speech: Speech, hosts: Hosts, config: EpisodesConfig
+        self,
+        *,
+        ticket: Ticket,
+        environment: str,
+        key: str,
+        speech: Speech,
+        host: EnvironmentHost,
+        config: EpisodesConfig,
     ) -> None:
         """`key` as for a `GroupInProgress`. Raises DataError for a prompt that does not fit or does not go through the template, or with a
         column that cannot be its sampling."""
@@ -46,7 +53,7 @@ class EpisodeGroup:
         self.ticket = ticket
         self.key = key
         self.environment = environment
-        self._hosts = hosts
+        self._host = host
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
         self._plays = [
             Play(ticket, index, key=key, opening=opening, speech=speech, config=config) for index in range(num_started)
@@ -135,10 +142,10 @@ class EpisodeGroup:
         return DataError(f"prompt {prompt_id!r} ends the process of its environment, alone in it, too: {end.message}")
 
     async def _played(self, play: Play, sampler: TurnSampler, *, place: Place, alone: bool) -> EpisodeEnd:
-        async with self._hosts.alone(self.environment) if alone else contextlib.nullcontext():
+        async with self._host.alone if alone else contextlib.nullcontext():
             await sampler.pace.enter(place)
             try:
-                return await self._hosts.run(self.environment, play.task, play.converse, alone=alone)
+                return await self._host.run(play.task, play.converse, alone=alone)
             finally:
                 sampler.pace.leave(place)
 
