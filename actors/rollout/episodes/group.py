@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from actors.rollout.episodes.lockstep import Place
 from actors.rollout.episodes.play import EngineRefusalError, Play
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.turns import TurnSampler
+from actors.rollout.group import columns_of
 from actors.rollout.inbox import Inbox
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import EpisodeEnd
@@ -99,19 +99,10 @@ class EpisodeGroup:
 
     def rows(self, *, run_id: str, worker: str) -> list[dict[str, Any]]:
         """One a segment, in the order of the episodes."""
-        ticket = self.ticket
-        common: dict[str, Any] = {
-            "run_id": run_id,
-            "group_id": ticket.group_id,
-            "ticket_index": ticket.index,
-            "prompt_id": ticket.prompt.prompt_id,
-            "info": json.dumps(ticket.prompt.info(), sort_keys=True, ensure_ascii=False),
-            "environment": self.environment,
-            "worker": worker,
-        }
+        common = columns_of(self.ticket, run_id=run_id, environment=self.environment, worker=worker)
         good = [index for index, end in self._ended.items() if end.status is RewardStatus.OK]
         failed = [index for index in self._ended if index not in good]
-        chosen = sorted([*good, *failed][: ticket.num_trajectories])
+        chosen = sorted([*good, *failed][: self.ticket.num_trajectories])
         of_each = [self._plays[index].rows(self._ended[index], common) for index in chosen]
         self._plays.clear()  # a call keeps its groups until it ends
         _fill_earned(of_each)
