@@ -228,7 +228,7 @@ class Saver:
         """What this rank writes, by path in the checkpoint."""
         aside = target.folder()
         try:
-            name = self._state_name()
+            name = state_name(self._ranks.rank, self._ranks.size)
             state = {key: tensor.cpu() for key, tensor in snapshot.state.items()}
             written = {name: writing.write_state(aside / name, state)}
             if self._ranks.rank == 0:
@@ -289,9 +289,6 @@ class Saver:
 
     def _parameters_digest(self) -> str:
         return parameters_digest({name: master.shape for name, master in self._optimizer.masters().items()})
-
-    def _state_name(self) -> str:
-        return state_name(self._ranks.rank, self._ranks.size)
 
     def _of_all_ranks(self, own: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
         """What all ranks wrote, in order of rank."""
