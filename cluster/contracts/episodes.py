@@ -4,7 +4,7 @@ An environment is a function, `async def env(episode, **parameters)`, or `def` f
 number, a dict with `reward`, a `Reward`, or None where judges decide.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -173,16 +173,10 @@ class EpisodeFacts(Protocol):
     columns: Mapping[str, Any]
     seed: int
     index: int
-
-    @property
-    def num_turns(self) -> int:
-        """That the model has had."""
-        ...
-
-    @property
-    def num_context_tokens(self) -> int:
-        """After the last turn; 0 before the first."""
-        ...
+    num_turns: int
+    """That the model has had."""
+    num_context_tokens: int
+    """After the last turn; 0 before the first."""
 
     @property
     def base_url(self) -> str:
@@ -239,9 +233,3 @@ class BlockingEpisode(EpisodeFacts, Protocol):
     ) -> Said:
         """As `Episode.ask`."""
         ...
-
-
-class Environment(Protocol):
-    """Its other parameters are settings."""
-
-    def __call__(self, episode: Any) -> Awaitable[Returned] | Returned: ...
