@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from actors.environments.host.conversation import Conversation, Endpoint
 from actors.environments.host.ends import failure, raised, returned
@@ -35,6 +35,7 @@ _CPU_SHARE = 4
 _MAX_STRAY_THREADS = 4
 """Threads of tools that outlived their episodes, after which the process gets no other episode."""
 
+_Kind = TypeVar("_Kind", HostedEpisode, BlockingHostedEpisode)
 _tasks: ContextVar[set[asyncio.Task[Any]]] = ContextVar("tasks")
 """That the running episode has started."""
 
@@ -128,9 +129,14 @@ class _Host:
     def _interrupt(self, key: str) -> None:
         raise NotImplementedError
 
-    def _open(self, key: str, episode: Any) -> None:
+    def _opened(self, kind: type[_Kind], key: str, body: Any) -> _Kind:
+        send = partial(self._send, key)
+        episode = kind(TASK.validate_python(body), self._config, send=send, endpoint=self._endpoint)
         self._episodes[key] = episode
-        episode.on_failure = lambda: self._loop.call_later(self._config.cleanup_s, self._give_up, key)
+        # One that has not ended in `cleanup_s` may never end.
+        give_up = partial(self._end, key, failure("given up"), is_spent=True)
+        episode.on_failure = lambda: self._loop.call_later(self._config.cleanup_s, give_up)
+        return episode
 
     def _endpoint(self, episode: Conversation) -> Endpoint:
         with self._is_opening:
@@ -140,10 +146,6 @@ class _Host:
 
                 self._gateway = Gateway(self._loop)
             return self._gateway.endpoint(episode)
-
-    def _give_up(self, key: str) -> None:
-        """It has not ended in `cleanup_s`, and may never end."""
-        self._end(key, failure("given up"), is_spent=True)
 
     def _end(self, key: str, end: EpisodeEnd, *, is_spent: bool = False) -> None:
         episode = self._episodes.pop(key, None)
@@ -183,11 +185,7 @@ class _SharedHost(_Host):
         await self._serve()
 
     def _start(self, key: str, body: Any) -> None:
-        episode = HostedEpisode(
-            TASK.validate_python(body), self._config, send=partial(self._send, key), endpoint=self._endpoint
-        )
-        self._open(key, episode)
-        self._loop.create_task(self._play(key, episode))
+        self._loop.create_task(self._play(key, self._opened(HostedEpisode, key, body)))
 
     def _interrupt(self, key: str) -> None:
         if playing := self._playing.get(key):
@@ -232,11 +230,7 @@ class _OwnHost(_Host):
             self._loop.call_soon_threadsafe(partial(self._end, key, end, is_spent=is_spent))
 
     def _start(self, key: str, body: Any) -> None:
-        episode = BlockingHostedEpisode(
-            TASK.validate_python(body), self._config, send=partial(self._send, key), endpoint=self._endpoint
-        )
-        self._open(key, episode)
-        self._turns.put((key, episode))
+        self._turns.put((key, self._opened(BlockingHostedEpisode, key, body)))
 
     def _interrupt(self, key: str) -> None:
         self._episodes[key].cancel_asking()
