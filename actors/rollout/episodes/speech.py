@@ -8,10 +8,9 @@ from typing import Any
 from actors.chat.calls import Reply, ReplyParser
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
-from actors.chat.turns import NextPrompt
 from cluster.contracts.episodes import Message, RawPrompt, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
-from cluster.contracts.types import FinishReason, Prompt
+from cluster.contracts.types import Prompt
 
 Tools = Sequence[Any]
 """JSON schemas, as chat templates take them."""
@@ -28,9 +27,9 @@ class Speech:
                 "environment: the model has no chat template, and a conversation needs one; set model.chat_template, or take a chat model"
             )
         self._formatter = formatter
-        self._turns = formatter.turns()
+        self.turns = formatter.turns()
         try:
-            self._report: ChatReport = chat_report(self._turns)
+            self._report: ChatReport = chat_report(self.turns)
         except DataError as error:
             raise ConfigError(f"model.chat_template: {error}") from error
         self._report.require_turns()
@@ -59,28 +58,15 @@ class Speech:
     def begin_anew(self, messages: Sequence[Message], *, tools: Tools) -> EncodedPrompt:
         """These messages are the whole context. Raises DataError as `Turns.first_prompt`."""
         self._require_tools(tools)
-        text, token_ids = self._turns.first_prompt(messages, tools=tools)
+        text, token_ids = self.turns.first_prompt(messages, tools=tools)
         return EncodedPrompt(text=text, token_ids=self._formatter.with_bos(token_ids))
-
-    def go_on(
-        self,
-        prompt_ids: Sequence[int],
-        sampled_ids: Sequence[int],
-        messages: Sequence[Message],
-        *,
-        finish_reason: FinishReason,
-        tools: Tools,
-    ) -> NextPrompt:
-        """As `Turns.next_prompt`."""
-        self._require_tools(tools)
-        return self._turns.next_prompt(prompt_ids, sampled_ids, messages, finish_reason=finish_reason, tools=tools)
 
     def begin_raw(self, raw: RawPrompt) -> EncodedPrompt:
         """The whole context as an agent wrote it. Before a text stands one bos where the tokenizer adds one; ids are taken as they are.
 
         Raises DataError where it is empty, and for ids that the tokenizer does not know.
         """
-        encoder = self._turns.encoder
+        encoder = self.turns.encoder
         if isinstance(raw, str):
             begun = EncodedPrompt(text=raw, token_ids=self._formatter.with_bos(encoder.encode(raw)))
         else:
@@ -92,7 +78,7 @@ class Speech:
 
     def go_on_raw(self, raw: RawPrompt, *, after: int) -> EncodedPrompt:
         """What an agent wrote where other ids end with `after`. Raises DataError for ids that the tokenizer does not know."""
-        encoder = self._turns.encoder
+        encoder = self.turns.encoder
         if isinstance(raw, str):
             return EncodedPrompt(text=raw, token_ids=encoder.encode_after(after, raw))
         self._require_known(raw)
@@ -100,7 +86,7 @@ class Speech:
 
     def decode_on(self, token_ids: Sequence[int]) -> str:
         """Ids that go on where other ids end, with special tokens as they are written."""
-        return self._turns.encoder.decode_on(token_ids)
+        return self.turns.encoder.decode_on(token_ids)
 
     def hear_raw(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> Reply:
         """What the model sampled after a raw prompt, with special tokens as they are written.
@@ -126,7 +112,7 @@ class Speech:
         # Parsers of others know no stop token, which their servers leave out.
         ends = self._has_own_parser and sampled_ids and sampled_ids[-1] in self._formatter.stop_token_ids
         read_ids = sampled_ids[:-1] if ends else sampled_ids
-        sampled, written = (self._turns.encoder.decode(ids) for ids in (read_ids, written_ids))
+        sampled, written = (self.turns.encoder.decode(ids) for ids in (read_ids, written_ids))
         try:
             reply = self._parser(sampled, prompt=written, tools=tools)
         except DataError:
@@ -161,7 +147,7 @@ class Speech:
             return None
         if begun.token_ids == [*token_ids]:
             return None
-        decode = self._turns.encoder.decode
+        decode = self.turns.encoder.decode
         return None if decode(token_ids) == decode(begun.token_ids) else begun
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -231,7 +231,7 @@ class Transcript:
             )
         start = segment.turns[-1]["start"]
         before, sampled = segment.token_ids[:start], segment.token_ids[start:]
-        following = self._speech.go_on(
+        following = self._speech.turns.next_prompt(
             [*segment.prompt_token_ids, *before], sampled, asked.messages, finish_reason=reason, tools=asked.tools
         )
         if self._config.history == "template" and (segment := self._rewritten(following.token_ids, asked)):

@@ -54,7 +54,7 @@ class Telling:
         speech = speech or speech_of(name)
         opening = Opening(Prompt(prompt_id="p", messages=[PLAY]), speech)
         self.transcript = Transcript(opening, speech, EpisodesConfig.model_validate(config), is_compared=True)
-        self.turns = speech._turns
+        self.turns = speech.turns
         self.encoder = self.turns.encoder
         self.end = speech._formatter._tokenizer.eos_token_id
 
