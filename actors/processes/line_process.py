@@ -21,7 +21,8 @@ class LineProcess:
     """The parent's end of a module that begins with `actors.processes.inside`."""
 
     def __init__(self, process: asyncio.subprocess.Process, printed: PrintedLines) -> None:
-        self._process = process
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
         self._printed = printed
 
     @classmethod
@@ -72,23 +73,17 @@ class LineProcess:
 
     def write(self, message: Any) -> None:
         """Returns at once: the pipe takes it when it can. A process that is gone is noticed by the next receive."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write(json.dumps(message).encode() + b"\n")
+        self._stdin.write(json.dumps(message).encode() + b"\n")
 
     async def send(self, message: Any) -> None:
         """Returns when the pipe has room again."""
-        stdin = self._process.stdin
-        assert stdin is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.write(message)
-            await stdin.drain()
+            await self._stdin.drain()
 
     async def receive(self) -> Any:
         """Its next line; None if it has ended. Raises ValueError for one that is not JSON, or longer than a line may be."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        line = await stdout.readline()
+        line = await self._stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else None
 
     async def wait(self) -> None:
