@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
@@ -53,7 +53,7 @@ class Game:
     seed: int = 0
     index: int = 0
     """Of the episode in its group."""
-    episodes: EpisodesConfig = EpisodesConfig()
+    episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
     setting: str = "environment"
 
     @classmethod

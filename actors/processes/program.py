@@ -7,8 +7,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from io import RawIOBase
 from pathlib import Path
+from typing import IO, Any
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _MAX_LINE_BYTES = 1024**2
@@ -54,7 +54,7 @@ async def run_program(
 
 
 @contextlib.asynccontextmanager
-async def _heard(hear: Hear) -> AsyncIterator[RawIOBase]:
+async def _heard(hear: Hear) -> AsyncIterator[IO[Any]]:
     """A pipe's end to print into, which is closed once the program has it. At the end, all that was printed has been heard."""
     reading, writing = os.pipe()
     reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)

@@ -4,9 +4,9 @@ A thread that hangs cannot be ended, a process can. It resolves the judge by nam
 
 In, first line: the judge's name and parameters, the setting that names it, and its limits. Then one line a request: `{"shared": JSON of
 what all calls are given, "calls": [[number, size, given], ...]}`, where size is the number of trajectories that a call is of.
-Out: its `JudgeFacts`, or `{"refused": why}`; then one line a call, as soon as it is judged: [number, a list of [value, status, components, message] or null, whether the process ran out of memory]. Where what
-the judge calls is away, that is `{"away": why, "endpoint": ...}` in place of the list, and a judge that takes calls in turn is asked none
-of the request's others.
+Out: its `JudgeFacts`, or `{"refused": why}`; then one line a call, as soon as it is judged: [number, a list of [value, status, components,
+message] or null, whether the process ran out of memory]. Where what the judge calls is away, that is `{"away": why, "endpoint": ...}` in
+place of the list, and a judge that takes calls in turn is asked none of the request's others.
 """
 
 import asyncio

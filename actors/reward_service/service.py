@@ -138,9 +138,7 @@ class RewardService:
         stats: dict[str, PartStats] = {}
         judges_all = self._config.judges_episodes
         living = [
-            place
-            for place, each in enumerate(own)
-            if each.failure is None and (judges_all or not each.is_episode)
+            place for place, each in enumerate(own) if each.failure is None and (judges_all or not each.is_episode)
         ]
         if living:
             asked = _asked(trajectories.take(pa.array(living)), wanted, [scores[place] for place in living if scores])

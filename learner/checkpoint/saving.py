@@ -83,8 +83,8 @@ class Saver:
     def save(
         self, directory: str, *, policy_version: int, extra: Mapping[str, Any], in_background: bool = False
     ) -> None:
-        """The checkpoint is on the disk when this returns; `in_background`, its state is copied. Raises CheckpointError, on every rank, when
-        it could not be written, or the one before could not; `finish`, or the next save, does so of one in the background.
+        """The checkpoint is on the disk when this returns; `in_background`, its state is copied. Raises CheckpointError, on every rank,
+        when it could not be written, or the one before could not; `finish`, or the next save, does so of one in the background.
 
         One that is on the disk stays as it is, unless its rating (`metric` of `extra`) has come since: a run that is stopped in a save asks
         for it again.

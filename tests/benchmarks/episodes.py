@@ -23,7 +23,6 @@ from actors.rollout.vllm_engine import VllmEngine
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import RunConfig
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, EpisodeTask, Said
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.protocols import EngineRequest

@@ -82,7 +82,7 @@ class Conversation:
         self._refusal: Callable[[], BaseException] | None = None
         """What an ask raises; None while the episode goes on."""
         self._failure: EpisodeEnd | None = None
-        self.on_failure: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[], object] = lambda: None
         """Called at once with the first final failure: the environment has `cleanup_s` from then on."""
 
     @property

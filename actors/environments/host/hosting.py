@@ -80,9 +80,7 @@ class EnvironmentHost:
 
     async def _started(self) -> HostProcess:
         """One more. Those that died are forgotten."""
-        process = await HostProcess.start(
-            self._environment, self._config, setting=self._setting, printed=self._printed
-        )
+        process = await HostProcess.start(self._environment, self._config, setting=self._setting, printed=self._printed)
         self._processes = [*(each for each in self._processes if each.is_alive), process]
         return process
 

@@ -79,7 +79,9 @@ def _refuse_unread(parts: Parts) -> None:
             continue
         chosen = (parts.advantage, parts.policy_loss, *parts.filters, *parts.corrections)
         named = ", ".join(f"{variant.field}={variant.plugin.name!r}" for variant in chosen)
-        raise ConfigError(f"{field}={_said(value)} changes nothing: {named} do not ask for {meaning}; leave {field} out")
+        raise ConfigError(
+            f"{field}={_said(value)} changes nothing: {named} do not ask for {meaning}; leave {field} out"
+        )
 
 
 def _reads(parts: Parts, tensors: tuple[str, ...], *, besides: str = "") -> bool:

@@ -197,7 +197,9 @@ class Objective:
         policy_partition_BTP: Tensor | None = None,
     ) -> LossResult:
         """Loss of some rows of an update (`prepared.rows(...)`)."""
-        assert policy_logprobs_BT.shape == prepared.loss_mask_NT.shape, "log-probs are of these rows, as wide as the batch"
+        assert policy_logprobs_BT.shape == prepared.loss_mask_NT.shape, (
+            "log-probs are of these rows, as wide as the batch"
+        )
         return loss(
             prepared,
             self._parts,

@@ -29,9 +29,7 @@ TOOLS = [{"type": "function", "function": {"name": "multiply", "description": ""
 
 def parser_of(name, *, own=None):
     turns = turns_of(name)
-    return find_parser(
-        turns.template, own=own, stops=turns.stops, generation_prompt=report_of(name).generation_prompt
-    )
+    return find_parser(turns.template, own=own, stops=turns.stops, generation_prompt=report_of(name).generation_prompt)
 
 
 def read(name, sampled):

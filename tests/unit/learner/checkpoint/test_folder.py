@@ -93,7 +93,10 @@ def test_ranks_that_do_not_share_the_directory_save_nothing(tmp_path: Path, ther
     manifest = read_manifest(Place.of(standing))
     target.begin(manifest)
     own, others = state_name(0, 2), state_name(1, 2)
-    files = {name: write_tensors(target.folder() / name, {"weight/w": torch.arange(4.0)}, in_blocks=True) for name in (own, others)}
+    files = {
+        name: write_tensors(target.folder() / name, {"weight/w": torch.arange(4.0)}, in_blocks=True)
+        for name in (own, others)
+    }
     (target.folder() / others).unlink()
     if there is not None:
         (target.folder() / others).write_bytes(there)

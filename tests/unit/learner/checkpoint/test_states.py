@@ -17,7 +17,10 @@ from learner.checkpoint.writing import write_tensors
 
 def _written(directory: Path, ranks: list[dict[str, Tensor]]) -> Manifest:
     names = [state_name(rank, len(ranks)) for rank in range(len(ranks))]
-    files = {name: write_tensors(directory / name, tensors, in_blocks=True) for name, tensors in zip(names, ranks, strict=True)}
+    files = {
+        name: write_tensors(directory / name, tensors, in_blocks=True)
+        for name, tensors in zip(names, ranks, strict=True)
+    }
     return Manifest(
         policy_version=1, num_ranks=len(ranks), parameters_digest="p", metric=None, learner={}, extra={}, files=files
     )

@@ -53,7 +53,9 @@ def _save(step: int, *, version: int | None = None, metric: float | None = None,
             files = {}
             for number, rank in enumerate(ranks):
                 name = state_name(number, 2)
-                files[name] = write_tensors(rank.folder() / name, {"w": torch.full((2,), float(step)) + number}, in_blocks=True)
+                files[name] = write_tensors(
+                    rank.folder() / name, {"w": torch.full((2,), float(step)) + number}, in_blocks=True
+                )
                 rank.deliver([name])
             if all(wanted):
                 ranks[0].commit(manifest.sealed(files))
