@@ -3,30 +3,29 @@
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from actors.http import HttpError
 from cluster.contracts.errors import UnavailableError
 
-T = TypeVar("T")
 _Waiting = asyncio.Future[Any]
 
 
-class Batches(Generic[T]):
+class Batches:
     """A batch goes out when it has `size` items, or `wait_s` after its first one."""
 
-    def __init__(self, send: Callable[[Sequence[T]], Awaitable[Sequence[Any]]], *, size: int, wait_s: float) -> None:
+    def __init__(self, send: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]], *, size: int, wait_s: float) -> None:
         """`send` gives one result an item, in order. It runs under the deadline of the batch's first item, the earliest."""
         self._send = send
         self._size = size
         self._wait_s = wait_s
-        self._open: list[tuple[T, _Waiting]] = []
+        self._open: list[tuple[Any, _Waiting]] = []
         self._alone = set[int]()
         """Hashes of items whose batch found the server away, until each is answered."""
         self._context: contextvars.Context
         self._timer: asyncio.TimerHandle
 
-    async def result(self, item: T) -> Any:
+    async def result(self, item: Any) -> Any:
         """Raises what `send` does. An item that makes the server refuse its batch spoils no other: then each goes alone. After a batch
         that found the server away, each goes alone when it is asked for again: one of them may be the cause. A limit is no such case."""
         loop = asyncio.get_running_loop()
@@ -49,12 +48,12 @@ class Batches(Generic[T]):
         self._open = []
         self._send_off(batch, self._context)
 
-    def _send_off(self, batch: Sequence[tuple[T, _Waiting]], context: contextvars.Context) -> None:
+    def _send_off(self, batch: Sequence[tuple[Any, _Waiting]], context: contextvars.Context) -> None:
         answering = asyncio.get_running_loop().create_task(self._answered(batch), context=context)
         for _, waiting in batch:
             waiting.add_done_callback(lambda _: all(each.done() for _, each in batch) and answering.cancel())
 
-    async def _answered(self, batch: Sequence[tuple[T, _Waiting]]) -> None:
+    async def _answered(self, batch: Sequence[tuple[Any, _Waiting]]) -> None:
         try:
             results: Sequence[Any] = await self._send([item for item, _ in batch]) if batch else []
         except HttpError as error:

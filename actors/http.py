@@ -233,10 +233,9 @@ class HttpClient:
         if call.failure is None:
             why = "requests_per_minute and tokens_per_minute leave no turn within the deadline"
             raise UnavailableError(f"{call.url}: {why}", retry_after_s=seconds / 2)
-        else:
-            retry_after_s = seconds if call.failure.is_limit else None
-            why = f"{call.url}{call.path}: {call.failure}, until just before the deadline"
-            raise UnavailableError(why, endpoint=call.url, retry_after_s=retry_after_s)
+        retry_after_s = seconds if call.failure.is_limit else None
+        why = f"{call.url}{call.path}: {call.failure}, until just before the deadline"
+        raise UnavailableError(why, endpoint=call.url, retry_after_s=retry_after_s)
 
     async def _asked(self, url: str, call: _Call) -> Any:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})

@@ -35,14 +35,12 @@ class ReferenceScorer:
         prompts, completions = batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
         # An episode that failed before its first token has nothing to score.
         scored = [row for row, completion in enumerate(completions) if completion]
-        columns = self._model_of(batch).score([prompts[row] for row in scored], [completions[row] for row in scored])
+        model = self._model
+        if self._by_source:
+            model = self._by_source.get(str(schema.info_of(batch, 0).get(self._source_column)), model)
+        columns = model.score([prompts[row] for row in scored], [completions[row] for row in scored])
         made = schema.columns_of(batch, **{name: _spread(found, scored, batch) for name, found in columns.items()})
         return made, schema.added(made)
-
-    def _model_of(self, batch: pa.RecordBatch) -> LogprobModel:
-        if not self._by_source:
-            return self._model
-        return self._by_source.get(str(schema.info_of(batch, 0).get(self._source_column)), self._model)
 
 
 def _spread(found: Sequence[Any], rows: Sequence[int], batch: pa.RecordBatch) -> list[Any]:

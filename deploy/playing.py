@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
@@ -15,11 +15,11 @@ from rich.text import Text
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
 from cluster.contracts.config import RunConfig
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import (
     Asked,
     Earned,
     EpisodeEnd,
-    EpisodeLimits,
     EpisodeTask,
     Event,
     Message,
@@ -53,9 +53,8 @@ class Game:
     seed: int = 0
     index: int = 0
     """Of the episode in its group."""
-    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
     setting: str = "environment"
-    env: Collection[str] = ()
 
     @classmethod
     def of_run(cls, config: RunConfig, *, seed: int) -> "Game":
@@ -75,9 +74,8 @@ class Game:
             prompt=prompt,
             seed=seed,
             index=index,
-            limits=config.episodes.limits,
+            episodes=config.episodes,
             setting=config.environment_setting(name),
-            env=config.episodes.env,
         )
 
     @property
@@ -107,7 +105,7 @@ def game(
         environment=Plugin(name=environment, params=dict(map(configuration.parsed, params))),
         prompt=Prompt(prompt_id="play", messages=messages, columns=read),
         seed=seed,
-        env=env,
+        episodes=EpisodesConfig(env=tuple(env)),
     )
 
 
@@ -246,10 +244,10 @@ class _Player:
 
 
 async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Tokens | None", mouth: Mouth) -> bool:
-    task, limits = game.task, replace(game.limits, timeout_s=_UNHURRIED_S)
+    task, unhurried = game.task, game.episodes.model_copy(update={"timeout_s": _UNHURRIED_S})
     player = _Player(task, says, screen, mouth)
     printed = PrintedLines()
-    host = await EnvironmentHost.start(game.environment, limits, setting=game.setting, env=game.env, printed=printed)
+    host = await EnvironmentHost.start(game.environment, unhurried, setting=game.setting, printed=printed)
     try:
         end = await host.run(task, player)
     except _LeftError:

@@ -80,5 +80,5 @@ class Tokens:
         """A call as the template writes it."""
         template, tools = self._turns.template, asked.tools
         as_text = wants_arguments_as_text(template, call, tools=tools)
-        stops = self._turns.suffixes.stops
+        stops = self._turns.stops
         return render_turn(template, [call], tools=tools, stops=stops, arguments_as_text=as_text).text

@@ -172,12 +172,14 @@ def _tensors(batch: pa.RecordBatch, *, current_version: int) -> BatchTensors:
     places = {group_id: index for index, group_id in enumerate(dict.fromkeys(group_ids))}
     names, components_NK = _components(batch)
     loss_mask_NT = _Lists.of(batch, "loss_mask").padded(np.bool_)
-    rollout_logprobs_NT = _optional(batch, "rollout_logprobs")
-    is_sampler_known = rollout_logprobs_NT is not None
+    is_sampler_known = _has(batch, "rollout_logprobs")
+    rollout_logprobs_NT = torch.zeros(loss_mask_NT.shape)
+    if is_sampler_known:
+        rollout_logprobs_NT = _Lists.of(batch, "rollout_logprobs").padded(np.float32)
     width = loss_mask_NT.shape[1]
     tensors = BatchTensors(
         loss_mask_NT=loss_mask_NT,
-        rollout_logprobs_NT=rollout_logprobs_NT if is_sampler_known else torch.zeros(loss_mask_NT.shape),
+        rollout_logprobs_NT=rollout_logprobs_NT,
         is_sampler_known=is_sampler_known,
         policy_versions_NT=_Lists.of(batch, "policy_versions").padded(np.int64),
         # float64: advantages lose nothing before they meet a loss.
@@ -242,11 +244,6 @@ def _partition(batch: pa.RecordBatch, completions: "_Lists") -> torch.Tensor | N
     if len(sizes) > 1:
         raise DataError(f"field 'reference_top_logprobs': trajectories of one step have {sorted(sizes)} per token")
     return lists.padded(np.float32).view(batch.num_rows, -1, *sizes)
-
-
-def _optional(batch: pa.RecordBatch, name: str) -> torch.Tensor | None:
-    """The column padded; None when no row has it."""
-    return _Lists.of(batch, name).padded(np.float32) if _has(batch, name) else None
 
 
 def _has(batch: pa.RecordBatch, name: str) -> bool:

@@ -226,13 +226,18 @@ def shard(module: nn.Module, *, ranks: Ranks, compute_dtype: torch.dtype) -> Non
     """
     assert ranks.mesh is not None, "one rank is not sharded"
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-    layer_names = {name for model in models for name in model._no_split_modules or ()}
     # Inner ones first, where such a layer is within another: what is sharded already stays apart.
-    for part in reversed(list(module.modules())):
-        if type(part).__name__ in layer_names:
-            fully_shard(part, mesh=ranks.mesh, mp_policy=policy)
+    for layer in reversed(decoder_layers(module)):
+        fully_shard(layer, mesh=ranks.mesh, mp_policy=policy)
     fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
+
+
+def decoder_layers(module: nn.Module) -> list[nn.Module]:
+    """Of every transformers model in it, sharded or not."""
+    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+    names = {name for model in models for name in model._no_split_modules or ()}
+    # Torch puts this before the name of a sharded layer's class.
+    return [part for part in module.modules() if type(part).__name__.removeprefix("FSDP") in names]
 
 
 def reshard(module: nn.Module) -> None:

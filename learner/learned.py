@@ -61,7 +61,8 @@ class LearnedRows:
         first_segments = pa.array([self._batch.episodes[row].start for row in self._rows])
         keys = self._batch.trajectories.select(["ticket_index", "sample_index"]).take(first_segments)
         masks = [self._batch.rows[row].loss_mask for row in self._rows]
-        lists = _Lists(np.concatenate(masks), np.cumsum([0, *map(len, masks)]), torch.cat(self._kept).cpu().numpy())
+        loss_mask, offsets = np.concatenate(masks), np.cumsum([0, *map(len, masks)])
+        is_dropped = ~torch.cat(self._kept).cpu().numpy()
         columns: dict[str, pa.Array] = {name: keys[name] for name in keys.schema.names}
         sizes = [len(kept) for kept in self._kept]
         for field in LEARNED_SCHEMA:
@@ -70,7 +71,10 @@ class LearnedRows:
                 # A loss may have bounds in some passes alone: the others' rows are null.
                 given = [part.get(field.name, torch.zeros_like(part["policy_logprobs"])) for part in self._columns]
                 found_C = torch.cat(given).cpu().numpy()
-                columns[field.name] = lists.of(found_C, field=field, is_absent=np.repeat(lacks, sizes))
+                is_absent = np.repeat(lacks, sizes)
+                if field.name in _OF_WHAT_STAYS:
+                    is_absent |= is_dropped
+                columns[field.name] = _lists(found_C, loss_mask, offsets, field=field, is_absent=is_absent)
         arrays = [
             pc.cast(columns[field.name], field.type) if field.name in columns else pa.nulls(len(masks), field.type)
             for field in LEARNED_SCHEMA
@@ -78,18 +82,13 @@ class LearnedRows:
         return pa.record_batch(arrays, schema=LEARNED_SCHEMA)
 
 
-class _Lists:
-    """List columns of some trajectories, from the numbers of their tokens with loss."""
-
-    def __init__(self, loss_mask: np.ndarray, offsets: np.ndarray, is_kept: np.ndarray) -> None:
-        """The first two of all trajectories, one after another; `is_kept` by trajectory."""
-        self._mask, self._offsets, self._is_dropped = loss_mask, offsets, ~is_kept
-
-    def of(self, found_C: np.ndarray, *, field: pa.Field, is_absent: np.ndarray) -> pa.Array:
-        """`is_absent` by trajectory: it has no such column, whatever stands in its place."""
-        values = np.zeros(len(self._mask), dtype=np.float32)
-        values[self._mask] = found_C
-        values = values.astype(bool) if pa.types.is_boolean(field.type.value_type) else values
-        items = pa.array(values, mask=~self._mask)
-        is_absent = is_absent | self._is_dropped if field.name in _OF_WHAT_STAYS else is_absent
-        return pa.ListArray.from_arrays(pa.array(self._offsets, pa.int32()), items, mask=pa.array(is_absent))
+def _lists(
+    found_C: np.ndarray, loss_mask: np.ndarray, offsets: np.ndarray, *, field: pa.Field, is_absent: np.ndarray
+) -> pa.Array:
+    """A list column of some trajectories, from the numbers of their tokens with loss. `is_absent` by trajectory: it has no such column,
+    whatever stands in its place."""
+    values = np.zeros(len(loss_mask), dtype=np.float32)
+    values[loss_mask] = found_C
+    values = values.astype(bool) if pa.types.is_boolean(field.type.value_type) else values
+    items = pa.array(values, mask=~loss_mask)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, mask=pa.array(is_absent))

@@ -27,6 +27,7 @@ from cluster.contracts.errors import LostError
 from cluster.contracts.protocols import Demonstrations
 from cluster.contracts.types import Packed, Progress, RankGroup, StepStats
 from cluster.record.storage import Storage
+from cluster.weights.manifest import WeightManifest
 from cluster.weights.process_group import Sender
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
@@ -240,7 +241,8 @@ class Learner:
         """
         self._return()
         self._phases.enter("publishing", step=self.version)
-        yield from self._publisher.publish(self.version)
+        for part in self._publisher.parts(self.version):
+            yield part.model_dump() if isinstance(part, WeightManifest) else part
         self._phases.enter("waiting")
 
     def pack(self) -> Iterator[Any]:
@@ -292,10 +294,8 @@ class Learner:
         self._return()
         self._phases.enter("saving", step=self.version)
         is_last = self.version >= self._config.num_steps
-        save = (
-            self._saver.save_in_background if self._config.checkpoint.asynchronous and not is_last else self._saver.save
-        )
-        save(directory, policy_version=self.version, extra=extra)
+        in_background = self._config.checkpoint.asynchronous and not is_last
+        self._saver.save(directory, policy_version=self.version, extra=extra, in_background=in_background)
         self._phases.enter("waiting")
 
     def finish_saving(self) -> None:

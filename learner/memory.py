@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.machine import free_memory_bytes
-from learner.distributed import MAX_UNREDUCED_BYTES
+from learner.distributed import MAX_UNREDUCED_BYTES, decoder_layers
 from learner.model.attention import MAX_MASK_CELLS
 from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import critic_config
@@ -302,8 +302,7 @@ def _gathered_bytes(num_root: int, num_layer: int, *, num_unreduced: int, item: 
 
 def _parts(model: PreTrainedModel) -> tuple[int, int]:
     """Parameters outside of decoder layers, and of the largest layer."""
-    names = set(model._no_split_modules or ())
-    layers = [_count(part) for part in model.modules() if type(part).__name__ in names]
+    layers = [_count(layer) for layer in decoder_layers(model)]
     return _count(model) - sum(layers), max(layers, default=0)
 
 

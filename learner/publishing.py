@@ -5,7 +5,6 @@ Shapes: C probe tokens after the first.
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,11 +37,6 @@ class Publisher:
         self._starting_logprobs = probe_logprobs(networks, self._probe, device=ranks.device)
         self._starting_files = fingerprint(config.model)
         self._copy = PublishedCopy() if config.weights.deltas and ranks.rank == 0 else None
-
-    def publish(self, policy_version: int) -> Iterator[Any]:
-        """See `Learner.publish`."""
-        for part in self.parts(policy_version):
-            yield part.model_dump() if isinstance(part, WeightManifest) else part
 
     def parts(self, policy_version: int) -> Iterator[np.ndarray | WeightManifest]:
         """What `packing` yields, or with `weights.deltas` `PublishedCopy.compared`, on rank 0; all ranks must iterate."""

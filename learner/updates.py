@@ -114,7 +114,8 @@ class Updater:
         laps.lap("time/gradient_s")
         self._phases.enter("optimizing", step=version + 1)
         rate, is_finite = None, True
-        stops_step = not begins_step and self._moved_too_far(statistics)
+        limit = self._config.learner.stop_at_kl
+        stops_step = not begins_step and limit is not None and _moved(statistics) > limit
         # Weight decay and momentum alone are no update. What is not finite is the guard's: no comparison with it keeps a token.
         is_empty = not demonstrated and are_finite(gradient_norms) and not self._objective.trains(part, statistics)
         if not is_empty and not stops_step:
@@ -155,11 +156,6 @@ class Updater:
         """False while the critic warms up."""
         value = self._config.algorithm.value
         return value is None or version >= value.warmup_steps
-
-    def _moved_too_far(self, statistics: Statistics) -> bool:
-        """Whether the policy is beyond `learner.stop_at_kl`."""
-        limit = self._config.learner.stop_at_kl
-        return limit is not None and _moved(statistics) > limit
 
 
 def _moved(statistics: Statistics) -> float:

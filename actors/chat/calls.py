@@ -26,10 +26,19 @@ class Reply:
 
     text: str
     """Without reasoning and calls."""
-    reasoning: str | None
+    reasoning: str | None = None
     """None where the model wrote none, or the parser knows none."""
-    calls: tuple[ToolCall, ...]
+    calls: tuple[ToolCall, ...] = ()
     """Arguments not yet held against the tools' schemas."""
+
+    def as_message(self) -> dict[str, Any]:
+        """As chat templates take it; what the model did not write as JSON stands in it as text."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [call.as_json() for call in self.calls]
+        return message
 
 
 class ReplyParser(Protocol):
@@ -49,11 +58,10 @@ class TemplateParser:
             found = parse_response(sampled, self._loaded, prefix=prompt, tools=[dict(tool) for tool in tools])
         except _OF_PARSING as error:
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
-        calls = tuple(_call(each) for each in found.get("tool_calls") or ())
         return Reply(
             text=found.get("content") or "",
             reasoning=found.get("reasoning_content") or found.get("thinking"),
-            calls=calls,
+            calls=tuple(_call(each) for each in found.get("tool_calls") or ()),
         )
 
     @cached_property
@@ -75,8 +83,7 @@ class NamedParser:
             text, calls = self._read(text=sampled, tools=[dict(tool) for tool in tools])
         except _OF_PARSING as error:
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
-        read = tuple(_call({"function": call}) for call in calls)
-        return Reply(text=str(text or ""), reasoning=None, calls=read)
+        return Reply(text=str(text or ""), calls=tuple(_call({"function": call}) for call in calls))
 
 
 def _call(found: Any) -> ToolCall:

@@ -44,10 +44,8 @@ class TextEncoder:
         """A text that goes on where other ids end: no space is put before its first word."""
         if not self.puts_space_first or text.startswith(self._added):
             return self.encode(text)
-        for anchor in _ANCHORS:
-            if (ids := self._after(anchor, text)) is not None:
-                return ids
-        return self.encode(text)
+        ids = self._cut_cleanly(text)
+        return self.encode(text) if ids is None else ids
 
     def encode_after(self, token_id: int, text: str) -> list[int]:
         """A text that goes on where other ids end with this one. Some tokenizers lose the white space after a control token, and some put a
@@ -107,25 +105,21 @@ class TextEncoder:
         """Whether samples of text can be encoded so that they go on where other ids end."""
         if not self.puts_space_first:
             return True
-        cut = (
-            next((ids for anchor in _ANCHORS if (ids := self._after(anchor, text)) is not None), None)
-            for text in _SAMPLES
-        )
-        begun = self.encode("x")
-        return all(
-            ids is not None and self.decode([*begun, *ids]) == "x" + text
-            for text, ids in zip(_SAMPLES, cut, strict=True)
-        )
+        begun, cut = self.encode("x"), [(text, self._cut_cleanly(text)) for text in _SAMPLES]
+        return all(ids is not None and self.decode([*begun, *ids]) == "x" + text for text, ids in cut)
 
     @cached_property
     def unsplittable(self) -> tuple[str, ...]:
         """Control tokens that a text can write however it is cut: those of one character."""
         return tuple(text for text in self.controls if self.control_ids(self.encode_pieces([text[:1], text[1:]])))
 
-    def _after(self, anchor: str, text: str) -> list[int] | None:
-        """None where the anchor's last token reaches into the text."""
-        ahead, both = self.encode(anchor), self.encode(anchor + text)
-        return both[len(ahead) :] if both[: len(ahead)] == ahead else None
+    def _cut_cleanly(self, text: str) -> list[int] | None:
+        """Its ids after the first anchor whose last token does not reach into it; None where there is none."""
+        for anchor in _ANCHORS:
+            ahead, both = self.encode(anchor), self.encode(anchor + text)
+            if both[: len(ahead)] == ahead:
+                return both[len(ahead) :]
+        return None
 
 
 def _is_markup(text: str, template: str) -> bool:

@@ -1,7 +1,7 @@
 """Tool calls as a chat template writes them: the text that the model is to sample."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,10 @@ def render_turn(
     """Raises DataError for a template that does not take it."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
+        arguments = [json.dumps(call.arguments) if arguments_as_text else call.arguments for call in calls]
         message["tool_calls"] = [
-            {"type": "function", "id": f"call{index:05}", "function": _function(call, as_text=arguments_as_text)}
-            for index, call in enumerate(calls)
+            {"type": "function", "id": f"call{index:05}", "function": {"name": call.name, "arguments": given}}
+            for index, (call, given) in enumerate(zip(calls, arguments, strict=True))
         ]
     whole = template([ASKED, message], tools=tools)
     # A turn of other words begins in the same way, up to its words.
@@ -66,7 +67,3 @@ def num_common(one: str, other: str) -> int:
 
 def num_common_at_end(one: str, other: str) -> int:
     return num_common(one[::-1], other[::-1])
-
-
-def _function(call: ToolCall, *, as_text: bool) -> Mapping[str, Any]:
-    return {"name": call.name, "arguments": json.dumps(call.arguments) if as_text else call.arguments}

@@ -78,9 +78,9 @@ class ChatReport:
 
 def chat_report(turns: Turns) -> ChatReport:
     """Raises DataError for a template that takes no user's message."""
-    template, stops = turns.template, turns.suffixes.stops
+    template, stops = turns.template, turns.stops
     begins = _generation_prompt(turns)
-    why_no_turns = _why_not(lambda: _prove_turns(turns))
+    why_no_turns = _why_not(lambda: _prove_decodes(turns, [{"role": "user", "content": _AWKWARD}]))
     why_no_tools = _why_not(lambda: _prove_tools(turns))
     parser, why_no_calls = None, "tools are not supported" if why_no_tools else None
     if why_no_tools is None:
@@ -98,7 +98,7 @@ def chat_report(turns: Turns) -> ChatReport:
         why_no_tools=why_no_tools,
         why_no_calls=why_no_calls,
         parser=parser,
-        takes_several_answers=why_no_tools is None and _why_not(lambda: turns.suffixes.write(_answers(2))) is None,
+        takes_several_answers=why_no_tools is None and _why_not(lambda: turns.suffix(_answers(2))) is None,
         takes_system=_writes(template, [{"role": "system", "content": _RULE}, ASKED], _RULE),
         rewrites=_rewrites(template),
         cuts_cleanly=turns.encoder.cuts_cleanly,
@@ -106,19 +106,14 @@ def chat_report(turns: Turns) -> ChatReport:
     )
 
 
-def _prove_turns(turns: Turns) -> None:
-    _prove_decodes(turns, [{"role": "user", "content": _AWKWARD}])
-
-
 def _prove_tools(turns: Turns) -> None:
-    template = turns.template
-    if _TOOL not in template.prompt([ASKED], tools=PROBE_TOOLS):
+    if _TOOL not in turns.template.prompt([ASKED], tools=PROBE_TOOLS):
         raise DataError("the chat template does not show tools to the model")
     _prove_decodes(turns, _answers(1))
 
 
 def _prove_decodes(turns: Turns, messages: Sequence[Message]) -> None:
-    suffix = turns.suffixes.write(messages, tools=PROBE_TOOLS)
+    suffix = turns.suffix(messages, tools=PROBE_TOOLS)
     # White space is left out: some control tokens take that beside them in.
     decoded = turns.encoder.decode(suffix.token_ids)
     if "".join(decoded.split()) != "".join(suffix.text.split()):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.chat.calls import Reply, ReplyParser, TemplateParser, ToolCall
+from actors.chat.calls import ReplyParser, TemplateParser, ToolCall
 from actors.chat.derivation import derived
 from actors.chat.rendered_calls import render_turn, wants_arguments_as_text
 from actors.chat.rendering import ChatTemplate, Tool
@@ -117,16 +117,12 @@ def _prove_one(
 ) -> None:
     turn = render_turn(template, calls, content=content, **options)
     reply = parser(turn.text + turn.stop, prompt=turn.prompt, tools=PROBE_TOOLS)
-    if (_as_json(reply), reply.text.strip()) != (_calls_as_json(calls), content):
+    if (read := _as_json(reply.calls), reply.text.strip()) != (_as_json(calls), content):
         raise DataError(
-            f"{case} is read as something else: {turn.text[:120]!r} as {_as_json(reply)[:120]} and {reply.text[:60]!r}"
+            f"{case} is read as something else: {turn.text[:120]!r} as {read[:120]} and {reply.text[:60]!r}"
         )
 
 
-def _as_json(reply: Reply) -> str:
-    return _calls_as_json(reply.calls)
-
-
-def _calls_as_json(calls: Sequence[ToolCall]) -> str:
+def _as_json(calls: Sequence[ToolCall]) -> str:
     """As JSON, since to Python true is 1."""
     return json.dumps([[call.name, call.arguments] for call in calls], sort_keys=True)

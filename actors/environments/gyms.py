@@ -8,7 +8,6 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ImportString
@@ -46,7 +45,7 @@ async def gym(
     an action that is a text, the whole reply. `parse(text)` replaces both, and raises ToolError, with words for the model, where it finds
     no action. Such a reply earns `unreadable_reward`.
     """
-    with _playing(episode, id, options, actions, render, parse, unreadable_reward) as game:
+    with contextlib.closing(_Game(episode, id, options, actions, render, parse, unreadable_reward)) as game:
         answer = game.begin()
         while answer is not None:
             answer = game.hear((await episode.ask(answer)).text)
@@ -64,82 +63,73 @@ def gym_blocking(
     **options: Any,
 ) -> float:
     """As `gym`, in a process for each episode that runs: `episodes.max_processes` of them, and no more episodes at once."""
-    with _playing(episode, id, options, actions, render, parse, unreadable_reward) as game:
+    with contextlib.closing(_Game(episode, id, options, actions, render, parse, unreadable_reward)) as game:
         answer = game.begin()
         while answer is not None:
             answer = game.hear(episode.ask(answer).text)
     return 0.0
 
 
-def _playing(
-    episode: EpisodeFacts,
-    id: str,
-    options: Mapping[str, Any],
-    actions: Sequence[str],
-    render: Callable[[Any], str] | None,
-    parse: Callable[[str], Any] | None,
-    unreadable_reward: float,
-) -> "contextlib.closing[_Game]":
-    env = gymnasium.make(id, **options)
-    if render is None and env.render_mode is None and "ansi" in env.metadata.get("render_modes", ()):
-        env.close()
-        env = gymnasium.make(id, render_mode="ansi", **options)
-    try:
-        offer, read = ("", parse) if parse else _reading(env.action_space, actions)
-    except ConfigError:
-        env.close()
-        raise
-    game = _Game(episode=episode, env=env, offer=offer, parse=read, render=render, unreadable_reward=unreadable_reward)
-    return contextlib.closing(game)
-
-
-@dataclass(slots=True, kw_only=True)
 class _Game:
     """One episode of one environment, in texts."""
 
-    episode: EpisodeFacts
-    env: "gymnasium.Env[Any, Any]"
-    offer: str
-    """The possible answers, in words. It follows the first observation."""
-    parse: Callable[[str], Any]
-    render: Callable[[Any], str] | None
-    unreadable_reward: float
-    num_steps: int = 0
-    num_unreadable: int = 0
+    def __init__(
+        self,
+        episode: EpisodeFacts,
+        id: str,
+        options: Mapping[str, Any],
+        actions: Sequence[str],
+        render: Callable[[Any], str] | None,
+        parse: Callable[[str], Any] | None,
+        unreadable_reward: float,
+    ) -> None:
+        self._episode, self._render, self._unreadable_reward = episode, render, unreadable_reward
+        self._num_steps = self._num_unreadable = 0
+        env: gymnasium.Env[Any, Any] = gymnasium.make(id, **options)
+        if render is None and env.render_mode is None and "ansi" in env.metadata.get("render_modes", ()):
+            env.close()
+            env = gymnasium.make(id, render_mode="ansi", **options)
+        self._env = env
+        try:
+            # The possible answers, in words, follow the first observation.
+            self._offer, self._parse = ("", parse) if parse else _reading(env.action_space, actions)
+        except ConfigError:
+            env.close()
+            raise
 
     def begin(self) -> str:
-        observation, _ = self.env.reset(seed=self.episode.seed)
-        return f"{self._text(observation)}\n{self.offer}".rstrip()
+        observation, _ = self._env.reset(seed=self._episode.seed)
+        return f"{self._text(observation)}\n{self._offer}".rstrip()
 
     def hear(self, text: str) -> str | None:
         """The answer to a reply of the model; None when the game is over."""
         try:
-            action = self.parse(text)
+            action = self._parse(text)
         except ToolError as error:
-            self.num_unreadable += 1
-            self.episode.earn(self.unreadable_reward)
+            self._num_unreadable += 1
+            self._episode.earn(self._unreadable_reward)
             return str(error)
-        observation, reward, is_terminated, is_truncated, _ = self.env.step(action)
-        self.num_steps += 1
-        self.episode.earn(float(reward))
+        observation, reward, is_terminated, is_truncated, _ = self._env.step(action)
+        self._num_steps += 1
+        self._episode.earn(float(reward))
         return None if is_terminated or is_truncated else self._text(observation)
 
     def close(self) -> None:
-        self.episode.log("steps", self.num_steps)
-        self.episode.log("unreadable_actions", self.num_unreadable)
-        self.env.close()
+        self._episode.log("steps", self._num_steps)
+        self._episode.log("unreadable_actions", self._num_unreadable)
+        self._env.close()
 
     def _text(self, observation: Any) -> str:
-        if self.render is not None:
-            return self.render(observation)
+        if self._render is not None:
+            return self._render(observation)
         text = observation if isinstance(observation, str) else json.dumps(observation, default=_plain)
         if len(text) > _MAX_CHARACTERS:
             raise ConfigError(
                 f"an observation of {len(text)} characters; name a function that puts it into words: render: my_module:render"
             )
-        if self.env.render_mode != "ansi":
+        if self._env.render_mode != "ansi":
             return text
-        drawn = _ESCAPE.sub("", _HIGHLIGHTED.sub(r"[\1]", str(self.env.render())))
+        drawn = _ESCAPE.sub("", _HIGHLIGHTED.sub(r"[\1]", str(self._env.render())))
         return f"{text}\n{drawn.strip(chr(10))}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.processes.confinement import environment
 from actors.processes.printed import PrintedLines
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import ConfigError, WorkerError
 
 _START_S = 120.0
 """Deadline for a process to import the user's code: heavy packages on a busy machine take a while."""
@@ -21,16 +21,25 @@ class LineProcess:
     """The parent's end of a module that begins with `actors.processes.inside`."""
 
     def __init__(self, process: asyncio.subprocess.Process, printed: PrintedLines) -> None:
-        self._process = process
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
         self._printed = printed
 
     @classmethod
     async def start(
-        cls, module: str, *, env: Collection[str], max_line_bytes: int, printed: PrintedLines, what: str
-    ) -> "LineProcess":
-        """`env` names the variables that it sees beside those that every process needs; what it prints goes to `printed`.
+        cls,
+        module: str,
+        brief: dict[str, Any],
+        *,
+        env: Collection[str],
+        max_line_bytes: int,
+        printed: PrintedLines,
+        what: str,
+    ) -> tuple["LineProcess", dict[str, Any]]:
+        """It, and its answer to `brief`, its first line. `env` names the variables that it sees beside those that every process needs; what
+        it prints goes to `printed`.
 
-        Raises WorkerError naming `what` if it cannot start.
+        Raises ConfigError if it refuses the brief, and WorkerError naming `what` if it cannot start, dies, or does not answer in time.
         """
         try:
             with printed.pipe() as stderr:
@@ -50,48 +59,31 @@ class LineProcess:
                 )
         except OSError as error:  # no room for one more: of processes, of memory, of open files
             raise WorkerError(f"{what} cannot start: {error}") from error
-        return cls(process, printed)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        started = cls(process, printed)
+        try:
+            return started, await started._answer_to(brief, what=what)
+        except BaseException:
+            await started.kill()
+            raise
 
     @property
     def exit_code(self) -> int | None:
         """Negative for a signal; None while it runs."""
         return self._process.returncode
 
-    async def introduce(self, brief: dict[str, Any], *, what: str) -> dict[str, Any]:
-        """Its answer to its first line. Raises WorkerError naming `what` if it dies or does not answer in time."""
-        try:
-            async with asyncio.timeout(_START_S):
-                await self.send(brief)
-                answer = await self.receive()
-        except TimeoutError:
-            raise WorkerError(f"{what} is not ready after {_START_S:g} s") from None
-        if answer is None:
-            raise WorkerError(f"{what} died while it started, with its message on stderr")
-        return answer
-
     def write(self, message: Any) -> None:
         """Returns at once: the pipe takes it when it can. A process that is gone is noticed by the next receive."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write(json.dumps(message).encode() + b"\n")
+        self._stdin.write(json.dumps(message).encode() + b"\n")
 
     async def send(self, message: Any) -> None:
         """Returns when the pipe has room again."""
-        stdin = self._process.stdin
-        assert stdin is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.write(message)
-            await stdin.drain()
+            await self._stdin.drain()
 
     async def receive(self) -> Any:
         """Its next line; None if it has ended. Raises ValueError for one that is not JSON, or longer than a line may be."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        line = await stdout.readline()
+        line = await self._stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else None
 
     async def wait(self) -> None:
@@ -104,3 +96,16 @@ class LineProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         self._printed.drain()
+
+    async def _answer_to(self, brief: dict[str, Any], *, what: str) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(_START_S):
+                await self.send(brief)
+                answer = await self.receive()
+        except TimeoutError:
+            raise WorkerError(f"{what} is not ready after {_START_S:g} s") from None
+        if answer is None:
+            raise WorkerError(f"{what} died while it started, with its message on stderr")
+        if "refused" in answer:
+            raise ConfigError(answer["refused"])
+        return answer

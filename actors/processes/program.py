@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _MAX_LINE_BYTES = 1024**2
@@ -53,7 +54,7 @@ async def run_program(
 
 
 @contextlib.asynccontextmanager
-async def _heard(hear: Hear) -> AsyncIterator[contextlib.AbstractContextManager[int]]:
+async def _heard(hear: Hear) -> AsyncIterator[IO[Any]]:
     """A pipe's end to print into, which is closed once the program has it. At the end, all that was printed has been heard."""
     reading, writing = os.pipe()
     reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
@@ -63,20 +64,12 @@ async def _heard(hear: Hear) -> AsyncIterator[contextlib.AbstractContextManager[
     )
     listening = asyncio.create_task(_listen(reader, hear))
     try:
-        yield _closing(writing)
+        yield os.fdopen(writing, "wb", 0)
         await asyncio.wait([listening], timeout=_DRAIN_S)
     finally:
         listening.cancel()
         transport.close()
         await asyncio.wait([listening])
-
-
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 async def _listen(reader: asyncio.StreamReader, hear: Hear) -> None:

@@ -11,37 +11,30 @@ from cluster.contracts.errors import ConfigError
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class DatasetPrompts(RowPrompts):
-    """The rows of one split, in the data set's order."""
+def dataset(
+    *,
+    path: str,
+    config: str | None = None,
+    split: str = "train",
+    revision: str | None = None,
+    column: str | None = None,
+    text_as: TextAs = "auto",
+    system_prompt: str | None = None,
+) -> RowPrompts:
+    """The rows of one split, in the data set's order.
 
-    def __init__(
-        self,
-        *,
-        path: str,
-        config: str | None = None,
-        split: str = "train",
-        revision: str | None = None,
-        column: str | None = None,
-        text_as: TextAs = "auto",
-        system_prompt: str | None = None,
-    ) -> None:
-        """`path` is a folder that `save_to_disk` wrote, or a data set of the hub; the latter with its `config`, and pinned by the commit
-        in `revision`: a branch moves, and a resumed run would see other prompts. `column`, `text_as` and `system_prompt` as for
-        `file`.
+    `path` is a folder that `save_to_disk` wrote, or a data set of the hub; the latter with its `config`, and pinned by the commit
+    in `revision`: a branch moves, and a resumed run would see other prompts. `column`, `text_as` and `system_prompt` as for
+    `file`.
 
-        Raises ConfigError without the package, or for a data set or split that is not there; DataError for a row that is no prompt.
-        """
-        found = _folder(path, split) if Path(path).is_dir() else _of_the_hub(path, config, split, revision)
-        if Path(path).is_dir() and (config or revision):
-            raise ConfigError(
-                f"path={path!r} is a folder: config and revision are of the hub's data sets; leave them out"
-            )
-        rows = TableRows(found.with_format("arrow")[:])
-        name = f"dataset/{Path(path).name}/{split}"
-        super().__init__(rows, path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
-
-
-dataset = DatasetPrompts
+    Raises ConfigError without the package, or for a data set or split that is not there; DataError for a row that is no prompt.
+    """
+    found = _folder(path, split) if Path(path).is_dir() else _of_the_hub(path, config, split, revision)
+    if Path(path).is_dir() and (config or revision):
+        raise ConfigError(f"path={path!r} is a folder: config and revision are of the hub's data sets; leave them out")
+    rows = TableRows(found.with_format("arrow")[:])
+    name = f"dataset/{Path(path).name}/{split}"
+    return RowPrompts(rows, path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
 
 
 def _package() -> Any:

@@ -16,27 +16,22 @@ from cluster.record.object_store import OBJECT_STORES
 from cluster.record.storage import Storage
 
 
-class FilePrompts(RowPrompts):
-    """The rows of one file, in the file's order."""
+def file(
+    *, path: str, column: str | None = None, text_as: TextAs = "auto", system_prompt: str | None = None
+) -> RowPrompts:
+    """The rows of one file, in the file's order.
 
-    def __init__(
-        self, *, path: str, column: str | None = None, text_as: TextAs = "auto", system_prompt: str | None = None
-    ) -> None:
-        """`column` holds the prompt; None takes `messages` where a row has it, else `prompt`.
+    `column` holds the prompt; None takes `messages` where a row has it, else `prompt`.
 
-        `text_as` decides what a text is: `user_message` is the user's message, to which the model's chat template applies; `text`
-        is sent as it is; `auto` is the first where the model has a chat template, else the second. `system_prompt` goes before
-        the messages of rows that bring none of their own, and makes every text a user's message.
+    `text_as` decides what a text is: `user_message` is the user's message, to which the model's chat template applies; `text`
+    is sent as it is; `auto` is the first where the model has a chat template, else the second. `system_prompt` goes before
+    the messages of rows that bring none of their own, and makes every text a user's message.
 
-        Raises ConfigError for a file that is missing, empty, or of unknown suffix, and DataError naming file, row and column for
-        a row that is not a prompt.
-        """
-        rows = _read(path)
-        name = f"file/{PurePosixPath(path).name}"
-        super().__init__(rows, path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
-
-
-file = FilePrompts
+    Raises ConfigError for a file that is missing, empty, or of unknown suffix, and DataError naming file, row and column for
+    a row that is not a prompt.
+    """
+    name = f"file/{PurePosixPath(path).name}"
+    return RowPrompts(_read(path), path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
 
 
 def _read(path: str) -> Rows:

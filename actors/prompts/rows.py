@@ -23,7 +23,7 @@ class RowPrompts:
     def __init__(
         self, rows: Rows, *, path: str, name: str, column: str | None, text_as: TextAs, system_prompt: str | None
     ) -> None:
-        """`path` is for messages; prompts are called `name`/row. The others are as for `FilePrompts`."""
+        """`path` is for messages; prompts are called `name`/row. The others are as for `file`."""
         if system_prompt is not None and text_as == "text":
             raise ConfigError(
                 "system_prompt with text_as: text: a plain text has no place for it; use text_as: user_message"

@@ -85,22 +85,15 @@ def credited(batch: pa.RecordBatch, rewards: Sequence[Reward]) -> list[list[floa
     return credit
 
 
-def _own(row: dict[str, object], *, has_earned: bool) -> Own:
-    status, value = row["reward_status"], row["reward"]
-    failure = None
+def _own(row: dict[str, Any], *, has_earned: bool) -> Own:
+    failure, status = None, row["reward_status"]
     if status in (RewardStatus.ERROR, RewardStatus.TIMEOUT):
-        message = row["reward_message"]
-        failure = Reward(
-            value=None, status=RewardStatus(str(status)), message=None if message is None else str(message)
-        )
-    components = row["reward_components"]
-    token_rewards = row["token_rewards"]
-    assert isinstance(components, list) and isinstance(token_rewards, list | None) and isinstance(value, float | None)
-    earned = math.fsum(token_rewards or ())
+        failure = Reward(value=None, status=RewardStatus(status), message=row["reward_message"])
+    earned = math.fsum(row["token_rewards"] or ())
     return Own(
         failure=failure,
         is_episode=row["episode"] is not None,
-        returned=value,
+        returned=row["reward"],
         earned=earned,
-        components={**dict(components), **({"earned": earned} if has_earned else {})},
+        components={**dict(row["reward_components"]), **({"earned": earned} if has_earned else {})},
     )

@@ -4,10 +4,9 @@ A thread that hangs cannot be ended, a process can. It resolves the judge by nam
 
 In, first line: the judge's name and parameters, the setting that names it, and its limits. Then one line a request: `{"shared": JSON of
 what all calls are given, "calls": [[number, size, given], ...]}`, where size is the number of trajectories that a call is of.
-Out: what the service must know of the judge (`{"asks": ..., "is_of_groups": ..., ...}`), or `{"refused": why}`; then one line a call, as
-soon as it is judged: [number, a list of [value, status, components, message] or null, whether the process ran out of memory]. Where what
-the judge calls is away, that is `{"away": why, "endpoint": ...}` in place of the list, and a judge that takes calls in turn is asked none
-of the request's others.
+Out: its `JudgeFacts`, or `{"refused": why}`; then one line a call, as soon as it is judged: [number, a list of [value, status, components,
+message] or null, whether the process ran out of memory]. Where what the judge calls is away, that is `{"away": why, "endpoint": ...}` in
+place of the list, and a judge that takes calls in turn is asked none of the request's others.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from actors.processes.confinement import allow_cpu_s, limit_resources
 from actors.processes.inside import die_with_parent, end_with_self, own_pipes
 from actors.returned import MAX_MESSAGE
 from actors.reward_service.deadline import verdict_within
-from actors.reward_service.judgement import Judge, Judged, failed, find_judge, judge_async, judge_now, timed_out
+from actors.reward_service.judgement import FACTS, Judge, Judged, failed, find_judge, judge_async, judge_now, timed_out
 from cluster.contracts.errors import ConfigError, UnavailableError, headline
 from cluster.contracts.plugins import Plugin
 
@@ -38,8 +37,7 @@ def main() -> None:
     except ConfigError as error:
         _say(answers, {"refused": str(error)})
         return
-    names = ("is_of_groups", "is_async", "keeps_verdicts", "digest")
-    _say(answers, {"asks": sorted(judge.asks), **{name: getattr(judge, name) for name in names}})
+    _say(answers, FACTS.dump_python(judge, mode="json"))
     if judge.is_async:
         asyncio.run(_serve_in_loop(judge, requests, answers, brief))
     else:

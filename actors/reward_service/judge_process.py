@@ -7,9 +7,9 @@ from typing import Any
 
 from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
-from actors.reward_service.judgement import Judged, failed, timed_out
+from actors.reward_service.judgement import FACTS, Judged, JudgeFacts, failed, timed_out
 from actors.reward_service.recipe import Part
-from cluster.contracts.errors import ConfigError, DataError, UnavailableError, WorkerError
+from cluster.contracts.errors import DataError, UnavailableError, WorkerError
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Reward, RewardStatus
 
@@ -28,44 +28,35 @@ _Answer = tuple[Judged | UnavailableError, bool]
 class JudgeProcess:
     """The service's end of `actors.reward_service.judge_main`."""
 
-    def __init__(self, process: LineProcess, part: Part) -> None:
+    def __init__(self, process: LineProcess, part: Part, facts: JudgeFacts) -> None:
         self._process = process
         self._part = part
-        self.asks: frozenset[str] = frozenset()
-        """Names of what the judge is given."""
-        self.is_of_groups = False
-        """Whether a call is of a whole group; else it is of one trajectory."""
-        self.is_async = False
-        """Whether its judge takes calls side by side; else in turn."""
-        self.keeps_verdicts = False
-        self.digest = ""
-        """Of the judge, as `Judge.digest`."""
+        self.facts = facts
         self.is_spent = False
         """Out of memory: it gets nothing more."""
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[_Answer | Reward]] = {}
         """Answers by number; a Reward is that of calls whose process ended."""
-        self._reading: asyncio.Task[None]
+        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(cls, part: Part, config: RewardConfig, *, printed: PrintedLines) -> "JudgeProcess":
         """What it prints goes to `printed`. Raises ConfigError if it refuses the judge, WorkerError if it dies or is not ready in time."""
-        what = f"the process of {part.setting}.judge={part.judge.name!r}"
-        process = await LineProcess.start(
+        brief = {
+            "judge": part.judge.model_dump(mode="json"),
+            "setting": part.setting,
+            "timeout_s": part.timeout_s,
+            "max_memory_bytes": config.max_memory_bytes,
+        }
+        process, answer = await LineProcess.start(
             "actors.reward_service.judge_main",
+            brief,
             env=config.env,
             max_line_bytes=_MAX_LINE_BYTES,
             printed=printed,
-            what=what,
+            what=f"the process of {part.setting}.judge={part.judge.name!r}",
         )
-        started = cls(process, part)
-        try:
-            await started._introduce(config, what=what)
-            started._reading = asyncio.create_task(started._read())
-        except BaseException:
-            await started.kill()
-            raise
-        return started
+        return cls(process, part, FACTS.validate_python(answer))
 
     @property
     def is_alive(self) -> bool:
@@ -112,28 +103,13 @@ class JudgeProcess:
         itself, unless its judge blocks it."""
         timeout_s = self._part.timeout_s
         try:
-            async with asyncio.timeout(timeout_s + (_BLOCKED_S if self.is_async else 0)):
+            async with asyncio.timeout(timeout_s + (_BLOCKED_S if self.facts.is_async else 0)):
                 if after is not None:
                     await self._process.send(after)
                 return await self._waiting[number]
         except TimeoutError:
             await self.kill()
             return timed_out(timeout_s, setting=f"{self._part.setting}.timeout_s")
-
-    async def _introduce(self, config: RewardConfig, *, what: str) -> None:
-        part = self._part
-        brief = {
-            "judge": part.judge.model_dump(mode="json"),
-            "setting": part.setting,
-            "timeout_s": part.timeout_s,
-            "max_memory_bytes": config.max_memory_bytes,
-        }
-        answer = await self._process.introduce(brief, what=what)
-        if "refused" in answer:
-            raise ConfigError(answer["refused"])
-        self.asks = frozenset(answer["asks"])
-        self.is_of_groups, self.is_async = answer["is_of_groups"], answer["is_async"]
-        self.keeps_verdicts, self.digest = answer["keeps_verdicts"], answer["digest"]
 
     async def _read(self) -> None:
         """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""

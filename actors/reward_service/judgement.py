@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from actors.returned import MAX_MESSAGE, to_reward
 from actors.writable import writable
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
@@ -24,19 +26,30 @@ Judged = list[Reward] | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
-    """A function, or an instance of a class, with its parameters bound."""
+class JudgeFacts:
+    """What the service must know of a judge."""
 
-    call: Callable[..., Any]
     asks: frozenset[str]
     """Of the given names, those that it takes."""
     is_of_groups: bool
+    """A call is of a whole group; else it is of one trajectory."""
     is_async: bool
+    """It takes calls side by side; else in turn."""
     keeps_verdicts: bool
     """Declared by an attribute of this name: each verdict costs something, and the same question has the same answer."""
     digest: str
     """Of its source file, and of what it declares as `identity`: that which decides its verdicts and is in neither code nor parameters, or
     a function, whose source file counts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Judge(JudgeFacts):
+    """A function, or an instance of a class, with its parameters bound."""
+
+    call: Callable[..., Any]
+
+
+FACTS = TypeAdapter(JudgeFacts)
 
 
 def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:

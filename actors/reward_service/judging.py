@@ -56,29 +56,30 @@ class Judging:
         self._breaker = Breaker(
             part=part.name or "", setting=part.setting, hold_s=config.hold_s, timeout_s=part.timeout_s
         )
-        self._known = known if (first.keeps_verdicts if part.cache is None else part.cache) else None
+        facts = first.facts
+        self._known = known if (facts.keeps_verdicts if part.cache is None else part.cache) else None
         only = server_of(part.judge)
         servers = {
             name: server.model_dump(include=_ANSWERS_BY)
             for name, server in config.servers.items()
-            if "servers" in first.asks and only in (None, name)
+            if "servers" in facts.asks and only in (None, name)
         }
-        self._digest = first.digest
+        self._digest = facts.digest
         self._has_changed = False
         """A process runs another source than the keys of verdicts say: nothing new is kept."""
-        asked = [part.name, part.judge.model_dump(mode="json"), first.digest, servers]
+        asked = [part.name, part.judge.model_dump(mode="json"), facts.digest, servers]
         self._asked = json.dumps(asked, sort_keys=True)
-        self._each_asks = first.keeps_verdicts
+        self._each_asks = facts.keeps_verdicts
         """Whether each verdict shows that the endpoint is up: one that costs nothing may come without it."""
         self._control: tuple[str, Call] | None = None
         """What was answered last."""
         self.servers: Mapping[str, Sequence[str]] = {}
         """Where the run's servers are: no part of a question, for they may move while a call waits."""
-        self.asks, self.is_of_groups = first.asks, first.is_of_groups
+        self.asks, self.is_of_groups = facts.asks, facts.is_of_groups
         num_cores = max(1, num_cpus() // config.num_services)
-        self._max_processes = 1 if first.is_async else min(part.max_concurrency, num_cores)
-        self._requests_each = part.max_concurrency if first.is_async else 1
-        self._calls_per_request = 1 if first.is_async else _CALLS_PER_REQUEST
+        self._max_processes = 1 if facts.is_async else min(part.max_concurrency, num_cores)
+        self._requests_each = part.max_concurrency if facts.is_async else 1
+        self._calls_per_request = 1 if facts.is_async else _CALLS_PER_REQUEST
         self._under_way = {first: 0}
         """Requests of each process."""
         self._is_starting = False
@@ -220,7 +221,7 @@ class Judging:
             self._is_starting = True
         try:
             process = await JudgeProcess.start(self._part, self._config, printed=self._printed)
-            self._has_changed |= process.digest != self._digest
+            self._has_changed |= process.facts.digest != self._digest
             self._under_way[process] = 1
             return process
         except (ConfigError, WorkerError) as error:

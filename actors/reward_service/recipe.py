@@ -12,7 +12,7 @@ from typing import Any
 from actors.reward_service.judgement import Judged, failed
 from cluster.contracts.errors import DataError
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.reward_config import RewardConfig
+from cluster.contracts.reward_config import RewardConfig, RewardPart
 from cluster.contracts.types import Reward, RewardStatus
 
 
@@ -27,7 +27,7 @@ class Part:
     timeout_s: float
     max_concurrency: int
     leaves_on_failure: bool
-    cache: bool | None = None
+    cache: bool | None
     """None: as the judge declares."""
 
     @property
@@ -43,17 +43,7 @@ class Part:
 
 def parts_of(config: RewardConfig) -> list[Part]:
     """All parts, in the order of the run file."""
-    if config.only_judge is not None:
-        return [
-            Part(
-                name=None,
-                judge=config.only_judge,
-                weight=1.0,
-                timeout_s=config.timeout_s,
-                max_concurrency=config.max_concurrency,
-                leaves_on_failure=False,
-            )
-        ]
+    parts = config.parts or {None: RewardPart(judge=config.judge)}
     return [
         Part(
             name=name,
@@ -64,7 +54,7 @@ def parts_of(config: RewardConfig) -> list[Part]:
             leaves_on_failure=part.on_failure == "part",
             cache=part.cache,
         )
-        for name, part in config.parts.items()
+        for name, part in parts.items()
     ]
 
 

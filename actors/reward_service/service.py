@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from actors.processes.printed import PrintedLines
-from actors.reward_service.episodes import Own, credited, own_of, total
+from actors.reward_service.episodes import credited, own_of, total
 from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import Part, names_for, parts_of, reward_of
@@ -136,7 +136,10 @@ class RewardService:
         own = own_of(trajectories)
         judged: dict[int, Reward] = {}
         stats: dict[str, PartStats] = {}
-        living = [place for place, each in enumerate(own) if each.failure is None and self._judges_it(each)]
+        judges_all = self._config.judges_episodes
+        living = [
+            place for place, each in enumerate(own) if each.failure is None and (judges_all or not each.is_episode)
+        ]
         if living:
             # Taking rows of all columns costs as much as a fast judge's part of a group: not where all are taken.
             asked_of = trajectories if len(living) == len(own) else trajectories.take(pa.array(living))
@@ -205,9 +208,6 @@ class RewardService:
         """Ends the judges' processes."""
         await asyncio.gather(*(judging.close() for judging in self._judges.values()))
 
-    def _judges_it(self, own: Own) -> bool:
-        return not own.is_episode or self._config.judges_episodes
-
     async def _judged(self, asked: Asked) -> tuple[list[Reward], dict[str, PartStats]]:
         size = len(asked.trajectories)
         try:
@@ -273,13 +273,10 @@ def told(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> list[Told]:
             messages = conversation(columns, prompt=prompt, completion=completion)
         else:
             messages = json.loads(row["messages"])
-            completion = _last_words(messages)
+            said = (each["content"] for each in reversed(messages) if each["role"] == "assistant")
+            completion = str(next(said, None) or "")
         found.append(Told(prompt=prompt, completion=completion, messages=messages))
     return found
-
-
-def _last_words(messages: Sequence[Mapping[str, Any]]) -> str:
-    return next((str(each["content"] or "") for each in reversed(messages) if each["role"] == "assistant"), "")
 
 
 def _values(judged: Judged, size: int) -> list[float | None]:

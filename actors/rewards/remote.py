@@ -59,7 +59,7 @@ class Remote:
             raise ConfigError(
                 f"batch_size={batch_size} with dialect {dialect}, which asks one by one here; leave it out"
             )
-        self._batches = Batches[Item](self._judged, size=1 if is_one_by_one else batch_size or 32, wait_s=batch_s)
+        self._batches = Batches(self._judged, size=1 if is_one_by_one else batch_size or 32, wait_s=batch_s)
 
     async def __call__(
         self,

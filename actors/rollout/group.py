@@ -96,36 +96,40 @@ class GroupInProgress:
 
     def rows(self, *, run_id: str, worker: str) -> list[dict[str, Any]]:
         """One row a trajectory, in sample order, with the index and seed it started with."""
-        ticket = self.ticket
-        finished_at = datetime.now(UTC)
-        info = json.dumps(ticket.prompt.info(), sort_keys=True, ensure_ascii=False)
-        rows: list[dict[str, Any]] = []
-        for index, request_id in enumerate(self._request_ids):
-            if (completion := self._completions.get(request_id)) is None:
-                continue
-            rows.append(
-                {
-                    "run_id": run_id,
-                    "group_id": ticket.group_id,
-                    "ticket_index": ticket.index,
-                    "sample_index": index,
-                    "prompt_id": ticket.prompt.prompt_id,
-                    "prompt_token_ids": self._encoded.token_ids,
-                    "completion_token_ids": completion.token_ids,
-                    "loss_mask": [True] * len(completion.token_ids),
-                    "rollout_logprobs": completion.rollout_logprobs,
-                    "policy_versions": completion.policy_versions,
-                    "routed_experts": completion.routed_experts,
-                    "reward_components": {},
-                    "finish_reason": str(completion.finish_reason),
-                    "prompt_text": self._encoded.text,
-                    "completion_text": self._decode(completion.token_ids),
-                    "info": info,
-                    "environment": self._environment,
-                    "worker": worker,
-                    "started_at": self._started_at,
-                    "finished_at": finished_at,
-                    "seed": sample_seed(ticket.seed, index),
-                }
-            )
-        return rows
+        common = {
+            **columns_of(self.ticket, run_id=run_id, environment=self._environment, worker=worker),
+            "prompt_token_ids": self._encoded.token_ids,
+            "prompt_text": self._encoded.text,
+            "reward_components": {},
+            "started_at": self._started_at,
+            "finished_at": datetime.now(UTC),
+        }
+        return [
+            {
+                **common,
+                "sample_index": index,
+                "completion_token_ids": completion.token_ids,
+                "loss_mask": [True] * len(completion.token_ids),
+                "rollout_logprobs": completion.rollout_logprobs,
+                "policy_versions": completion.policy_versions,
+                "routed_experts": completion.routed_experts,
+                "finish_reason": str(completion.finish_reason),
+                "completion_text": self._decode(completion.token_ids),
+                "seed": sample_seed(self.ticket.seed, index),
+            }
+            for index, request_id in enumerate(self._request_ids)
+            if (completion := self._completions.get(request_id)) is not None
+        ]
+
+
+def columns_of(ticket: Ticket, *, run_id: str, environment: str, worker: str) -> dict[str, Any]:
+    """What all rows of its group have."""
+    return {
+        "run_id": run_id,
+        "group_id": ticket.group_id,
+        "ticket_index": ticket.index,
+        "prompt_id": ticket.prompt.prompt_id,
+        "info": json.dumps(ticket.prompt.info(), sort_keys=True, ensure_ascii=False),
+        "environment": environment,
+        "worker": worker,
+    }

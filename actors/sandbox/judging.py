@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from actors.columns import value_of
 from actors.reasoning import after_reasoning
 from actors.sandbox.sandbox import Verdict
 from cluster.contracts.errors import DataError
@@ -69,10 +70,7 @@ def texts_of(columns: Mapping[str, Any], column: str) -> list[tuple[str, str]]:
 
 def json_of(columns: Mapping[str, Any], column: str) -> Any:
     """What a column holds; where that is text, the JSON in it, or the text. Raises DataError for a prompt without the column."""
-    if column not in columns:
-        has = ", ".join(sorted(columns)) or "none"
-        raise DataError(f"reward.judge.column={column!r} is not a column of this prompt; it has: {has}")
-    value = columns[column]
+    value = value_of(columns, column)
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from cluster.contracts.episodes import EpisodeLimits
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import Layout, Mathematics, Resources, Section
 
@@ -45,13 +44,3 @@ class EpisodesConfig(Section):
     """Of each process of an environment, and of each that it starts."""
     env: Resources[tuple[str, ...]] = ()
     """Environment variables that environments see, as `reward.env` for judges."""
-
-    @property
-    def limits(self) -> EpisodeLimits:
-        return EpisodeLimits(
-            max_turns=self.max_turns,
-            timeout_s=self.timeout_s,
-            cleanup_s=self.cleanup_s,
-            max_processes=self.max_processes,
-            max_memory_bytes=self.max_memory_bytes,
-        )

@@ -4,7 +4,7 @@ An environment is a function, `async def env(episode, **parameters)`, or `def` f
 number, a dict with `reward`, a `Reward`, or None where judges decide.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -140,21 +140,6 @@ class EpisodeTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeLimits:
-    max_turns: int = 16
-    """Of the model, tool calls included."""
-    timeout_s: float = 600.0
-    """Of a whole episode."""
-    cleanup_s: float = 5.0
-    """For `finally` and `async with` once an episode is cancelled or has failed; then it is given up, and its process ended as soon as no
-    other episode is in it."""
-    max_processes: int = 4
-    """Of a synchronous environment: that many of its episodes run at once. Asynchronous ones share one process."""
-    max_memory_bytes: int = 8 * 1024**3
-    """Of each process and of each that it starts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEnd:
     """How an episode ended. A failure has a status and a stage, and never a reward."""
 
@@ -188,16 +173,10 @@ class EpisodeFacts(Protocol):
     columns: Mapping[str, Any]
     seed: int
     index: int
-
-    @property
-    def num_turns(self) -> int:
-        """That the model has had."""
-        ...
-
-    @property
-    def num_context_tokens(self) -> int:
-        """After the last turn; 0 before the first."""
-        ...
+    num_turns: int
+    """That the model has had."""
+    num_context_tokens: int
+    """After the last turn; 0 before the first."""
 
     @property
     def base_url(self) -> str:
@@ -254,9 +233,3 @@ class BlockingEpisode(EpisodeFacts, Protocol):
     ) -> Said:
         """As `Episode.ask`."""
         ...
-
-
-class Environment(Protocol):
-    """Its other parameters are settings."""
-
-    def __call__(self, episode: Any) -> Awaitable[Returned] | Returned: ...

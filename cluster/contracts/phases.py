@@ -43,9 +43,6 @@ class Phase:
         is_wait = self.name.startswith(WAITING_FOR)
         return _CAUSE_OF.get(self.name, self.name.removeprefix(WAITING_FOR) if is_wait else "busy")
 
-    def is_as(self, other: "Phase") -> bool:
-        return (self.name, self.step) == (other.name, other.step)
-
 
 class Timeline:
     """Of one actor. Several threads may use it. Of too many phases the oldest are kept in pairs, by the name of the longer."""
@@ -120,7 +117,7 @@ def _in_pairs(phases: Sequence[Phase]) -> list[Phase]:
 def _joined(phases: Sequence[Phase]) -> list[Phase]:
     kept: list[Phase] = []
     for phase in phases:
-        if kept and kept[-1].is_as(phase):
+        if kept and (kept[-1].name, kept[-1].step) == (phase.name, phase.step):
             kept[-1] = replace(kept[-1], end=phase.end)
         else:
             kept.append(phase)

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cluster.contracts.config import RunConfig
@@ -73,9 +71,9 @@ def world_rows(config: RunConfig, source: PromptSource, formatter: "ChatFormatte
     without_tools = _why_no_tools(config, formatter)
     for name, prompt in _first_prompts(config, source).items():
         environment, task = config.named_environments[name], _task(config, name, prompt)
-        limits = replace(config.episodes.limits, timeout_s=min(config.episodes.timeout_s, _PATIENCE_S))
-        setting, env = config.environment_setting(name), config.episodes.env
-        seen = first_observations(environment, task, limits, setting=setting, env=env)
+        patient = {"timeout_s": min(config.episodes.timeout_s, _PATIENCE_S)}
+        setting = config.environment_setting(name)
+        seen = first_observations(environment, task, config.episodes.model_copy(update=patient), setting=setting)
         if seen.has_tools and without_tools:
             raise ConfigError(f"{setting} gives the model tools, and {without_tools}")
         if seen.raises_unasked:
@@ -137,23 +135,22 @@ def _task(config: RunConfig, name: str, prompt: Prompt) -> EpisodeTask:
 async def _started(config: RunConfig, prompts: Mapping[str, Prompt]) -> tuple[dict[str, str], list[str]]:
     """What each is, by its name, and those that begin these prompts with tools."""
     from actors.processes.printed import PrintedLines
-    from actors.rollout.episodes.hosts import Hosts
+    from actors.rollout.episodes.hosts import close_all, started_hosts
     from deploy.preflight.first_observations import begins_with_tools
 
-    hosts = await Hosts.start(config, printed=PrintedLines())
+    hosts = await started_hosts(config, printed=PrintedLines())
     try:
         with_tools: list[str] = []
         for name, prompt in prompts.items():
-            play = partial(hosts.run, name, alone=False)
-            if await begins_with_tools(play, _task(config, name, prompt), within_s=_PATIENCE_S):
+            if await begins_with_tools(hosts[name].run, _task(config, name, prompt), within_s=_PATIENCE_S):
                 with_tools.append(name)
         what = {
-            name: f"{environment.name}, {_kind(hosts.num_places(name)) if config.is_played(name) else 'no process'}"
+            name: f"{environment.name}, {_kind(hosts[name].num_places) if config.is_played(name) else 'no process'}"
             for name, environment in config.named_environments.items()
         }
         return what, with_tools
     finally:
-        await hosts.close()
+        await close_all(hosts.values())
 
 
 def _kind(num_places: int | None) -> str:

@@ -6,13 +6,14 @@ It is the commonest mistake of an environment, and shows itself nowhere else: re
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
-from cluster.contracts.episodes import Asked, Converse, EpisodeLimits, EpisodeTask, Rewritten, Said
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import Asked, Converse, EpisodeTask, Rewritten, Said
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
@@ -40,18 +41,17 @@ class FirstObservations:
 def first_observations(
     environment: Plugin,
     task: EpisodeTask,
-    limits: EpisodeLimits,
+    config: EpisodesConfig,
     *,
     setting: str = "environment",
-    env: Collection[str] = (),
     replies: Sequence[str] = REPLIES,
 ) -> FirstObservations:
-    """Plays `task` twice, as the episodes 0 and 1 of its group, to the turn after the last reply; `env` as `episodes.env`.
+    """Plays `task` twice, as the episodes 0 and 1 of its group, to the turn after the last reply.
 
     Raises ConfigError, naming `setting`, for an environment that does not start.
     """
     try:
-        first, second = asyncio.run(_both(environment, task, limits, setting, env, replies))
+        first, second = asyncio.run(_both(environment, task, config, setting, replies))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     return FirstObservations(
@@ -102,14 +102,9 @@ class _Witness:
 
 
 async def _both(
-    environment: Plugin,
-    task: EpisodeTask,
-    limits: EpisodeLimits,
-    setting: str,
-    env: Collection[str],
-    replies: Sequence[str],
+    environment: Plugin, task: EpisodeTask, config: EpisodesConfig, setting: str, replies: Sequence[str]
 ) -> list[_Witness]:
-    host = await EnvironmentHost.start(environment, limits, setting=setting, env=env, printed=PrintedLines())
+    host = await EnvironmentHost.start(environment, config, setting=setting, printed=PrintedLines())
     try:
         # One after the other: numbers that are drawn without a seed go on between them.
         return [await _witness(host, replace(task, id=f"{task.id}/{n}", index=n), replies) for n in range(2)]

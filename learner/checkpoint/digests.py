@@ -16,22 +16,15 @@ Read = Callable[[int, int], Any]
 """So many bytes of a file, as a buffer, from a byte on."""
 
 
-def entry_of(path: Path) -> FileEntry:
-    return _of_file(path, _whole)
-
-
-def entry_in_blocks(path: Path) -> FileEntry:
-    return _of_file(path, _in_blocks)
+def entry_of(path: Path, *, in_blocks: bool = False) -> FileEntry:
+    with open(path, "rb") as file:
+        entry = _in_blocks if in_blocks else _whole
+        return entry(lambda start, length: os.pread(file.fileno(), length, start), path.stat().st_size)
 
 
 def is_as_saved(read: Read, entry: FileEntry) -> bool:
     """Whether the whole file, whose size was checked, has its digests."""
     return (_in_blocks if entry.blocks else _whole)(read, entry.size_bytes) == entry
-
-
-def _of_file(path: Path, entry: Callable[[Read, int], FileEntry]) -> FileEntry:
-    with open(path, "rb") as file:
-        return entry(lambda start, length: os.pread(file.fileno(), length, start), path.stat().st_size)
 
 
 def _whole(read: Read, size_bytes: int) -> FileEntry:

@@ -1,7 +1,7 @@
 """A rank's checkpoints: what goes in, how all ranks write one together, how it comes back to any number of ranks.
 
-`save_in_background` copies the state and writes while training goes on, if every rank has room for its copy. The ranks that write agree
-over a process group of their own: training's exchange never meets theirs.
+A save in the background copies the state and writes while training goes on, if every rank has room for its copy. The ranks that write
+agree over a process group of their own: training's exchange never meets theirs.
 """
 
 import hashlib
@@ -80,21 +80,15 @@ class Saver:
         self._written: tuple[str, int, float | None] | None = None
         """Folder, version and rating of the last checkpoint that all ranks wrote; None after a restore."""
 
-    def save(self, directory: str, *, policy_version: int, extra: Mapping[str, Any]) -> None:
-        """The checkpoint is on the disk when this returns. Raises CheckpointError when it is not, or when the one before is not.
+    def save(
+        self, directory: str, *, policy_version: int, extra: Mapping[str, Any], in_background: bool = False
+    ) -> None:
+        """The checkpoint is on the disk when this returns; `in_background`, its state is copied. Raises CheckpointError, on every rank,
+        when it could not be written, or the one before could not; `finish`, or the next save, does so of one in the background.
 
         One that is on the disk stays as it is, unless its rating (`metric` of `extra`) has come since: a run that is stopped in a save asks
         for it again.
         """
-        self._save(directory, policy_version=policy_version, extra=extra, by=self._write)
-
-    def save_in_background(self, directory: str, *, policy_version: int, extra: Mapping[str, Any]) -> None:
-        """Returns once the state is copied; `finish`, or the next save, raises what went wrong with the writing, on every rank."""
-        self._save(directory, policy_version=policy_version, extra=extra, by=self._write_a_copy)
-
-    def _save(
-        self, directory: str, *, policy_version: int, extra: Mapping[str, Any], by: Callable[[_Snapshot], None]
-    ) -> None:
         failed: CheckpointError | None = None
         try:
             self.finish()
@@ -103,7 +97,8 @@ class Saver:
         *written, rated = self._written or (None, None)
         is_there = written == [directory, policy_version] and extra.get("metric") in (None, rated)
         if not is_there:
-            by(self._snapshot(directory, policy_version=policy_version, extra=extra))
+            write = self._write_a_copy if in_background else self._write
+            write(self._snapshot(directory, policy_version=policy_version, extra=extra))
         if failed is not None:
             raise failed
 
@@ -228,9 +223,9 @@ class Saver:
         """What this rank writes, by path in the checkpoint."""
         aside = target.folder()
         try:
-            name = self._state_name()
+            name = state_name(self._ranks.rank, self._ranks.size)
             state = {key: tensor.cpu() for key, tensor in snapshot.state.items()}
-            written = {name: writing.write_state(aside / name, state)}
+            written = {name: writing.write_tensors(aside / name, state, in_blocks=True)}
             if self._ranks.rank == 0:
                 of_run: dict[str, Any] = {
                     "policy_version": snapshot.manifest.policy_version,
@@ -289,9 +284,6 @@ class Saver:
 
     def _parameters_digest(self) -> str:
         return parameters_digest({name: master.shape for name, master in self._optimizer.masters().items()})
-
-    def _state_name(self) -> str:
-        return state_name(self._ranks.rank, self._ranks.size)
 
     def _of_all_ranks(self, own: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
         """What all ranks wrote, in order of rank."""

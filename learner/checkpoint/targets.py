@@ -7,7 +7,6 @@ import contextlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from cluster.contracts.errors import AlreadyExistsError, CheckpointError, StorageError
 from cluster.record.run_directory import checkpoint_step
@@ -19,63 +18,27 @@ from learner.checkpoint.reading import checkpoints, read_manifest, superfluous
 from learner.checkpoint.scratch import Scratch
 
 
-class Target(Protocol):
-    """One rank's end of one save."""
-
-    def begin(self, manifest: Manifest) -> bool:
-        """Makes ready, on every rank; False on the first one when this version's checkpoint stands already: its files stay."""
-        ...
-
-    def folder(self) -> Path:
-        """Where this rank writes its files."""
-        ...
-
-    def deliver(self, files: Iterable[str]) -> None:
-        """Has this rank's files, by their path below `folder`, where the checkpoint will be."""
-        ...
-
-    def commit(self, manifest: Manifest) -> None:
-        """The first rank's act, once all have delivered: from here on it is a checkpoint."""
-        ...
-
-    def prune(self, *, keep_last: int, keep_best: bool) -> None:
-        """Removes the checkpoints that are not kept, and what killed saves left behind."""
-        ...
-
-    def abandon(self) -> None:
-        """Removes this rank's files of a save of which all ranks know that it failed. A rank that only lost the others does not call
-        it: the first one may be about to commit."""
-        ...
-
-    def close(self) -> None:
-        """Removes what is not part of the checkpoint, whatever came of it."""
-        ...
-
-
-def target_of(directory: str, *, is_first: bool, save_id: str) -> Target:
-    """`directory` is a path or a URL; `is_first` says whether this is the rank that commits; `save_id` is this save's, on all ranks."""
-    if "://" in directory:
-        return StoreTarget(directory, is_first=is_first, save_id=save_id)
-    return FolderTarget(directory, is_first=is_first)
-
-
 class FolderTarget:
-    """On a disk, or a shared file system that all ranks mount."""
+    """One rank's end of one save, on a disk or a shared file system that all ranks mount."""
 
     def __init__(self, directory: str, *, is_first: bool) -> None:
         self._directory, self._is_first = Path(directory), is_first
 
     def begin(self, manifest: Manifest) -> bool:
+        """Makes ready, on every rank; False on the first one when this version's checkpoint stands already: its files stay."""
         if self._is_first:
             writing.begin(self._directory)
         return True
 
     def folder(self) -> Path:
+        """Where this rank writes its files."""
         return writing.aside_of(self._directory)
 
-    def deliver(self, files: Iterable[str]) -> None: ...
+    def deliver(self, files: Iterable[str]) -> None:
+        """Has this rank's files, by their path below `folder`, where the checkpoint will be."""
 
     def commit(self, manifest: Manifest) -> None:
+        """The first rank's act, once all have delivered: from here on it is a checkpoint."""
         written = Storage(str(self.folder()))
         for name, entry in manifest.files.items():
             if written.size_bytes(name) != entry.size_bytes:
@@ -87,19 +50,23 @@ class FolderTarget:
         writing.commit(self.folder(), self._directory, manifest)
 
     def prune(self, *, keep_last: int, keep_best: bool) -> None:
+        """Removes the checkpoints that are not kept, and what killed saves left behind."""
         writing.prune(self._directory.parent, keep_last=keep_last, keep_best=keep_best)
 
     def abandon(self) -> None:
+        """Removes this rank's files of a save of which all ranks know that it failed. A rank that only lost the others does not call
+        it: the first one may be about to commit."""
         # Each on its own machine: where they share no file system, the first rank's removal does not reach them.
         writing.discard(self.folder())
 
     def close(self) -> None:
+        """Removes what is not part of the checkpoint, whatever came of it."""
         if self._is_first:
             writing.discard(self.folder())
 
 
 class StoreTarget:
-    """In an object store, from a folder of each rank's own on its local disk.
+    """The same in an object store, from a folder of each rank's own on its local disk.
 
     The save's files lie in a folder of its own, which its manifest names: another driver may be saving the same step.
     """
@@ -160,3 +127,13 @@ class StoreTarget:
     def close(self) -> None:
         if self._scratch is not None:
             self._scratch.close()
+
+
+Target = FolderTarget | StoreTarget
+
+
+def target_of(directory: str, *, is_first: bool, save_id: str) -> Target:
+    """`directory` is a path or a URL; `is_first` says whether this is the rank that commits; `save_id` is this save's, on all ranks."""
+    if "://" in directory:
+        return StoreTarget(directory, is_first=is_first, save_id=save_id)
+    return FolderTarget(directory, is_first=is_first)

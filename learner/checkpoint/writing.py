@@ -17,7 +17,7 @@ from torch import Tensor
 from cluster.contracts.errors import CheckpointError, StorageError
 from cluster.record.local_files import sync_folder, write_synced
 from cluster.record.storage import Storage
-from learner.checkpoint.digests import entry_in_blocks, entry_of
+from learner.checkpoint.digests import entry_of
 from learner.checkpoint.manifest import MANIFEST, FileEntry, Manifest
 from learner.checkpoint.reading import superfluous
 
@@ -46,23 +46,18 @@ def begin(directory: Path) -> Path:
     return aside
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, in_blocks: bool = False) -> FileEntry:
     """One safetensors file, on the disk when this returns."""
-    _write_tensors(path, tensors)
-    return seal(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    return seal(path, in_blocks=in_blocks)
 
 
-def write_state(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    """The same with a digest for each block."""
-    _write_tensors(path, tensors)
-    _sync(path)
-    return entry_in_blocks(path)
-
-
-def seal(path: Path) -> FileEntry:
-    """Syncs a file and takes its digest."""
-    _sync(path)
-    return entry_of(path)
+def seal(path: Path, *, in_blocks: bool = False) -> FileEntry:
+    """Syncs a file and takes its digest, `in_blocks` one for each block."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+    return entry_of(path, in_blocks=in_blocks)
 
 
 def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
@@ -113,13 +108,3 @@ def _hide(directory: Path, *, suffix: str) -> Path:
     discard(hidden)
     os.rename(directory, hidden)
     return hidden
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())

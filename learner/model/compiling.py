@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cluster.contracts.errors import ConfigError, headline
+from learner.distributed import decoder_layers
 from learner.model.attention import PACKED, attend_in_buckets, packed_attention
 
-_SHARDED = "FSDP"
-"""What torch puts before the name of a sharded layer's class."""
 _MOST_COMPILATIONS = 64
 """Of one piece of code. Beyond it torch computes uncompiled, also in the middle of a pass: a layer that is then computed again for its
 activations keeps others than before, and its rank fails while the other ranks wait. Torch's own limit, 8, is reached by ranks that share
@@ -37,20 +35,8 @@ def compile_layers(module: nn.Module) -> None:
     backward.force_non_lazy_backward_lowering = True
     otherwise: Any = torch.compiler.disable(attend_in_buckets)
     ALL_ATTENTION_FUNCTIONS.register(PACKED, functools.partial(packed_attention, otherwise=otherwise))
-    for layer in _layers(module):
+    for layer in decoder_layers(module):
         layer.forward = _compiled(layer.forward, error_kind=TorchDynamoException)
-
-
-def _layers(module: nn.Module) -> list[nn.Module]:
-    """Of every transformers model in it, once each: a model stands in the one that puts a head on it."""
-    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-    found = (
-        part
-        for model in models
-        for part in model.modules()
-        if type(part).__name__.removeprefix(_SHARDED) in (model._no_split_modules or ())
-    )
-    return list(dict.fromkeys(found))
 
 
 def _compiled(forward: Callable[..., Any], *, error_kind: type[Exception]) -> Callable[..., Any]:

@@ -109,10 +109,12 @@ class Networks(nn.Module):
         Without `trains_policy` only the values have gradients, and on a shared backbone only those of the value head.
         """
         group = self._sequence_group
-        if group is None:
-            return self._computed(batch, entropies=entropies, trains_policy=trains_policy)
-        own, places_C = cut(batch, group)
-        outputs, values_C = self._computed(own, entropies=entropies, trains_policy=trains_policy)
+        own, places_C = (batch, None) if group is None else cut(batch, group)
+        with torch.set_grad_enabled(trains_policy and torch.is_grad_enabled()):
+            outputs = self.policy(own, entropies=entropies)
+        values_C = None if self.critic is None else self.critic(own, policy_hidden_CH=outputs.hidden_CH)
+        if group is None or places_C is None:
+            return outputs, values_C
 
         def joined(own_C: Tensor | None) -> Tensor | None:
             return None if own_C is None else group.joined(own_C, places=places_C, size=len(batch.targets_C))
@@ -120,15 +122,6 @@ class Networks(nn.Module):
         names = ("logprobs_C", "entropies_C", "partition_CP")
         whole: dict[str, Any] = {name: joined(getattr(outputs, name)) for name in names}
         return replace(outputs, **whole), joined(values_C)
-
-    def _computed(
-        self, batch: MicroBatch, *, entropies: bool, trains_policy: bool
-    ) -> tuple[TokenOutputs, Tensor | None]:
-        """Of a pass, or of this rank's slice of it."""
-        with torch.set_grad_enabled(trains_policy and torch.is_grad_enabled()):
-            outputs = self.policy(batch, entropies=entropies)
-        values_C = None if self.critic is None else self.critic(batch, policy_hidden_CH=outputs.hidden_CH)
-        return outputs, values_C
 
     def own_logits(self, token_ids_L: Tensor) -> Tensor:
         """The policy's; a method here because only the outermost module gathers shards."""

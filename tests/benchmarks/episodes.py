@@ -23,7 +23,7 @@ from actors.rollout.vllm_engine import VllmEngine
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import RunConfig
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, EpisodeLimits, EpisodeTask, Said
+from cluster.contracts.episodes import Asked, EpisodeTask, Said
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.sampling_config import SamplingConfig
@@ -63,9 +63,9 @@ def rows() -> Iterator[dict[str, Any]]:
 async def _host_alone() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for num_episodes, turns in HOST_TURNS.items():
-        limits = EpisodeLimits(max_turns=turns)
+        config = EpisodesConfig(max_turns=turns)
         environment = Plugin.model_validate({"name": ENVIRONMENT, "turns": turns})
-        host = await EnvironmentHost.start(environment, limits, printed=PrintedLines())
+        host = await EnvironmentHost.start(environment, config, printed=PrintedLines())
         tasks = [EpisodeTask(id=str(i), prompt="hi", messages=(), seed=i, index=i) for i in range(num_episodes)]
         seconds: list[float] = []
         for _ in range(ROUNDS):

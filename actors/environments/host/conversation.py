@@ -17,11 +17,11 @@ from actors.environments.host.tool_calls import OverrunError, RunBlocking, answe
 from actors.environments.host.wire import ASKED
 from actors.returned import finite
 from actors.writable import writable
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import (
     Asked,
     Earned,
     EpisodeEnd,
-    EpisodeLimits,
     EpisodeTask,
     Event,
     Logged,
@@ -52,7 +52,7 @@ class Conversation:
     def __init__(
         self,
         task: EpisodeTask,
-        limits: EpisodeLimits,
+        config: EpisodesConfig,
         *,
         send: Callable[[str, Any], None],
         endpoint: "Callable[[Conversation], Endpoint]",
@@ -67,7 +67,7 @@ class Conversation:
         self.sampling = task.sampling
         self.context: list[Message] | None = [*task.messages]
         """All that was said since the start, or since it was rewritten; None after a raw prompt, which has no messages."""
-        self._limits = limits
+        self._config = config
         self._send = send
         self._endpoint = endpoint
         self._run_blocking = run_blocking
@@ -82,7 +82,7 @@ class Conversation:
         self._refusal: Callable[[], BaseException] | None = None
         """What an ask raises; None while the episode goes on."""
         self._failure: EpisodeEnd | None = None
-        self.on_failure: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[], object] = lambda: None
         """Called at once with the first final failure: the environment has `cleanup_s` from then on."""
 
     @property
@@ -175,7 +175,7 @@ class Conversation:
         if limit is None:
             self._fail(failure("cancelled"), asyncio.CancelledError)
             return False
-        message = f"episode {self.id!r} is over its deadline, timeout_s={self._limits.timeout_s:g}"
+        message = f"episode {self.id!r} is over its deadline, timeout_s={self._config.timeout_s:g}"
         over = EpisodeOver(message, limit=limit)
         self._fail(failure(message, status=RewardStatus.TIMEOUT), lambda: over)
         is_waiting = self._answer is not None and not self._answer.done()
@@ -218,8 +218,8 @@ class Conversation:
     async def _turn(self, asked: Asked) -> Said:
         if self._refusal:
             raise self._refusal()
-        if self.num_turns >= self._limits.max_turns:
-            raise EpisodeOver(f"the model has had max_turns={self._limits.max_turns} turns", limit=Limit.TURNS)
+        if self.num_turns >= self._config.max_turns:
+            raise EpisodeOver(f"the model has had max_turns={self._config.max_turns} turns", limit=Limit.TURNS)
         events = tuple(self._events)
         if asked.raw is None and self.context is None:
             raise DataError(

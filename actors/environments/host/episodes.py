@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from actors.environments.host.conversation import Conversation, Endpoint, Messages, asks_at_once
-from cluster.contracts.episodes import EpisodeLimits, EpisodeTask, Said
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import EpisodeTask, Said
 
 Send = Callable[[str, Any], None]
 Opens = Callable[[Conversation], Endpoint]
@@ -22,8 +23,8 @@ STRAY = "stray tool"
 class HostedEpisode(Conversation):
     """The environment shares the event loop: its tools that block run in threads of their own."""
 
-    def __init__(self, task: EpisodeTask, limits: EpisodeLimits, *, send: Send, endpoint: Opens) -> None:
-        super().__init__(task, limits, send=send, endpoint=endpoint, run_blocking=_run_in_thread)
+    def __init__(self, task: EpisodeTask, config: EpisodesConfig, *, send: Send, endpoint: Opens) -> None:
+        super().__init__(task, config, send=send, endpoint=endpoint, run_blocking=_run_in_thread)
 
     ask = Conversation.converse
 
@@ -31,8 +32,8 @@ class HostedEpisode(Conversation):
 class BlockingHostedEpisode(Conversation):
     """The environment has its thread to itself: its tools that block run there too, while it asks."""
 
-    def __init__(self, task: EpisodeTask, limits: EpisodeLimits, *, send: Send, endpoint: Opens) -> None:
-        super().__init__(task, limits, send=send, endpoint=endpoint, run_blocking=self._run_in_asking_thread)
+    def __init__(self, task: EpisodeTask, config: EpisodesConfig, *, send: Send, endpoint: Opens) -> None:
+        super().__init__(task, config, send=send, endpoint=endpoint, run_blocking=self._run_in_asking_thread)
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._is_free = threading.Lock()

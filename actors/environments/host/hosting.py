@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 
 from actors.environments.host.process import CLOSED, HostProcess
 from actors.processes.printed import PrintedLines
-from cluster.contracts.episodes import Converse, EpisodeEnd, EpisodeLimits, EpisodeTask
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import Converse, EpisodeEnd, EpisodeTask
 from cluster.contracts.plugins import Plugin
 
 
@@ -16,43 +17,35 @@ class EnvironmentHost:
     def __init__(
         self,
         environment: Plugin,
-        limits: EpisodeLimits,
+        config: EpisodesConfig,
         first: HostProcess,
         *,
         setting: str,
-        env: Collection[str],
         printed: PrintedLines,
     ) -> None:
         """As `start`; `first` is a process of the same."""
         self._environment = environment
-        self._limits = limits
+        self._config = config
         self._setting = setting
-        self._env = env
         self._printed = printed
         self._processes = [first]
-        self.num_places = None if first.is_async else limits.max_processes
+        self.num_places = None if first.is_async else config.max_processes
         """Episodes that run at once; None: any number."""
-        self._places = contextlib.nullcontext() if first.is_async else asyncio.Semaphore(limits.max_processes)
-        self.alone = asyncio.Semaphore(limits.max_processes)
+        self._places = contextlib.nullcontext() if first.is_async else asyncio.Semaphore(config.max_processes)
+        self.alone = asyncio.Semaphore(config.max_processes)
         """For the caller to take before it runs an episode alone: each needs a process more."""
         self._is_choosing = asyncio.Lock()
 
     @classmethod
     async def start(
-        cls,
-        environment: Plugin,
-        limits: EpisodeLimits,
-        *,
-        setting: str = "environment",
-        env: Collection[str] = (),
-        printed: PrintedLines,
+        cls, environment: Plugin, config: EpisodesConfig, *, setting: str = "environment", printed: PrintedLines
     ) -> "EnvironmentHost":
-        """`env` names the environment variables that it sees beside those of every process; what it prints goes to `printed`.
+        """What it prints goes to `printed`.
 
         Raises ConfigError, naming `setting`, if it does not import or its parameters do not fit, and WorkerError if no process starts.
         """
-        first = await HostProcess.start(environment, limits, setting=setting, env=env, printed=printed)
-        return cls(environment, limits, first, setting=setting, env=env, printed=printed)
+        first = await HostProcess.start(environment, config, setting=setting, printed=printed)
+        return cls(environment, config, first, setting=setting, printed=printed)
 
     async def run(self, task: EpisodeTask, converse: Converse, *, alone: bool = False) -> EpisodeEnd:
         """An episode from its start to its end; `converse` speaks for the model. A synchronous environment's waits for a free process
@@ -87,9 +80,7 @@ class EnvironmentHost:
 
     async def _started(self) -> HostProcess:
         """One more. Those that died are forgotten."""
-        process = await HostProcess.start(
-            self._environment, self._limits, setting=self._setting, env=self._env, printed=self._printed
-        )
+        process = await HostProcess.start(self._environment, self._config, setting=self._setting, printed=self._printed)
         self._processes = [*(each for each in self._processes if each.is_alive), process]
         return process
 

@@ -17,14 +17,15 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from actors.environments.host.conversation import Conversation, Endpoint
 from actors.environments.host.ends import failure, raised, returned
 from actors.environments.host.episodes import STRAY, BlockingHostedEpisode, HostedEpisode
-from actors.environments.host.wire import END, LIMITS, MAX_LINE_BYTES, SAID, TASK
+from actors.environments.host.wire import END, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.confinement import allow_cpu_s, limit_resources
 from actors.processes.inside import die_with_parent, end_with_self, own_pipes
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import ENVIRONMENTS, Plugin, is_async, resolve
@@ -34,6 +35,7 @@ _CPU_SHARE = 4
 _MAX_STRAY_THREADS = 4
 """Threads of tools that outlived their episodes, after which the process gets no other episode."""
 
+_Kind = TypeVar("_Kind", HostedEpisode, BlockingHostedEpisode)
 _tasks: ContextVar[set[asyncio.Task[Any]]] = ContextVar("tasks")
 """That the running episode has started."""
 
@@ -43,8 +45,8 @@ def main() -> None:
     requests, answers = own_pipes()
     end_with_self()
     brief = json.loads(requests.readline())
-    limits = LIMITS.validate_python(brief["limits"])
-    limit_resources(max_memory_bytes=limits.max_memory_bytes)
+    config = EpisodesConfig.model_validate(brief["config"])
+    limit_resources(max_memory_bytes=config.max_memory_bytes)
     try:
         environment = find_environment(Plugin.model_validate(brief["environment"]), field=brief["field"])
     except ConfigError as error:
@@ -53,7 +55,7 @@ def main() -> None:
     is_shared = is_async(environment)
     print(json.dumps({"is_async": is_shared}), file=answers, flush=True)
     kind = _SharedHost if is_shared else _OwnHost
-    kind(environment, requests, answers, brief).run()
+    kind(environment, requests, answers, config, blocked_s=brief["blocked_s"]).run()
 
 
 def find_environment(plugin: Plugin, *, field: str) -> Callable[..., Any]:
@@ -68,12 +70,17 @@ class _Host:
     """What both kinds share: the pipes, and the episodes by their keys."""
 
     def __init__(
-        self, environment: Callable[..., Any], requests: TextIO, answers: TextIO, brief: dict[str, Any]
+        self,
+        environment: Callable[..., Any],
+        requests: TextIO,
+        answers: TextIO,
+        config: EpisodesConfig,
+        *,
+        blocked_s: float,
     ) -> None:
         self._environment = environment
         self._requests, self._answers = requests, answers
-        self._limits = LIMITS.validate_python(brief["limits"])
-        self._blocked_s = float(brief["blocked_s"])
+        self._config, self._blocked_s = config, blocked_s
         self._episodes: dict[str, Any] = {}
         self._gateway: Any = None
         self._is_opening = threading.Lock()
@@ -122,9 +129,14 @@ class _Host:
     def _interrupt(self, key: str) -> None:
         raise NotImplementedError
 
-    def _open(self, key: str, episode: Any) -> None:
+    def _opened(self, kind: type[_Kind], key: str, body: Any) -> _Kind:
+        send = partial(self._send, key)
+        episode = kind(TASK.validate_python(body), self._config, send=send, endpoint=self._endpoint)
         self._episodes[key] = episode
-        episode.on_failure = lambda: self._loop.call_later(self._limits.cleanup_s, self._give_up, key)
+        # One that has not ended in `cleanup_s` may never end.
+        give_up = partial(self._end, key, failure("given up"), is_spent=True)
+        episode.on_failure = lambda: self._loop.call_later(self._config.cleanup_s, give_up)
+        return episode
 
     def _endpoint(self, episode: Conversation) -> Endpoint:
         with self._is_opening:
@@ -134,10 +146,6 @@ class _Host:
 
                 self._gateway = Gateway(self._loop)
             return self._gateway.endpoint(episode)
-
-    def _give_up(self, key: str) -> None:
-        """It has not ended in `cleanup_s`, and may never end."""
-        self._end(key, failure("given up"), is_spent=True)
 
     def _end(self, key: str, end: EpisodeEnd, *, is_spent: bool = False) -> None:
         episode = self._episodes.pop(key, None)
@@ -177,11 +185,7 @@ class _SharedHost(_Host):
         await self._serve()
 
     def _start(self, key: str, body: Any) -> None:
-        episode = HostedEpisode(
-            TASK.validate_python(body), self._limits, send=partial(self._send, key), endpoint=self._endpoint
-        )
-        self._open(key, episode)
-        self._loop.create_task(self._play(key, episode))
+        self._loop.create_task(self._play(key, self._opened(HostedEpisode, key, body)))
 
     def _interrupt(self, key: str) -> None:
         if playing := self._playing.get(key):
@@ -202,7 +206,7 @@ class _SharedHost(_Host):
         if left := set(started):
             for task in left:
                 task.cancel()
-            _, left = await asyncio.wait(left, timeout=self._limits.cleanup_s)
+            _, left = await asyncio.wait(left, timeout=self._config.cleanup_s)
         self._end(key, end, is_spent=is_spent or bool(left))
 
 
@@ -215,7 +219,7 @@ class _OwnHost(_Host):
         pid = os.getpid()
         while True:
             key, episode = self._turns.get()
-            allow_cpu_s(_CPU_SHARE * self._limits.timeout_s + 1)
+            allow_cpu_s(_CPU_SHARE * self._config.timeout_s + 1)
             is_spent = False
             try:
                 end = returned(self._environment(episode=episode))
@@ -226,11 +230,7 @@ class _OwnHost(_Host):
             self._loop.call_soon_threadsafe(partial(self._end, key, end, is_spent=is_spent))
 
     def _start(self, key: str, body: Any) -> None:
-        episode = BlockingHostedEpisode(
-            TASK.validate_python(body), self._limits, send=partial(self._send, key), endpoint=self._endpoint
-        )
-        self._open(key, episode)
-        self._turns.put((key, episode))
+        self._turns.put((key, self._opened(BlockingHostedEpisode, key, body)))
 
     def _interrupt(self, key: str) -> None:
         self._episodes[key].cancel_asking()

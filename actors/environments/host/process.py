@@ -4,16 +4,16 @@ import asyncio
 import contextlib
 import itertools
 import signal
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.environments.host.ends import described, failure
-from actors.environments.host.wire import ASKED, END, LIMITS, MAX_LINE_BYTES, SAID, TASK
+from actors.environments.host.wire import ASKED, END, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
-from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeLimits, EpisodeTask, Event
-from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeTask, Event
+from cluster.contracts.errors import DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 
@@ -50,9 +50,9 @@ class _Open:
 class HostProcess:
     """The parent's end of `actors.environments.host.main`."""
 
-    def __init__(self, process: LineProcess, limits: EpisodeLimits) -> None:
+    def __init__(self, process: LineProcess, config: EpisodesConfig) -> None:
         self._process = process
-        self._limits = limits
+        self._config = config
         self.is_async = False
         """Whether its episodes run side by side; else one at a time."""
         self.is_spent = False
@@ -66,27 +66,24 @@ class HostProcess:
 
     @classmethod
     async def start(
-        cls, environment: Plugin, limits: EpisodeLimits, *, setting: str, env: Collection[str], printed: PrintedLines
+        cls, environment: Plugin, config: EpisodesConfig, *, setting: str, printed: PrintedLines
     ) -> "HostProcess":
         """Raises ConfigError if it refuses the environment, WorkerError if it dies or is not ready in time."""
-        what = f"the process of {setting}={environment.name!r}"
-        process = await LineProcess.start(
-            "actors.environments.host.main", env=env, max_line_bytes=MAX_LINE_BYTES, printed=printed, what=what
-        )
-        started = cls(process, limits)
         brief = {
             "environment": environment.model_dump(mode="json"),
             "field": setting,
-            "limits": LIMITS.dump_python(limits, mode="json"),
+            "config": config.model_dump(mode="json"),
             "blocked_s": _BLOCKED_S,
         }
-        try:
-            answer = await process.introduce(brief, what=what)
-            if "refused" in answer:
-                raise ConfigError(answer["refused"])
-        except BaseException:
-            await process.kill()
-            raise
+        process, answer = await LineProcess.start(
+            "actors.environments.host.main",
+            brief,
+            env=config.env,
+            max_line_bytes=MAX_LINE_BYTES,
+            printed=printed,
+            what=f"the process of {setting}={environment.name!r}",
+        )
+        started = cls(process, config)
         started.is_async = answer["is_async"]
         started._reading = asyncio.create_task(started._read())
         return started
@@ -105,7 +102,7 @@ class HostProcess:
         try:
             self._process.write([key, "start", TASK.dump_python(task, mode="json")])
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.timeout_s):
+                async with asyncio.timeout(self._config.timeout_s):
                     await episode.has_changed.wait()
             if episode.error:
                 raise episode.error
@@ -131,10 +128,10 @@ class HostProcess:
         await self._give_up_answering(episode)
         self._process.write([key, "stop", limit])
         try:
-            async with asyncio.timeout(self._limits.cleanup_s + _BLOCKED_S):
+            async with asyncio.timeout(self._config.cleanup_s + _BLOCKED_S):
                 await episode.has_ended.wait()
         except TimeoutError:
-            why = f"no reward within timeout_s={self._limits.timeout_s:g}, and it blocks its process"
+            why = f"no reward within timeout_s={self._config.timeout_s:g}, and it blocks its process"
             end = failure(why, status=RewardStatus.TIMEOUT)
             episode.finish(replace(end, is_suspect=True))
             await self.kill(because=f"its process was killed: episode {task.id!r} blocked it")

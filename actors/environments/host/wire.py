@@ -7,7 +7,7 @@ EpisodeEnd, and whether the process gets no other episode.
 
 from pydantic import TypeAdapter
 
-from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeLimits, EpisodeTask, Said
+from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Said
 
 MAX_LINE_BYTES = 16 * 1024**2
 """Of what a process writes: a longer one is refused where it is made."""
@@ -16,4 +16,3 @@ ASKED = TypeAdapter(Asked)
 SAID = TypeAdapter(Said)
 END = TypeAdapter(EpisodeEnd)
 TASK = TypeAdapter(EpisodeTask)
-LIMITS = TypeAdapter(EpisodeLimits)

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
+from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
 from actors.rollout.engine_thread import EngineThread
 from actors.rollout.episodes.group import EpisodeGroup
-from actors.rollout.episodes.hosts import Hosts
+from actors.rollout.episodes.hosts import close_all, started_hosts
 from actors.rollout.episodes.lockstep import AtOnce, Lockstep
 from actors.rollout.episodes.speech import Speech
 from actors.rollout.episodes.turns import TurnSampler
@@ -26,19 +27,20 @@ class Episodes:
         parser = config.episodes.parser
         self.is_played = config.is_played
         self._speech = Speech(formatter, parser=parser and NamedParser(parser))
-        self._hosts: Hosts | None = None
+        self._hosts: dict[str, EnvironmentHost] | None = None
         self._starting = asyncio.Lock()
         self._num_calls = 0
         self._pace: AtOnce | Lockstep = AtOnce()
         self.printed = PrintedLines()
 
     async def start(self) -> None:
-        """Raises as `Hosts.start`."""
+        """Raises as `started_hosts`."""
         async with self._starting:
             if self._hosts is None:
-                self._hosts = await Hosts.start(self._config, printed=self.printed)
+                self._hosts = await started_hosts(self._config, printed=self.printed)
                 if self._config.deterministic:
-                    most = self._hosts.fewest_places or self._config.max_concurrent_trajectories
+                    places = [host.num_places for host in self._hosts.values() if host.num_places is not None]
+                    most = min(places, default=self._config.max_concurrent_trajectories)
                     self._pace = Lockstep(num_places=most)
 
     def group(self, ticket: Ticket, *, environment: str, key: str) -> EpisodeGroup:
@@ -49,7 +51,7 @@ class Episodes:
             environment=environment,
             key=key,
             speech=self._speech,
-            hosts=self._hosts,
+            host=self._hosts[environment],
             config=self._config.episodes,
         )
 
@@ -64,4 +66,4 @@ class Episodes:
     async def close(self) -> None:
         """Ends their processes."""
         if self._hosts is not None:
-            await self._hosts.close()
+            await close_all(self._hosts.values())

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.environments.host.hosting import EnvironmentHost
 from actors.rollout.engine_thread import EngineThread
-from actors.rollout.episodes.hosts import Hosts
 from actors.rollout.episodes.lockstep import Place
 from actors.rollout.episodes.play import EngineRefusalError, Play
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.turns import TurnSampler
+from actors.rollout.group import columns_of
 from actors.rollout.inbox import Inbox
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import EpisodeEnd
@@ -37,7 +37,14 @@ class EpisodeGroup:
     """One environment's, all of one task."""
 
     def __init__(
-        self, *, ticket: Ticket, environment: str, key: str, speech: Speech, hosts: Hosts, config: EpisodesConfig
+        self,
+        *,
+        ticket: Ticket,
+        environment: str,
+        key: str,
+        speech: Speech,
+        host: EnvironmentHost,
+        config: EpisodesConfig,
     ) -> None:
         """`key` as for a `GroupInProgress`. Raises DataError for a prompt that does not fit or does not go through the template, or with a
         column that cannot be its sampling."""
@@ -46,7 +53,7 @@ class EpisodeGroup:
         self.ticket = ticket
         self.key = key
         self.environment = environment
-        self._hosts = hosts
+        self._host = host
         num_started = ticket.num_trajectories + ticket.num_extra_trajectories
         self._plays = [
             Play(ticket, index, key=key, opening=opening, speech=speech, config=config) for index in range(num_started)
@@ -92,19 +99,10 @@ class EpisodeGroup:
 
     def rows(self, *, run_id: str, worker: str) -> list[dict[str, Any]]:
         """One a segment, in the order of the episodes."""
-        ticket = self.ticket
-        common: dict[str, Any] = {
-            "run_id": run_id,
-            "group_id": ticket.group_id,
-            "ticket_index": ticket.index,
-            "prompt_id": ticket.prompt.prompt_id,
-            "info": json.dumps(ticket.prompt.info(), sort_keys=True, ensure_ascii=False),
-            "environment": self.environment,
-            "worker": worker,
-        }
+        common = columns_of(self.ticket, run_id=run_id, environment=self.environment, worker=worker)
         good = [index for index, end in self._ended.items() if end.status is RewardStatus.OK]
         failed = [index for index in self._ended if index not in good]
-        chosen = sorted([*good, *failed][: ticket.num_trajectories])
+        chosen = sorted([*good, *failed][: self.ticket.num_trajectories])
         of_each = [self._plays[index].rows(self._ended[index], common) for index in chosen]
         self._plays.clear()  # a call keeps its groups until it ends
         _fill_earned(of_each)
@@ -135,10 +133,10 @@ class EpisodeGroup:
         return DataError(f"prompt {prompt_id!r} ends the process of its environment, alone in it, too: {end.message}")
 
     async def _played(self, play: Play, sampler: TurnSampler, *, place: Place, alone: bool) -> EpisodeEnd:
-        async with self._hosts.alone(self.environment) if alone else contextlib.nullcontext():
+        async with self._host.alone if alone else contextlib.nullcontext():
             await sampler.pace.enter(place)
             try:
-                return await self._hosts.run(self.environment, play.task, play.converse, alone=alone)
+                return await self._host.run(play.task, play.converse, alone=alone)
             finally:
                 sampler.pace.leave(place)
 

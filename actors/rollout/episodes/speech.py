@@ -2,37 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from actors.chat.calls import Reply, ReplyParser
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
-from actors.chat.turns import NextPrompt
 from cluster.contracts.episodes import Message, RawPrompt, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
-from cluster.contracts.types import FinishReason, Prompt
+from cluster.contracts.types import Prompt
 
 Tools = Sequence[Any]
 """JSON schemas, as chat templates take them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """A turn of the model, read."""
-
-    text: str
-    reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
-
-    def as_message(self) -> dict[str, Any]:
-        """As chat templates take it; what the model did not write as JSON stands in it as text."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
-        if self.reasoning is not None:
-            message["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [call.as_json() for call in self.tool_calls]
-        return message
 
 
 class Speech:
@@ -46,9 +27,9 @@ class Speech:
                 "environment: the model has no chat template, and a conversation needs one; set model.chat_template, or take a chat model"
             )
         self._formatter = formatter
-        self._turns = formatter.turns()
+        self.turns = formatter.turns()
         try:
-            self._report: ChatReport = chat_report(self._turns)
+            self._report: ChatReport = chat_report(self.turns)
         except DataError as error:
             raise ConfigError(f"model.chat_template: {error}") from error
         self._report.require_turns()
@@ -77,28 +58,15 @@ class Speech:
     def begin_anew(self, messages: Sequence[Message], *, tools: Tools) -> EncodedPrompt:
         """These messages are the whole context. Raises DataError as `Turns.first_prompt`."""
         self._require_tools(tools)
-        text, token_ids = self._turns.first_prompt(messages, tools=tools)
+        text, token_ids = self.turns.first_prompt(messages, tools=tools)
         return EncodedPrompt(text=text, token_ids=self._formatter.with_bos(token_ids))
-
-    def go_on(
-        self,
-        prompt_ids: Sequence[int],
-        sampled_ids: Sequence[int],
-        messages: Sequence[Message],
-        *,
-        finish_reason: FinishReason,
-        tools: Tools,
-    ) -> NextPrompt:
-        """As `Turns.next_prompt`."""
-        self._require_tools(tools)
-        return self._turns.next_prompt(prompt_ids, sampled_ids, messages, finish_reason=finish_reason, tools=tools)
 
     def begin_raw(self, raw: RawPrompt) -> EncodedPrompt:
         """The whole context as an agent wrote it. Before a text stands one bos where the tokenizer adds one; ids are taken as they are.
 
         Raises DataError where it is empty, and for ids that the tokenizer does not know.
         """
-        encoder = self._turns.encoder
+        encoder = self.turns.encoder
         if isinstance(raw, str):
             begun = EncodedPrompt(text=raw, token_ids=self._formatter.with_bos(encoder.encode(raw)))
         else:
@@ -110,7 +78,7 @@ class Speech:
 
     def go_on_raw(self, raw: RawPrompt, *, after: int) -> EncodedPrompt:
         """What an agent wrote where other ids end with `after`. Raises DataError for ids that the tokenizer does not know."""
-        encoder = self._turns.encoder
+        encoder = self.turns.encoder
         if isinstance(raw, str):
             return EncodedPrompt(text=raw, token_ids=encoder.encode_after(after, raw))
         self._require_known(raw)
@@ -118,47 +86,47 @@ class Speech:
 
     def decode_on(self, token_ids: Sequence[int]) -> str:
         """Ids that go on where other ids end, with special tokens as they are written."""
-        return self._turns.encoder.decode_on(token_ids)
+        return self.turns.encoder.decode_on(token_ids)
 
-    def hear_raw(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> Heard:
+    def hear_raw(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> Reply:
         """What the model sampled after a raw prompt, with special tokens as they are written.
 
         The token that ended the turn is left out, as is that of `stops` that did, with what its last token says beyond it.
         """
         *before, last = sampled_ids
         if last in self._formatter.stop_token_ids:
-            return Heard(text=self.decode_on(before), reasoning=None, tool_calls=())
+            return Reply(text=self.decode_on(before))
         text, num_before = self.decode_on(sampled_ids), len(self.decode_on(before))
         # As the engine looks for them: the first one that the last token completes.
         starts = [(text.find(stop, max(num_before + 1 - len(stop), 0)), len(stop)) for stop in stops]
         ended = min((each for each in starts if each[0] >= 0), key=sum, default=(None, 0))
-        return Heard(text=text[: ended[0]], reasoning=None, tool_calls=())
+        return Reply(text=text[: ended[0]])
 
-    def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Heard:
+    def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Reply:
         """What the model sampled after `written_ids`, the end of its prompt. Its calls are numbered on from `num_calls`.
 
         Where a call cannot be read, it is one call of which the arguments are the text.
         """
         if self._parser is None:
-            return Heard(text=self._formatter.decode(sampled_ids), reasoning=None, tool_calls=())
+            return Reply(text=self._formatter.decode(sampled_ids))
         # Parsers of others know no stop token, which their servers leave out.
         ends = self._has_own_parser and sampled_ids and sampled_ids[-1] in self._formatter.stop_token_ids
         read_ids = sampled_ids[:-1] if ends else sampled_ids
-        sampled, written = (self._turns.encoder.decode(ids) for ids in (read_ids, written_ids))
+        sampled, written = (self.turns.encoder.decode(ids) for ids in (read_ids, written_ids))
         try:
             reply = self._parser(sampled, prompt=written, tools=tools)
         except DataError:
             text = self._formatter.decode(sampled_ids)
             if not tools:
-                return Heard(text=text, reasoning=None, tool_calls=())
+                return Reply(text=text)
             name = str(tools[0]["function"]["name"]) if len(tools) == 1 else "unreadable"
-            reply = Reply(text="", reasoning=None, calls=(ToolCall(name=name, arguments=text),))
+            reply = Reply(text="", calls=(ToolCall(name=name, arguments=text),))
         calls = tuple(
             # Nine characters: some templates take no other number.
-            ToolCall(name=call.name, arguments=call.arguments, id=f"call{num_calls + place:05}")
+            replace(call, id=f"call{num_calls + place:05}")
             for place, call in enumerate(reply.calls)
         )
-        return Heard(text=reply.text, reasoning=reply.reasoning, tool_calls=calls)
+        return replace(reply, calls=calls)
 
     def is_canonical(self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools) -> bool:
         """Whether the template, given the whole conversation at once, writes these ids: what a server that keeps no tokens would show the
@@ -179,7 +147,7 @@ class Speech:
             return None
         if begun.token_ids == [*token_ids]:
             return None
-        decode = self._turns.encoder.decode
+        decode = self.turns.encoder.decode
         return None if decode(token_ids) == decode(begun.token_ids) else begun
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -193,12 +193,12 @@ class Transcript:
             text = (raw_text if prompt.segment is None else "") + self._speech.decode_on(sampled_ids)
         self.num_turns += 1
         segment.num_messages.append(len(segment.messages))
-        self.num_calls += len(heard.tool_calls)
+        self.num_calls += len(heard.calls)
         segment.messages += [*added, heard.as_message()]
         segment.texts.append(text)
         return Said(
             text=heard.text,
-            tool_calls=heard.tool_calls,
+            tool_calls=heard.calls,
             reasoning=heard.reasoning,
             finish_reason=completion.finish_reason,
             num_tokens=len(sampled_ids),
@@ -231,7 +231,7 @@ class Transcript:
             )
         start = segment.turns[-1]["start"]
         before, sampled = segment.token_ids[:start], segment.token_ids[start:]
-        following = self._speech.go_on(
+        following = self._speech.turns.next_prompt(
             [*segment.prompt_token_ids, *before], sampled, asked.messages, finish_reason=reason, tools=asked.tools
         )
         if self._config.history == "template" and (segment := self._rewritten(following.token_ids, asked)):

@@ -215,19 +215,6 @@ class Prepared:
         taken = {name: tensor[index] for name, tensor in _tensors(self).items() if not name.endswith("_M")}
         return replace(self, batch=self.batch.rows(rows), **taken)
 
-    def first_tokens(self, width: int) -> "Prepared":
-        """The first `width` tokens of each trajectory. Raises DataError if unmasked tokens would be lost."""
-        full = self.loss_mask_NT.shape[1]
-        if width == full:
-            return self
-        if width > full or bool(self.batch.loss_mask_NT[:, width:].any()):
-            raise DataError(f"policy_logprobs have {width} tokens, but the loss mask reaches to {full}")
-        return replace(self, batch=replace(self.batch, **_first(self.batch, width)), **_first(self, width))
-
-
-def _first(item: BatchTensors | Prepared, width: int) -> dict[str, Tensor]:
-    return {name: tensor[:, :width] for name, tensor in _tensors(item).items() if name.endswith(("_NT", "_NTP"))}
-
 
 def _tensors(item: BatchTensors | Prepared) -> dict[str, Tensor]:
     found = {field.name: getattr(item, field.name) for field in fields(item)}

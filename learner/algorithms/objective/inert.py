@@ -53,10 +53,12 @@ def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
         for name, default, conditions in _set_away_from_default(variant):
             shown = f"{variant.field}.{name}={variant.plugin.params[name]!r}"
             for condition in conditions:
-                if _in_force(condition.name, variant, parts.config) == condition.value:
+                is_own = condition.name in variant.parameters
+                other = f"{variant.field}.{condition.name}" if is_own else condition.name
+                in_force = variant.parameters[condition.name] if is_own else getattr(parts.config, condition.name)
+                if in_force == condition.value:
                     raise ConfigError(
-                        f"{shown} changes nothing while {_full_name(condition.name, variant)}={_said(condition.value)}; "
-                        f"leave it at {default!r}, or change the other"
+                        f"{shown} changes nothing while {other}={_said(condition.value)}; leave it at {default!r}, or change the other"
                     )
             if (
                 updates_per_step == 1
@@ -75,8 +77,10 @@ def _refuse_unread(parts: Parts) -> None:
         value = getattr(config, field)
         if value == AlgorithmConfig.model_fields[field].default or _reads(parts, tensors, besides=field):
             continue
+        chosen = (parts.advantage, parts.policy_loss, *parts.filters, *parts.corrections)
+        named = ", ".join(f"{variant.field}={variant.plugin.name!r}" for variant in chosen)
         raise ConfigError(
-            f"{field}={_said(value)} changes nothing: {_named(parts)} do not ask for {meaning}; leave {field} out"
+            f"{field}={_said(value)} changes nothing: {named} do not ask for {meaning}; leave {field} out"
         )
 
 
@@ -100,14 +104,6 @@ def _set_away_from_default(variant: Variant) -> Iterator[tuple[str, Any, list[In
             yield name, default, [each for each in variant.said_of(name) if isinstance(each, InertWith)]
 
 
-def _in_force(name: str, variant: Variant, config: AlgorithmConfig) -> Any:
-    return variant.parameters[name] if name in variant.parameters else getattr(config, name)
-
-
-def _full_name(name: str, variant: Variant) -> str:
-    return f"{variant.field}.{name}" if name in variant.parameters else name
-
-
 def _starts_at_the_policy(variant: Variant, config: AlgorithmConfig) -> bool:
     """The first update of a step compares the policy, or the values, with themselves."""
     if "old_values_BT" in variant.asks:
@@ -124,11 +120,6 @@ def waits_for_ratios(plugin: Plugin, name: str) -> bool:
     if name == "epsilon_min":
         return value <= 1
     return value >= (1 if name in ("epsilon_max", "dual_clip", "delta") else 0)  # else it leaves out ρ = 1 itself
-
-
-def _named(parts: Parts) -> str:
-    chosen = (parts.advantage, parts.policy_loss, *parts.filters, *parts.corrections)
-    return ", ".join(f"{variant.field}={variant.plugin.name!r}" for variant in chosen)
 
 
 def _said(value: Any) -> str:

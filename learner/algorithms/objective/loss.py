@@ -41,7 +41,7 @@ def loss(
     values_BT: Tensor | None,
     policy_partition_BTP: Tensor | None,
 ) -> LossResult:
-    """See `Objective.loss`; the rows are as wide as the log-probs."""
+    """See `Objective.loss`."""
     value = parts.config.value
     policy_BT = masked(policy_logprobs_BT.double(), mask_BT=rows.batch.loss_mask_NT)
     proximal_BT = _proximal(rows, policy_BT, proximal=parts.config.proximal)

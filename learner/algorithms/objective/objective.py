@@ -196,12 +196,12 @@ class Objective:
         values_BT: Tensor | None = None,
         policy_partition_BTP: Tensor | None = None,
     ) -> LossResult:
-        """Loss of some rows of an update (`prepared.rows(...)`).
-
-        `policy_logprobs_BT` may be narrower than the batch's T if these rows are shorter.
-        """
+        """Loss of some rows of an update (`prepared.rows(...)`)."""
+        assert policy_logprobs_BT.shape == prepared.loss_mask_NT.shape, (
+            "log-probs are of these rows, as wide as the batch"
+        )
         return loss(
-            prepared.first_tokens(policy_logprobs_BT.shape[1]),
+            prepared,
             self._parts,
             policy_logprobs_BT=policy_logprobs_BT,
             entropies_BT=entropies_BT,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.environments.host.gateway.refusals import RefusedError
+from actors.writable import writable
 from cluster.contracts.episodes import Message, RawPrompt
 
 _DEFAULTS: dict[str, Any] = {
@@ -185,7 +186,8 @@ def _prompt(given: Any) -> RawPrompt:
     """A list of one prompt is that prompt."""
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
         given = given[0]
-    if isinstance(given, str) and _is_writable(given):
+    # JSON can hold half a character, which no tokenizer takes.
+    if isinstance(given, str) and writable(given) == given:
         return given
     # A bool is an int too.
     if isinstance(given, list) and all(type(each) is int for each in given):
@@ -194,15 +196,6 @@ def _prompt(given: Any) -> RawPrompt:
         f"prompt={given!r:.200} must be a text or a list of token ids, one prompt a request; several prompts are several requests",
         param="prompt",
     )
-
-
-def _is_writable(text: str) -> bool:
-    """JSON can hold half a character, which no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _stop(given: Any) -> tuple[str, ...]:

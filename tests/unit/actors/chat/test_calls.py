@@ -29,9 +29,7 @@ TOOLS = [{"type": "function", "function": {"name": "multiply", "description": ""
 
 def parser_of(name, *, own=None):
     turns = turns_of(name)
-    return find_parser(
-        turns.template, own=own, stops=turns.suffixes.stops, generation_prompt=report_of(name).generation_prompt
-    )
+    return find_parser(turns.template, own=own, stops=turns.stops, generation_prompt=report_of(name).generation_prompt)
 
 
 def read(name, sampled):
@@ -126,7 +124,7 @@ def test_what_fails_the_proof_is_refused_with_a_reason(name, why):
 def test_the_proof_finds_a_parser_that_reads_too_little():
     """It takes the first call for the last, keeps quotes, or makes numbers of texts: each is found."""
     turns = turns_of("qwen25")
-    options = {"stops": turns.suffixes.stops, "arguments_as_text": False}
+    options = {"stops": turns.stops, "arguments_as_text": False}
     good = derived(turns.template, tools=PROBE_TOOLS, generation_prompt="<|im_start|>assistant\n", **options)
     assert prove(TemplateParser(good), turns.template, **options)
     calls = good["fields"]["tool_calls"]
@@ -138,7 +136,7 @@ def test_the_proof_finds_a_parser_that_reads_too_little():
 
 def test_the_tokenizers_own_response_template_comes_first_if_it_is_right():
     turns = turns_of("qwen25")
-    options = {"stops": turns.suffixes.stops, "arguments_as_text": False}
+    options = {"stops": turns.stops, "arguments_as_text": False}
     own = derived(turns.template, tools=PROBE_TOOLS, generation_prompt="<|im_start|>assistant\n", **options)
     assert parser_of("qwen25", own=own).is_own
     wrong = {"start_anchor": "x", "fields": {"content": {"content": "text"}}}

@@ -90,15 +90,15 @@ def test_a_text_that_a_normalizer_makes_a_control_token_is_cut_as_well():
     wide = "\uff1cend\uff1e"
     end = tokenizer.convert_tokens_to_ids("<end>")
     assert tokenizer(wide).input_ids == [end]
-    suffix = Turns(tokenizer, stop_token_ids=[end]).suffixes.write([{"role": "user", "content": wide}])
+    suffix = Turns(tokenizer, stop_token_ids=[end]).suffix([{"role": "user", "content": wide}])
     assert tokenizer.convert_ids_to_tokens(suffix.token_ids) == ["<end>", "<", "e", "n", "d", ">", "<end>"]
 
 
 def test_a_message_that_cannot_be_written_without_a_control_token_is_refused():
     tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": ["\u2402"]})
-    suffixes = Turns(tokenizer, stop_token_ids=[1]).suffixes
+    turns = Turns(tokenizer, stop_token_ids=[1])
     with pytest.raises(
         DataError, match=r"writes control tokens .\u2402. that cannot be told from the chat template's own"
     ):
-        suffixes.write([{"role": "user", "content": "a \u2402"}])
+        turns.suffix([{"role": "user", "content": "a \u2402"}])

@@ -23,7 +23,7 @@ def answer(content, *, name="zqfind", index=0):
 
 
 def written(name, *messages):
-    return turns_of(name).suffixes.write(messages, tools=PROBE_TOOLS if name in WITH_TOOLS else ())
+    return turns_of(name).suffix(messages, tools=PROBE_TOOLS if name in WITH_TOOLS else ())
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_tools_stay_where_they_first_stood():
 def test_a_call_ends_where_a_turn_of_words_would_go_on_if_no_stop_token_ends_it():
     tokenizer = tokenizer_of("hermes")
     turns = Turns(tokenizer, stop_token_ids=tokenizer.convert_tokens_to_ids(["<|endoftext|>"]))
-    suffix = turns.suffixes.write([answer("7")], tools=PROBE_TOOLS)
+    suffix = turns.suffix([answer("7")], tools=PROBE_TOOLS)
     assert (suffix.text, suffix.close_ids) == (written("hermes", answer("7")).text, [])
 
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_exact_is_refused_with_a_reason(name, message, why):
 def test_a_template_that_hides_what_it_is_told_is_not_used():
     turns = turns_of("nemotron")
     with pytest.raises(DataError, match="does not write the content of a message of role 'system'"):
-        turns.suffixes.write([{"role": "system", "content": json.dumps("7")}])
+        turns.suffix([{"role": "system", "content": json.dumps("7")}])
 
 
 def assert_decodes(name, suffix):

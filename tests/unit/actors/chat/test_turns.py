@@ -3,7 +3,6 @@ import random
 import pytest
 
 from actors.chat.round_trip import PROBE_TOOLS
-from actors.chat.turns import TurnEnd
 from cluster.contracts.types import FinishReason
 from tests.unit.actors.chat.families import FAMILIES, tokenizer_of, turns_of
 
@@ -17,51 +16,51 @@ def ids(name, *tokens):
 
 
 def written_after(name, last, *, messages=USER, finish_reason=STOP):
-    """What is written after sampled tokens of which these are the last, and how the turn ended."""
+    """What is written after sampled tokens of which these are the last."""
     turns = turns_of(name)
     sampled = [*turns.encoder.encode("No"), *ids(name, *last)]
     found = turns.next_prompt([5, 6], sampled, messages, finish_reason=finish_reason, tools=PROBE_TOOLS)
     assert found.token_ids[: 2 + len(sampled)] == [5, 6, *sampled]
     assert found.num_written == len(found.token_ids) - 2 - len(sampled)
-    return turns.encoder.decode(found.token_ids[len(found.token_ids) - found.num_written :]), found.turn_end
+    return turns.encoder.decode(found.token_ids[len(found.token_ids) - found.num_written :])
 
 
 AFTER_CLOSE = "\n<|im_start|>user\n7<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(
-    ("last", "finish_reason", "written", "turn_end"),
+    ("last", "finish_reason", "written"),
     [
-        (["<|im_end|>"], STOP, AFTER_CLOSE, TurnEnd.CLOSE),
-        (["<|endoftext|>"], STOP, "<|im_end|>" + AFTER_CLOSE, TurnEnd.OTHER_TOKEN),
-        (["a"], STOP, "<|im_end|>" + AFTER_CLOSE, TurnEnd.STOP_STRING),
-        (["a"], LENGTH, "<|im_end|>" + AFTER_CLOSE, TurnEnd.LENGTH),
+        (["<|im_end|>"], STOP, AFTER_CLOSE),
+        (["<|endoftext|>"], STOP, "<|im_end|>" + AFTER_CLOSE),
+        (["a"], STOP, "<|im_end|>" + AFTER_CLOSE),
+        (["a"], LENGTH, "<|im_end|>" + AFTER_CLOSE),
     ],
 )  # fmt: skip
-def test_what_follows_a_turn_depends_on_how_it_ended(last, finish_reason, written, turn_end):
-    assert written_after("qwen25", last, finish_reason=finish_reason) == (written, turn_end)
+def test_what_follows_a_turn_depends_on_how_it_ended(last, finish_reason, written):
+    assert written_after("qwen25", last, finish_reason=finish_reason) == written
 
 
 @pytest.mark.parametrize(
-    ("name", "last", "messages", "written", "turn_end"),
+    ("name", "last", "messages", "written"),
     [
-        ("glm4", ["<|user|>"], USER, "\n7<|assistant|>", TurnEnd.CLOSE),
-        ("glm4", ["<|observation|>"], ANSWER, "\n7<|assistant|>", TurnEnd.CLOSE),
-        ("glm4", ["<|user|>"], ANSWER, "<|observation|>\n7<|assistant|>", TurnEnd.OTHER_TOKEN),
-        ("glm4", ["<|endoftext|>"], USER, "<|user|>\n7<|assistant|>", TurnEnd.OTHER_TOKEN),
-        ("gemma_calls", ["<response>"], ANSWER, "zqfind{value:<escape>7<escape>}</response>", TurnEnd.CLOSE),
-        ("harmony", ["<|return|>"], USER, "<|end|><|start|>user<|message|>7<|end|><|start|>assistant", TurnEnd.OTHER_TOKEN),
+        ("glm4", ["<|user|>"], USER, "\n7<|assistant|>"),
+        ("glm4", ["<|observation|>"], ANSWER, "\n7<|assistant|>"),
+        ("glm4", ["<|user|>"], ANSWER, "<|observation|>\n7<|assistant|>"),
+        ("glm4", ["<|endoftext|>"], USER, "<|user|>\n7<|assistant|>"),
+        ("gemma_calls", ["<response>"], ANSWER, "zqfind{value:<escape>7<escape>}</response>"),
+        ("harmony", ["<|return|>"], USER, "<|end|><|start|>user<|message|>7<|end|><|start|>assistant"),
         ("harmony", ["<|call|>"], ANSWER, '<|start|>functions.zqfind to=assistant<|channel|>commentary<|message|>"7"<|end|>'
-                                          "<|start|>assistant", TurnEnd.CLOSE),
-        ("nemotron", ["<SPECIAL_12>"], USER, "\n<SPECIAL_11>User\n7\n<SPECIAL_11>Assistant\n<think>\n", TurnEnd.CLOSE),
+                                          "<|start|>assistant"),
+        ("nemotron", ["<SPECIAL_12>"], USER, "\n<SPECIAL_11>User\n7\n<SPECIAL_11>Assistant\n<think>\n"),
         ("llama31", ["<|eom_id|>"], ANSWER, '<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n"7"<|eot_id|>'
-                                            "<|start_header_id|>assistant<|end_header_id|>\n\n", TurnEnd.OTHER_TOKEN),
-        ("mistral", ["</s>"], USER, "[INST] 7[/INST]", TurnEnd.CLOSE),
-        ("falcon", ["<|endoftext|>"], USER, "\nUser: 7\nFalcon:", TurnEnd.OTHER_TOKEN),
+                                            "<|start_header_id|>assistant<|end_header_id|>\n\n"),
+        ("mistral", ["</s>"], USER, "[INST] 7[/INST]"),
+        ("falcon", ["<|endoftext|>"], USER, "\nUser: 7\nFalcon:"),
     ],
 )  # fmt: skip
-def test_a_stop_that_the_model_sampled_is_not_written_twice(name, last, messages, written, turn_end):
-    assert written_after(name, last, messages=messages) == (written, turn_end)
+def test_a_stop_that_the_model_sampled_is_not_written_twice(name, last, messages, written):
+    assert written_after(name, last, messages=messages) == written
 
 
 def test_words_before_the_close_are_not_repeated_either():
@@ -74,7 +73,7 @@ def test_words_before_the_close_are_not_repeated_either():
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "echo"])
 def test_sampled_tokens_stay_as_they_were_sampled_however_they_split_the_text(name):
     turns, rng = turns_of(name), random.Random(name)
-    suffix = turns.suffixes.write(USER)
+    suffix = turns.suffix(USER)
     ordinary = [index for index in range(len(tokenizer_of(name))) if index not in turns.encoder.controls.values()]
     for _ in range(20):
         prompt = rng.choices(ordinary, k=5)
@@ -92,7 +91,7 @@ def test_sampled_tokens_stay_as_they_were_sampled_however_they_split_the_text(na
 def test_an_implementation_that_tokenizes_again_would_not_keep_them(name):
     """The control of the test above: a word that was sampled in single characters comes back as one token."""
     turns = turns_of(name)
-    word, close = ids(name, "t", "h", "e"), turns.suffixes.write(USER).close_ids[-1:]
+    word, close = ids(name, "t", "h", "e"), turns.suffix(USER).close_ids[-1:]
     text = turns.encoder.decode(word)
     dialogue = [*USER, {"role": "assistant", "content": text}, *USER]
     again = turns.encoder.encode(turns.template.prompt(dialogue))

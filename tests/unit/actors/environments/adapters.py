@@ -6,16 +6,15 @@ from typing import Any
 
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
-from cluster.contracts.episodes import EpisodeLimits
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.plugins import Plugin
 
 
 @contextlib.asynccontextmanager
 async def hosted_variant(name: str, *, sees: tuple[str, ...] = (), **params: Any) -> AsyncIterator[EnvironmentHost]:
     """`sees` names environment variables."""
-    host = await EnvironmentHost.start(
-        Plugin(name=name, params=params), EpisodeLimits(), env=sees, printed=PrintedLines()
-    )
+    config = EpisodesConfig(env=sees)
+    host = await EnvironmentHost.start(Plugin(name=name, params=params), config, printed=PrintedLines())
     try:
         yield host
     finally:

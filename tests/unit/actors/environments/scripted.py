@@ -9,7 +9,8 @@ import psutil
 
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
-from cluster.contracts.episodes import Asked, EpisodeLimits, EpisodeTask, Said, ToolCall
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import Asked, EpisodeTask, Said, ToolCall
 from cluster.contracts.plugins import Plugin
 
 _others = set[psutil.Process]()
@@ -84,15 +85,14 @@ async def hosted(
     environment: str,
     *,
     printed: PrintedLines | None = None,
-    env: tuple[str, ...] = (),
     params: Any = None,
-    **limits: Any,
+    **episodes: Any,
 ) -> AsyncIterator[EnvironmentHost]:
     _others.clear()
     _others.update(psutil.Process().children())
     name = environment if ":" in environment else f"{HERE}:{environment}"
     plugin = Plugin(name=name, params=params or {})
-    host = await EnvironmentHost.start(plugin, EpisodeLimits(**limits), env=env, printed=printed or PrintedLines())
+    host = await EnvironmentHost.start(plugin, EpisodesConfig(**episodes), printed=printed or PrintedLines())
     try:
         yield host
     finally:

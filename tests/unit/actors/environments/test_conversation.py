@@ -11,7 +11,8 @@ from actors.environments.host.gateway.refusals import RefusedError
 from actors.environments.host.gateway.requests import read_chat_request
 from actors.environments.host.process import HostProcess
 from actors.environments.host.wire import ASKED, END
-from cluster.contracts.episodes import Asked, Earned, EpisodeEnd, EpisodeLimits, Said, Withdrawn
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import Asked, Earned, EpisodeEnd, Said, Withdrawn
 from cluster.contracts.errors import DataError
 from tests.unit.actors.environments.scripted import task
 
@@ -32,7 +33,7 @@ def begun() -> tuple[Conversation, list[tuple[str, Any]]]:
         lines.append((kind, body))
 
     made = Conversation(
-        task(), EpisodeLimits(), send=send, endpoint=lambda conversation: None, run_blocking=run_blocking
+        task(), EpisodesConfig(), send=send, endpoint=lambda conversation: None, run_blocking=run_blocking
     )
     return made, lines
 
@@ -124,7 +125,7 @@ async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
 
         async def kill(self) -> None: ...
 
-    process: Any = HostProcess(Process(), EpisodeLimits())  # pyright: ignore[reportArgumentType]
+    process: Any = HostProcess(Process(), EpisodesConfig())  # pyright: ignore[reportArgumentType]
     process._reading = asyncio.create_task(process._read())
     heard = await process.run(task(), None)
     assert heard.events == (earned, Withdrawn(num_turns=1))

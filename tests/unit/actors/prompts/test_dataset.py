@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.prompts.dataset import DatasetPrompts
+from actors.prompts.dataset import dataset
 from cluster.contracts.errors import ConfigError
 from tests.unit.actors.prompts.saved_dataset import save
 
@@ -14,7 +14,7 @@ ROWS = [{"question": "1 + 1 =", "answer": 2}, {"question": "2 + 2 =", "answer": 
 
 def test_rows_of_a_saved_split_are_prompts_and_their_columns(tmp_path, monkeypatch):
     save(tmp_path / "saved", [], monkeypatch, train=ROWS, test=ROWS[:1])
-    source = DatasetPrompts(path=str(tmp_path / "saved"), column="question", system_prompt="Be brief.")
+    source = dataset(path=str(tmp_path / "saved"), column="question", system_prompt="Be brief.")
     assert len(source) == 2
     assert source[1].prompt_id == "dataset/saved/train/1"
     assert source[1].messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2 ="}]
@@ -33,7 +33,7 @@ def test_rows_of_a_saved_split_are_prompts_and_their_columns(tmp_path, monkeypat
 def test_what_cannot_be_opened_says_the_way_out(tmp_path, monkeypatch, params, why):
     save(tmp_path / "saved", [], monkeypatch, test=ROWS, train=ROWS)
     with pytest.raises(ConfigError, match=why):
-        DatasetPrompts(**({"path": str(tmp_path / "saved"), "column": "question"} | params))
+        dataset(**({"path": str(tmp_path / "saved"), "column": "question"} | params))
 
 
 @pytest.mark.parametrize("kind", ["script", "generation", "missing"])
@@ -51,10 +51,10 @@ def test_a_data_set_of_the_hub_that_does_not_load_is_a_mistake_of_the_run_file(m
     exceptions = SimpleNamespace(DatasetsError=base)
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, exceptions=exceptions))
     with pytest.raises(ConfigError, match=r"path='org/name' does not load: .*Error: .*[dD]ataset"):
-        DatasetPrompts(path="org/name", revision="0" * 40)
+        dataset(path="org/name", revision="0" * 40)
 
 
 def test_without_the_package_the_error_is_a_line_of_pip(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"pip install 'treadwheel\[datasets\]'"):
-        DatasetPrompts(path=str(tmp_path))
+        dataset(path=str(tmp_path))

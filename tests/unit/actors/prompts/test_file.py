@@ -8,7 +8,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
-from actors.prompts.file import FilePrompts
+from actors.prompts.file import file
 from cluster.contracts.errors import ConfigError, DataError
 
 ROWS = [{"prompt": "1 + 1 =", "answer": "2"}, {"prompt": "2 + 2 =", "answer": "4"}]
@@ -43,8 +43,8 @@ def as_stream(folder, table):
 
 @pytest.mark.parametrize("write", [as_parquet, as_feather, as_stream])
 def test_arrow_and_parquet_read_as_jsonl_does(tmp_path, write):
-    binary = FilePrompts(path=write(tmp_path, pa.Table.from_pylist(ROWS)))
-    lines = FilePrompts(path=jsonl(tmp_path, *ROWS))
+    binary = file(path=write(tmp_path, pa.Table.from_pylist(ROWS)))
+    lines = file(path=jsonl(tmp_path, *ROWS))
     assert [(p.text, p.columns) for p in binary] == [(p.text, p.columns) for p in lines]
 
 
@@ -55,18 +55,18 @@ def test_a_message_of_a_table_has_the_keys_of_its_row_alone(tmp_path, write):
     parts = {"role": "user", "content": [{"type": "text", "text": "and this?"}, {"type": "image", "image": "a.png"}]}
     rows = [{"prompt": [*MESSAGES, call]}, {"prompt": MESSAGES}], [{"prompt": [parts]}]
     for each in rows:
-        binary = FilePrompts(path=write(tmp_path, pa.Table.from_pylist(each)))
-        assert [p.messages for p in binary] == [p.messages for p in FilePrompts(path=jsonl(tmp_path, *each))]
+        binary = file(path=write(tmp_path, pa.Table.from_pylist(each)))
+        assert [p.messages for p in binary] == [p.messages for p in file(path=jsonl(tmp_path, *each))]
 
 
 def test_the_other_columns_go_with_the_prompt(tmp_path):
-    prompt = FilePrompts(path=jsonl(tmp_path, *ROWS))[1]
+    prompt = file(path=jsonl(tmp_path, *ROWS))[1]
     assert (prompt.prompt_id, prompt.text, prompt.columns) == ("file/prompts.jsonl/1", "2 + 2 =", {"answer": "4"})
 
 
 @pytest.mark.parametrize("column", ["messages", "prompt"])
 def test_messages_are_found_in_either_column(tmp_path, column):
-    prompt = FilePrompts(path=jsonl(tmp_path, {column: MESSAGES}))[0]
+    prompt = file(path=jsonl(tmp_path, {column: MESSAGES}))[0]
     assert (prompt.messages, prompt.text) == (MESSAGES, None)
 
 
@@ -79,20 +79,20 @@ def test_messages_are_found_in_either_column(tmp_path, column):
     ],
 )
 def test_a_text_is_left_to_the_models_template_unless_told_otherwise(tmp_path, text_as, text, messages):
-    prompt = FilePrompts(path=jsonl(tmp_path, *ROWS), **text_as)[0]
+    prompt = file(path=jsonl(tmp_path, *ROWS), **text_as)[0]
     assert (prompt.text, prompt.messages) == (text, messages)
 
 
 @pytest.mark.parametrize("text_as", ["auto", "user_message"])
 def test_with_a_system_prompt_a_text_is_the_users_message(tmp_path, text_as):
-    prompt = FilePrompts(path=jsonl(tmp_path, *ROWS), text_as=text_as, system_prompt="Be brief.")[0]
+    prompt = file(path=jsonl(tmp_path, *ROWS), text_as=text_as, system_prompt="Be brief.")[0]
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
     assert (prompt.text, prompt.messages) == (None, said)
 
 
 def test_a_json_list_reads_as_lines_do(tmp_path):
     path = written(tmp_path, json.dumps(ROWS), "prompts.json")
-    assert [(p.text, p.columns) for p in FilePrompts(path=path)] == [
+    assert [(p.text, p.columns) for p in file(path=path)] == [
         ("1 + 1 =", {"answer": "2"}),
         ("2 + 2 =", {"answer": "4"}),
     ]
@@ -108,24 +108,24 @@ def test_a_json_list_reads_as_lines_do(tmp_path):
 )
 def test_json_that_is_not_a_list_of_rows_is_named(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
-        FilePrompts(path=written(tmp_path, text, "prompts.json"))
+        file(path=written(tmp_path, text, "prompts.json"))
 
 
 def test_a_column_of_another_name_can_be_the_prompt(tmp_path):
-    prompt = FilePrompts(path=jsonl(tmp_path, {"question": "why?", "prompt": "unused"}), column="question")[0]
+    prompt = file(path=jsonl(tmp_path, {"question": "why?", "prompt": "unused"}), column="question")[0]
     assert (prompt.text, prompt.columns) == ("why?", {"prompt": "unused"})
 
 
 def test_dates_and_decimals_travel_as_text(tmp_path):
     row = {"prompt": "x", "on": datetime.date(2024, 2, 29), "cost": Decimal("1.50")}
-    assert FilePrompts(path=as_parquet(tmp_path, pa.Table.from_pylist([row])))[0].columns == {
+    assert file(path=as_parquet(tmp_path, pa.Table.from_pylist([row])))[0].columns == {
         "on": "2024-02-29",
         "cost": "1.50",
     }
 
 
 def test_a_url_reads_as_a_path_does(tmp_path):
-    assert len(FilePrompts(path=f"file://{jsonl(tmp_path, *ROWS)}")) == 2
+    assert len(file(path=f"file://{jsonl(tmp_path, *ROWS)}")) == 2
 
 
 def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
@@ -133,7 +133,7 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
 
     with fsspec.open("memory://prompts.jsonl", "w") as sink:
         sink.write('{"prompt": "from memory"}\n')
-    assert FilePrompts(path="memory://prompts.jsonl")[0].text == "from memory"
+    assert file(path="memory://prompts.jsonl")[0].text == "from memory"
 
 
 @pytest.mark.parametrize(
@@ -155,39 +155,39 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
 )
 def test_a_broken_row_is_named_when_the_file_is_opened(tmp_path, lines, message):
     with pytest.raises(DataError, match=message):
-        FilePrompts(path=written(tmp_path, lines))
+        file(path=written(tmp_path, lines))
 
 
 def test_a_torn_parquet_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"p.parquet is not a whole \.parquet file"):
-        FilePrompts(path=written(tmp_path, "PAR1 and no more", "p.parquet"))
+        file(path=written(tmp_path, "PAR1 and no more", "p.parquet"))
 
 
 @pytest.mark.parametrize("image", [b"\x00", {"path": "a.png", "bytes": b"\x00"}])
 def test_bytes_cannot_travel(tmp_path, image):
     table = pa.Table.from_pylist([{"prompt": "what is this?", "image": image}])
     with pytest.raises(DataError, match="row 0, column 'image': bytes"):
-        FilePrompts(path=as_parquet(tmp_path, table))
+        file(path=as_parquet(tmp_path, table))
 
 
 def test_an_empty_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^path=.*has no rows"):
-        FilePrompts(path=written(tmp_path, ""))
+        file(path=written(tmp_path, ""))
 
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"^path=.*nowhere.jsonl.*cannot be read"):
-        FilePrompts(path=str(tmp_path / "nowhere.jsonl"))
+        file(path=str(tmp_path / "nowhere.jsonl"))
 
 
 def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path):
     with pytest.raises(ConfigError, match=r"suffix .csv; use one of .json, .jsonl, .ndjson, .parquet"):
-        FilePrompts(path="prompts.csv")
+        file(path="prompts.csv")
 
 
 def test_a_system_prompt_with_plain_texts_is_a_contradiction(tmp_path):
     with pytest.raises(ConfigError, match="use text_as: user_message"):
-        FilePrompts(path=jsonl(tmp_path, *ROWS), text_as="text", system_prompt="Be brief.")
+        file(path=jsonl(tmp_path, *ROWS), text_as="text", system_prompt="Be brief.")
 
 
 def test_times_in_nanoseconds_travel_as_others_do(tmp_path):
@@ -195,7 +195,7 @@ def test_times_in_nanoseconds_travel_as_others_do(tmp_path):
     at = pa.array([123_456_789], type=pa.timestamp("ns"))
     nested = pa.StructArray.from_arrays([pa.array([123_456_789], type=pa.duration("ns"))], names=["took"])
     pyarrow.parquet.write_table(pa.table({"prompt": ["a"], "at": at, "info": nested}), tmp_path / "p.parquet")
-    columns = FilePrompts(path=str(tmp_path / "p.parquet"))[0].columns
+    columns = file(path=str(tmp_path / "p.parquet"))[0].columns
     assert columns == {"at": "1970-01-01 00:00:00.123456", "info": {"took": "0:00:00.123456"}}
 
 
@@ -209,10 +209,10 @@ def test_times_in_nanoseconds_travel_as_others_do(tmp_path):
 def test_a_value_that_python_cannot_hold_is_one_clear_error(tmp_path, column):
     pyarrow.parquet.write_table(pa.table({"prompt": ["a"], "odd": column}), tmp_path / "p.parquet")
     with pytest.raises(DataError, match=r"p\.parquet, row 0 or behind: a value cannot be read"):
-        FilePrompts(path=str(tmp_path / "p.parquet"))
+        file(path=str(tmp_path / "p.parquet"))
 
 
 def test_a_row_that_is_nested_too_deeply_is_named(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     with pytest.raises(DataError, match=r"p\.jsonl, line 1: not JSON"):
-        FilePrompts(path=str(tmp_path / "p.jsonl"))
+        file(path=str(tmp_path / "p.jsonl"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors.reward_service.judgement import JudgeFacts
 from actors.reward_service.judging import Judging
 from actors.reward_service.recipe import parts_of
 from cluster.contracts.errors import UnavailableError
@@ -38,6 +39,16 @@ class Endpoint:
         self.limits: dict[int, list[UnavailableError]] = {}
         """What calls find first."""
         self.now = asyncio.get_running_loop().time
+
+    @property
+    def facts(self) -> JudgeFacts:
+        return JudgeFacts(
+            asks=self.asks,
+            is_of_groups=self.is_of_groups,
+            is_async=self.is_async,
+            keeps_verdicts=self.keeps_verdicts,
+            digest=self.digest,
+        )
 
     def judging(
         self, *, hold_s: float = 600.0, max_concurrency: int = 64, known: dict[str, str] | None = None

@@ -292,7 +292,7 @@ async def test_a_judge_is_there_before_its_first_batch():
     async with service(SYNC) as rewards:
         await rewards.warm_up()
         ((process,),) = (judging._under_way for judging in rewards._judges.values())
-        assert await pid_of_judge(rewards) == process._process.pid
+        assert await pid_of_judge(rewards) == process._process._process.pid
 
 
 async def test_no_more_rewards_are_judged_at_a_time_than_allowed():

@@ -54,7 +54,7 @@ class Telling:
         speech = speech or speech_of(name)
         opening = Opening(Prompt(prompt_id="p", messages=[PLAY]), speech)
         self.transcript = Transcript(opening, speech, EpisodesConfig.model_validate(config), is_compared=True)
-        self.turns = speech._turns
+        self.turns = speech.turns
         self.encoder = self.turns.encoder
         self.end = speech._formatter._tokenizer.eos_token_id
 
@@ -142,7 +142,7 @@ def test_a_raw_prompt_after_turns_of_a_chat_goes_on_if_it_is_what_the_template_w
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "echo"])
 def test_an_agent_with_the_models_own_template_has_the_tokens_of_a_chat(name):
     chat, raw = Telling(name), Telling(name)
-    suffix = chat.turns.suffixes.write([PLAY])
+    suffix = chat.turns.suffix([PLAY])
     yes = [*chat.ids("yes"), *suffix.close_ids]
     chat.say(Asked(), yes)
     chat.say(Asked(messages=(PLAY,)), yes)

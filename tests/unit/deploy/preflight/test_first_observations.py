@@ -2,7 +2,8 @@
 
 import pytest
 
-from cluster.contracts.episodes import EpisodeLimits, EpisodeTask
+from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import EpisodeTask
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from deploy.preflight.first_observations import FirstObservations, first_observations
@@ -14,7 +15,7 @@ TASK = EpisodeTask(id="t", prompt="", messages=(), seed=3, index=0)
 
 def observed(environment: str, *, timeout_s: float = 300.0, **params) -> FirstObservations:
     plugin = Plugin(name=f"tests.unit.deploy.preflight.worlds:{environment}", params=params)
-    return first_observations(plugin, TASK, EpisodeLimits(timeout_s=timeout_s))
+    return first_observations(plugin, TASK, EpisodesConfig(timeout_s=timeout_s))
 
 
 @pytest.mark.parametrize("greets", [True, False])
@@ -49,4 +50,4 @@ def test_an_environment_that_is_slow_to_ask_may_have_the_time_in_a_run():
 
 def test_an_environment_that_does_not_start_is_refused():
     with pytest.raises(ConfigError, match="environment='nowhere' is not there"):
-        first_observations(Plugin(name="nowhere"), TASK, EpisodeLimits())
+        first_observations(Plugin(name="nowhere"), TASK, EpisodesConfig())

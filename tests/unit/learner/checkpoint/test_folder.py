@@ -13,7 +13,7 @@ from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, read_manifest, superfluous, verify, verify_model
 from learner.checkpoint.states import States
 from learner.checkpoint.targets import FolderTarget
-from learner.checkpoint.writing import aside_of, begin, commit, discard, prune, saving, write_state, write_tensors
+from learner.checkpoint.writing import aside_of, begin, commit, discard, prune, saving, write_tensors
 from tests.unit.learner.disk import largest_file
 
 
@@ -21,7 +21,7 @@ def _save(
     directory: Path, *, metric: float | None = None, rated_by: str = "", parameters: str = "p", version: str = FORMAT
 ) -> Path:
     aside = begin(directory)
-    files = {state_name(0, 1): write_state(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)})}
+    files = {state_name(0, 1): write_tensors(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)}, in_blocks=True)}
     manifest = Manifest(
         format=version,
         policy_version=1,
@@ -93,7 +93,10 @@ def test_ranks_that_do_not_share_the_directory_save_nothing(tmp_path: Path, ther
     manifest = read_manifest(Place.of(standing))
     target.begin(manifest)
     own, others = state_name(0, 2), state_name(1, 2)
-    files = {name: write_state(target.folder() / name, {"weight/w": torch.arange(4.0)}) for name in (own, others)}
+    files = {
+        name: write_tensors(target.folder() / name, {"weight/w": torch.arange(4.0)}, in_blocks=True)
+        for name in (own, others)
+    }
     (target.folder() / others).unlink()
     if there is not None:
         (target.folder() / others).write_bytes(there)

@@ -12,12 +12,15 @@ from learner.checkpoint import states as states_module
 from learner.checkpoint.manifest import BLOCK_BYTES, Manifest, state_name
 from learner.checkpoint.places import Place
 from learner.checkpoint.states import States
-from learner.checkpoint.writing import write_state
+from learner.checkpoint.writing import write_tensors
 
 
 def _written(directory: Path, ranks: list[dict[str, Tensor]]) -> Manifest:
     names = [state_name(rank, len(ranks)) for rank in range(len(ranks))]
-    files = {name: write_state(directory / name, tensors) for name, tensors in zip(names, ranks, strict=True)}
+    files = {
+        name: write_tensors(directory / name, tensors, in_blocks=True)
+        for name, tensors in zip(names, ranks, strict=True)
+    }
     return Manifest(
         policy_version=1, num_ranks=len(ranks), parameters_digest="p", metric=None, learner={}, extra={}, files=files
     )

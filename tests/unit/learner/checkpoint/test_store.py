@@ -14,7 +14,7 @@ from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, read_manifest, verify
 from learner.checkpoint.states import States
 from learner.checkpoint.targets import StoreTarget
-from learner.checkpoint.writing import saving, write_state
+from learner.checkpoint.writing import saving, write_tensors
 from tests.object_store import quick_requests, s3
 from tests.store_proxy import Proxy, seeded
 
@@ -53,7 +53,9 @@ def _save(step: int, *, version: int | None = None, metric: float | None = None,
             files = {}
             for number, rank in enumerate(ranks):
                 name = state_name(number, 2)
-                files[name] = write_state(rank.folder() / name, {"w": torch.full((2,), float(step)) + number})
+                files[name] = write_tensors(
+                    rank.folder() / name, {"w": torch.full((2,), float(step)) + number}, in_blocks=True
+                )
                 rank.deliver([name])
             if all(wanted):
                 ranks[0].commit(manifest.sealed(files))
@@ -196,7 +198,7 @@ class _Driver:
 
     def upload(self, rank: int) -> None:
         name = state_name(rank, 2)
-        self._entries[name] = write_state(self._target.folder() / name, {"w": self._weights})
+        self._entries[name] = write_tensors(self._target.folder() / name, {"w": self._weights}, in_blocks=True)
         self._target.deliver([name])
 
     def commit(self) -> None:

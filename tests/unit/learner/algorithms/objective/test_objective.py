@@ -482,16 +482,6 @@ def test_a_reward_that_no_action_can_have_earned_is_refused(reward, message):
         make(advantage="cumulative_returns").prepare(batch)
 
 
-def test_a_narrower_micro_batch_is_welcome_unless_it_loses_tokens():
-    whole, made = case(5), make()
-    wide = whole.padded(left=0, right=3, garbage=0.0)
-    prepared = made.prepare(wide.batch)
-    narrow = made.loss(prepared, policy_logprobs_BT=whole.policy).loss
-    assert narrow.item() == pytest.approx(made.loss(prepared, policy_logprobs_BT=wide.policy).loss.item())
-    with pytest.raises(DataError, match="policy_logprobs have 1 tokens, but the loss mask reaches to 9"):
-        made.loss(prepared, policy_logprobs_BT=whole.policy[:, :1])
-
-
 def test_the_adaptive_coefficient_is_checkpointed():
     adaptive = {
         "loss": {"coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 10}},
