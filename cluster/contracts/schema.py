@@ -314,7 +314,8 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
 
 def _spans(column: pa.ListArray) -> list[slice]:
     """Of each row's values among those of all rows."""
-    ends = list(accumulate(pc.list_value_length(column).to_pylist()))
+    lengths: list[int] = pc.list_value_length(column).to_pylist()
+    ends = [*accumulate(lengths)]
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
