@@ -344,6 +344,32 @@ def test_a_straggler_is_dropped_when_a_step_has_waited_behind_it_for_long_enough
     run_simulated(scene())
 
 
+def test_a_listener_is_called_once_for_every_change():
+    async def scene() -> None:
+        buffer = Buffer(groups_per_step=2, max_off_policy_steps=1, max_head_of_line_s=5.0)
+        calls: list[None] = []
+        buffer.subscribe(lambda: calls.append(None))
+
+        def num_calls() -> int:
+            number = len(calls)
+            calls.clear()
+            return number
+
+        buffer.start()
+        assert num_calls() == 1
+        assert not buffer.start() and num_calls() == 0
+        await finish(buffer, 1, 2)
+        assert num_calls() == 2
+        taken = await buffer.take(2)
+        assert num_calls() == 2, "group 0 was dropped as a straggler, then the others were taken"
+        buffer.drop(0, reason="straggler")
+        buffer.put_back(taken, lost=())
+        buffer.advance(1)
+        assert num_calls() == 3
+
+    run_simulated(scene())
+
+
 def test_nothing_is_dropped_while_too_few_stand_behind_or_the_learner_does_not_wait():
     async def scene() -> None:
         buffer = Buffer(groups_per_step=2, max_off_policy_steps=1, max_head_of_line_s=5.0)
