@@ -10,6 +10,7 @@ Shapes: N trajectories that train, W longest completion, K reward components or 
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -281,7 +282,7 @@ def _column(batch: pa.RecordBatch, name: str) -> torch.Tensor:
     """A number of each trajectory's prompt. Raises DataError where a prompt has none."""
     values = [info_of(batch, row).get(name) for row in range(batch.num_rows)]
     for row, value in enumerate(values):
-        if not isinstance(value, int | float) or not np.isfinite(value):
+        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:  # NaN is not, nor infinity
             raise DataError(
                 f"{_name_of(batch, row)}: column {name!r} of its prompt is {value!r}; give every prompt a number there"
             )

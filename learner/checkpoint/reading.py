@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cluster.contracts.errors import CheckpointError, StorageError
-from cluster.record.run_directory import checkpoints_of
+from cluster.record.run_directory import checkpoint_step, checkpoints_of
 from cluster.record.storage import Storage
 from learner.checkpoint.digests import is_as_saved
 from learner.checkpoint.manifest import FORMAT, MANIFEST, MODEL, OURS, FileEntry, Manifest
@@ -105,7 +105,8 @@ def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str, 
 
 def _offer(place: Place) -> str:
     """How to go on without this one."""
-    before = [each for each in checkpoints(place.root) if each.name < place.name and each.exists(MANIFEST)]
+    step = checkpoint_step(place.name) or 0
+    before = [each for each in checkpoints(place.root, newest=step - 1) if each.exists(MANIFEST)]
     if before:
         return f"; the one before it is {before[-1]}: move {place.name} away to resume from there"
     return "; there is none before it: move it away to start anew"

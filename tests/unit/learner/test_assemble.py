@@ -74,6 +74,21 @@ def test_columns_of_prompts_are_numbers_that_every_prompt_has():
         assemble([make_group(0, rewards=(1.0, 0.0), info=('{"answer": 1}', "{}"))], **given, columns=["answer"])
 
 
+@pytest.mark.parametrize(
+    ("number", "found"),
+    [(f"1{'0' * 30}", 1e30), (f"1{'0' * 400}", None), ("NaN", None), ("-Infinity", None), ('"2"', None)],
+)
+def test_a_column_is_a_number_that_float64_has(number: str, found: float | None):
+    """JSON has integers of any size."""
+    group = make_group(0, rewards=(1.0,), info=(f'{{"difficulty": {number}}}',))
+    given: Any = {"current_version": 0, "vocabulary_size": VOCABULARY, "columns": ["difficulty"]}
+    if found is not None:
+        assert assemble([group], **given).tensors.columns["difficulty"].tolist() == [found]
+        return
+    with pytest.raises(DataError, match=r"column 'difficulty' of its prompt is .*; give every prompt a number there"):
+        assemble([group], **given)
+
+
 def test_rewards_of_tokens_that_do_not_add_up_to_the_reward_are_refused():
     group = make_group(0, rewards=(1.0, 0.5), lengths=(2, 2), token_rewards=([0.25, 0.75], [0.25, 0.5]))
     said = r"row 1 \(group 00000000, sample 1\), field 'token_rewards': they sum to 0.75, .* reward is 0.5"

@@ -12,7 +12,7 @@ from actors.chat.formatter import ChatFormatter
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Transcript
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, RawPrompt, Rewritten, Said
+from cluster.contracts.episodes import Asked, RawPrompt, Rewritten, Said, Withdrawn
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Completion, FinishReason, Prompt
@@ -186,10 +186,10 @@ def test_the_messages_of_a_raw_segment_are_what_was_written_and_what_was_said():
 def test_a_turn_that_was_taken_back_leaves_nothing():
     telling = Telling()
     telling.after(BEGINNING, "yes")
-    before = telling.rows()
+    before, messages = telling.rows(), [*telling.segments[0].messages]
     telling.after(f"{BEGINNING}yes<|im_end|>{BETWEEN}", "no")
-    telling.transcript._withdraw(1)
-    assert telling.rows() == before
+    telling.transcript.take([Withdrawn(num_turns=1)])
+    assert telling.rows() == before and telling.segments[0].messages == messages
     assert telling.transcript._text_of(telling.segments[0]) == f"{BEGINNING}yes<|im_end|>"
 
 
@@ -205,9 +205,9 @@ def test_a_position_keeps_the_experts_that_read_it_first():
     assert segment.routed_experts == bytes([1] * num_first + [2] * num_second)
     telling.after(second, "perhaps")
     assert segment.routed_experts is None, "of the last turn nothing is known"
-    telling.transcript._withdraw(2)
+    telling.transcript.take([Withdrawn(num_turns=2)])
     assert segment.routed_experts == bytes([1] * num_first + [2] * num_second)
-    telling.transcript._withdraw(1)
+    telling.transcript.take([Withdrawn(num_turns=1)])
     telling.after(first, "no")
     telling.after(second, "yes", expert=3)
     assert segment.routed_experts == bytes([1] * num_first + [3] * (len(segment.context_ids) - 1 - num_first))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cluster.contracts.errors import LedgerError
-from cluster.record.ledger import Ledger, Record
+from cluster.record.ledger import Ledger, Record, checked
 
 
 class Paper:
@@ -67,14 +67,30 @@ def test_a_group_is_never_consumed_twice(paper):
 
 
 def test_groups_are_consumed_in_start_order(paper):
-    with pytest.raises(LedgerError, match="in order"):
-        write(Ledger(paper), [8, 7])
+    for groups in ([8, 7], [7, 7], []):
+        with pytest.raises(LedgerError, match="in order"):
+            write(Ledger(paper), groups)
+
+
+def test_a_group_that_two_records_consume_is_found_though_their_digests_match(paper):
+    third = Record.model_validate_json(paper.lines[2])
+    paper.lines[2] = third.model_copy(update={"groups": (4, 6)}).line
+    with pytest.raises(LedgerError, match="line 3: group 4 was consumed before"):
+        Ledger(paper)
+
+
+def test_lines_that_come_later_are_checked_against_the_record_before_them(paper):
+    before = Record.model_validate_json(paper.lines[0])
+    assert [record.step for record in checked(paper.lines[1:], before=before)] == [2, 3]
+    with pytest.raises(LedgerError, match="line 2 of 3 is not a record"):
+        list(checked(["garbage", paper.lines[2]], before=before))
 
 
 def test_a_record_takes_the_place_of_a_torn_last_line(paper):
     paper.lines[-1] = paper.lines[-1][:20]
     ledger = Ledger(paper)
     assert (ledger.version, ledger.num_torn_lines, len(paper.lines)) == (2, 1, 3)
+    assert [record.step for record in ledger.after(1)] == [2]
     assert write(ledger, [5, 6]).step == 3
     assert [record.groups for record in Ledger(paper).records()] == [(0, 1), (2, 4), (5, 6)]
 

@@ -113,11 +113,30 @@ def test_so_many_steps_are_kept_though_newer_checkpoints_need_fewer(directory):
     assert recorded(directory) == [7, 8, 9, 10]
 
 
+def test_trajectories_that_were_altered_are_refused(directory):
+    recorder = Recorder(directory)
+    _, (name, digest) = recorder.record(1, to_batch([row(ticket_index=4)]))
+    recorder.record(1, to_batch([row(ticket_index=7)]))
+    with pytest.raises(LedgerError, match=f"{name} was altered after it was recorded: its digest is not {digest}"):
+        recorder.read(name, digest)
+
+
+def test_a_step_that_is_learned_again_brings_no_removed_one_back(directory):
+    recorder = Recorder(directory, keep_steps=1)
+    for step in range(1, 5):
+        save_checkpoint(directory, step)
+        recorder.record(step, to_batch([row()]))
+    assert num_pruned_steps(directory) == 3
+    recorder.record(3, to_batch([row()]))
+    assert num_pruned_steps(directory) == 3
+
+
 def test_a_removed_step_is_not_a_lost_one(directory):
     recorder = Recorder(directory, keep_steps=1)
     _, (_, digest) = recorder.record(1, to_batch([row()]))
     save_checkpoint(directory, 1)
-    recorder.record(2, to_batch([row()]))
+    _, kept = recorder.record(2, to_batch([row()]))
+    assert len(recorder.read(*kept)) == 1
     with pytest.raises(
         LedgerError, match=r"step-000001\.arrow was removed \(record\.keep_trajectories\): only steps after 1"
     ):

@@ -83,7 +83,22 @@ def test_mathematics_may_not_change_a_variants_parameters_included():
 @pytest.mark.parametrize(("schedule", "changed"), [("constant", set()), ("linear", {"num_steps"})])
 def test_a_run_gets_longer_where_its_learning_rates_do_not_depend_on_it(schedule, changed):
     optimizer = {"schedule": schedule}
-    assert differing(resolved(optimizer=optimizer), resolved(optimizer=optimizer, num_steps=200)).keys() == changed
+    ours = resolved(optimizer=optimizer, num_steps=200, learner={"timeout_s": 1})
+    assert differing(resolved(optimizer=optimizer), ours).keys() == changed
+
+
+def test_of_another_variant_its_name_alone_differs():
+    theirs = resolved(reward={"judge": {"name": "regex", "pattern": "a"}})
+    assert differing(theirs, resolved(reward={"judge": {"name": "other", "limit": 3}})).keys() == {"reward.judge.name"}
+
+
+def test_the_same_run_is_not_refused_and_one_difference_is_told_in_the_sentence():
+    check_same_run(resolved(), resolved(), run_dir="r")
+    with pytest.raises(ConfigError) as refused:
+        check_same_run(resolved(), resolved(seed=1), run_dir="r")
+    assert str(refused.value) == (
+        "run_dir='r' belongs to another configuration: seed is 0 there and 1 here; name another run_dir, or set it back to resume that run"
+    )
 
 
 def test_a_refusal_shows_every_difference():

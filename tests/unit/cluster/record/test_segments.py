@@ -109,6 +109,45 @@ def test_a_reader_who_lists_before_a_merge_and_reads_after_it_lists_again(store)
     assert store.read_appended(NAME) == "a\nb\n"
 
 
+def test_of_two_processes_that_merge_the_later_takes_nothing_off_the_other(store):
+    write(store, _000001=["a"], _000002=["b"])
+    other, read_many = ObjectStore("s3://memory/run", store=store._store), store.read_many
+
+    def merged_meanwhile(names):
+        store.read_many = read_many
+        other._lines._names.add(NAME)
+        other.compact()
+        return read_many(names)
+
+    store._lines._names.add(NAME)
+    store.read_many = merged_meanwhile
+    store.compact()
+    assert store.read_appended(NAME) == "a\nb\n"
+
+
+def test_other_text_takes_the_place_of_all_lines_however_few_there_are(store):
+    for text in ("a\n", "b\n"):  # of no segment, and of one
+        store._lines.replace(NAME, text)
+        assert (store.read_appended(NAME), store.names("metrics")) == (text, ["000001.jsonl"])
+    append(store, "c")
+    store._lines.replace(NAME, "d\n")
+    assert store.read_appended(NAME) == "d\n"
+
+
+def test_nothing_comes_after_lines_that_were_removed(store, monkeypatch):
+    append(store, "in the store")
+    store.flush()
+    append(store, "refused")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", refuse)
+        with pytest.raises(StorageError, match="busy"):
+            store.flush()
+    append(store, "waits")
+    store.remove(NAME)
+    store.flush()
+    assert store.names("metrics") == []
+
+
 def test_lines_that_came_with_a_copy_of_a_local_run_are_the_first(store):
     store.write(NAME, b"a\nb\ntorn")
     append(store, "c")
@@ -146,7 +185,13 @@ def test_an_outage_that_healed_costs_no_line_raises_nothing_and_is_told_once(sto
             store._lines._flush_later()
     append(store, "d")
     assert store.read_appended(NAME) == "a\nb\nc\nd\n"
-    assert capsys.readouterr().err == "treadwheel: lines wait until the store takes them: busy\n"
+    told = "treadwheel: lines wait until the store takes them: busy\n"
+    assert capsys.readouterr().err == told
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", refuse)
+        append(store, "e")
+        store._lines._flush_later()
+    assert capsys.readouterr().err == told, "another outage"
 
 
 def test_after_a_failed_write_a_thread_writes_though_nothing_more_is_appended(store, monkeypatch):

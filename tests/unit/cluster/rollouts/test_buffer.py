@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.contracts.errors import DeadlineError
+from cluster.contracts.errors import DataError, DeadlineError
 from cluster.contracts.types import Group, GroupSummary
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import group_summary
@@ -92,6 +92,40 @@ async def test_a_dropped_group_frees_its_place():
     buffer.add(2, group())
     buffer.add(1, group())
     assert [index for index, _ in await buffer.take(2)] == [1, 2]
+
+
+async def test_a_group_is_replaced_while_the_step_before_it_is_learned():
+    buffer = Buffer(groups_per_step=2, max_off_policy_steps=1)
+    buffer.start()
+    for index in (0, 1):
+        buffer.add(index, group())
+    buffer.drop(3, reason="refused")
+    assert buffer.start() == range(4, 5)
+    await buffer.take(2)
+    buffer.drop(2, reason="refused")
+    assert buffer.start() == range(5, 6)
+
+
+def test_groups_that_are_dropped_in_a_row_are_counted_from_the_last_one_that_was_kept():
+    buffer = Buffer(groups_per_step=2, max_dropped_steps=2)
+
+    def drop(*indices: int, reason: str = "refused") -> None:
+        for index in indices:
+            assert buffer.start(limit=1) == range(index, index + 1)
+            buffer.drop(index, reason=reason)
+
+    async def scene() -> None:
+        drop(0, 1, 2)
+        buffer.start(limit=1)
+        buffer.add(3, group())
+        drop(4, 5)
+        drop(6, reason="quarantined")
+        with pytest.raises(
+            DataError, match=r"^4 groups in a row were dropped \(refused: 3, quarantined: 1\), .* refused; "
+        ):
+            drop(7)
+
+    run_simulated(scene())
 
 
 async def test_in_waves_a_replacement_waits_until_nothing_is_under_way():
@@ -206,14 +240,17 @@ async def test_a_take_is_woken_when_its_patience_begins_and_when_its_groups_are_
 def test_a_take_that_slept_through_changes_counts_its_stall_from_the_last_one():
     async def scene() -> None:
         buffer = Buffer(groups_per_step=3)
-        buffer.start()
+        buffer.start(limit=2)
         clock = asyncio.get_running_loop().time
         taking = asyncio.create_task(buffer.take(3, stall_s=10))
-        await finish(buffer, 2, after_s=8)
         await finish(buffer, 1, after_s=8)
+        await asyncio.sleep(8)
+        buffer.start()
+        await asyncio.sleep(8)
+        buffer.drop(2, reason="test")
         with pytest.raises(DeadlineError, match=r"has 0; nothing moved for 10 s; under way: groups \[0\]"):
             await taking
-        assert clock() == 26
+        assert clock() == 34
 
     run_simulated(scene())
 
@@ -271,6 +308,8 @@ async def test_bytes_of_groups_that_wait_for_their_scores_count():
     buffer.add(0, group(size_bytes=70))
     await buffer.take(1)
     assert buffer.size_bytes == 60 and buffer.num_startable() == 0, "two groups of 70 would not fit"
+    buffer.drop(1, reason="test")
+    assert buffer.size_bytes == 0
 
 
 async def test_groups_under_way_count_as_much_as_the_largest_of_the_recent_ones():
@@ -303,6 +342,32 @@ def test_a_straggler_is_dropped_when_a_step_has_waited_behind_it_for_long_enough
         stats = buffer.drain_stats()
         assert stats["buffer/dropped_straggler"] == stats["buffer/num_dropped"] == 1
         assert "buffer/dropped_straggler" not in buffer.drain_stats()
+
+    run_simulated(scene())
+
+
+def test_a_listener_is_called_once_for_every_change():
+    async def scene() -> None:
+        buffer = Buffer(groups_per_step=2, max_off_policy_steps=1, max_head_of_line_s=5.0)
+        calls: list[None] = []
+        buffer.subscribe(lambda: calls.append(None))
+
+        def num_calls() -> int:
+            number = len(calls)
+            calls.clear()
+            return number
+
+        buffer.start()
+        assert num_calls() == 1
+        assert not buffer.start() and num_calls() == 0
+        await finish(buffer, 1, 2)
+        assert num_calls() == 2
+        taken = await buffer.take(2)
+        assert num_calls() == 2, "group 0 was dropped as a straggler, then the others were taken"
+        buffer.drop(0, reason="straggler")
+        buffer.put_back(taken, lost=())
+        buffer.advance(1)
+        assert num_calls() == 3
 
     run_simulated(scene())
 

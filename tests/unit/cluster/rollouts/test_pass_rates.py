@@ -210,6 +210,22 @@ def test_a_group_waits_for_the_step_that_chooses_its_prompt():
     run_simulated(scene())
 
 
+def test_a_group_that_knows_no_step_that_is_being_learned_starts_meanwhile():
+    """Steps of 2 and a bound of 1: group 3 needs no step that ends at 2, as the taken one does; group 4 does."""
+
+    async def scene():
+        buffer = Buffer(groups_per_step=2, max_off_policy_steps=1, prompts_depend_on_steps=True)
+        buffer.start(limit=3)
+        for index in (0, 1):
+            buffer.add(index, Group(pieces=(), summary=judged()))
+        await buffer.take(2)
+        assert list(buffer.start()) == [3]
+        buffer.drop(2, reason="test")
+        assert list(buffer.start()) == []
+
+    run_simulated(scene())
+
+
 @pytest.mark.parametrize("is_held_back", [True, False])
 def test_no_choice_depends_on_timing(is_held_back):
     """Whatever finishes and is dropped when: the steps that are learned as a group starts are those that the whole record shows it."""

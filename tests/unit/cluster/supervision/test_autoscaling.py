@@ -48,6 +48,8 @@ def test_part_of_a_worker_is_a_worker():
 
 def test_a_single_worker_may_be_doubled_however_small_the_factor_is():
     assert wanted([load(4)] * 3, 1, config=CONFIG.model_copy(update={"max_step_factor": 1.1})) == 2
+    assert wanted([load(9)] * 3, 1, config=CONFIG.model_copy(update={"max_step_factor": 1.1})) == 2, "and no more"
+    assert wanted([load(9)] * 3, 3, config=CONFIG.model_copy(update={"max_step_factor": 1.5})) == 4, "at most 4.5"
 
 
 def test_one_slow_step_is_not_a_trend():
@@ -76,6 +78,7 @@ def test_a_buffer_that_stays_full_gives_back_what_was_idle():
     assert wanted([load(idle=0.6, full=True)] * 2, 6) == 3
     assert wanted([load(idle=0.6, full=True), load(idle=0.6)], 6) == 6
     assert wanted([load(idle=0.1, full=True)] * 2, 6) == 6, "5.4 of 6 are busy"
+    assert wanted([load(idle=0.6, full=True)], 6) == 6, "for one step alone"
 
 
 def test_limits_hold():
@@ -104,6 +107,7 @@ def test_a_worker_that_would_serve_for_less_than_three_joins_is_not_asked_for():
     assert wanted([load(5)] * 3, 2, join_s=100, num_steps_left=40) == 4
     assert wanted([load(5)] * 3, 2, join_s=100, num_steps_left=39) == 2
     assert wanted([load(5)] * 3, 2, join_s=None, num_steps_left=1) == 4, "nothing is known of joins"
+    assert wanted([load(5)] * 3, 2, join_s=100, num_steps_left=None) == 4, "nor of an end"
 
 
 def test_bounds_in_the_wrong_order_are_refused():

@@ -7,9 +7,9 @@ from cluster.supervision.policy import Abort, Failure, FailureKind, History, Res
 CONFIG = SupervisionConfig(max_restarts=3, window_s=100, backoff_s=2)
 
 
-def failure(at=0.0, actor="rollout-0", kind=FailureKind.DEATH, node_id=None):
+def failure(at=0.0, actor="rollout-0", kind=FailureKind.DEATH, node_id=None, reason="gone"):
     actor_kind = ActorKind.LEARNER if actor.startswith("learner") else ActorKind.ROLLOUT_WORKER
-    return Failure(actor=actor, actor_kind=actor_kind, kind=kind, reason="gone", at=at, node_id=node_id)
+    return Failure(actor=actor, actor_kind=actor_kind, kind=kind, reason=reason, at=at, node_id=node_id)
 
 
 def test_a_first_death_is_healed_at_once():
@@ -19,6 +19,11 @@ def test_a_first_death_is_healed_at_once():
 def test_repetition_backs_off_twice_as_long_each_time():
     past = History([failure(1), failure(2)])
     assert decide(failure(3), past, CONFIG) == Restart(actor="rollout-0", delay_s=4.0)
+
+
+def test_nobody_waits_longer_than_a_minute():
+    past, config = History([failure(at) for at in range(7)]), CONFIG.model_copy(update={"max_restarts": 9})
+    assert decide(failure(7), past, config) == Restart(actor="rollout-0", delay_s=60.0)  # not 2 * 2**6 = 128
 
 
 def test_another_actors_deaths_do_not_delay_this_one():
@@ -61,6 +66,11 @@ def test_errors_of_two_ranks_on_one_node_are_two_failures():
     assert decide(again, past, CONFIG) == Restart(actor="learner-1", delay_s=2.0)
 
 
+def test_deaths_of_ranks_that_never_had_a_node_are_not_of_one_node():
+    past = History([failure(0, actor="learner-0")])
+    assert decide(failure(1, actor="learner-1"), past, CONFIG) == Restart(actor="learner-1", delay_s=2.0)
+
+
 def test_old_failures_are_forgotten():
     past = History([failure(1), failure(2), failure(3)])
     assert isinstance(decide(failure(500), past, CONFIG), Restart)
@@ -68,6 +78,8 @@ def test_old_failures_are_forgotten():
 
 def test_a_refusal_is_never_tried_again():
     assert decide(failure(kind=FailureKind.REFUSAL), History(), CONFIG) == Abort(reason="rollout-0: gone")
+    named = failure(kind=FailureKind.REFUSAL, reason="rollout-0 has no such model")
+    assert decide(named, History(), CONFIG) == Abort(reason="rollout-0 has no such model")
 
 
 def test_what_nothing_decides_by_any_more_is_forgotten():

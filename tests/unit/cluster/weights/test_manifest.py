@@ -105,8 +105,33 @@ def test_the_canary_is_computed_when_the_last_bucket_has_left():
 
 def test_tied_tensors_travel_once():
     embedding = torch.randn(8, 2)
-    manifest, _ = packed({"embed_tokens.weight": embedding, "lm_head.weight": embedding})
-    assert [entry.name for entry in manifest.tensors] == ["embed_tokens.weight"]
+    manifest, _ = packed({"embed_tokens.weight": embedding, "lm_head.weight": embedding, "norm": torch.ones(2)})
+    assert [entry.name for entry in manifest.tensors] == ["embed_tokens.weight", "norm"]
+
+
+def test_tensors_at_one_address_that_are_not_the_same_travel_each():
+    memory = torch.arange(8.0)
+    tensors = {"whole": memory, "half": memory[:4], "bits": memory[:4].view(torch.int32), "row": memory[None]}
+    empty = torch.empty(0)
+    manifest, buckets = packed(tensors | {"empty": empty, "also empty": empty})
+    assert list(dict(unpack(manifest, buckets))) == [*tensors, "empty", "also empty"]
+
+
+def test_parameters_with_a_gradient_travel_as_they_are():
+    tensors: dict[str, torch.Tensor] = {"a": torch.nn.Parameter(torch.ones(2)), "b": torch.nn.Parameter(torch.ones(16))}
+    *buckets, manifest = parts(tensors)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in unpack(manifest, buckets))
+    assert len(buckets) == 2 and not buckets[1].flags.writeable, "the second is not copied"
+
+
+def test_what_lay_in_memory_before_is_in_no_digest(monkeypatch: pytest.MonkeyPatch):
+    """Between tensors there is room."""
+    tensors = {"a": torch.ones(3), "b": torch.ones(3)}
+    digests = []
+    for left in (1, 255):
+        monkeypatch.setattr(np, "empty", lambda size, dtype, left=left: np.full(size, left, dtype))
+        digests.append(packed(tensors)[0].digest)
+    assert digests[0] == digests[1]
 
 
 def test_tensors_that_are_gathered_one_after_the_other_are_not_taken_for_tied():

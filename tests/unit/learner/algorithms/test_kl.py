@@ -33,3 +33,26 @@ def test_unbiased_kl_weighs_k3_by_the_ratio_to_the_policy_that_sampled():
 def test_a_clamp_bounds_a_kl_that_would_overflow():
     got = kl.k3(row(-1000.0), other_logprobs_BT=row(-1.0), loss_mask_BT=tensor([[True]]), log_ratio_clamp=10.0)
     assert_close(got, row(math.exp(10) - 10 - 1))
+
+
+def test_the_unbiased_kl_holds_its_own_log_ratio_alone():
+    """The reference is five times as likely: held at e, which leaves e - 1 - 1; the policy twice as likely as what sampled."""
+    given = {"other_logprobs_BT": row(-2.0 + math.log(5)), "rollout_logprobs_BT": row(-2.0 - math.log(2))}
+    got = kl.unbiased(row(-2.0), **given, loss_mask_BT=tensor([[True]]), log_ratio_clamp=1.0)
+    assert_close(got, row(2 * (math.e - 2)))
+    assert_close(kl.unbiased(row(-2.0), **given, loss_mask_BT=tensor([[True]])), row(2 * (4 - math.log(5))))
+
+
+def test_the_kl_over_a_partition_is_summed_over_its_parts():
+    policy, other = tensor([[[0.5, 0.5], [math.nan] * 2]]).log(), tensor([[[0.25, 0.75], [math.nan] * 2]]).log()
+    given = {"other_partition_BTP": other, "loss_mask_BT": tensor([[True, False]])}
+    reverse, forward = 0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
+    assert_close(kl.partition_kl(policy, **given), row(reverse, 0.0))
+    assert_close(kl.partition_kl(policy, **given, direction="forward"), row(forward, 0.0))
+
+
+def test_rounding_of_a_partition_makes_no_kl_negative():
+    """As if the policy's parts came to 0.75 and the reference's to 0.5."""
+    policy, other = tensor([[[0.5, 0.25]]]).log(), tensor([[[0.25, 0.25]]]).log()
+    got = kl.partition_kl(policy, other_partition_BTP=other, loss_mask_BT=tensor([[True]]))
+    assert_close(got, row(0.5 * math.log(2) - 0.75 + 0.5))

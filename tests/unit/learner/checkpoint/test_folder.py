@@ -65,6 +65,18 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_offered(tmp_path: Pa
     )
 
 
+def test_the_one_before_the_millionth_is_the_one_of_the_step_before(tmp_path: Path):
+    """Their names are of different lengths: by the alphabet the millionth comes first."""
+    for step in (999_999, 1_000_000):
+        (_save(tmp_path / f"step-{step:06d}") / state_name(0, 1)).unlink()
+    with pytest.raises(CheckpointError, match=r"step-999999 is torn.*; there is none before it"):
+        verify(Place.of(tmp_path / "step-999999"))
+    with pytest.raises(
+        CheckpointError, match=r"step-1000000 is torn.*; the one before it is .*step-999999: move step-1000000"
+    ):
+        verify(Place.of(tmp_path / "step-1000000"))
+
+
 @pytest.mark.parametrize(("written", "altered"), [('"policy_version":1', '"policy_version":2'), ('"a":1', '"a":3')])
 def test_an_altered_manifest_is_refused(tmp_path: Path, written: str, altered: str):
     directory = _save(tmp_path / "step-000001")

@@ -239,6 +239,19 @@ def test_ranks_get_like_loads():
     assert max(loads) <= 1.15 * min(loads)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_group_that_fits_one_pass_is_shared_out_among_ranks(layout: Layout):
+    rows = [token_row([1, 2], [5] * 11) for _ in range(4)]
+    ranks = plan(rows, max_tokens=10**6, layout=layout, num_ranks=2)
+    assert [[len(chosen) for chosen in rank] for rank in ranks] == [[2], [2]]
+
+
+def test_the_rank_with_the_longest_pass_gets_the_shortest_too():
+    """Passes of 5 + 4, 8, 7 and 6 inputs: 9 + 6 and 8 + 7."""
+    rows = [token_row([number], [5] * number) for number in (8, 7, 6, 5, 4)]
+    assert plan(rows, max_tokens=9, layout="packed", num_ranks=2) == [[(3, 4), (2,)], [(0,), (1,)]]
+
+
 def _num_passes(*, prompt: int, completion: int, max_tokens: int, longest: int = 0) -> int:
     """Of four groups of four, and a row of another."""
     groups = [token_row([group] * prompt, [5] * completion) for group in range(4) for _ in range(4)]
