@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 
 from cluster.contracts.config import LearnerConfig
 from cluster.contracts.errors import ConfigError, DeadlineError, headline
-from cluster.weights.process_group import patience, store_at, store_of
+from cluster.contracts.sockets import patience
+from cluster.weights.process_group import store_at, store_of
 from learner.sequence_parallel import SequenceGroup
 
 MAX_UNREDUCED_BYTES = 2 * 1024**3

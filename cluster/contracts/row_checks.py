@@ -119,8 +119,8 @@ def _is_not_finite(value: float | None) -> bool:
 
 def refuse(batch: pa.RecordBatch, name: str, is_bad: pa.Array | list[bool], why: str) -> None:
     """Raises DataError for the first row that is bad."""
-    is_any = True in is_bad if isinstance(is_bad, list) else is_bad.true_count  # a fifth of the time of `pyarrow.compute`
-    if is_any:
+    # A fifth of the time of `pyarrow.compute`.
+    if (True in is_bad) if isinstance(is_bad, list) else is_bad.true_count:
         row = pc.index(pa.array(is_bad), True).as_py()
         raise DataError(f"row {row} ({name_of(batch, row)}), field {name!r}: {why}; got {str(batch[name][row])[:80]}")
 

@@ -1,6 +1,10 @@
-"""Addresses that are a process's own before anybody hears of them."""
+"""Where processes meet: addresses that are a process's own before anybody hears of them, and how long torch waits there."""
 
 import socket
+from datetime import timedelta
+
+_LONGEST_S = 1e9
+"""Gloo adds a wait to a clock of nanoseconds in 64 bits: ten times as long is over at once."""
 
 
 def bound(host: str) -> tuple[socket.socket, str]:
@@ -13,3 +17,8 @@ def bound(host: str) -> tuple[socket.socket, str]:
     listener = socket.socket(family)
     listener.bind((host, 0))
     return listener, f"{host}:{listener.getsockname()[1]}"
+
+
+def patience(timeout_s: float) -> timedelta:
+    """A timeout as torch takes it, which is no longer than torch can count."""
+    return timedelta(seconds=min(timeout_s, _LONGEST_S))

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed import distributed_c10d as c10d
 
 from cluster.contracts.errors import BroadcastError, LostError
-from cluster.contracts.sockets import bound
+from cluster.contracts.sockets import bound, patience
 from cluster.contracts.types import RankGroup
 from cluster.weights.delta import LoadedCopy
 from cluster.weights.manifest import WeightManifest, bucket_sizes, owned, unpack_bucket, verify_bucket
@@ -38,8 +37,6 @@ _BACKLOG = 1024
 """Connections that wait to be accepted."""
 _LOOK_S = 0.5
 """How often a member that waits looks whether the group was given up."""
-_LONGEST_S = 1e9
-"""Gloo adds a wait to a clock of nanoseconds in 64 bits: ten times as long is over at once. A member's own clock keeps any limit."""
 _GIVEN_UP = "given up"
 _NUM_HASHED_BESIDE = 4
 """Copies of buckets in host memory that are hashed while the next ones are loaded."""
@@ -367,11 +364,6 @@ def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.devic
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def patience(timeout_s: float) -> timedelta:
-    """As torch takes it: a timeout that is longer than anybody waits must not overflow there."""
-    return timedelta(seconds=min(timeout_s, _LONGEST_S))
 
 
 def _address_towards(address: str) -> str:
