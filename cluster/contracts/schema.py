@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -319,9 +318,7 @@ def _spans(column: pa.ListArray) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _oldest_versions(
-    trajectories: pa.RecordBatch, is_trained: np.ndarray, spans: Iterable[slice]
-) -> Iterator[int | None]:
+def _oldest_versions(trajectories: pa.RecordBatch, is_trained: Any, spans: Iterable[slice]) -> Iterator[int | None]:
     """Of each trajectory's trained tokens; of all of its tokens where none trains."""
     versions = trajectories["policy_versions"].flatten().to_numpy()
     for own in spans:
