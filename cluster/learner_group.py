@@ -42,6 +42,8 @@ Tell = Callable[[StepStats, list[GroupSummary]], Awaitable[None]]
 
 _GIVE_UP_S = 10.0
 """For a message to a rank that answers while it learns."""
+_MOST_UNSENT = 2
+"""Failures of a rank to send, in a row, after which it is restarted."""
 
 
 class LearnerGroup:
@@ -97,8 +99,8 @@ class LearnerGroup:
         """The last version that was evaluated, and its metric."""
         self._trajectories = ""
         """The file of that step's."""
-        self._could_not_send: tuple[RemoteActor, WorkerError | DeadlineError] | None = None
-        """The first rank, and why; it may be another one by now."""
+        self._could_not_send: list[tuple[RemoteActor, WorkerError | DeadlineError]] = []
+        """The first rank, and why, each time in a row; it may be another one by now."""
         self._tell: Tell | None = None
         """Hears of the steps that `restore` learns again."""
         self._saving = saving
@@ -188,7 +190,8 @@ class LearnerGroup:
         """What was packed last, or what changed in it, to all other members of `group`, while the ranks do something else.
 
         Raises BroadcastError when one of these is lost, LostError when the ranks are being restarted or have not packed it, and the
-        first rank's failure, which the next call that publishes heals: a rank that lives and cannot send would pack for ever.
+        first rank's failure. After two in a row the next call that publishes heals it: a rank that lives and cannot send would pack for
+        ever.
         """
         if not self._ranks or not self._are_built:
             raise LostError("the learner is restarted: what it packed is gone")
@@ -196,8 +199,9 @@ class LearnerGroup:
         try:
             await rank.call("send", group, deadline_s=group.timeout_s + _GIVE_UP_S)
         except (WorkerError, DeadlineError) as error:
-            self._could_not_send = rank, error
+            self._could_not_send.append((rank, error))
             raise
+        self._could_not_send.clear()
 
     async def give_up(self, group: RankGroup) -> None:
         """All members that wait in `group` raise BroadcastError. With the first rank they do so anyway."""
@@ -454,10 +458,14 @@ class LearnerGroup:
                     await self._recover(error)
 
     async def _heal_sender(self) -> None:
-        """New ranks, where the first one of these could not send. One that died is noticed by the call itself."""
-        failed, self._could_not_send = self._could_not_send, None
-        if failed and failed[0] in self._ranks and failed[1].kind is not FailureKind.DEATH:
-            await self._recover(failed[1])
+        """New ranks, where the first one of these could not send: once may be a moment without memory. One that died is noticed by the
+        call itself."""
+        failures = [error for rank, error in self._could_not_send if rank in self._ranks]
+        if len(failures) < _MOST_UNSENT:
+            return
+        self._could_not_send.clear()
+        if failures[-1].kind is not FailureKind.DEATH:
+            await self._recover(failures[-1])
 
     async def _begin_turn(self, *, ends_with_broadcast: bool) -> None:
         """The ranks may use their GPUs."""

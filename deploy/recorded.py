@@ -132,7 +132,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     file and row for one that cannot be learned from.
     """
     folder, name = os.path.split(out)
-    if not name:
+    if not name or ("://" in out and "://" not in folder):
         raise ConfigError(f"{out!r} names no file; write one such as rows.arrow")
     formatter = ChatFormatter.load(model)
     params = prompts.params if prompts.name == "file" else {}

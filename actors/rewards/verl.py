@@ -57,8 +57,10 @@ def _is_number(value: Any) -> bool:
         return False
     try:
         float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         return False
+    except OverflowError:
+        return True  # an integer that no reward can hold, as is said of it
     return True
 
 

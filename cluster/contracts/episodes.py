@@ -173,10 +173,16 @@ class EpisodeFacts(Protocol):
     columns: Mapping[str, Any]
     seed: int
     index: int
-    num_turns: int
-    """That the model has had."""
-    num_context_tokens: int
-    """After the last turn; 0 before the first."""
+
+    @property
+    def num_turns(self) -> int:
+        """That the model has had."""
+        ...
+
+    @property
+    def num_context_tokens(self) -> int:
+        """After the last turn; 0 before the first."""
+        ...
 
     @property
     def base_url(self) -> str:

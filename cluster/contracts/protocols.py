@@ -182,7 +182,7 @@ class Transport(Protocol):
     """A way for weights to reach workers: `weights.transport` names one, which is made with `timeout_s`, the deadline of a load.
 
     A worker for which the published weights are lost has a LostError in the answer of `deliver` and `catch_up`: they are published again,
-    three times at most.
+    three times at most; then the worker has failed.
     """
 
     async def publish(self, learner: PublishingLearner) -> BroadcastStats:

@@ -126,7 +126,7 @@ class PlacementPlan:
         """In the order in which they are to be reserved. One for all seats; with workers that are spread, one before theirs for all
         others; where nodes may be taken away, first one of the actors that stay on others, then one for each worker.
 
-        Ray gives out the seats of a group by their size, whatever their labels: a large worker would take the only place where a small
+        Ray gives the seats of a group to nodes by their size, whatever their labels: a large worker would take the only place where a small
         learner may be, and the group would never be placed though it has room. A worker's own group can be given back when its node is
         lost, and no other worker notices.
         """

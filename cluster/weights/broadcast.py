@@ -230,11 +230,12 @@ class Weights:
 
 
 def _blaming(stats: BroadcastStats, num_lost: Counter[str]) -> BroadcastStats:
-    """Workers to which weights were lost too often have failed. `num_lost` counts, by worker."""
-    num_lost.update(name for name, error in stats.failures if isinstance(error, LostError))
+    """Workers to which weights were lost too often have failed, but for what was another actor's fault. `num_lost` counts, by worker."""
+    lost = {name for name, error in stats.failures if isinstance(error, LostError) and error.actor in (None, name)}
+    num_lost.update(lost)
 
     def blamed(name: str, error: TreadwheelError) -> TreadwheelError:
-        if not isinstance(error, LostError) or num_lost[name] <= _MOST_LOST:
+        if name not in lost or num_lost[name] <= _MOST_LOST:
             return error
         what = f"{name} did not get the weights, which were published {_MOST_LOST} times more: {error}"
         return WorkerError(what, actor=name, stage="load", details=error.details)

@@ -88,7 +88,7 @@ class CollectiveTransport:
             sent = await self._sent(learner, packed, workers, joins=joins)
         except _LEARNER_LOST as error:
             lost = f"policy version {packed.policy_version} is not with the learner any more: {error}"
-            sent = [(LostError(lost), 0) for _ in workers]
+            sent = [(LostError(lost, actor=error.actor or "learner"), 0) for _ in workers]
         results, sizes = [result for result, _ in sent], [size for _, size in sent]
         return stats_of(asdict(packed), workers, results, started=started, sizes=sizes)
 

@@ -1,6 +1,7 @@
 """What a peer's configuration says, as settings by full name: YAML or JSON, or the `key=value` words of a shell script."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -52,9 +53,16 @@ def _mapping(path: str, way_out: str) -> Mapping[str, Any]:
 def _json(path: str, way_out: str) -> Any:
     """YAML reads most of it, and neither tabs between values nor characters beyond U+FFFF, which JSON writes in two halves."""
     try:
-        return json.loads(read_text(path, way_out=way_out))
+        return json.loads(read_text(path, way_out=way_out), object_pairs_hook=_of_different_names)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}; correct it") from error
+
+
+def _of_different_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"{name!r} is given {count} times")
+    return dict(pairs)
 
 
 def _joined(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

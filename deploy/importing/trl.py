@@ -276,7 +276,8 @@ def _aggregation(given: Given) -> Made:
     if kind == "bnpo":
         given.refuse("loss_type", "divides by the tokens of a micro-batch of one device; use dapo, which counts all")
     if kind == "luspo" and (why := _why_by_token(given)):
-        given.refuse("loss_type", f"with {why} divides by the padded width of a micro-batch; use grpo or dapo")
+        way_out = "importance_sampling_level=sequence" if why.startswith("importance") else "grpo or dapo"
+        given.refuse("loss_type", f"with {why} divides by the padded width of a micro-batch; use {way_out}")
     _, mini_batches, _ = _updates(given)
     if mini_batches > 1 and _AGGREGATIONS.get(kind) == "token_mean":
         given.note(

@@ -420,10 +420,9 @@ def _loss(given: Given) -> Made:
         given.refuse(f"{_ACTOR}.clip_ratio_c", "is verl's error too; set it above 1")
     if mode == "dro" and (known["dro"]["beta"] or 0) <= 0:
         given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is verl's error too; set it above 0")
-    if mode in ("gspo", "sapo") and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":
+    if mode == "sapo" and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":
         given.refuse(
-            f"{_ACTOR}.loss_agg_mode",
-            f"is not what verl takes for the policy loss of loss_mode={mode}; use seq-mean-token-mean",
+            f"{_ACTOR}.loss_agg_mode", "is not what verl takes for SAPO's policy loss; use seq-mean-token-mean"
         )
     return {"algorithm.policy_loss": known[mode]}
 

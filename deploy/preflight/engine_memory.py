@@ -13,8 +13,10 @@ from learner.shape import head_size, inner_size, num_key_heads, sizes
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "moe")
+_WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "moe", "mlp")
 """Kinds of layers whose state does not grow with a sequence."""
+_WITH_WHOLE_HEADS = ("minicpm3",)
+"""Models of latent attention for which vLLM caches keys and values by heads."""
 _PREFILL_TOKENS = 16_384
 """Prompt tokens of one engine step: vLLM's largest default."""
 ENGINE_CONTEXT_BYTES = 2 * 1024**3
@@ -106,6 +108,6 @@ def _cached_numbers(text: "PretrainedConfig", *, tensor_parallel: int) -> int:
     """Of one token, in each process. Latent attention (MLA, arXiv:2405.04434) keeps a latent and a rotary key that all heads share."""
     kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
     num_layers = max(sum(kind not in _WITHOUT_KEYS for kind in kinds), 1)
-    if latent := getattr(text, "kv_lora_rank", None):
+    if (latent := getattr(text, "kv_lora_rank", None)) and getattr(text, "model_type", "") not in _WITH_WHOLE_HEADS:
         return num_layers * (latent + text.qk_rope_head_dim)
     return 2 * num_layers * max(num_key_heads(text) // tensor_parallel, 1) * head_size(text)

@@ -418,26 +418,48 @@ async def test_weights_are_sent_while_the_ranks_learn_and_a_lost_member_or_rank_
     assert scene.num_killed == 0
 
 
+OUT_OF_MEMORY = WorkerError("learner-0 failed in 'send': OutOfMemoryError", actor="learner-0")
+
+
 @pytest.mark.parametrize("method", ["pack", "publish"])
 async def test_a_rank_that_lives_and_cannot_send_is_restarted_before_anything_is_published_again(method: str):
     """Seen before: it packed again what it had no memory to send, for ever, and nothing said so."""
-    scene = Scene(("send", 1, WorkerError("learner-0 failed in 'send': OutOfMemoryError", actor="learner-0")))
+    scene = Scene(*[("send", 1, OUT_OF_MEMORY)] * 2)
     await scene.group.start()
     await scene.learn(1)
-    with pytest.raises(WorkerError, match="OutOfMemoryError"):
-        await scene.group.send(GROUP)
-    assert scene.num_killed == 0
+    num_killed: list[int] = []
     for _ in range(2):
-        await getattr(scene.group, method)()
-    assert scene.num_killed == 1 and scene.learned == [("group 0",), ("group 0",)]
+        with pytest.raises(WorkerError, match="OutOfMemoryError"):
+            await scene.group.send(GROUP)
+        for _ in range(2):
+            await getattr(scene.group, method)()
+        num_killed.append(scene.num_killed)
+    assert num_killed == [0, 1] and scene.learned == [("group 0",), ("group 0",)]
+
+
+async def test_a_rank_that_has_sent_again_is_not_restarted_for_what_it_could_not_send_before():
+    scene = Scene(*[("send", 1, OUT_OF_MEMORY)] * 2)
+    await scene.group.start()
+    await scene.learn(1)
+    with pytest.raises(WorkerError):
+        await scene.group.send(GROUP)
+    failure = scene.failures.pop()
+    await scene.group.send(GROUP)
+    scene.failures.append(failure)
+    with pytest.raises(WorkerError):
+        await scene.group.send(GROUP)
+    await scene.group.pack()
+    assert scene.num_killed == 0
 
 
 async def test_a_rank_that_could_not_send_and_was_restarted_meanwhile_is_not_restarted_again():
-    scene = Scene(("send", 1, DeadlineError("learner-0 did not finish 'send' within 610 s", actor="learner-0")))
+    late = DeadlineError("learner-0 did not finish 'send' within 610 s", actor="learner-0")
+    scene = Scene(*[("send", 1, late)] * 2)
     await scene.group.start()
     await scene.learn(1)
-    with pytest.raises(DeadlineError):
-        await scene.group.send(GROUP)
+    for _ in range(2):
+        with pytest.raises(DeadlineError):
+            await scene.group.send(GROUP)
     scene.failures.append(("update", 1, death("learner-0", "update")))
     await scene.learn(1)
     await scene.group.pack()

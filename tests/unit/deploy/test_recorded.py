@@ -105,7 +105,7 @@ def test_a_file_without_a_batch_has_no_groups_whatever_its_columns(tmp_path):
         opened(str(tmp_path / "a.arrow"))
 
 
-@pytest.mark.parametrize("out", ["", "s3://", "folder/"])
+@pytest.mark.parametrize("out", ["", "s3://", "s3://bucket", "folder/"])
 def test_an_import_without_a_file_to_write_is_refused_before_it_reads(tmp_path, model, out):
     with pytest.raises(ConfigError, match=r"names no file; write one such as rows\.arrow"):
         imported(str(tmp_path / "nowhere.jsonl"), out, model)

@@ -136,6 +136,14 @@ def test_numbers_of_numpy_and_torch_are_components_of_a_compute_score():
     assert judged.value == 1.0 and judged.components == {"share": 0.5, "hits": 2.0, "acc": 1.0, "length": 3.0}
 
 
+def test_what_is_no_number_for_a_reward_is_left_out_of_a_compute_score_or_said():
+    judge = VerlReward(function=lambda **_: {"score": 1.0, "odd": torch.tensor(1j), "many": 10**400}, ground_truth="a")
+    judged = judge(completion="", columns={"a": 1})
+    assert judged == {"reward": 1.0, "many": 10**400}
+    with pytest.raises(DataError, match="many"):
+        to_reward(judged)
+
+
 def test_a_compute_score_may_be_asynchronous_and_finds_extra_info_to_be_a_dict():
     async def compute_score(*, extra_info, **_):
         return {"score": 1.0, "acc": float(extra_info.get("hint", 0))}

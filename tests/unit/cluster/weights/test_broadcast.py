@@ -322,6 +322,14 @@ async def test_a_fleet_whose_weights_went_with_the_learner_gets_those_that_it_pu
     assert fleet.replaced == [], "no worker is to blame"
 
 
+async def test_no_worker_is_to_blame_for_a_learner_that_never_sends():
+    """More often than a worker of its own may lose them."""
+    lost = [LostError("learner-0 failed in 'send': OutOfMemoryError", actor="learner-0")] * 9
+    fleet = Fleet("a", "b")
+    sent = await broadcast(weights_over(ScriptedTransport({"a": [*lost], "b": [*lost]}), num_workers=2), fleet)
+    assert sent.policy_version == 9 and fleet.replaced == []
+
+
 async def test_dead_workers_are_handed_to_the_fleet_and_not_waited_for():
     died = death("a", "load")
     fleet = Fleet("a", "b")

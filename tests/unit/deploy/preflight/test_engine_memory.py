@@ -56,6 +56,22 @@ def test_layers_without_attention_keep_no_keys():
     assert _engine(hybrid).bytes_per_token == 2 * 12 * 2 * 256 * 2
 
 
+def test_layers_of_an_mlp_alone_keep_no_keys():
+    """Nemotron-H 8B: 24 of Mamba, 24 MLPs, and 4 of attention with 8 key-value heads of 128."""
+    kinds = ["linear_attention"] * 24 + ["mlp"] * 24 + ["full_attention"] * 4
+    hybrid = made(num_hidden_layers=52, num_key_value_heads=8, head_dim=128, layer_types=kinds)
+    assert _engine(hybrid).bytes_per_token == 2 * 4 * 8 * 128 * 2
+
+
+def test_a_latent_that_vllm_does_not_cache_is_counted_by_heads():
+    """MiniCPM3: 62 layers of 40 heads."""
+    minicpm = made(
+        num_hidden_layers=62, num_key_value_heads=40, num_attention_heads=40, head_dim=96, kv_lora_rank=256,
+        qk_rope_head_dim=32, model_type="minicpm3",
+    )  # fmt: skip
+    assert _engine(minicpm).bytes_per_token == 2 * 62 * 40 * 96 * 2
+
+
 def test_the_cache_has_what_weights_and_passes_leave():
     found = _engine("Qwen/Qwen3-8B", num_sequences=100)
     passes = 16_384 * 2 * (4 * 4096 + 3 * 12_288) + 3 * 4 * 100 * 151_936 + 2 * GIB
