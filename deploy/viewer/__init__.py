@@ -20,6 +20,6 @@ The template extends `layout.html` (blocks `title`, `main`, `scripts`) and has
 
 `raise HTTPException(404, "step 12 was never recorded")` (starlette's) shows that sentence. Scripts are modules from `static/`:
 `<script type="module" src="{{ root }}/static/weights.js"></script>`; they take the page's data and the run's address from `page.js`, and
-put text into the page by `textContent`. A script sets colours by `element.style`; `style="..."` in HTML is refused by the policy, so a template
-uses classes. The colours of scales are variables at the top of `style.css`: `--sequential-0` to `-8`, `--diverging-0` to `-8`.
+put text into the page by `textContent`. A script sets colours by `element.style`; `style="..."` in HTML is refused by the policy, so a
+template uses classes. The colours of scales are variables at the top of `style.css`: `--sequential-0` to `-8`, `--diverging-0` to `-8`.
 """
