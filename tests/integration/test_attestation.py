@@ -201,6 +201,10 @@ async def test_a_head_that_stayed_old_is_caught(pair: Pair):
     await pair.load(old)
     new = pair.step(size=0.1)
     if pair.learner.policy.causal_lm.config.tie_word_embeddings:
+        if not _keeps_a_copy_of_its_head(pair.engine):
+            pytest.skip(
+                "vLLM has no kernel of its own for this type on this processor: the head is the embedding itself"
+            )
         pair.engine._repair_tied_head = False
     else:
         new = half_old(old, new, part="lm_head.")
@@ -208,6 +212,20 @@ async def test_a_head_that_stayed_old_is_caught(pair: Pair):
         await pair.load(new)
     pair.engine._repair_tied_head = True
     await pair.load(pair.step(size=0.0))
+
+
+def _keeps_a_copy_of_its_head(engine: VllmEngine) -> bool:
+    """Which it computes with, whatever weights it is given: a processor with AVX2 alone makes one in float32 only."""
+
+    def answers_the_same(worker: Any) -> bool:
+        head = worker.model_runner.get_model().lm_head
+        x = torch.ones(1, head.weight.shape[1], dtype=head.weight.dtype)
+        return torch.equal(
+            head.cpu_linear(x, head.weight, None), head.cpu_linear(x, torch.zeros_like(head.weight), None)
+        )
+
+    (found,) = engine._engine.collective_rpc(answers_the_same)
+    return found
 
 
 async def test_a_small_step_is_told_apart_or_said_to_be_indistinguishable(pair: Pair):
