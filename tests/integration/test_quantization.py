@@ -50,6 +50,15 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     worker.stop()
 
 
+@pytest.fixture
+def _rounds_alone(served: Served) -> None:
+    if served.scheme == "int8_per_channel" and not torch.cpu._is_vnni_supported():
+        pytest.skip(
+            "without VNNI the products of 8 bits overflow on their way: the mismatch is ten times that of rounding"
+        )
+
+
+@pytest.mark.usefixtures("_rounds_alone")
 async def test_every_version_is_rounded_anew_and_attested(served: Served):
     least, most = NOISE[served.scheme]
     for _ in range(4):
@@ -66,6 +75,7 @@ async def test_weights_of_another_version_are_not_attested(served: Served):
         await served.worker.load(manifest | {"canary": later["canary"]}, *buckets)
 
 
+@pytest.mark.usefixtures("_rounds_alone")
 async def test_sampled_tokens_are_off_by_the_same_rounding(served: Served):
     await served.worker.load(*served.next_version())
     (batch,) = [batch async for batch in served.worker.generate([ticket(0, PROMPT, max_tokens=48)])]
