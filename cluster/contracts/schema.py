@@ -9,7 +9,7 @@ version leaves it in the present one.
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import pyarrow as pa
@@ -314,17 +314,21 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
 def _spans(column: pa.ListArray) -> list[slice]:
     """Of each row's values among those of all rows."""
     lengths: list[int] = pc.list_value_length(column).to_pylist()
-    ends = [*accumulate(lengths)]
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    return [slice(start, end) for start, end in pairwise(accumulate(lengths, initial=0))]
 
 
 def _oldest_versions(trajectories: pa.RecordBatch, is_trained: Any, spans: Iterable[slice]) -> Iterator[int | None]:
-    """Of each trajectory's trained tokens; of all of its tokens where none trains."""
+    """Of each trajectory; None where it has no token."""
     versions = trajectories["policy_versions"].flatten().to_numpy()
     for own in spans:
-        trained = versions[own][is_trained[own]]
-        counted = trained if len(trained) else versions[own]
+        counted = counted_versions(versions[own], is_trained[own])
         yield int(counted.min()) if len(counted) else None
+
+
+def counted_versions(versions: Any, is_trained: Any) -> Any:
+    """Those of a trajectory's tokens that train, as arrays of NumPy; of all of its tokens where none trains."""
+    trained = versions[is_trained]
+    return trained if len(trained) else versions
 
 
 def info_of(batch: pa.RecordBatch, row: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from cluster.contracts.protocols import ActorHandle, Events, PublishingLearner, 
 from cluster.contracts.types import BroadcastStats
 
 _MOST_LOST = 3
-"""Times in a row that published weights may be lost to a worker, and are published again. Then it is the worker that does not get them."""
+"""How often weights that are lost to one worker are published again, in one broadcast or while it joins. Then the worker has failed."""
 
 
 class Weights:

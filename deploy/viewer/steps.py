@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.learned import Learned
 from cluster.contracts.row_checks import check_contents
-from cluster.contracts.schema import SCHEMA, upgraded
+from cluster.contracts.schema import SCHEMA, counted_versions, upgraded
 from cluster.contracts.segments import SEGMENT, whole
 from cluster.record.learned_files import learned_name, learned_of
 from cluster.record.recorder import num_pruned_steps, step_of
@@ -118,8 +118,8 @@ class RecordedStep:
         )
 
     def _trajectory(self, row: Mapping[str, Any], versions: pa.Array, mask: pa.Array) -> Trajectory:
-        found, is_trained = versions.to_numpy(), mask.to_numpy(zero_copy_only=False)
-        counted = found[is_trained] if is_trained.any() else found
+        is_trained = mask.to_numpy(zero_copy_only=False)
+        counted = counted_versions(versions.to_numpy(), is_trained)
         oldest, newest = (int(counted.min()), int(counted.max())) if len(counted) else (None, None)
         return Trajectory(
             sample_index=row["sample_index"],
