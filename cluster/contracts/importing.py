@@ -12,20 +12,23 @@ import re
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
 
 
 @contextlib.contextmanager
 def importing() -> Generator[None]:
-    """No garbage is collected in the block. What lives at its end is old at once: collections rarely look at it. transformers gets its list
-    of all installed packages in a tenth of the time."""
+    """No garbage is collected in the block. What lives at its end is old at once: collections rarely look at it. transformers gets its lists
+    of all installed packages and of all its own models in a fraction of the time."""
     was_enabled, slow = gc.isenabled(), importlib.metadata.packages_distributions
     gc.disable()
     importlib.metadata.packages_distributions = packages_distributions
+    sys.meta_path.insert(0, quick := _QuickLists())
     try:
         yield
     finally:
+        sys.meta_path.remove(quick)
         importlib.metadata.packages_distributions = slow
         gc.freeze()
         gc.unfreeze()  # into the oldest generation
@@ -79,6 +82,24 @@ def hidden(module: str) -> Generator[None]:
         yield
     finally:
         del sys.modules[module]
+
+
+class _QuickLists:
+    """Finds what transformers lists its models with: it reads all their 2,500 files when it is imported."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name == "transformers.utils.import_utils" else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _ListsQuickly(name, spec.loader.path)
+        return spec
+
+
+class _ListsQuickly(SourceFileLoader):
+    def exec_module(self, module: Any) -> None:
+        """As ever; then what it looks through of a file, line by line, begins at the last `__all__`, which is what it looks for."""
+        super().exec_module(module)
+        listed = module.fetch__all__
+        module.fetch__all__ = lambda text: listed(text[text.rfind("\n__all__") + 1 :])
 
 
 class _Postponed(types.ModuleType):

@@ -19,6 +19,7 @@ _IMPORTED_BY_ACTORS = (
     "cluster.record.recorder",
     "learner.learner",
     "learner.model.sequence_classification",
+    "pydantic.v1.fields",  # which Ray looks for in each worker
 )
 
 

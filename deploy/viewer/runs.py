@@ -74,9 +74,10 @@ class Run:
     def status(self) -> dict[str, Any]:
         """What each actor was doing at `time`, oldest news first; no actors where the run has not said so yet."""
         try:
-            return json.loads(self.directory.read_text(STATUS)) if self.directory.exists(STATUS) else {}
-        except json.JSONDecodeError:  # an object store without atomic reads
-            return {"time": 0.0, "actors": []}
+            told = json.loads(self.directory.read_text(STATUS)) if self.directory.exists(STATUS) else {}
+        except ValueError:  # an object store without atomic reads, or a file that is torn
+            told = None
+        return told if isinstance(told, dict) else {"time": 0.0, "actors": []}
 
     def config(self) -> dict[str, Any]:
         """What run.yaml says, without what is secret. Raises StorageError for one that is torn."""

@@ -281,14 +281,14 @@ def assert_equal_bit_for_bit(
 
 
 @contextlib.contextmanager
-def slowed(run: Run, actor: str) -> Iterator[None]:
-    """While this is open the actor stands still for most of the time."""
+def slowed(run: Run, actor: str, *, still_s: float = 0.5) -> Iterator[None]:
+    """While this is open the actor stands still for so long after each twentieth of a second."""
     is_over = threading.Event()
 
     def slow() -> None:
         while not is_over.wait(0.05):
             if pid := run.strike(actor, signal.SIGSTOP):  # None while another one comes up
-                is_over.wait(0.5)
+                is_over.wait(still_s)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 

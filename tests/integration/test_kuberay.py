@@ -156,6 +156,7 @@ def test_a_job_that_is_stopped_saves_and_its_retry_goes_on_to_the_end(grown):
     assert grown.run.problems() == ()
 
 
+@pytest.mark.exhaustive
 def test_deaths_of_spot_pods_cost_no_group_and_double_none(tmp_path):
     """Half of them with a notice; all of the run's workers are on spot pods."""
     run = Run(tmp_path / "run")

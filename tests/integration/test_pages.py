@@ -33,8 +33,8 @@ def finished(tmp_path_factory) -> Path:
 
 
 def marked(page: str) -> Any:
-    """Two starters are as the others."""
-    twins = (f"deploy/starters/{kind}/README.md" for kind in ("code", "judge"))
+    """Two starters are as the others, and test_starting.py begins with a third."""
+    twins = (f"deploy/starters/{kind}/README.md" for kind in ("code", "judge", "tools"))
     return pytest.param(page, marks=pytest.mark.exhaustive if page in twins else ())
 
 

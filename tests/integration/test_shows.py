@@ -89,6 +89,7 @@ def test_credit_reaches_the_note_that_was_written_before_the_context_was_wiped(t
         assert mean(steps[-2:], f"environment/note_to_self/{metric}") >= 0.9
 
 
+@pytest.mark.exhaustive
 def test_where_the_last_segment_alone_is_credited_notes_stay_as_they_were(tmp_path):
     unaware = (
         "environment={name: 'tests.integration.credit:marked_note'}",

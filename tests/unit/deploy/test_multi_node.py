@@ -124,6 +124,10 @@ def test_every_step_of_the_batch_script_has_all_cpus_of_its_node(tmp_path):
     calls, ended = calls_of_the_batch_script(tmp_path)
     assert ended == 0
     assert len(calls) == 3 and all(call.startswith("srun: 16 CPUs: ") for call in calls)
+    (train,) = (call for call in calls if " treadwheel train " in call)
+    assert train.endswith(" --wait-for-nodes 10m --wait-for-claim 10m run.yaml"), (
+        "one's own options count: the last does"
+    )
 
 
 def test_a_run_that_a_node_ended_goes_back_into_the_queue(tmp_path):

@@ -70,6 +70,28 @@ def test_the_quick_list_of_installed_packages_is_that_of_python():
     assert importlib.metadata.packages_distributions is not packages_distributions
 
 
+def test_transformers_knows_as_many_models_where_it_lists_them_quickly():
+    code = """
+import contextlib, sys
+from cluster.contracts.importing import importing
+with importing() if sys.argv[1] == "quickly" else contextlib.nullcontext():
+    import transformers.models
+import transformers
+for module in (transformers, transformers.models):
+    print(sorted((name, sorted(names)) for name, names in module._import_structure.items()))
+    print(sorted(module._class_to_module.items()))
+    print(sorted((name, sorted(backends)) for name, backends in module._object_missing_backend.items()))
+print(transformers.utils.import_utils.fetch__all__.__module__, file=sys.stderr)
+"""
+    commands = ([sys.executable, "-c", code, how] for how in ("quickly", "as ever"))
+    quick, slow = (subprocess.run(each, capture_output=True, text=True, check=True, timeout=300) for each in commands)
+    assert quick.stdout == slow.stdout and len(slow.stdout) > 100_000
+    assert [each.stderr.split()[-1] for each in (quick, slow)] == [
+        "cluster.contracts.importing",
+        "transformers.utils.import_utils",
+    ]
+
+
 def test_tokenizers_alone_come_without_the_compiler_and_models_after_them_as_ever():
     """A model whose code comes from the hub gets its `generate` from what the tokenizers leave out."""
     code = """

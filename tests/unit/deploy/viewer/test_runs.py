@@ -3,6 +3,7 @@
 import json
 import time
 
+import pytest
 from starlette.testclient import TestClient
 
 from cluster.contracts.errors import StorageError
@@ -92,6 +93,13 @@ def test_secrets_of_a_configuration_are_not_shown(tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "run.yaml").write_text("prompts: {api_key: sesame}\n")
     assert Run("run", RunDirectory(str(folder))).config() == {"prompts": {"api_key": "<hidden>"}}
+
+
+@pytest.mark.parametrize("status", [b'{"time": 1', b"\xff", b"[1]"])
+def test_a_run_whose_status_cannot_be_read_tells_of_no_actor(status, tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "status.json").write_bytes(status)
+    assert Run("run", RunDirectory(str(folder))).status() == {"time": 0.0, "actors": []}
 
 
 def test_a_run_in_an_object_store_is_found_and_read_without_a_write():
