@@ -19,8 +19,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def importing() -> Generator[None]:
-    """No garbage is collected in the block. What lives at its end is old at once: collections rarely look at it. transformers gets its lists
-    of all installed packages and of all its own models in a fraction of the time."""
+    """No garbage is collected in the block. What lives at its end is old at once: collections rarely look at it. transformers gets its
+    lists of all installed packages and of all its own models in a fraction of the time."""
     was_enabled, slow = gc.isenabled(), importlib.metadata.packages_distributions
     gc.disable()
     importlib.metadata.packages_distributions = packages_distributions
