@@ -98,8 +98,12 @@ class _ListsQuickly(SourceFileLoader):
     def exec_module(self, module: Any) -> None:
         """As ever; then what it looks through of a file, line by line, begins at the last `__all__`, which is what it looks for."""
         super().exec_module(module)
-        listed = module.fetch__all__
-        module.fetch__all__ = lambda text: listed(text[text.rfind("\n__all__") + 1 :])
+        slow = module.fetch__all__
+
+        def quick(text: str) -> list[str]:
+            return slow(text[text.rfind("\n__all__") + 1 :])
+
+        module.fetch__all__ = quick
 
 
 class _Postponed(types.ModuleType):
