@@ -115,6 +115,7 @@ def check(
             *environments.environment_rows(config, played or {}),
             *(environments.world_rows(config, source, formatter) if plays and config.has_episodes else ()),
             *report.mathematics_rows(config, needs),
+            *quantization.overflow_rows(config, is_local=is_local),
             *report.judge_rows(config, samples),
             *server_rows(config.reward),
             *report.reward_model_rows(models or {}),

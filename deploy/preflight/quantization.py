@@ -1,11 +1,13 @@
 """`rollout.quantization`: whether vLLM has a kernel for the scheme where the engines run, and the model has layers that it takes."""
 
 import subprocess
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from deploy.preflight.compute_type import asked_of_gpus
+from learner.processor import cpu_facts
 from learner.shape import head_size, inner_size, num_heads
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 _ON_CPUS = ("int8_per_channel", "fp8_per_channel")
 """Of vLLM's build for CPUs. It cannot quantize FP8 by tensor, and multiplies FP8 by block with AMX alone."""
+_VNNI = {"avx512_vnni", "avx_vnni"}
 _BLOCK = 128
 """Rows and columns of a block of FP8."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -65,6 +68,18 @@ def check_layers(text: "PretrainedConfig", config: RunConfig) -> None:
                 f"rollout.quantization='fp8_per_block' needs inputs of whole blocks of {_BLOCK}, and the model's {name} is {size}"
                 f"{' in each process' if parallel > 1 else ''}; use rollout.quantization=fp8_per_channel"
             )
+
+
+def overflow_rows(config: RunConfig, *, is_local: bool) -> Iterator[tuple[str, str, str]]:
+    """A note where the engines are on this machine, whose processor multiplies 8 bits with overflows. Other kinds tell no flags."""
+    on_this_cpu = is_local and config.rollout.gpus_per_worker == 0
+    flags, _ = cpu_facts()
+    if config.rollout.quantization == "int8_per_channel" and on_this_cpu and flags and _VNNI.isdisjoint(flags):
+        yield (
+            *("rollout", "note"),
+            "rollout.quantization=int8_per_channel: this processor has no VNNI, and products of 8 bits overflow on their way: samples are "
+            "off by several times what rounding makes; use fp8_per_channel, or leave it out",
+        )
 
 
 def _check_gpus(named: str) -> None:

@@ -12,7 +12,7 @@ from deploy.preflight import check_assumed, compute_type, quantization
 from deploy.preflight.engine_memory import weights_bytes
 from deploy.preflight.hardware import parse
 from deploy.preflight.machine import estimate
-from deploy.preflight.quantization import check_layers, check_quantization
+from deploy.preflight.quantization import check_layers, check_quantization, overflow_rows
 from deploy.preflight.report import mathematics_rows, quantized_sampling
 from tests.fakes import run_config
 from tests.model_shapes import SHAPES, write
@@ -155,3 +155,21 @@ def test_a_correction_is_recommended_where_none_is_set():
     assert ("algorithm", "note", told) in mathematics_rows(quantized(), frozenset())
     assert quantized_sampling(quantized(algorithm=TIS)) is None
     assert quantized_sampling(run_config()) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "is_local", "is_told"),
+    [
+        ({"avx2"}, quantized(), True, True),
+        ({"avx2", "avx_vnni"}, quantized(), True, False),
+        ({"avx512f", "avx512_vnni"}, quantized(), True, False),
+        (set(), quantized(), True, False),
+        ({"avx2"}, quantized(), False, False),
+        ({"avx2"}, quantized(gpus=1), True, False),
+        ({"avx2"}, quantized("fp8_per_channel"), True, False),
+    ],
+)
+def test_products_that_overflow_on_this_processor_are_told_of(flags, config, is_local, is_told, monkeypatch):
+    monkeypatch.setattr(quantization, "cpu_facts", lambda: (frozenset(flags), "GenuineIntel"))
+    told = [text for _, _, text in overflow_rows(config, is_local=is_local)]
+    assert ["this processor has no VNNI" in text for text in told] == [True] * is_told
