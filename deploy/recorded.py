@@ -128,12 +128,15 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
 
     Rows with the same `group` are a group; without one, rows with the same prompt. The first row's prompt_id is the group's. Nothing is
     known of the policy that wrote the completions: `rollout_logprobs` is null. The file is read as the run reads its prompts, where
-    those are a file's too (`prompts.column`, `text_as`, `system_prompt`). Raises ConfigError as `prompt_source`, and DataError naming
-    file and row for one that cannot be learned from.
+    those are a file's too (`prompts.column`, `text_as`, `system_prompt`). Raises ConfigError as `prompt_source`, and for an `out` that
+    exists, DataError naming file and row for one that cannot be learned from.
     """
     folder, name = os.path.split(out)
     if not name or ("://" in out and "://" not in folder):
         raise ConfigError(f"{out!r} names no file; write one such as rows.arrow")
+    storage = Storage(folder or ".")
+    if storage.exists(name):
+        raise ConfigError(f"{out!r} exists; name another file")
     formatter = ChatFormatter.load(model)
     params = prompts.params if prompts.name == "file" else {}
     source = prompt_source(Plugin(name="file", params={**params, "path": path}), field="prompts")
@@ -152,7 +155,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     with pa.ipc.new_file(sink, SCHEMA) as writer:
         for _, rows in groups.values():
             writer.write_batch(to_batch(rows))
-    Storage(folder or ".").write_file(name, sink.getvalue())
+    storage.write_file(name, sink.getvalue())
     return len(groups), len(source)
 
 

@@ -111,6 +111,14 @@ def test_an_import_without_a_file_to_write_is_refused_before_it_reads(tmp_path, 
         imported(str(tmp_path / "nowhere.jsonl"), out, model)
 
 
+def test_an_import_replaces_nothing(tmp_path, model):
+    source = rows(tmp_path / "in.jsonl", {"prompt": "2+2", "completion": "4", "reward": 1.0})
+    before = (tmp_path / "in.jsonl").read_text()
+    with pytest.raises(ConfigError, match=r"in\.jsonl' exists; name another file"):
+        imported(source, source, model)
+    assert (tmp_path / "in.jsonl").read_text() == before
+
+
 def test_of_a_run_in_an_object_store_only_what_the_ledger_names_is_learned_from():
     with s3("recorded"):
         run = RunDirectory("s3://recorded/run")
@@ -227,9 +235,8 @@ def test_an_import_reads_its_file_as_the_run_reads_its_prompts(tmp_path, model):
     source, out = rows(tmp_path / "in.jsonl", line), str(tmp_path / "out.arrow")
     assert imported(source, out, model, column="question", system_prompt="add") == (1, 1)
     assert read(out)[0]["prompt_text"] == "system: add<eos>\nuser: 2+2<eos>\nassistant: "
-    import_rows(
-        rows(tmp_path / "plain.jsonl", line | {"prompt": "3"}), out, model=model, prompts=Plugin(name="reasoning_gym")
-    )
+    out, plain = str(tmp_path / "more.arrow"), rows(tmp_path / "plain.jsonl", line | {"prompt": "3"})
+    import_rows(plain, out, model=model, prompts=Plugin(name="reasoning_gym"))
     assert read(out)[0]["prompt_text"] == "user: 3<eos>\nassistant: "
 
 
@@ -314,6 +321,7 @@ def test_a_resumed_run_is_refused_other_data_than_its_steps_were_learned_from(tm
     Ledger(RunDirectory(config.run_dir)).append(groups=[0], trajectories="file", trajectories_digest="digest")
     with pytest.raises(AssertionError, match="starts its actors"):
         learn(config)
+    (folder / "b.arrow").unlink()
     add("b.arrow", "6", "8")
     with pytest.raises(ConfigError, match=r"has changed since this run began: 2 groups .* then, 2 of .* now"):
         learn(config)
