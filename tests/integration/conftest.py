@@ -39,8 +39,8 @@ _LONGEST = (
         "episodes",
     ),
 )
-"""Long proofs, then tests. They come first, so that two processes, which take a file each, end at nearly the same time. Before all others come
-those that a machine without time for all must not leave out."""
+"""Long proofs, then tests. They come first, so that two processes, which take a file each, end at nearly the same time; and before all
+others those that a machine without time for all must not leave out."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
