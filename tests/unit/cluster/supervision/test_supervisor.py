@@ -45,7 +45,12 @@ async def test_an_actor_whose_node_leaves_is_let_go_and_costs_no_restart(supervi
 
 def place(*failures: TreadwheelError) -> tuple[SupervisedActor, ListedEvents]:
     """A place where an actor serves, with the default budget; its next starts fail so."""
-    left = [None, *failures]
+    return never_up(None, *failures)
+
+
+def never_up(*failures: TreadwheelError | None) -> tuple[SupervisedActor, ListedEvents]:
+    """A place whose starts fail so, or not; those after them do not."""
+    left = [*failures]
     events = ListedEvents()
 
     async def start(spec):
@@ -68,6 +73,63 @@ async def test_waiting_for_a_node_spends_no_restart():
     assert events.events[1]["message"] == (
         "rollout-0 waits for a node with 2 CPUs and 1 GPUs free: rollout-0 did not finish 'start' within 60 s"
     )
+
+
+@simulated
+async def test_an_actor_that_is_replaced_is_ended_and_the_event_says_how_long_it_took():
+    """It may hang, or hold a GPU: nothing else ends it."""
+    where, events = place()
+    old = await where.ready()
+    assert where.failure_of(old) is None
+    await where.replace(old, DEATH)
+    new = await where.ready()
+    assert old.is_dead and not new.is_dead
+    assert where.failure_of(old) is DEATH and where.failure_of(new) is None
+    assert (events.kinds(), events.events[1]["seconds"]) == (["failure", "recovery"], pytest.approx(0.0, abs=60))
+    await where.replace(old, WorkerError("somebody else's call ended too", actor="rollout-0"))
+    assert await where.ready() is new and not new.is_dead and len(events.events) == 2
+
+
+@pytest.mark.parametrize(
+    ("failures", "is_tried_again"),
+    [
+        ([DEATH], True),
+        ([ConfigError("model.path='/mnt/model' does not load", actor="rollout-0", stage="build")], False),
+    ],
+)
+@simulated
+async def test_what_never_came_up_is_tried_again_after_a_death_alone(failures, is_tried_again):
+    where, events = never_up(*failures)
+    if is_tried_again:
+        assert (await where.ready()) is where.actor
+        assert events.kinds() == ["failure"]
+        return
+    with pytest.raises(ConfigError, match="does not load"):
+        await where.ready()
+    assert events.events == []
+
+
+@pytest.mark.parametrize(("details", "told"), [("a trace", {"details": "a trace"}), (None, {})])
+async def test_a_failure_is_told_with_what_is_known_of_it(details, told, supervisor):
+    error = WorkerError("rollout-0 died", actor="rollout-0", details=details)
+    await supervisor.handle(actor_spec("rollout-0"), error, actor=None)
+    (event,) = supervisor.events.events
+    assert {name: value for name, value in event.items() if name == "details"} == told
+
+
+async def test_a_start_that_is_not_wanted_any_more_waits_for_no_node(supervisor):
+    is_looking = asyncio.Event()
+
+    async def start(spec):
+        is_looking.set()
+        await asyncio.Event().wait()
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor)
+    coming = asyncio.create_task(where.ready())
+    await is_looking.wait()
+    await where.stop()
+    with pytest.raises(WorkerError, match="not wanted any more"):
+        await asyncio.wait_for(coming, timeout=60)
 
 
 @simulated
@@ -171,6 +233,31 @@ class Silent(RemoteActor):
         self.last_seen, self.num_answers = self.clock.now, self.num_answers + 1
 
     async def kill(self) -> None: ...
+
+
+@simulated
+async def test_an_actor_that_hangs_is_told_of_and_given_up_once(supervisor, monkeypatch):
+    """Somebody replaces it meanwhile; until then it is asked on."""
+    monkeypatch.setattr("cluster.supervision.supervisor.time", clock := Clock())
+    actor, healed = Silent(clock, *[5.0] * 40), []
+    heal = lambda actor, error: healed.append(error)
+    async with beside(heartbeats(lambda: [actor], supervisor, heal=heal, report=lambda: None, early=asyncio.Event())):
+        while not actor.num_answers:
+            await asyncio.sleep(5)
+    assert [event["kind"] for event in supervisor.events.events] == ["hang"]
+    assert len(healed) == 1
+
+
+@simulated
+async def test_a_heartbeat_that_comes_early_is_one_and_the_next_comes_in_its_time():
+    """By default every five seconds."""
+    supervisor, early, at = Supervisor(SupervisionConfig(), ListedEvents()), asyncio.Event(), list[float]()
+    report = lambda: at.append(asyncio.get_running_loop().time())
+    async with beside(heartbeats(lambda: [], supervisor, heal=lambda actor, error: None, report=report, early=early)):
+        await asyncio.sleep(7)
+        early.set()
+        await asyncio.sleep(7)
+    assert at == [0, 5, 7, 12]
 
 
 @pytest.mark.parametrize(
