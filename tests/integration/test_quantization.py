@@ -96,6 +96,10 @@ def test_an_engine_without_a_kernel_for_its_scheme_does_not_start(tmp_path: Path
 
 @pytest.mark.ray
 @pytest.mark.acceptance
+@pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(),
+    reason="without VNNI the products of 8 bits overflow: what is learned of them varies",
+)
 def test_a_run_learns_from_what_an_engine_of_8_bits_samples(tmp_path):
     settings = ("model.dtype=bfloat16", "rollout.quantization=int8_per_channel", "algorithm={advantage: grpo}")
     run = Run(tmp_path / "run").to_end(Path(QUICKSTART), *settings, "num_steps=8", "metrics.sinks=[jsonl]")
@@ -103,6 +107,5 @@ def test_a_run_learns_from_what_an_engine_of_8_bits_samples(tmp_path):
     assert summary["eval_last"] >= summary["eval_first"] + 0.1
     steps = list(run.metrics().values())
     assert len(steps) == 8
-    most = 0.05 if torch.cpu._is_vnni_supported() else 0.5  # products of 8 bits overflow without
-    assert all(0.002 < step["mismatch/mean_abs_nats"] < most for step in steps)
+    assert all(0.002 < step["mismatch/mean_abs_nats"] < 0.05 for step in steps)
     assert [event["quantization"] for event in run.events("quantized_sampling")] == ["int8_per_channel"]
