@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _ON_CPUS = ("int8_per_channel", "fp8_per_channel")
 """Of vLLM's build for CPUs. It cannot quantize FP8 by tensor, and multiplies FP8 by block with AMX alone."""
 _VNNI = {"avx512_vnni", "avx_vnni"}
+"""Flags of processors that add products of 8 bits without an overflow: either will do."""
 _BLOCK = 128
 """Rows and columns of a block of FP8."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -71,15 +72,16 @@ def check_layers(text: "PretrainedConfig", config: RunConfig) -> None:
 
 
 def overflow_rows(config: RunConfig, *, is_local: bool) -> Iterator[tuple[str, str, str]]:
-    """A note where the engines are on this machine, whose processor multiplies 8 bits with overflows. Other kinds tell no flags."""
+    """A note where the engines are on this machine, and its processor multiplies 8 bits with overflows. A processor that is no x86 tells no
+    flags: nothing is said of it."""
     on_this_cpu = is_local and config.rollout.gpus_per_worker == 0
     flags, _ = cpu_facts()
     if config.rollout.quantization == "int8_per_channel" and on_this_cpu and flags and _VNNI.isdisjoint(flags):
-        yield (
-            *("rollout", "note"),
+        note = (
             "rollout.quantization=int8_per_channel: this processor has no VNNI, and products of 8 bits overflow on their way: samples are "
-            "off by several times what rounding makes; use fp8_per_channel, or leave it out",
+            "off by several times what rounding makes; use fp8_per_channel, or leave it out"
         )
+        yield "rollout", "note", note
 
 
 def _check_gpus(named: str) -> None:

@@ -73,8 +73,10 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """What each actor was doing at `time`, oldest news first; no actors where the run has not said so yet."""
+        if not self.directory.exists(STATUS):
+            return {}
         try:
-            told = json.loads(self.directory.read_text(STATUS)) if self.directory.exists(STATUS) else {}
+            told = json.loads(self.directory.read_text(STATUS))
         except ValueError:  # an object store without atomic reads, or a file that is torn
             told = None
         return told if isinstance(told, dict) else {"time": 0.0, "actors": []}

@@ -45,11 +45,11 @@ async def test_an_actor_whose_node_leaves_is_let_go_and_costs_no_restart(supervi
 
 def place(*failures: TreadwheelError) -> tuple[SupervisedActor, ListedEvents]:
     """A place where an actor serves, with the default budget; its next starts fail so."""
-    return never_up(None, *failures)
+    return place_of_starts(None, *failures)
 
 
-def never_up(*failures: TreadwheelError | None) -> tuple[SupervisedActor, ListedEvents]:
-    """A place whose starts fail so, or not; those after them do not."""
+def place_of_starts(*failures: TreadwheelError | None) -> tuple[SupervisedActor, ListedEvents]:
+    """A place whose first starts fail so, or succeed where None stands; those after them succeed."""
     left = [*failures]
     events = ListedEvents()
 
@@ -90,20 +90,18 @@ async def test_an_actor_that_is_replaced_is_ended_and_the_event_says_how_long_it
     assert await where.ready() is new and not new.is_dead and len(events.events) == 2
 
 
-@pytest.mark.parametrize(
-    ("failures", "is_tried_again"),
-    [
-        ([DEATH], True),
-        ([ConfigError("model.path='/mnt/model' does not load", actor="rollout-0", stage="build")], False),
-    ],
-)
 @simulated
-async def test_what_never_came_up_is_tried_again_after_a_death_alone(failures, is_tried_again):
-    where, events = never_up(*failures)
-    if is_tried_again:
-        assert (await where.ready()) is where.actor
-        assert events.kinds() == ["failure"]
-        return
+async def test_what_died_before_it_ever_came_up_is_started_again():
+    where, events = place_of_starts(DEATH)
+    assert (await where.ready()) is where.actor
+    assert events.kinds() == ["failure"]
+
+
+@simulated
+async def test_what_never_came_up_for_another_reason_than_a_death_is_not_tried_again():
+    where, events = place_of_starts(
+        ConfigError("model.path='/mnt/model' does not load", actor="rollout-0", stage="build")
+    )
     with pytest.raises(ConfigError, match="does not load"):
         await where.ready()
     assert events.events == []
