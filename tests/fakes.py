@@ -141,7 +141,7 @@ class ScriptedWorker:
         return self._death.is_set()
 
     async def stream_batches(
-        self, method: str, tickets: list[Ticket], *, deadline_s: float
+        self, method: str, tickets: list[Ticket], *, num_items: int, deadline_s: float
     ) -> AsyncIterator[tuple[GroupSummary | Refusal, Any]]:
         self.calls.append([ticket.index for ticket in tickets])
         for ticket in tickets:

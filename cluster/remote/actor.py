@@ -30,6 +30,8 @@ _ADDRESS_S = 10.0
 """For an address on the node of a process that is there."""
 _SEAT_CHECK_S = 2.0
 """How often an actor that waits for its seat asks whether the seat still exists."""
+_MOST_BATCHES = 8
+"""That one answer brings."""
 _GENERATIONS: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
 """Of every actor that this process starts: a name in Ray is one actor's for as long as it lives, and one that is lost may live."""
 
@@ -155,21 +157,25 @@ class RemoteActor:
         return await self._answer(object_refs(stream), stage=method, deadline_s=deadline_s)
 
     async def stream_batches(
-        self, method: str, *args: Any, deadline_s: float
+        self, method: str, *args: Any, num_items: int, deadline_s: float
     ) -> AsyncIterator[tuple[GroupSummary | Refusal, Any]]:
-        """(summary, object ref) of each batch as it comes, (Refusal, None) for a refused prompt; `deadline_s` bounds the wait for each.
+        """(summary, object ref) of each batch as it comes, (Refusal, None) for a refused prompt. At most `num_items` come, and `deadline_s`
+        bounds the wait for the next one.
 
-        An item is one call with two answers, which costs the driver half of what an item of a Ray generator does (0.75 ms against 1.75 on
-        a busy core): a generator sends batch and summary one after the other.
+        An answer brings all that are ready: eight groups that end together cost driver and actor a sixth of what eight answers do. An item
+        of a Ray generator costs the driver twice as much as an answer: it sends batch and summary one after the other.
         """
-        batch, told = self._handle.first_batch.remote(method, *args)
+        most = min(num_items, _MOST_BATCHES)
+        answer = self._handle.first_batches.options(num_returns=most + 1).remote(most, method, *args)
         while True:
-            summary, rest = await self._answer(told, stage=method, deadline_s=deadline_s)
-            found = summary, batch if isinstance(summary, GroupSummary) else None
-            if rest is not None:  # asked before this one is looked at
-                batch, told = self._handle.next_batch.remote(rest)
-            if summary is not None:
-                yield found
+            *batches, told = answer
+            summaries, rest = await self._answer(told, stage=method, deadline_s=deadline_s)
+            num_items -= len(summaries)
+            if rest is not None:  # asked before these are looked at
+                most = max(min(num_items, _MOST_BATCHES), 1)
+                answer = self._handle.next_batches.options(num_returns=most + 1).remote(most, rest)
+            for summary, batch in zip(summaries, batches, strict=False):
+                yield summary, batch if isinstance(summary, GroupSummary) else None
             if rest is None:
                 return
 

@@ -11,6 +11,7 @@ import os
 import pkgutil
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,11 +28,9 @@ SEARCH_PATH = "TREADWHEEL_PATH"
 """Variable with the driver's search path for modules, which is searched after an actor's own: a user's rewards are found there."""
 _END = object()
 
-_Told = tuple[GroupSummary | Refusal | None, int | None]
-"""Of a stream of batches: an item in words, None after the last; and the number by which the driver asks for the next, None where none
+_Told = tuple[list[GroupSummary | Refusal], int | None]
+"""Of a stream of batches: items in words, none after the last; and the number by which the driver asks for the next, None where none
 comes."""
-_Answer = tuple[pa.RecordBatch | None, _Told]
-"""Two objects: a batch, None where no group was sampled, and what the driver reads of it."""
 
 
 class Host:
@@ -105,24 +104,23 @@ class Host:
             yield item
         yield None
 
-    @ray.method(num_returns=2)
-    async def first_batch(self, method: str, *args: Any) -> _Answer:
-        """The first item of an asynchronous generator. The driver owns what a call returns: it outlives this actor."""
-        return await self._taken(next(self._numbers), BatchStream(getattr(self._object, method)(*args)))
+    async def first_batches(self, most: int, method: str, *args: Any) -> tuple[Any, ...]:
+        """The first items of an asynchronous generator: `most` objects, and what the driver reads of them (`_Told`). An object is a batch,
+        None where no group was sampled, or no more are ready. The driver owns what a call returns: it outlives this actor."""
+        return await self._taken(next(self._numbers), BatchStream(getattr(self._object, method)(*args)), most)
 
-    @ray.method(num_returns=2)
-    async def next_batch(self, number: int) -> _Answer:
-        """The next item of the stream with this number. Raises what the generator raises."""
-        return await self._taken(number, self._streams.pop(number))
+    async def next_batches(self, most: int, number: int) -> tuple[Any, ...]:
+        """The next items of the stream with this number. Raises what the generator raises."""
+        return await self._taken(number, self._streams.pop(number), most)
 
-    async def _taken(self, number: int, stream: "BatchStream") -> _Answer:
-        item = await stream.take()
+    async def _taken(self, number: int, stream: "BatchStream", most: int) -> tuple[Any, ...]:
+        items = await stream.take(most)
         rest = None if await stream.is_over() else number
         if rest is not None:
             self._streams[rest] = stream
-        if isinstance(item, pa.RecordBatch):
-            return item, (summarize(item), rest)
-        return None, (item, rest)
+        batches = [item if isinstance(item, pa.RecordBatch) else None for item in items]
+        told: _Told = [summarize(item) if isinstance(item, pa.RecordBatch) else item for item in items], rest
+        return *batches, *[None] * (most - len(batches)), told
 
     async def tell(self, told: float) -> tuple[Progress, tuple[Phase, ...]]:
         """`progress`, and the phases since `told`, which is the end of the last one that the driver has."""
@@ -164,30 +162,34 @@ class Host:
 
 
 class BatchStream:
-    """An asynchronous generator that is asked item by item, and goes on meanwhile."""
+    """An asynchronous generator that goes on while nobody asks for its items."""
 
     def __init__(self, items: AsyncIterator[Any]) -> None:
-        self._items = items
-        self._next = self._ahead()
+        self._ready = deque[Any]()
+        self._moved = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(items))
 
-    async def take(self) -> Any:
-        """The next item, None after the last. Raises what the generator raises."""
-        item = await self._next
-        if item is _END:
-            return None
-        self._next = self._ahead()
-        return item
+    async def take(self, most: int) -> list[Any]:
+        """All that are ready, up to `most`. It waits for one; there is none after the last. Raises what the generator raises."""
+        while not (self._ready or self._reading.done()):
+            self._moved.clear()
+            await self._moved.wait()
+        if not self._ready:
+            self._reading.result()
+        return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
 
     async def is_over(self) -> bool:
-        """Whether the item taken is known to be the last: a generator that waits for nothing ends at once."""
+        """Whether the items taken are known to be the last: a generator that waits for nothing ends at once."""
         await asyncio.sleep(0)
-        return self._next.done() and self._next.exception() is None and self._next.result() is _END
+        return not self._ready and self._reading.done() and self._reading.exception() is None
 
-    def _ahead(self) -> "asyncio.Task[Any]":
-        return asyncio.create_task(self._item())
-
-    async def _item(self) -> Any:
-        return await anext(self._items, _END)
+    async def _read(self, items: AsyncIterator[Any]) -> None:
+        try:
+            async for item in items:
+                self._ready.append(item)
+                self._moved.set()
+        finally:
+            self._moved.set()
 
 
 def _build(factory: str, arguments: dict[str, Any]) -> Any:

@@ -290,7 +290,7 @@ class Dispatcher:
         tickets = [job.ticket for job in jobs]
         sampled = [job.sampled for job in jobs] if any(job.sampled is not None for job in jobs) else []
         async for summary, object_ref in actor.stream_batches(
-            "generate", tickets, *sampled, deadline_s=self._timeout_s
+            "generate", tickets, *sampled, num_items=len(tickets), deadline_s=self._timeout_s
         ):
             job = lane.pop(int(summary.group_id))
             if job is None:  # finished by an earlier call that is made again, or given up

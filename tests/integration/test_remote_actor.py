@@ -116,7 +116,7 @@ async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_st
         actor = await start()
         found = [
             (summary, object_ref)
-            async for summary, object_ref in actor.stream_batches("batches", 2, deadline_s=PATIENCE_S)
+            async for summary, object_ref in actor.stream_batches("batches", 2, num_items=2, deadline_s=PATIENCE_S)
         ]
         assert [summary.num_trajectories for summary, _ in found] == [1, 1]
         buckets = await actor.call_for_object_refs("buckets", 3, deadline_s=PATIENCE_S)
@@ -130,8 +130,9 @@ async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_st
             await actor.call("refuse", deadline_s=PATIENCE_S)
         assert vars(caught.value) == {"actor": "w", "prompt_id": "p1", "stage": "refuse"}
         has_arrived, arrived = tmp_path / "arrived", []
+        dying = actor.stream_batches("batch_then_death", str(has_arrived), num_items=2, deadline_s=PATIENCE_S)
         with pytest.raises(WorkerError, match="w died in 'batch_then_death'") as caught:
-            async for summary, ref in actor.stream_batches("batch_then_death", str(has_arrived), deadline_s=PATIENCE_S):
+            async for summary, ref in dying:
                 arrived.append((summary, ref))
                 if summary == REFUSED:
                     has_arrived.touch()

@@ -115,7 +115,7 @@ class Worker(Actor):
         return await answer_of(work, actor=self.name, stage=method, deadline_s=deadline_s)
 
     async def stream_batches(
-        self, method: str, tickets: Sequence[Ticket], *sampled: Ref | None, deadline_s: float
+        self, method: str, tickets: Sequence[Ticket], *sampled: Ref | None, num_items: int, deadline_s: float
     ) -> AsyncIterator[tuple[GroupSummary | Refusal, Any]]:
         for ticket, each in zip_longest(tickets, sampled):
             self._oldest_versions[ticket.group_id] = self.version if each is None else min(each.value, self.version)

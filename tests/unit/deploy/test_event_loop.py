@@ -152,7 +152,7 @@ class ScriptedActor(RemoteActor):
         }
         return [Fetched("bucket"), Fetched(told)]
 
-    async def stream_batches(self, method: str, tickets: Any, *, deadline_s: float) -> AsyncIterator[tuple[Any, Any]]:
+    async def stream_batches(self, method: str, tickets: Any, **options: Any) -> AsyncIterator[tuple[Any, Any]]:
         for ticket in tickets:
             summary = group_summary(ticket.index, version=self._version, group_id=ticket.group_id)
             yield summary, summary

@@ -70,32 +70,40 @@ def test_rays_dashboard_calls_an_actor_by_its_run_and_its_name():
     assert repr(Host("learner-0", title="tuesday/learner-0#2")) == "tuesday/learner-0#2"
 
 
-async def test_a_refusal_goes_between_the_batches_of_a_stream_whose_last_item_says_so(host):
+async def test_all_items_that_are_ready_come_with_one_answer_and_the_last_one_says_so(host):
     await host.build(f"{__name__}:Choosy", {})
-    none, (refused, rest) = await host.first_batch("generate")
-    assert (none, refused, rest) == (None, REFUSED, 0)
-    batch, (summary, rest) = await host.next_batch(rest)
+    none, batch, absent, ((refused, summary), rest) = await host.first_batches(3, "generate")
+    assert (none, refused) == (None, REFUSED)
+    assert (batch.num_rows, summary.group_id) == (1, "00000007")
+    assert (absent, rest) == (None, None)
+
+
+async def test_no_more_items_come_with_an_answer_than_were_asked_for(host):
+    await host.build(f"{__name__}:Choosy", {})
+    assert await host.first_batches(1, "generate") == (None, ([REFUSED], 0))
+    batch, ((summary,), rest) = await host.next_batches(1, 0)
     assert (batch.num_rows, summary.group_id, rest) == (1, "00000007", None)
 
 
 async def test_a_stream_without_items_is_over_with_its_first_answer(host):
     await host.build(f"{__name__}:Choosy", {})
-    assert await host.first_batch("nothing") == (None, (None, None))
+    assert await host.first_batches(1, "nothing") == (None, ([], None))
 
 
 async def test_what_fails_after_an_item_is_raised_by_the_next_call(host):
     await host.build(f"{__name__}:Choosy", {})
-    _, (_, rest) = await host.first_batch("then_fail")
+    *_, (told, rest) = await host.first_batches(2, "then_fail")
+    assert told == [REFUSED]
     with pytest.raises(ValueError, match="badly"):
-        await host.next_batch(rest)
+        await host.next_batches(2, rest)
 
 
 async def test_a_stream_goes_on_while_nobody_asks_and_its_end_is_an_answer_of_its_own_when_it_comes_later(host):
     await host.build(f"{__name__}:Choosy", {})
-    _, (refused, rest) = await host.first_batch("lingering")
-    assert refused == REFUSED and host._object.went_on
+    *_, (told, rest) = await host.first_batches(1, "lingering")
+    assert told == [REFUSED] and host._object.went_on
     host._object.end.set()
-    assert await host.next_batch(rest) == (None, (None, None))
+    assert await host.next_batches(1, rest) == (None, ([], None))
 
 
 class Computing:

@@ -94,12 +94,12 @@ async def test_a_slow_worker_gets_no_more_than_it_has_places_for():
     gate = asyncio.Event()
 
     class Slow(ScriptedWorker):
-        async def stream_batches(self, method, tickets, *, deadline_s):
+        async def stream_batches(self, method, tickets, **options):
             if self.name == "rollout-0":
                 self.calls.append([ticket.index for ticket in tickets])
                 await gate.wait()
                 self.calls.pop()
-            async for each in super().stream_batches(method, tickets, deadline_s=deadline_s):
+            async for each in super().stream_batches(method, tickets, **options):
                 yield each
 
     scene = Scene(num_workers=2, make_worker=Slow, max_concurrent_sequences=16)
@@ -193,13 +193,13 @@ class Leaving(ScriptedWorker):
         self.has_given_up.set()
         return ["half" if group_id == "00000002" else None for group_id in group_ids]
 
-    async def stream_batches(self, method, tickets, *sampled, deadline_s):
+    async def stream_batches(self, method, tickets, *sampled, **options):
         self.given |= {ticket.index: each for ticket, each in zip(tickets, sampled, strict=False)}
         if self.name == "rollout-0":
             self.calls.append([ticket.index for ticket in tickets])
             await self.has_given_up.wait()
             return
-        async for each in super().stream_batches(method, tickets, deadline_s=deadline_s):
+        async for each in super().stream_batches(method, tickets, **options):
             yield each
 
 
@@ -258,11 +258,11 @@ async def test_what_was_handed_over_outlives_a_receiver_that_dies_before_it_bega
     class Receiving(Leaving):
         async def call(self, method, group_ids, *, deadline_s): ...
 
-        async def stream_batches(self, method, tickets, *sampled, deadline_s):
+        async def stream_batches(self, method, tickets, *sampled, **options):
             given.extend(each for ticket, each in zip(tickets, sampled, strict=False) if ticket.index == 2)
             if given == ["half at home"] and any(sampled):
                 raise error
-            async for each in super().stream_batches(method, tickets, *sampled, deadline_s=deadline_s):
+            async for each in super().stream_batches(method, tickets, *sampled, **options):
                 yield each
 
     scene = Scene(num_workers=2, make_worker=Receiving, max_concurrent_sequences=8)

@@ -165,11 +165,11 @@ async def test_a_suspect_runs_on_one_worker_while_the_others_go_on():
     on_trial = []
 
     class Patient(ScriptedWorker):
-        async def stream_batches(self, method, tickets, *, deadline_s):
+        async def stream_batches(self, method, tickets, **options):
             if [ticket.index for ticket in tickets] == [0] and deaths_are_over:
                 on_trial.append(self.name)
                 await trial.wait()
-            async for each in super().stream_batches(method, tickets, deadline_s=deadline_s):
+            async for each in super().stream_batches(method, tickets, **options):
                 yield each
 
     deaths_are_over = []

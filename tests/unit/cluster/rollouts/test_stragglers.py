@@ -19,7 +19,7 @@ class StragglingWorker(ScriptedWorker):
         self.aborted = []
         self._changed = asyncio.Event()
 
-    async def stream_batches(self, method, tickets, *, deadline_s):
+    async def stream_batches(self, method, tickets, **options):
         self.calls.append([ticket.index for ticket in tickets])
         slow = [ticket for ticket in tickets if ticket.index % 10 == 0]
         for ticket in tickets:
