@@ -1,9 +1,9 @@
-"""Reference scorer: a group of trajectories in, the reference's columns of it out.
+"""Reference scorer: groups of trajectories in, the reference's columns of them out.
 
 The model is handed in, one that computes log-probs exactly as the learner's does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,34 +16,64 @@ class ReferenceScorer:
     """One frozen model, or several for groups of different sources."""
 
     def __init__(
-        self, *, model: LogprobModel, by_source: Mapping[str, LogprobModel] | None = None, source_column: str = "source"
+        self,
+        *,
+        model: LogprobModel,
+        by_source: Mapping[str, LogprobModel] | None = None,
+        source_column: str = "source",
+        is_deterministic: bool = False,
     ) -> None:
-        """`by_source` scores the groups whose prompt has its key in `source_column`; `model` all others."""
+        """`by_source` scores the groups whose prompt has its key in `source_column`; `model` all others. In a deterministic run each group
+        is scored by itself: what is computed together depends on the group alone, and a repeated run gives the same bits."""
         self._model = model
         self._by_source = by_source or {}
         self._source_column = source_column
+        self._is_deterministic = is_deterministic
 
-    def score(self, *pieces: pa.RecordBatch | list[int]) -> tuple[pa.RecordBatch, dict[str, Any]]:
-        """Columns with a log-prob for each completion token of the group, and what they tell its summary; tokens of tools and environments
-        get one too.
+    def score(self, *pieces: pa.RecordBatch | list[int]) -> tuple[Any, ...]:
+        """Of each group columns with a log-prob for each completion token, those of tools and environments too; and last a list of what
+        these columns tell the groups' summaries.
 
-        One call of the model per group, so that what is computed together depends on the group alone, and a repeated run gives
-        the same bits. Raises DataError naming row and field when group or model break the schema.
+        Raises DataError naming row and field when a group or the model breaks the schema.
         """
-        (batch,) = schema.joined(pieces)
-        schema.validate(batch, ["prompt_token_ids", "completion_token_ids", "info"])
-        prompts, completions = batch["prompt_token_ids"].to_pylist(), batch["completion_token_ids"].to_pylist()
+        groups = schema.joined(pieces)
+        for group in groups:
+            schema.validate(group, ["prompt_token_ids", "completion_token_ids", "info"])
+        made = [columns for together in self._together(groups) for columns in self._columns(*together)]
+        return *made, [schema.added(columns) for columns in made]
+
+    def _together(self, groups: Sequence[pa.RecordBatch]) -> Iterator[tuple[LogprobModel, list[pa.RecordBatch]]]:
+        """Groups in their order, and the model that scores them at once."""
+        waiting: list[pa.RecordBatch] = []
+        for place, group in enumerate(groups):
+            waiting.append(group)
+            model = self._model_of(group)
+            is_last = place + 1 == len(groups)
+            if is_last or self._is_deterministic or self._model_of(groups[place + 1]) is not model:
+                yield model, waiting
+                waiting = []
+
+    def _model_of(self, group: pa.RecordBatch) -> LogprobModel:
+        if not self._by_source:
+            return self._model
+        return self._by_source.get(str(schema.info_of(group, 0).get(self._source_column)), self._model)
+
+    @staticmethod
+    def _columns(model: LogprobModel, groups: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prompts = [ids for group in groups for ids in group["prompt_token_ids"].to_pylist()]
+        completions = [ids for group in groups for ids in group["completion_token_ids"].to_pylist()]
         # An episode that failed before its first token has nothing to score.
         scored = [row for row, completion in enumerate(completions) if completion]
-        model = self._model
-        if self._by_source:
-            model = self._by_source.get(str(schema.info_of(batch, 0).get(self._source_column)), model)
         columns = model.score([prompts[row] for row in scored], [completions[row] for row in scored])
-        made = schema.columns_of(batch, **{name: _spread(found, scored, batch) for name, found in columns.items()})
-        return made, schema.added(made)
+        spread = {name: _spread(found, scored, len(completions)) for name, found in columns.items()}
+        start = 0
+        for group in groups:
+            end = start + group.num_rows
+            yield schema.columns_of(group, **{name: found[start:end] for name, found in spread.items()})
+            start = end
 
 
-def _spread(found: Sequence[Any], rows: Sequence[int], batch: pa.RecordBatch) -> list[Any]:
-    """One entry a row of the batch, empty for the rows that are not among these."""
+def _spread(found: Sequence[Any], rows: Sequence[int], num_rows: int) -> list[Any]:
+    """One entry a row, empty for the rows that are not among these."""
     by_row = dict(zip(rows, found, strict=True))
-    return [by_row.get(row, []) for row in range(batch.num_rows)]
+    return [by_row.get(row, []) for row in range(num_rows)]

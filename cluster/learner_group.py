@@ -151,8 +151,8 @@ class LearnerGroup:
             step = self._ledger.version + 1
             pieces = [piece for _, group in groups for piece in group.pieces]
             # One object for the ranks: each of them would take and join the hundreds of small ones again.
-            everything, (name, digest) = await self._recorder.call_for_batch(
-                "record", step, *pieces, deadline_s=self._update_s
+            (everything,), (name, digest) = await self._recorder.call_for_batches(
+                "record", step, *pieces, num_batches=1, deadline_s=self._update_s
             )
             indices = [index for index, _ in groups]
             rates = self._pass_rates(indices[-1] + 1) if self._pass_rates else None

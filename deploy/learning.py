@@ -130,17 +130,22 @@ async def _step(
     """What one step's groups are, and what it did."""
     while True:
         try:
-            groups = [(index, await _group(data.group(index), reference, config)) for index in indices]
-            return [group.summary for _, group in groups], await learner.update(groups)
+            groups = await _groups([data.group(index) for index in indices], reference, config)
+            stats = await learner.update(list(zip(indices, groups, strict=True)))
+            return [group.summary for group in groups], stats
         except LostError as error:
             # A node took groups with it: nothing was recorded, they are made again from the data.
             log.event("groups_lost", groups=list(indices), reason=str(error))
 
 
-async def _group(batch: pa.RecordBatch, reference: SupervisedActor | None, config: RunConfig) -> Group:
-    """With log-probs of `reference`, where one is to score the group."""
-    group = Group(pieces=(ray.put(batch),), summary=summarize(batch))
+async def _groups(
+    batches: Sequence[pa.RecordBatch], reference: SupervisedActor | None, config: RunConfig
+) -> list[Group]:
+    """With log-probs of `reference`, where one is to score them."""
+    groups = [Group(pieces=(ray.put(batch),), summary=summarize(batch)) for batch in batches]
     if reference is None:
-        return group
-    deadline_s = config.reference.timeout_s
-    return group.with_columns(*await reference.call_for_batch("score", *group.pieces, deadline_s=deadline_s))
+        return groups
+    pieces = [piece for group in groups for piece in group.pieces]
+    deadline_s = config.reference.timeout_s * len(groups)
+    columns, told = await reference.call_for_batches("score", *pieces, num_batches=len(groups), deadline_s=deadline_s)
+    return [group.with_columns(*found) for group, *found in zip(groups, columns, told, strict=True)]

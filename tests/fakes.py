@@ -168,14 +168,14 @@ class ScriptedWorker:
 
 
 class SharedScoring:
-    """Scores several groups in a call as a reward service does, each by `call_for_batch`; a death among them is that of the actor."""
+    """Scores several groups in a call as a reward service does, each by `score_one`; a death among them is that of the actor."""
 
     def __init__(self) -> None:
         self._scoring: dict[asyncio.Task[Any], int] = {}
 
     async def call(self, method: str, asked: list[tuple[int, Any]], *refs: Any, deadline_s: float) -> list[Any]:
         for (number, inputs), ref in zip(asked, refs, strict=True):
-            scoring = asyncio.create_task(self.call_for_batch("score", ref, inputs, deadline_s=deadline_s))
+            scoring = asyncio.create_task(self.score_one("score", ref, inputs, deadline_s=deadline_s))
             scoring.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks a dead actor
             self._scoring[scoring] = number
         await asyncio.wait(self._scoring, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
@@ -186,7 +186,7 @@ class SharedScoring:
                 raise outcome
         return outcomes
 
-    async def call_for_batch(self, method: str, *given: Any, deadline_s: float) -> tuple[Any, dict[str, Any]]:
+    async def score_one(self, method: str, *given: Any, deadline_s: float) -> tuple[Any, dict[str, Any]]:
         raise NotImplementedError
 
 
@@ -212,7 +212,7 @@ class ScriptedScorer(SharedScoring):
     def name(self) -> str:
         return self.spec.name
 
-    async def call_for_batch(
+    async def score_one(
         self, method: str, object_ref: int, *args: Any, deadline_s: float
     ) -> tuple[str, dict[str, Any]]:
         self.scored.append(object_ref)
@@ -222,6 +222,14 @@ class ScriptedScorer(SharedScoring):
             if self._death.is_set():
                 raise death(self.name, "score")
         return self.columns(object_ref)
+
+    async def call_for_batches(
+        self, method: str, *pieces: Any, num_batches: int, deadline_s: float
+    ) -> tuple[list[Any], list[Any]]:
+        groups = [piece for piece in pieces if isinstance(piece, int)]
+        found = [await self.score_one(method, group, deadline_s=deadline_s) for group in groups]
+        assert len(found) == num_batches
+        return [columns for columns, _ in found], [told for _, told in found]
 
     def columns(self, object_ref: int) -> tuple[str, dict[str, Any]]:
         """All but their size: what the group is turns out as it is scored."""

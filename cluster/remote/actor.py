@@ -146,10 +146,12 @@ class RemoteActor:
         """What the hosted method returns. Object refs among `args` arrive resolved."""
         return await self._answer(self._handle.call.remote(method, *args), stage=method, deadline_s=deadline_s)
 
-    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
-        """(object ref of a batch, what it tells) of a hosted method that returns both: the batch itself never comes to the driver."""
-        batch, told = self._handle.call.options(num_returns=2).remote(method, *args)
-        return batch, await self._answer(told, stage=method, deadline_s=deadline_s)
+    async def call_for_batches(
+        self, method: str, *args: Any, num_batches: int, deadline_s: float
+    ) -> tuple[list[Any], Any]:
+        """(object refs of the batches, what they tell) of a hosted method that returns these: no batch itself comes to the driver."""
+        *batches, told = self._handle.call.options(num_returns=num_batches + 1).remote(method, *args)
+        return batches, await self._answer(told, stage=method, deadline_s=deadline_s)
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         """Object refs of the items that the method returns, none of which comes to the driver."""

@@ -19,6 +19,7 @@ from cluster.rollouts.judge_servers import JudgeServers
 from cluster.rollouts.part_metrics import PartMetrics
 from cluster.rollouts.prints import Prints
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
+from cluster.rollouts.reference_calls import ReferenceCalls
 from cluster.rollouts.shared_calls import SharedCalls
 from cluster.rollouts.worker_pool import Member, WorkerPool
 from cluster.supervision.supervisor import SupervisedActor
@@ -42,7 +43,7 @@ class Scorers:
         tasks: asyncio.TaskGroup,
         reward: RewardConfig,
         judging_deadline_s: float,
-        reference_deadline_s: float,
+        reference_timeout_s: float,
         source_column: str | None = None,
         keep: Callable[[Mapping[str, str]], None] = lambda verdicts: None,
     ) -> None:
@@ -55,12 +56,10 @@ class Scorers:
         self._model_turns = {name: asyncio.Lock() for name in models}
         self._reward = reward
         self._reference = reference
-        self._num_at_reference = 0
-        """Groups that it has not scored yet."""
+        self._reference_calls = ReferenceCalls(reference, timeout_s=reference_timeout_s) if reference else None
         self._servers = servers
         self._suspects = suspects
         self._judging_deadline_s = judging_deadline_s
-        self._reference_deadline_s = reference_deadline_s
         self._failed_rewards = FailedRewards(events)
         self._part_metrics = PartMetrics(source_column=source_column)
         self._keep = keep
@@ -145,17 +144,9 @@ class Scorers:
 
     async def with_reference_logprobs(self, group: Group) -> Group:
         """The group itself when there is no reference scorer. Raises LostError when it went with its node."""
-        if self._reference is None:
+        if self._reference_calls is None:
             return group
-        self._num_at_reference += 1
-        # It scores one group after another, and the deadline counts those before this one: a scorer with a long queue does not hang.
-        deadline_s = self._reference_deadline_s * self._num_at_reference
-        try:
-            return group.with_columns(
-                *await self._reference.call_for_batch("score", *group.pieces, deadline_s=deadline_s)
-            )
-        finally:
-            self._num_at_reference -= 1
+        return group.with_columns(*await self._reference_calls.columns_of(group))
 
 
 class FailedRewards:

@@ -177,9 +177,13 @@ class SupervisedActor:
         """As RemoteActor.call, tried again on the replacement of an actor that died."""
         return await self._retry(lambda actor: actor.call(method, *args, deadline_s=deadline_s))
 
-    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
-        """As RemoteActor.call_for_batch, tried again on the replacement of an actor that died."""
-        return await self._retry(lambda actor: actor.call_for_batch(method, *args, deadline_s=deadline_s))
+    async def call_for_batches(
+        self, method: str, *args: Any, num_batches: int, deadline_s: float
+    ) -> tuple[list[Any], Any]:
+        """As RemoteActor.call_for_batches, tried again on the replacement of an actor that died."""
+        return await self._retry(
+            lambda actor: actor.call_for_batches(method, *args, num_batches=num_batches, deadline_s=deadline_s)
+        )
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         """As RemoteActor.call_for_object_refs, tried again on the replacement of an actor that died."""

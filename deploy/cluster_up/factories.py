@@ -89,6 +89,7 @@ def reference_scorer(*, config: RunConfig, num_threads: int) -> Any:
         model=loaded[None],
         by_source={source: model for source, model in loaded.items() if source is not None},
         source_column=config.reference.source_column,
+        is_deterministic=config.deterministic,
     )
 
 

@@ -216,7 +216,7 @@ def make_scorers(
         tasks=tasks,
         reward=config.reward,
         judging_deadline_s=judging_deadline_s(config),
-        reference_deadline_s=config.reference.timeout_s,
+        reference_timeout_s=config.reference.timeout_s,
         source_column=config.reward.source_column if config.reward.by_source or config.prompts.sources else None,
         keep=keep,
     )

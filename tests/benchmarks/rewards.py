@@ -108,7 +108,7 @@ async def _measure(size: int, batch: pa.RecordBatch) -> tuple[float, dict[str, f
                 tasks=tasks,
                 reward=RewardConfig(),
                 judging_deadline_s=60.0,
-                reference_deadline_s=60.0,
+                reference_timeout_s=60.0,
             )
             services = [psutil.Process((await place.ready()).pid) for place in scorers.places()]
             group = Group(pieces=(ray.put(batch),), summary=summarize(batch))

@@ -149,7 +149,7 @@ async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewher
         maker = await start("maker", bundle=0, placement_group=seats)
         taker = await start("taker", bundle=1, placement_group=seats)
         assert maker.node_id == far.node_id != taker.node_id
-        made, told = await maker.call_for_batch("batch", deadline_s=PATIENCE_S)
+        (made,), told = await maker.call_for_batches("batch", num_batches=1, deadline_s=PATIENCE_S)
         assert told == "of one"
         end(cluster, far)
         for _ in ("Ray misses it", "Ray knows that the node is dead"):

@@ -23,15 +23,24 @@ class TooShort:
 
 
 def test_each_completion_token_gets_the_reference_models_logprob():
-    scored, told = ReferenceScorer(model=Halving()).score(batch_of(["a", "b"]))
+    scored, (told,) = ReferenceScorer(model=Halving()).score(batch_of(["a", "b"]))
     assert scored["reference_logprobs"].to_pylist() == [[-1.5], [-2.0, -2.0]]
     assert told == {"size_bytes": scored.nbytes}
 
 
-def test_a_group_is_one_call_so_that_its_bits_depend_on_itself_alone():
+def test_groups_that_come_together_are_scored_at_once_and_each_has_its_own_columns():
     model = Halving()
-    ReferenceScorer(model=model).score(batch_of(["a", "b"]))
-    assert model.calls == [([[1, 2], [1, 2]], [[3], [4, 4]])]
+    first, second, told = ReferenceScorer(model=model).score(batch_of(["a", "b"]), batch_of(["c"]))
+    assert model.calls == [([[1, 2], [1, 2], [1, 2]], [[3], [4, 4], [3]])]
+    assert first["reference_logprobs"].to_pylist() == [[-1.5], [-2.0, -2.0]]
+    assert second["reference_logprobs"].to_pylist() == [[-1.5]]
+    assert [each["size_bytes"] for each in told] == [first.nbytes, second.nbytes]
+
+
+def test_a_group_of_a_deterministic_run_is_scored_alone_so_that_its_bits_depend_on_itself():
+    model = Halving()
+    ReferenceScorer(model=model, is_deterministic=True).score(batch_of(["a", "b"]), batch_of(["c"]))
+    assert model.calls == [([[1, 2], [1, 2]], [[3], [4, 4]]), ([[1, 2]], [[3]])]
 
 
 def test_a_model_that_forgets_tokens_is_noticed():
@@ -42,9 +51,14 @@ def test_a_model_that_forgets_tokens_is_noticed():
 def test_a_group_is_scored_by_the_model_of_its_source_and_by_the_first_model_without_one():
     math, other = Halving(), Halving()
     scorer = ReferenceScorer(model=other, by_source={"math": math}, source_column="kind")
-    for info in ('{"kind": "math"}', '{"kind": "code"}', "{}"):
-        scorer.score(with_columns(batch_of(["a"]), info=[info]))
-    assert (len(math.calls), len(other.calls)) == (1, 2)
+    infos = ('{"kind": "math"}', '{"kind": "code"}', "{}", '{"kind": "math"}')
+    texts = ("a", "b", "c", "d")
+    *_, told = scorer.score(
+        *(with_columns(batch_of([text]), info=[info]) for text, info in zip(texts, infos, strict=True))
+    )
+    assert [len(prompts) for prompts, _ in math.calls] == [1, 1]
+    assert [len(prompts) for prompts, _ in other.calls] == [2], "neighbours of one model go together"
+    assert len(told) == 4
 
 
 def test_an_episode_that_failed_before_its_first_token_is_not_scored():

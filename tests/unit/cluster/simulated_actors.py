@@ -179,7 +179,7 @@ class RewardService(SharedScoring, Actor):
         SharedScoring.__init__(self)
         Actor.__init__(self, *args)
 
-    async def call_for_batch(
+    async def score_one(
         self, method: str, object_ref: int, *inputs: Any, deadline_s: float
     ) -> tuple[str, dict[str, Any]]:
         return await answer_of(self._judge(object_ref), actor=self.name, stage=method, deadline_s=deadline_s)

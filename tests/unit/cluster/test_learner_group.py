@@ -140,13 +140,13 @@ class ScriptedRecorder(ScriptedRank):
             case _:
                 return [rewarded(0)]
 
-    async def call_for_batch(self, method: str, *args: Any, deadline_s: float) -> tuple[Any, Any]:
+    async def call_for_batches(self, method: str, *args: Any, **options: Any) -> tuple[list[Any], Any]:
         assert method == "record"
         step, *pieces = args
         if "lost" in pieces:
             raise LostError("recorder, 'record': its node is gone")
         self._scene.recorded[f"step {step}"] = tuple(pieces)
-        return tuple(pieces), (f"step {step}", "digest")
+        return [tuple(pieces)], (f"step {step}", "digest")
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         self._scene.fail(method, 0)

@@ -67,7 +67,7 @@ def wired(
         events=events,
         tasks=tasks,
         judging_deadline_s=judging_deadline_s,
-        reference_deadline_s=judging_deadline_s,
+        reference_timeout_s=judging_deadline_s,
     )
     dispatcher = Dispatcher(
         fleet=fleet,

@@ -137,8 +137,8 @@ class ScriptedActor(RemoteActor):
             case "describe" | "formula":
                 return {}
 
-    async def call_for_batch(self, method: str, step: int, *pieces: Any, deadline_s: float) -> tuple[Any, Any]:
-        return "groups", (f"trajectories/step-{step}", "digest")
+    async def call_for_batches(self, method: str, step: int, *pieces: Any, **options: Any) -> tuple[list[Any], Any]:
+        return ["groups"], (f"trajectories/step-{step}", "digest")
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         if method == "read":

@@ -370,12 +370,12 @@ async def test_groups_that_go_with_the_reference_scorers_node_are_made_again_fro
 ):
     """Seen before: the run ended. The node goes once while the groups are scored, and once before they are recorded."""
     monkeypatch.setattr("ray.put", lambda batch: batch)
-    lost = iter((True, False, False, True, False, False, False))
+    lost = iter((True, False, True, False, False))
     asked = []
 
     class Node:
-        async def call_for_batch(self, method, batch, *, deadline_s):
-            return self.held(batch.select([]), {"size_bytes": 0})
+        async def call_for_batches(self, method, *batches, num_batches, deadline_s):
+            return self.held([batch.select([]) for batch in batches], [{"size_bytes": 0}] * num_batches)
 
         async def update(self, groups):
             return self.held(asked.append([index for index, _ in groups]))

@@ -361,7 +361,7 @@ async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_
     async with service(SYNC) as rewards:
         judged, told = await rewards.score(sampled)
     group = Group(pieces=(sampled,), summary=summarize(sampled)).with_columns(judged, told).of([0, 2])
-    columns, of_columns = ReferenceScorer(model=Fixed()).score(*group.pieces)
+    columns, (of_columns,) = ReferenceScorer(model=Fixed()).score(*group.pieces)
     group = group.with_columns(columns, of_columns)
     (whole,) = map(validate, joined(group.pieces))
     assert whole["reward"].to_pylist() == [1.0, 0.5] and whole["reference_logprobs"].to_pylist() == [[-1.0], [-1.0] * 3]

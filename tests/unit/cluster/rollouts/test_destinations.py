@@ -109,30 +109,14 @@ async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_of
     scored = []
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def score_one(self, method, object_ref, *args, deadline_s):
             if self.spec.kind is ActorKind.REFERENCE_SCORER:
                 scored.append(object_ref)
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, wants_reference=lambda index: index // 4 % 2 == 0)
     assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == list(range(12))
     assert sorted(scored) == [0, 1, 2, 3, 8, 9, 10, 11]
-
-
-@simulated
-async def test_the_deadline_of_a_group_at_the_reference_counts_those_before_it():
-    """It scores one after another: with a long queue it was taken for hung."""
-    deadlines = []
-
-    class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
-            if self.spec.kind is ActorKind.REFERENCE_SCORER:
-                deadlines.append(deadline_s)
-                await asyncio.sleep(0.4)
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
-
-    assert await Scene(make_scorer=Scorer, wants_reference=lambda index: True).take() == [0, 1, 2, 3]
-    assert deadlines == [number * deadlines[0] for number in (1, 2, 3, 4)]
 
 
 @simulated

@@ -170,9 +170,9 @@ async def test_an_evaluation_that_nothing_moves_meets_its_deadline_and_says_what
 @simulated
 async def test_an_evaluation_may_take_longer_than_its_deadline_while_groups_move():
     class Slow(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def score_one(self, method, object_ref, *args, deadline_s):
             await asyncio.sleep(-18 * object_ref)  # of the groups -1, -2 and -3
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Slow)
     async with scene.running():

@@ -49,14 +49,14 @@ async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it(
     judged = []
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def score_one(self, method, object_ref, *args, deadline_s):
             judged.append(object_ref)
             if object_ref == 1:
                 await asyncio.sleep(1)
                 if bug := next(bugs, None):
                     raise bug
                 return self.columns(object_ref)
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer)
     scene.judging.clear()
@@ -81,10 +81,10 @@ async def test_groups_go_together_and_a_slow_or_a_lost_one_of_them_keeps_no_othe
                 raise LostError("reward-0, 'score_several': its node is gone")
             return await super().call(method, asked, *refs, deadline_s=deadline_s)
 
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def score_one(self, method, object_ref, *args, deadline_s):
             await asyncio.sleep(50.0 if object_ref == 1 else 0.1)
             took[object_ref] = asyncio.get_running_loop().time() - began
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer)
     async with scene.running():
@@ -137,13 +137,13 @@ async def test_groups_are_dealt_over_the_reward_services_and_one_that_dies_stops
     calls, died = [], []
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def score_one(self, method, object_ref, *args, deadline_s):
             calls.append((self.name, object_ref))
             await asyncio.sleep(1)
             if self.name == "reward-1" and len(died) < 2:
                 died.append(object_ref)
                 raise death(self.name, "score")
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, num_services=2)
     assert await scene.take() == [0, 1, 2, 3]
@@ -158,13 +158,13 @@ async def test_a_service_whose_replacement_finds_no_node_keeps_none_of_its_group
     died = asyncio.Event()
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def score_one(self, method, object_ref, *args, deadline_s):
             await asyncio.sleep(1)
             if self.name == "reward-1" and not died.is_set():
                 died.set()
                 scene.coming.clear()  # its node went: no other one starts
                 raise death(self.name, "score")
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, num_services=2)
     assert await scene.take() == [0, 1, 2, 3]
@@ -177,7 +177,7 @@ async def test_groups_that_find_every_service_down_go_to_the_first_that_comes_up
     calls, killed = [], set()
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def score_one(self, method, object_ref, *args, deadline_s):
             await asyncio.sleep(1)
             calls.append(self.name)
             if self.name not in killed:
@@ -186,7 +186,7 @@ async def test_groups_that_find_every_service_down_go_to_the_first_that_comes_up
                     scene.coming.clear()
                     asyncio.get_running_loop().call_later(60, scene.coming.set)
                 raise death(self.name, "score")
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=Scorer, num_services=2)
     assert await scene.take() == [0, 1, 2, 3]
@@ -201,8 +201,8 @@ async def test_a_service_that_joins_gets_groups_once_it_is_up_and_one_that_leave
     judged = {"reward-0": [], "reward-1": []}
 
     class Scorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
-            columns = await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+        async def score_one(self, method, object_ref, *args, deadline_s):
+            columns = await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
             if dies and self.name == "reward-1":
                 raise death(self.name, "score")
             judged[self.name].append(object_ref)
@@ -299,10 +299,10 @@ async def test_a_group_waits_for_a_reward_model_that_died_and_its_scores_travel_
                 raise error
             return [{"LABEL_0": float(object_ref)}, f"{deadline_s:g} s"]
 
-        async def call_for_batch(self, method, object_ref, scores, *, deadline_s):
+        async def score_one(self, method, object_ref, scores, *, deadline_s):
             assert object_ref not in given
             given[object_ref] = scores
-            return await super().call_for_batch(method, object_ref, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, deadline_s=deadline_s)
 
     judges = {name: {"judge": {"name": "reward_model", "model": name}} for name in ("kind", "right")}
     models = {"kind": {"path": "a", "timeout_s": 7}, "right": {"path": "b", "timeout_s": 9}}
@@ -373,9 +373,9 @@ async def test_a_service_whose_groups_wait_hears_that_a_judge_server_moved():
             if len(told) == 2:
                 moved.set()
 
-        async def call_for_batch(self, method, object_ref, *given, deadline_s):
+        async def score_one(self, method, object_ref, *given, deadline_s):
             await moved.wait()
-            return await super().call_for_batch(method, object_ref, *given, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *given, deadline_s=deadline_s)
 
     async with background() as tasks:
         scorer = Scorer(actor_spec("reward-0"), group_summary)

@@ -129,11 +129,11 @@ async def test_a_straggler_whose_reward_was_lost_does_not_start_again():
     lost = asyncio.Event()
 
     class LateScorer(ScriptedScorer):
-        async def call_for_batch(self, method, object_ref, *args, deadline_s):
+        async def score_one(self, method, object_ref, *args, deadline_s):
             if object_ref == 0:
                 await lost.wait()
                 raise LostError("reward, 'score': its node is gone")
-            return await super().call_for_batch(method, object_ref, *args, deadline_s=deadline_s)
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
     scene = Scene(make_scorer=LateScorer)
     buffer = Buffer(groups_per_step=4, max_off_policy_steps=1, max_head_of_line_s=0.0)

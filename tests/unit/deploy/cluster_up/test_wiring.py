@@ -88,7 +88,7 @@ async def test_what_a_judged_group_shows_of_its_prompt_comes_into_the_record_of_
         summary = group_summary(ticket.index, rewards=rewards, prompt_id=ticket.prompt.prompt_id)
         await destination.add(ticket, Group(pieces=(), summary=summary))
     assert not buffer.is_live(0) and buffer.is_live(1)
-    made.learner._recorder.call_for_batch = AsyncMock(return_value=("groups", ("step 1", "digest")))
+    made.learner._recorder.call_for_batches = AsyncMock(return_value=(["groups"], ("step 1", "digest")))
     made.learner._learn = AsyncMock(side_effect=DataError("no rank"))
     with pytest.raises(DataError):
         await made.learner.update([(1, Group(pieces=(), summary=summary))])
