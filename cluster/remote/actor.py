@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -242,11 +243,17 @@ async def _identified(spec: ActorSpec, options: Mapping[str, Any], made: list[An
     return await made[0].identify.remote()
 
 
+@functools.cache
+def _host_class() -> Any:
+    """One for all actors: each of its own would be exported to the cluster again."""
+    return ray.remote(Host)
+
+
 def _created(spec: ActorSpec, options: Mapping[str, Any]) -> Any:
     """As the next generation that no living actor is, of this run or of another one of its name."""
     for generation in _GENERATIONS[spec.title]:
         title = f"{spec.title}#{generation}"
-        host: Any = ray.remote(Host).options(name=title, **options)
+        host = _host_class().options(name=title, **options)
         with contextlib.suppress(ActorAlreadyExistsError):
             return host.remote(spec.name, dict(spec.env), title=title)
     raise AssertionError("generations have no end")
