@@ -19,7 +19,7 @@ from cluster.contracts.errors import DeadlineError, TreadwheelError
 from cluster.contracts.phases import Phase, cut
 from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.failures import answer_of
-from cluster.remote.host import Host
+from cluster.remote.host import Given, Host
 from cluster.remote.nodes import Seat, is_seat_lost, kill_on_node
 from cluster.remote.streams import object_refs
 
@@ -145,13 +145,14 @@ class RemoteActor:
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         """What the hosted method returns. Object refs among `args` arrive resolved."""
-        return await self._answer(self._handle.call.remote(method, *args), stage=method, deadline_s=deadline_s)
+        answer = self._handle.call.remote(method, *Given.packed(args))
+        return await self._answer(answer, stage=method, deadline_s=deadline_s)
 
     async def call_for_batches(
         self, method: str, *args: Any, num_batches: int, deadline_s: float
     ) -> tuple[list[Any], Any]:
         """(object refs of the batches, what they tell) of a hosted method that returns these: no batch itself comes to the driver."""
-        *batches, told = self._handle.call.options(num_returns=num_batches + 1).remote(method, *args)
+        *batches, told = self._handle.call.options(num_returns=num_batches + 1).remote(method, *Given.packed(args))
         return batches, await self._answer(told, stage=method, deadline_s=deadline_s)
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:

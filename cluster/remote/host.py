@@ -12,8 +12,9 @@ import pkgutil
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -92,9 +93,9 @@ class Host:
         listener.close()
         return address
 
-    async def call(self, method: str, *args: Any) -> Any:
-        """What the method returns."""
-        return await self._run(getattr(self._object, method), *args)
+    async def call(self, method: str, given: "Given", *resolved: Any) -> Any:
+        """What the method returns; the other arguments are `given.packed` with its object refs resolved."""
+        return await self._run(getattr(self._object, method), *given.with_resolved(resolved))
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         """Each item that the method returns, as an object of its own; then None, which proves that the stream is complete."""
@@ -159,6 +160,28 @@ class Host:
         if inspect.iscoroutinefunction(function):
             return await function(*args)
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._in_phase, function, *args)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Arguments of a call but for its object refs, as one: Ray takes half a millisecond for each argument that is a value."""
+
+    values: list[Any]
+    places: list[int]
+    """Of the object refs, among all arguments."""
+
+    @classmethod
+    def packed(cls, args: Sequence[Any]) -> "tuple[Given, *tuple[Any, ...]]":
+        """With the object refs, which Ray resolves where they are arguments of their own."""
+        refs = {place: arg for place, arg in enumerate(args) if isinstance(arg, ray.ObjectRef)}
+        values = [arg for place, arg in enumerate(args) if place not in refs]
+        return cls(values, [*refs]), *refs.values()
+
+    def with_resolved(self, resolved: Sequence[Any]) -> list[Any]:
+        args = list(self.values)
+        for place, each in zip(self.places, resolved, strict=True):
+            args.insert(place, each)
+        return args
 
 
 class BatchStream:
