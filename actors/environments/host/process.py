@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.environments.host.ends import described, failure
-from actors.environments.host.wire import ASKED, END, MAX_LINE_BYTES, SAID, TASK
+from actors.environments.host.wire import ASKED, END, FACTS, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
@@ -68,23 +68,24 @@ class HostProcess:
     async def start(
         cls, environment: Plugin, config: EpisodesConfig, *, setting: str, printed: PrintedLines
     ) -> "HostProcess":
-        """Raises ConfigError if it refuses the environment, WorkerError if it dies or is not ready in time."""
+        """Raises ConfigError if it refuses the environment, and WorkerError as `LineProcess.start`."""
         brief = {
             "environment": environment.model_dump(mode="json"),
             "field": setting,
             "config": config.model_dump(mode="json"),
             "blocked_s": _BLOCKED_S,
         }
-        process, answer = await LineProcess.start(
+        process, facts = await LineProcess.start(
             "actors.environments.host.main",
             brief,
+            answers=FACTS,
             env=config.env,
             max_line_bytes=MAX_LINE_BYTES,
             printed=printed,
             what=f"the process of {setting}={environment.name!r}",
         )
         started = cls(process, config)
-        started.is_async = answer["is_async"]
+        started.is_async = facts.is_async
         started._reading = asyncio.create_task(started._read())
         return started
 
