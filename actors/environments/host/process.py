@@ -50,10 +50,11 @@ class _Open:
 class HostProcess:
     """The parent's end of `actors.environments.host.main`."""
 
-    def __init__(self, process: LineProcess, config: EpisodesConfig) -> None:
+    def __init__(self, process: LineProcess, config: EpisodesConfig, *, is_async: bool) -> None:
+        """Listens to the process from now on, in a task of the running event loop."""
         self._process = process
         self._config = config
-        self.is_async = False
+        self.is_async = is_async
         """Whether its episodes run side by side; else one at a time."""
         self.is_spent = False
         """It gets no other episode."""
@@ -62,7 +63,7 @@ class HostProcess:
         self._numbers = itertools.count()
         self._open: dict[str, _Open] = {}
         self._killed_because: str | None = None
-        self._reading: asyncio.Task[None]
+        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(
@@ -84,10 +85,7 @@ class HostProcess:
             printed=printed,
             what=f"the process of {setting}={environment.name!r}",
         )
-        started = cls(process, config)
-        started.is_async = facts.is_async
-        started._reading = asyncio.create_task(started._read())
-        return started
+        return cls(process, config, is_async=facts.is_async)
 
     @property
     def is_alive(self) -> bool:
