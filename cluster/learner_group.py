@@ -82,6 +82,10 @@ class LearnerGroup:
         self._ranks: list[RemoteActor] = []
         self._are_built = False
         self._turn = asyncio.Lock()
+        self.formula: dict[str, Any] = {}
+        """The resolved mathematics, once the ranks were built."""
+        self.chosen: dict[str, str] = {}
+        """What the ranks chose while they loaded for the first time."""
         self.version = 0
         """Policy version: completed optimizer steps. It stays what it is while ranks that died are restored to it."""
         self._held = 0
@@ -115,9 +119,9 @@ class LearnerGroup:
         while True:
             try:
                 await self._begin()
-                chosen: dict[str, str] = await self._all("describe")
-                message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in chosen.items())
-                return self._supervisor.events.event("learner_loaded", message=message, **chosen)
+                self.formula, self.chosen = await self._all("formula"), await self._all("describe")
+                message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in self.chosen.items())
+                return self._supervisor.events.event("learner_loaded", message=message, **self.chosen)
             except (WorkerError, DeadlineError) as error:
                 if error.kind is not FailureKind.DEATH:
                     raise
@@ -271,10 +275,6 @@ class LearnerGroup:
         async with self._turn:
             if rank in self._ranks and (self._turns is None or self._turns.is_learners):
                 await self._recover(error)
-
-    async def formula(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """(the resolved mathematics, what the ranks chose while loading), for the passport."""
-        return await self._all("formula"), await self._all("describe")
 
     async def export(self, directory: str) -> None:
         """The current weights as a Hugging Face folder."""

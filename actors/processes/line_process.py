@@ -7,11 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from actors.processes.confinement import environment
 from actors.processes.printed import PrintedLines
 from cluster.contracts.errors import ConfigError, WorkerError
+
+_Answer = TypeVar("_Answer")
 
 _START_S = 120.0
 """Deadline for a process to import the user's code: heavy packages on a busy machine take a while."""
@@ -31,15 +35,17 @@ class LineProcess:
         module: str,
         brief: dict[str, Any],
         *,
+        answers: TypeAdapter[_Answer],
         env: Collection[str],
         max_line_bytes: int,
         printed: PrintedLines,
         what: str,
-    ) -> tuple["LineProcess", dict[str, Any]]:
-        """It, and its answer to `brief`, its first line. `env` names the variables that it sees beside those that every process needs; what
-        it prints goes to `printed`.
+    ) -> tuple["LineProcess", _Answer]:
+        """It, and its answer to `brief`, its first line, as `answers` reads it. `env` names the variables that it sees beside those that
+        every process needs; what it prints goes to `printed`.
 
-        Raises ConfigError if it refuses the brief, and WorkerError naming `what` if it cannot start, dies, or does not answer in time.
+        Raises ConfigError if it refuses the brief, and WorkerError naming `what` if it cannot start, dies, does not answer in time, or
+        answers what cannot be read.
         """
         try:
             with printed.pipe() as stderr:
@@ -61,7 +67,7 @@ class LineProcess:
             raise WorkerError(f"{what} cannot start: {error}") from error
         started = cls(process, printed)
         try:
-            return started, await started._answer_to(brief, what=what)
+            return started, await started._answer_to(brief, answers=answers, what=what)
         except BaseException:
             await started.kill()
             raise
@@ -97,15 +103,17 @@ class LineProcess:
         await self._process.wait()
         self._printed.drain()
 
-    async def _answer_to(self, brief: dict[str, Any], *, what: str) -> dict[str, Any]:
+    async def _answer_to(self, brief: dict[str, Any], *, answers: TypeAdapter[_Answer], what: str) -> _Answer:
         try:
             async with asyncio.timeout(_START_S):
                 await self.send(brief)
                 answer = await self.receive()
+            if answer is None:
+                raise WorkerError(f"{what} died while it started, with its message on stderr")
+            if isinstance(answer, dict) and "refused" in answer:
+                raise ConfigError(answer["refused"])
+            return answers.validate_python(answer)
         except TimeoutError:
             raise WorkerError(f"{what} is not ready after {_START_S:g} s") from None
-        if answer is None:
-            raise WorkerError(f"{what} died while it started, with its message on stderr")
-        if "refused" in answer:
-            raise ConfigError(answer["refused"])
-        return answer
+        except ValueError as error:  # the user's code can write anything there
+            raise WorkerError(f"what {what} answers first cannot be read: {error}") from error

@@ -41,22 +41,23 @@ class JudgeProcess:
 
     @classmethod
     async def start(cls, part: Part, config: RewardConfig, *, printed: PrintedLines) -> "JudgeProcess":
-        """What it prints goes to `printed`. Raises ConfigError if it refuses the judge, WorkerError if it dies or is not ready in time."""
+        """What it prints goes to `printed`. Raises ConfigError if it refuses the judge, and WorkerError as `LineProcess.start`."""
         brief = {
             "judge": part.judge.model_dump(mode="json"),
             "setting": part.setting,
             "timeout_s": part.timeout_s,
             "max_memory_bytes": config.max_memory_bytes,
         }
-        process, answer = await LineProcess.start(
+        process, facts = await LineProcess.start(
             "actors.reward_service.judge_main",
             brief,
+            answers=FACTS,
             env=config.env,
             max_line_bytes=_MAX_LINE_BYTES,
             printed=printed,
             what=f"the process of {part.setting}.judge={part.judge.name!r}",
         )
-        return cls(process, part, FACTS.validate_python(answer))
+        return cls(process, part, facts)
 
     @property
     def is_alive(self) -> bool:

@@ -166,6 +166,10 @@ class StorageError(TreadwheelError):
     """The run directory cannot be read or written (disk full, no permission, in use); the message names the file."""
 
 
+class DamagedError(StorageError):
+    """A file is there, and its content is not what it should be."""
+
+
 class ClaimLostError(StorageError):
     """Another driver took the run directory over: this one must end."""
 

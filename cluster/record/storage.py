@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cluster.contracts.errors import StorageError
+from cluster.contracts.errors import DamagedError
 from cluster.record.local_files import LocalFiles
 from cluster.record.object_store import ObjectStore
 
@@ -73,15 +73,15 @@ class Storage:
         return self.read_file(name).to_pybytes().decode()
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A file's object; empty when the file is not there. Raises StorageError for a file that holds none."""
+        """A file's object; empty when the file is not there. Raises DamagedError for a file that holds none."""
         if not self.exists(name):
             return {}
         try:
             content = json.loads(self.read_text(name))
         except ValueError as error:
-            raise StorageError(f"{self.path(name)} is damaged: {error}; bring it back from a copy") from error
+            raise DamagedError(f"{self.path(name)} is damaged: {error}; bring it back from a copy") from error
         if not isinstance(content, dict):
-            raise StorageError(f"{self.path(name)} is damaged: it holds no object; bring it back from a copy")
+            raise DamagedError(f"{self.path(name)} is damaged: it holds no object; bring it back from a copy")
         return content
 
     def write_file(self, name: str, content: "pa.Buffer | bytes") -> None:
@@ -130,7 +130,8 @@ class Storage:
         return [*lines, ""] if torn else lines
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
-        """Each whole line's object. The last line of a living or killed run may be torn, and is left out."""
+        """Each whole line's object. The last line of a living or killed run may be torn, and is left out. Raises DamagedError for another
+        line that is not JSON."""
         lines = self.read_lines(name)
         records: list[dict[str, Any]] = []
         for number, line in enumerate(lines, start=1):
@@ -138,7 +139,7 @@ class Storage:
                 records.append(json.loads(line))
             except json.JSONDecodeError as error:
                 if number < len(lines):
-                    raise StorageError(f"{self.path(name)} line {number} is not JSON: {error}") from error
+                    raise DamagedError(f"{self.path(name)} line {number} is not JSON: {error}") from error
         return records
 
     def replace_lines(self, name: str, lines: Sequence[str]) -> None:
@@ -153,4 +154,4 @@ class Storage:
         try:
             return self._files.read_appended(name)
         except UnicodeDecodeError as error:
-            raise StorageError(f"{self.path(name)} was damaged: {error}; bring it back from a copy") from error
+            raise DamagedError(f"{self.path(name)} was damaged: {error}; bring it back from a copy") from error

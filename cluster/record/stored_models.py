@@ -88,7 +88,7 @@ def local_model(model: WithPath, *, field: str) -> WithPath:
 
 
 def cache() -> Path:
-    return Path(os.environ.get(CACHE_ENV) or "~/.cache/treadwheel").expanduser()
+    return Path(os.path.expanduser(os.environ.get(CACHE_ENV) or "~/.cache/treadwheel"))
 
 
 def _files(storage: Storage, name: str) -> tuple[str, dict[str, Mapping[str, Any]]]:

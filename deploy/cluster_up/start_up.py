@@ -185,9 +185,13 @@ async def note_passport(
 ) -> None:
     """Writes it, unless an earlier part of the run did. `weights_digest` is of the weights that the run starts from."""
     if not await asyncio.to_thread(run_dir.exists, PASSPORT):
-        formula, described = await learner.formula()
         await asyncio.to_thread(
-            write_passport, run_dir, config, formula=formula, learner=described, weights_digest=weights_digest
+            write_passport,
+            run_dir,
+            config,
+            formula=learner.formula,
+            learner=learner.chosen,
+            weights_digest=weights_digest,
         )
 
 

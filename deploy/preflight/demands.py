@@ -181,6 +181,7 @@ def _engine(
         utilization=rollout.gpu_memory_utilization,
         tensor_parallel=rollout.tensor_parallel_size,
         num_sequences=rollout.max_concurrent_sequences,
+        max_context=max_context,
     )
     if engine.num_tokens < max_context:
         raise ConfigError(

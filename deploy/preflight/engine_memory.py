@@ -4,11 +4,12 @@ vLLM takes `gpu_memory_utilization` of a GPU whatever the model's size, measures
 rest to the cache. Here both are estimated; no GPU has measured them yet.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.contracts.errors import ConfigError
-from learner.shape import head_size, inner_size, num_key_heads, sizes
+from learner.shape import head_size, inner_size, largest, num_key_heads, sizes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -30,13 +31,17 @@ class EngineMemory:
     taken_bytes: int
     weights_bytes: int
     passes_bytes: int
-    bytes_per_token: int
-    """Of the cache: keys and values of one token."""
+    bytes_per_sequence: int
+    """Of the cache: keys and values of a sequence of the whole context."""
+    max_context: int
+    """In tokens."""
 
     @property
     def num_tokens(self) -> int:
-        """That the engine's cache holds at one time; not positive where weights and passes leave nothing."""
-        return (self.taken_bytes - self.weights_bytes - self.passes_bytes) // self.bytes_per_token
+        """That the engine's cache holds at one time, in sequences of the whole context; not positive where weights and passes leave
+        nothing."""
+        left = self.taken_bytes - self.weights_bytes - self.passes_bytes
+        return left * self.max_context // self.bytes_per_sequence
 
 
 def check_divisible(text: "PretrainedConfig", tensor_parallel: int) -> None:
@@ -85,12 +90,13 @@ def of_engine(
     utilization: float,
     tensor_parallel: int,
     num_sequences: int,
+    max_context: int,
 ) -> EngineMemory:
     """`text` is the language model's configuration, `item` the bytes of a number in its compute type.
 
     A token has a key and a value in each layer and key-value head (arXiv:2309.06180); tensor parallelism deals the heads out, and copies
-    them where there are fewer heads than GPUs. A window that slides is not counted as a saving. A pass keeps one layer's inputs and MLP,
-    and at its end float32 logits, what is sampled from, and a sorted copy. Raises ConfigError as `check_divisible` does.
+    them where there are fewer heads than GPUs. A pass keeps one layer's inputs and MLP, and at its end float32 logits, what is sampled
+    from, and a sorted copy. Raises ConfigError as `check_divisible` does.
     """
     check_divisible(text, tensor_parallel)
     layer = 4 * text.hidden_size + 3 * inner_size(text) // tensor_parallel
@@ -100,14 +106,37 @@ def of_engine(
         taken_bytes=int(utilization * gpu_bytes),
         weights_bytes=weights // tensor_parallel,
         passes_bytes=_PREFILL_TOKENS * item * layer + logits + ENGINE_CONTEXT_BYTES,
-        bytes_per_token=item * _cached_numbers(text, tensor_parallel=tensor_parallel),
+        bytes_per_sequence=item
+        * _cached_numbers(text, tensor_parallel=tensor_parallel)
+        * _cached_tokens(text, max_context),
+        max_context=max_context,
     )
 
 
 def _cached_numbers(text: "PretrainedConfig", *, tensor_parallel: int) -> int:
-    """Of one token, in each process. Latent attention (MLA, arXiv:2405.04434) keeps a latent and a rotary key that all heads share."""
-    kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
-    num_layers = max(sum(kind not in _WITHOUT_KEYS for kind in kinds), 1)
+    """Of one token in a layer, in each process. Latent attention (MLA, arXiv:2405.04434) keeps a latent and a rotary key that all heads
+    share."""
     if (latent := getattr(text, "kv_lora_rank", None)) and getattr(text, "model_type", "") not in _WITH_WHOLE_HEADS:
-        return num_layers * (latent + text.qk_rope_head_dim)
-    return 2 * num_layers * max(num_key_heads(text) // tensor_parallel, 1) * head_size(text)
+        return latent + text.qk_rope_head_dim
+    return 2 * max(num_key_heads(text) // tensor_parallel, 1) * head_size(text)
+
+
+def _cached_tokens(text: "PretrainedConfig", max_context: int) -> int:
+    """Of a sequence of the whole context, over all layers.
+
+    As vLLM counts: a layer whose window slides keeps the window and what one step reads, so that it saves something in contexts that are
+    longer than both. Layers of either kind are dealt to groups of one size, the last of which is filled up.
+    """
+    kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
+    window = largest(text, "sliding_window")
+    num_keeping = max(sum(kind not in _WITHOUT_KEYS for kind in kinds), 1)
+    num_sliding = sum(kind in (None, "sliding_attention") for kind in kinds) if window else 0
+    if not window or not num_sliding:
+        return num_keeping * max_context
+    in_window = min(window - 1 + _PREFILL_TOKENS, max_context)
+    num_whole = num_keeping - num_sliding
+    if not num_whole:
+        return num_sliding * in_window
+    fewer, more = sorted((num_whole, num_sliding))
+    group = more if more < 1.5 * fewer else fewer
+    return math.ceil(num_whole / group) * group * max_context + math.ceil(num_sliding / group) * group * in_window

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 import re
 import threading
@@ -12,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.errors import ConfigError, DamagedError, StorageError
 from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
 from deploy.config.loading import hidden
@@ -73,23 +72,20 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """What each actor was doing at `time`, oldest news first; no actors where the run has not said so yet."""
-        if not self.directory.exists(STATUS):
-            return {}
         try:
-            told = json.loads(self.directory.read_text(STATUS))
-        except ValueError:  # an object store without atomic reads, or a file that is torn
-            told = None
-        return told if isinstance(told, dict) else {"time": 0.0, "actors": []}
+            return self.directory.read_json(STATUS)
+        except DamagedError:  # an object store without atomic reads, or a file that is torn
+            return {"time": 0.0, "actors": []}
 
     def config(self) -> dict[str, Any]:
-        """What run.yaml says, without what is secret. Raises StorageError for one that is torn."""
+        """What run.yaml says, without what is secret. Raises DamagedError for one that is torn."""
         if not self.directory.exists(RUN_YAML):
             return {}
         try:
             return _parsed(self.directory.read_text(RUN_YAML))
         except (ValueError, yaml.YAMLError) as error:
             said = str(error).partition("\n")[0]
-            raise StorageError(f"{self.directory.path(RUN_YAML)} is not the settings of a run: {said}") from error
+            raise DamagedError(f"{self.directory.path(RUN_YAML)} is not the settings of a run: {said}") from error
 
     def passport(self) -> dict[str, Any]:
         return self.directory.read_json(PASSPORT)

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from cluster.contracts.errors import StorageError
+from cluster.contracts.errors import DamagedError, StorageError
 from cluster.record.run_directory import RunDirectory
 from cluster.record.segments import segments_of
 
@@ -127,7 +127,7 @@ class Tail:
         try:
             return [json.loads(line, object_pairs_hook=_object) for line in whole.splitlines() if line.strip()]
         except ValueError as error:
-            raise StorageError(f"{self._directory.path(self._name)} has a line that is not JSON: {error}") from error
+            raise DamagedError(f"{self._directory.path(self._name)} has a line that is not JSON: {error}") from error
 
     def _start_over(self) -> None:
         self._records, self._offset, self._before = [], 0, b""

@@ -1,5 +1,6 @@
 """Checkpoints as they are found: which there are, whether one is whole, and what to do where it is not."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def verify(place: Place, *, below: str = "") -> Manifest:
 
 def verify_model(folder: Path) -> None:
     """Checks a model folder that is part of a checkpoint, as `verify` does; one that is in none of ours passes."""
-    folder = folder.expanduser().resolve()
+    folder = Path(os.path.expanduser(folder)).resolve()
     manifest = folder.parent / MANIFEST
     if folder.name == MODEL and manifest.is_file() and OURS.encode() in manifest.read_bytes():
         verify(Place.of(folder.parent), below=f"{MODEL}/")

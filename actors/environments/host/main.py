@@ -1,7 +1,7 @@
 """A process that runs episodes of one environment, which it finds by name: no code travels, and nothing is pickled.
 
 Asynchronous environments share its event loop, which is watched. A synchronous one has the main thread, one episode at a time; the loop
-then runs beside it. Lines in and out are those of `wire`; the first ones are a brief, and `{"is_async": ...}` or `{"refused": why}`.
+then runs beside it. Lines in and out are those of `wire`; the first ones are a brief, and its `HostFacts` or `{"refused": why}`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Any, TextIO, TypeVar
 from actors.environments.host.conversation import Conversation, Endpoint
 from actors.environments.host.ends import failure, raised, returned
 from actors.environments.host.episodes import STRAY, BlockingHostedEpisode, HostedEpisode
-from actors.environments.host.wire import END, MAX_LINE_BYTES, SAID, TASK
+from actors.environments.host.wire import END, FACTS, MAX_LINE_BYTES, SAID, TASK, HostFacts
 from actors.processes.confinement import allow_cpu_s, limit_resources
 from actors.processes.inside import die_with_parent, end_with_self, own_pipes
 from cluster.contracts.environment_config import EpisodesConfig
@@ -53,7 +53,7 @@ def main() -> None:
         print(json.dumps({"refused": str(error)}), file=answers, flush=True)
         return
     is_shared = is_async(environment)
-    print(json.dumps({"is_async": is_shared}), file=answers, flush=True)
+    print(json.dumps(FACTS.dump_python(HostFacts(is_async=is_shared))), file=answers, flush=True)
     kind = _SharedHost if is_shared else _OwnHost
     kind(environment, requests, answers, config, blocked_s=brief["blocked_s"]).run()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.environments.host.ends import described, failure
-from actors.environments.host.wire import ASKED, END, MAX_LINE_BYTES, SAID, TASK
+from actors.environments.host.wire import ASKED, END, FACTS, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
@@ -50,10 +50,11 @@ class _Open:
 class HostProcess:
     """The parent's end of `actors.environments.host.main`."""
 
-    def __init__(self, process: LineProcess, config: EpisodesConfig) -> None:
+    def __init__(self, process: LineProcess, config: EpisodesConfig, *, is_async: bool) -> None:
+        """Listens to the process from now on, in a task of the running event loop."""
         self._process = process
         self._config = config
-        self.is_async = False
+        self.is_async = is_async
         """Whether its episodes run side by side; else one at a time."""
         self.is_spent = False
         """It gets no other episode."""
@@ -62,31 +63,29 @@ class HostProcess:
         self._numbers = itertools.count()
         self._open: dict[str, _Open] = {}
         self._killed_because: str | None = None
-        self._reading: asyncio.Task[None]
+        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(
         cls, environment: Plugin, config: EpisodesConfig, *, setting: str, printed: PrintedLines
     ) -> "HostProcess":
-        """Raises ConfigError if it refuses the environment, WorkerError if it dies or is not ready in time."""
+        """Raises ConfigError if it refuses the environment, and WorkerError as `LineProcess.start`."""
         brief = {
             "environment": environment.model_dump(mode="json"),
             "field": setting,
             "config": config.model_dump(mode="json"),
             "blocked_s": _BLOCKED_S,
         }
-        process, answer = await LineProcess.start(
+        process, facts = await LineProcess.start(
             "actors.environments.host.main",
             brief,
+            answers=FACTS,
             env=config.env,
             max_line_bytes=MAX_LINE_BYTES,
             printed=printed,
             what=f"the process of {setting}={environment.name!r}",
         )
-        started = cls(process, config)
-        started.is_async = answer["is_async"]
-        started._reading = asyncio.create_task(started._read())
-        return started
+        return cls(process, config, is_async=facts.is_async)
 
     @property
     def is_alive(self) -> bool:

@@ -5,6 +5,8 @@ or null for an episode that nobody wants any more. From it: `ask` an Asked; `gav
 EpisodeEnd, and whether the process gets no other episode.
 """
 
+from dataclasses import dataclass
+
 from pydantic import TypeAdapter
 
 from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Said
@@ -12,6 +14,16 @@ from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Said
 MAX_LINE_BYTES = 16 * 1024**2
 """Of what a process writes: a longer one is refused where it is made."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """Of a process, its first line."""
+
+    is_async: bool
+    """Its episodes run side by side; else one at a time."""
+
+
+FACTS = TypeAdapter(HostFacts)
 ASKED = TypeAdapter(Asked)
 SAID = TypeAdapter(Said)
 END = TypeAdapter(EpisodeEnd)

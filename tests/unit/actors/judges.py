@@ -154,6 +154,14 @@ def talkative(*, completion: str) -> float:
     return 1.0
 
 
+def undeclared(*, completion: str) -> float:
+    """Says of itself what cannot be said."""
+    return 1.0
+
+
+undeclared.keeps_verdicts = "mostly"  # pyright: ignore[reportFunctionMemberAccess]
+
+
 def printing(*, completion: str) -> float:
     """As many lines as its completion says, then half a line that its child prints."""
     for number in range(int(completion)):

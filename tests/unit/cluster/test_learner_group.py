@@ -93,6 +93,8 @@ class ScriptedRank(RemoteActor):
                 return {"policy_version": self._version, "metric": metric} if self._version else None
             case "last_step":
                 return self._last_step
+            case "formula":
+                return {"text": "token_mean[ppo_clip(A = grpo)]"}
             case "describe":
                 return {"layout": "shared", "loading": "streamed"}
             case "save":
@@ -326,6 +328,15 @@ async def test_what_the_ranks_chose_while_loading_is_said():
     scene = Scene(num_ranks=2)
     await scene.group.start()
     assert [event["message"] for event in scene.events.events] == ["learner: layout shared, loading streamed"]
+
+
+async def test_its_mathematics_is_known_for_the_passport_though_a_rank_dies_after_the_start():
+    scene = Scene(("formula", 0, death("learner-0", "formula")))
+    await scene.group.start()
+    assert scene.events.kinds() == ["failure", "learner_loaded"]
+    await scene.group.stop()
+    assert scene.group.formula == {"text": "token_mean[ppo_clip(A = grpo)]"}
+    assert scene.group.chosen == {"layout": "shared", "loading": "streamed"}
 
 
 async def test_deaths_while_it_starts_and_restores_are_healed():

@@ -170,6 +170,10 @@ def test_a_manifest_of_another_program_next_to_a_model_is_none_of_ours(tmp_path:
         reading.verify_model(tmp_path / name)
 
 
+def test_a_model_in_the_home_of_nobody_is_none_of_ours():
+    reading.verify_model(Path("~nobody-here/model"))
+
+
 def test_a_model_that_lies_in_a_checkpoint_but_is_not_its_own_is_none_of_its_business(flipped: Path):
     other = flipped / "checkpoints" / "step-000002" / "converted"
     other.mkdir()

@@ -97,7 +97,17 @@ def stand_ins(folder, **scripts):
     return tools
 
 
-def calls_of_the_batch_script(folder, *, health_check="exit 0", code=0):
+WAITS = pytest.mark.parametrize(
+    ("run", "is_its_own"),
+    [
+        ("elastic:\n  wait_for_nodes_s: 7200\n", True),
+        ("elastic: {max_workers: 4, wait_for_nodes_s: 7200}\n", True),
+        ("elastic:\n  max_workers: 4\n  # wait_for_nodes_s: 7200\n", False),
+    ],
+)
+
+
+def calls_of_the_batch_script(folder, *more, health_check="exit 0", code=0):
     """What it has srun and scontrol do, on two nodes; its exit code. A `ray start` ends with the job, a session of its own."""
     say = 'echo "$0 $*" | sed "s|.*/||" >>calls'
     stand_ins(
@@ -110,7 +120,9 @@ def calls_of_the_batch_script(folder, *, health_check="exit 0", code=0):
     )
     slurm = {"SUBMIT_DIR": str(folder), "JOB_NODELIST": "[a-b]", "JOB_ID": "7", "CPUS_PER_TASK": "16"}
     environment = {"PATH": os.environ["PATH"], **{f"SLURM_{name}": value for name, value in slurm.items()}}
-    job = subprocess.Popen(["bash", os.path.abspath(SBATCH), "run.yaml"], env=environment, start_new_session=True)
+    job = subprocess.Popen(
+        ["bash", os.path.abspath(SBATCH), "run.yaml", *more], env=environment, start_new_session=True
+    )
     try:
         ended = job.wait(timeout=60)
     finally:
@@ -125,9 +137,21 @@ def test_every_step_of_the_batch_script_has_all_cpus_of_its_node(tmp_path):
     assert ended == 0
     assert len(calls) == 3 and all(call.startswith("srun: 16 CPUs: ") for call in calls)
     (train,) = (call for call in calls if " treadwheel train " in call)
-    assert train.endswith(" --wait-for-nodes 10m --wait-for-claim 10m run.yaml"), (
+    assert train.endswith(" --wait-for-claim 10m --wait-for-nodes 10m run.yaml"), (
         "one's own options count: the last does"
     )
+
+
+@WAITS
+def test_a_run_of_the_batch_script_keeps_its_own_wait_for_nodes(run, is_its_own, tmp_path):
+    (tmp_path / "run.yaml").write_text(run)
+    calls, _ = calls_of_the_batch_script(tmp_path)
+    assert any("--wait-for-nodes" in call for call in calls) is not is_its_own
+
+
+def test_an_override_of_the_wait_for_nodes_counts_in_the_batch_script(tmp_path):
+    calls, _ = calls_of_the_batch_script(tmp_path, "run_dir=/shared", "elastic.wait_for_nodes_s=7200")
+    assert not any("--wait-for-nodes" in call for call in calls)
 
 
 def test_a_run_that_a_node_ended_goes_back_into_the_queue(tmp_path):
@@ -154,6 +178,18 @@ def test_the_skypilot_task_ends_as_its_run_does(code, tmp_path):
     script = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))["run"]
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", **nodes}
     assert subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment).returncode == code
+
+
+@WAITS
+def test_a_run_of_the_skypilot_task_keeps_its_own_wait_for_nodes(run, is_its_own, tmp_path):
+    (tmp_path / "run.yaml").write_text(run)
+    tools = stand_ins(tmp_path, activate="", treadwheel='echo "$*" >call', ray="exit 0")
+    nodes = {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0", "RUN": "run.yaml", "RUN_DIR": "/shared"}
+    script = yaml.safe_load(Path(SKYPILOT).read_text(encoding="utf-8"))["run"]
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", **nodes}
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=True)
+    call = (tmp_path / "call").read_text()
+    assert "--wait-for-claim 10m" in call and ("--wait-for-nodes 10m" in call) is not is_its_own
 
 
 def test_the_skypilot_task_fails_where_its_ray_does_not_start(tmp_path):

@@ -14,7 +14,7 @@ from actors.environments.host.wire import ASKED, END
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, EpisodeEnd, Said, Withdrawn
 from cluster.contracts.errors import DataError
-from tests.unit.actors.environments.scripted import task
+from tests.unit.actors.environments.scripted import Scripted, task
 
 PROMPT = {"role": "user", "content": "Guess."}
 DEEP: Any = None
@@ -125,7 +125,6 @@ async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
 
         async def kill(self) -> None: ...
 
-    process: Any = HostProcess(Process(), EpisodesConfig())  # pyright: ignore[reportArgumentType]
-    process._reading = asyncio.create_task(process._read())
-    heard = await process.run(task(), None)
+    process: Any = Process()
+    heard = await HostProcess(process, EpisodesConfig(), is_async=True).run(task(), Scripted())
     assert heard.events == (earned, Withdrawn(num_turns=1))

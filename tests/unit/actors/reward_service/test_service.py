@@ -393,6 +393,13 @@ async def test_nonsense_for_an_answer_is_a_failed_reward_and_ends_the_process():
         assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
+async def test_a_process_whose_first_answer_cannot_be_read_ends():
+    before = psutil.Process().children()
+    with pytest.raises(WorkerError, match=r"reward\.judge='.*:undeclared' answers first cannot be read: .*\nkeeps_"):
+        await RewardService(RewardConfig(judge=Plugin(name=f"{JUDGES}:undeclared"))).warm_up()
+    assert [child for child in psutil.Process().children() if child not in before] == []
+
+
 async def test_the_judges_that_started_end_when_another_one_does_not(monkeypatch):
     started, start = [], judging.Judging.start
 

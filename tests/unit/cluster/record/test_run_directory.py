@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.errors import ConfigError, DamagedError, StorageError
 from cluster.record import lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
@@ -247,7 +247,7 @@ def test_what_a_killed_process_wrote_aside_is_gone_when_a_run_goes_on_and_what_m
 
 def test_a_broken_line_in_the_middle_is_an_error(directory):
     directory.write_file(EVENTS, b'{"kind"\n{"kind": "b"}\n')
-    with pytest.raises(StorageError, match=r"events\.jsonl line 1 is not JSON"):
+    with pytest.raises(DamagedError, match=r"events\.jsonl line 1 is not JSON"):
         directory.read_json_lines(EVENTS)
 
 
@@ -255,14 +255,14 @@ def test_a_broken_line_in_the_middle_is_an_error(directory):
 def test_a_file_that_holds_no_object_is_named(directory, content):
     """Seen before: half a passport, of a copy that was broken off, ended `passport diff` and `report` with a traceback."""
     directory.write_file(PASSPORT, content)
-    with pytest.raises(StorageError, match=r"passport\.json is damaged: .*; bring it back from a copy"):
+    with pytest.raises(DamagedError, match=r"passport\.json is damaged: .*; bring it back from a copy"):
         directory.read_json(PASSPORT)
 
 
 def test_a_file_of_lines_with_damaged_bytes_is_named(directory):
     for name in (EVENTS, LEDGER):
         directory.write_file(name, b'{"kind": "a"}\n{"kind": "\xff"}\n{"kind": "b"}\n')
-    with pytest.raises(StorageError, match=r"events\.jsonl was damaged: .*0xff.* bring it back from a copy"):
+    with pytest.raises(DamagedError, match=r"events\.jsonl was damaged: .*0xff.* bring it back from a copy"):
         directory.read_json_lines(EVENTS)
     with pytest.raises(StorageError, match=r"events\.jsonl was damaged"):
         directory.claim(CONFIG)

@@ -11,7 +11,7 @@ import pytest
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError
 from cluster.record.storage import Storage
-from cluster.record.stored_models import CACHE_ENV, local_folder, with_local_models
+from cluster.record.stored_models import CACHE_ENV, cache, local_folder, with_local_models
 from tests.object_store import quick_requests, s3
 from tests.store_proxy import Proxy
 from tests.unit.learner.disk import largest_file
@@ -103,6 +103,14 @@ def test_a_folder_and_a_hub_name_are_left_as_they_are_and_a_home_is_written_out(
     for path in ("/models/small", "org/model", "~nobody-here/model"):
         assert local_folder(path, field="model.path") == path
     assert local_folder("~/model", field="model.path") == "/home/me/model"
+
+
+def test_the_folder_of_downloads_is_named_as_paths_of_models_are(monkeypatch: pytest.MonkeyPatch):
+    """A home that is not there, as of a container's user without a name, ended the run with a RuntimeError."""
+    monkeypatch.setenv("HOME", "/home/me")
+    for named, folder in (("~/models", "/home/me/models"), ("~nobody-here/models", "~nobody-here/models")):
+        monkeypatch.setenv(CACHE_ENV, named)
+        assert str(cache()) == folder
 
 
 def test_every_model_of_a_configuration_becomes_local_and_the_rest_stays(store: Storage, tmp_path: Path):

@@ -3,16 +3,23 @@
 from types import SimpleNamespace
 
 import pytest
+from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig, PretrainedConfig
 
 from cluster.contracts.errors import ConfigError
 from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine
 from tests.model_shapes import SHAPES
 
 GIB = 2**30
+CONTEXT = 1000
 
 
 def _engine(
-    shape: str | SimpleNamespace, *, tensor_parallel: int = 1, num_sequences: int = 0, is_quantized: bool = False
+    shape: str | SimpleNamespace | PretrainedConfig,
+    *,
+    tensor_parallel: int = 1,
+    num_sequences: int = 0,
+    is_quantized: bool = False,
+    max_context: int = CONTEXT,
 ) -> EngineMemory:
     return of_engine(
         SHAPES[shape] if isinstance(shape, str) else shape,
@@ -23,18 +30,19 @@ def _engine(
         utilization=0.9,
         tensor_parallel=tensor_parallel,
         num_sequences=num_sequences,
+        max_context=max_context,
     )
 
 
 def test_a_token_has_a_key_and_a_value_in_each_layer_and_head():
-    assert _engine("Qwen/Qwen3-8B").bytes_per_token == 2 * 36 * 8 * 128 * 2
-    assert _engine("Qwen/Qwen2.5-7B-Instruct").bytes_per_token == 2 * 28 * 4 * (3584 // 28) * 2
+    assert _engine("Qwen/Qwen3-8B").bytes_per_sequence == CONTEXT * 2 * 36 * 8 * 128 * 2
+    assert _engine("Qwen/Qwen2.5-7B-Instruct").bytes_per_sequence == CONTEXT * 2 * 28 * 4 * (3584 // 28) * 2
 
 
 def test_tensor_parallelism_deals_out_weights_and_heads_and_copies_heads_that_are_too_few():
     four = _engine("Qwen/Qwen3-8B", tensor_parallel=4)
-    assert four.weights_bytes == 4 * 10**9 and four.bytes_per_token == 2 * 36 * 2 * 128 * 2
-    assert _engine("Qwen/Qwen3-8B", tensor_parallel=16).bytes_per_token == 2 * 36 * 1 * 128 * 2
+    assert four.weights_bytes == 4 * 10**9 and four.bytes_per_sequence == CONTEXT * 2 * 36 * 2 * 128 * 2
+    assert _engine("Qwen/Qwen3-8B", tensor_parallel=16).bytes_per_sequence == CONTEXT * 2 * 36 * 1 * 128 * 2
 
 
 def made(**more):
@@ -46,21 +54,21 @@ def test_latent_attention_keeps_a_latent_and_a_rotary_key_for_all_heads_in_each_
     """DeepSeek-V3: 61 layers of 512 and 64 numbers. By its 128 heads a token would take 3.5 times as much in each of 8 processes."""
     deepseek = made(num_hidden_layers=61, num_key_value_heads=128, head_dim=64, kv_lora_rank=512, qk_rope_head_dim=64)
     for parallel in (1, 8):
-        assert _engine(deepseek, tensor_parallel=parallel).bytes_per_token == 61 * (512 + 64) * 2
+        assert _engine(deepseek, tensor_parallel=parallel).bytes_per_sequence == CONTEXT * 61 * (512 + 64) * 2
 
 
 def test_layers_without_attention_keep_no_keys():
     """Qwen3-Next: of 48 layers every fourth has attention, with two key-value heads of 256."""
     kinds = (["linear_attention"] * 3 + ["full_attention"]) * 12
     hybrid = made(num_hidden_layers=48, num_key_value_heads=2, head_dim=256, layer_types=kinds)
-    assert _engine(hybrid).bytes_per_token == 2 * 12 * 2 * 256 * 2
+    assert _engine(hybrid).bytes_per_sequence == CONTEXT * 2 * 12 * 2 * 256 * 2
 
 
 def test_layers_of_an_mlp_alone_keep_no_keys():
     """Nemotron-H 8B: 24 of Mamba, 24 MLPs, and 4 of attention with 8 key-value heads of 128."""
     kinds = ["linear_attention"] * 24 + ["mlp"] * 24 + ["full_attention"] * 4
     hybrid = made(num_hidden_layers=52, num_key_value_heads=8, head_dim=128, layer_types=kinds)
-    assert _engine(hybrid).bytes_per_token == 2 * 4 * 8 * 128 * 2
+    assert _engine(hybrid).bytes_per_sequence == CONTEXT * 2 * 4 * 8 * 128 * 2
 
 
 def test_a_latent_that_vllm_does_not_cache_is_counted_by_heads():
@@ -69,7 +77,31 @@ def test_a_latent_that_vllm_does_not_cache_is_counted_by_heads():
         num_hidden_layers=62, num_key_value_heads=40, num_attention_heads=40, head_dim=96, kv_lora_rank=256,
         qk_rope_head_dim=32, model_type="minicpm3",
     )  # fmt: skip
-    assert _engine(minicpm).bytes_per_token == 2 * 62 * 40 * 96 * 2
+    assert _engine(minicpm).bytes_per_sequence == CONTEXT * 2 * 62 * 40 * 96 * 2
+
+
+def test_a_layer_whose_window_slides_keeps_the_window_and_what_one_step_reads():
+    """Of Gemma 3 27B's 62 layers 10 see all, and 52 see 1,024 tokens: vLLM deals these to six groups of ten, and two stay empty."""
+    gemma = Gemma3TextConfig(num_hidden_layers=62, sliding_window=1024, num_key_value_heads=16, head_dim=128)
+    long, short = _engine(gemma, max_context=131_072), _engine(gemma, max_context=16_384)
+    assert long.bytes_per_sequence == 2 * 2 * 16 * 128 * (10 * 131_072 + 60 * (1_023 + 16_384))
+    assert short.bytes_per_sequence == 2 * 2 * 16 * 128 * 70 * 16_384, "one step may read all of it"
+
+
+def test_layers_of_both_kinds_that_are_nearly_as_many_are_one_group_each():
+    """Seven layers that slide and six that see all, as with a draft's: groups of seven, not of six."""
+    kinds = ["sliding_attention", "full_attention"] * 6 + ["sliding_attention"]
+    gemma = Gemma2Config(num_hidden_layers=13, layer_types=kinds, num_key_value_heads=4, head_dim=256)
+    expected = 2 * 2 * 4 * 256 * (7 * 100_000 + 7 * (4_095 + 16_384))
+    assert _engine(gemma, max_context=100_000).bytes_per_sequence == expected
+
+
+def test_a_window_without_kinds_of_layers_is_that_of_all():
+    mistral = MistralConfig(num_hidden_layers=32, sliding_window=4096, num_key_value_heads=8, head_dim=128)
+    found = _engine(mistral, max_context=32_768)
+    assert found.bytes_per_sequence == 2 * 2 * 8 * 128 * 32 * (4_095 + 16_384)
+    left = found.taken_bytes - found.weights_bytes - found.passes_bytes
+    assert found.num_tokens // 32_768 == left // found.bytes_per_sequence
 
 
 def test_the_cache_has_what_weights_and_passes_leave():

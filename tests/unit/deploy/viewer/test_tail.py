@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.contracts.errors import StorageError
+from cluster.contracts.errors import DamagedError
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.tail import Tail
 from tests.object_store import s3
@@ -126,5 +126,5 @@ def test_a_segment_that_was_merged_while_it_was_read_waits_for_the_next_look(mon
 
 def test_a_line_that_is_no_json_is_said_in_a_sentence(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}\nnothing\n")
-    with pytest.raises(StorageError, match="has a line that is not JSON"):
+    with pytest.raises(DamagedError, match="has a line that is not JSON"):
         _tail(tmp_path).records()
