@@ -275,7 +275,7 @@ def _most_workers(config: RunConfig, available: ClusterResources, *, others: Seq
     the `others`."""
     takes_turns = config.buffer.max_off_policy_steps == 0
     beside = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
-    roomy = int((available.cpus - beside) / config.rollout.cpus_per_worker)
+    roomy = int(_total([(available.cpus - beside) / config.rollout.cpus_per_worker]))
     return min(config.rollout.num_workers, max(roomy, fewest_workers(config)))
 
 
@@ -305,10 +305,13 @@ def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConf
     """The bundles with the largest common share of their CPUs that packs into the nodes; None when none does."""
     if _total(bundle.gpus for bundle in bundles) > available.gpus:  # no share of CPUs mends that
         return None
-    share = min(1.0, available.cpus / sum(bundle.cpus for bundle in bundles))
+    fits = _total(bundle.cpus for bundle in bundles) <= available.cpus
+    share = 1.0 if fits else available.cpus / sum(bundle.cpus for bundle in bundles)
     # Each try gives up a twentieth: what is lost to nodes of uneven size is small beside the scaling itself.
     while share >= _SMALLEST_SHARE:
-        scaled = tuple(replace(bundle, cpus=_rounded(bundle.cpus * share)) for bundle in bundles)
+        scaled = tuple(bundles)
+        if share < 1.0:
+            scaled = tuple(replace(bundle, cpus=_rounded(bundle.cpus * share)) for bundle in bundles)
         if not without_room(scaled, available, staying_first=config.elastic.spot is not None):
             return scaled
         share *= 0.95
