@@ -302,6 +302,16 @@ async def test_a_lost_group_that_an_earlier_step_counted_is_not_taken_off_what_t
     assert stats["buffer/kept_share"] == 0.0 and "buffer/tries_per_group" not in stats
 
 
+async def test_a_lost_group_that_is_dropped_when_it_is_sampled_again_was_not_kept():
+    buffer = Buffer(groups_per_step=2)
+    buffer.start()
+    for index in (0, 1):
+        buffer.add(index, group())
+    buffer.put_back(await buffer.take(2), lost={1})
+    buffer.drop(1, reason="test")
+    assert buffer.drain_stats()["buffer/kept_share"] == 0.5
+
+
 async def test_groups_put_back_are_taken_at_once_although_an_earlier_take_waited_for_one_behind_them():
     buffer = Buffer(groups_per_step=2, max_off_policy_steps=2)
     buffer.start()
