@@ -159,7 +159,7 @@ class ObjectStore:
         with naming(local_path), open(local_path, "wb") as file, ThreadPoolExecutor(_MANY) as pool:
 
             def fetch(start: int) -> None:
-                part = self.read_range(name, start, min(_PART_BYTES, size_bytes - start))
+                part = self.read_range(name, start, _PART_BYTES)
                 # An almost full disk takes a part without an error.
                 if os.pwrite(file.fileno(), part, start) != part.size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -128,6 +128,9 @@ def test_a_driver_that_stood_still_for_longer_than_a_request_may_take_hears_who_
     with pytest.raises(ClaimLostError, match="was taken over by process"):
         record(ledger, 0)
     proxy.fault = lambda method, path, number: None
+    with pytest.raises(ClaimLostError):
+        record(ledger, 0)
+    assert Ledger(next_one).version == 0, "once it has heard, it records nothing, though it could"
     woken.release()
     next_one.release()
 
