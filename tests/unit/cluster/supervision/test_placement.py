@@ -40,10 +40,11 @@ def test_a_large_cluster_gives_what_is_asked():
     assert not placed.is_time_shared and not placed.spreads_workers
 
 
-def test_a_share_that_is_given_in_full_is_not_rounded():
+@pytest.mark.parametrize(("asked", "given"), [(2.01, 2.01), (0.0625, 0.0625), (2 / 3, 0.6666)])
+def test_a_share_that_is_given_in_full_is_what_was_asked_to_rays_four_digits(asked, given):
     """Seen before: 2.01 CPUs became 2.009, and the plan said that actors share CPUs."""
-    placed = plan(run(rollout={"cpus_per_worker": 2.01}), cluster((16, 0)))
-    assert placed.of(ActorKind.ROLLOUT_WORKER)[0].cpus == 2.01 and not placed.is_time_shared
+    placed = plan(run(rollout={"cpus_per_worker": asked}), cluster((16, 0)))
+    assert placed.of(ActorKind.ROLLOUT_WORKER)[0].cpus == given and not placed.is_time_shared
 
 
 def test_two_cores_are_shared_in_turns_with_all_their_threads():
