@@ -402,6 +402,16 @@ async def test_a_stop_text_is_one_text():
     assert engine.added[0].sampling.stop == ("END",)
 
 
+@pytest.mark.parametrize(("asked", "most", "fewest"), [(3, 3, 3), (9, 8, 5)])
+async def test_a_turn_has_the_limits_of_the_run_and_narrower_ones_of_its_own(asked, most, fewest):
+    engine = counting()
+    of_the_run = SamplingConfig(max_tokens=8, min_tokens=5, stop=("OVER",))
+    environment = {"name": f"{HERE}:asking_wrongly", "max_tokens": asked}
+    await rows_of(environment, dataclasses.replace(ticket(), sampling=of_the_run), engine=engine)
+    (sampling,) = [request.sampling for request in engine.added]
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.stop) == (most, fewest, ("OVER", "END"))
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"), [({"max_tokens": 0}, "a turn has at least one token"), ({"stop": ""}, "an empty text would end")]
 )

@@ -247,6 +247,7 @@ def test_each_reward_service_has_a_seat_and_its_gpus_are_asked_for_by_name():
     config = run(reward={"num_services": 2, "cpus_per_service": 1.5, "gpus_per_service": 0.5})
     placed = plan(config, cluster((16, 1))).of(ActorKind.REWARD_SERVICE)
     assert [(bundle.index, bundle.cpus, bundle.gpus) for bundle in placed] == [(0, 1.5, 0.5), (1, 1.5, 0.5)]
+    assert [bundle.num_threads for bundle in placed] == [1, 1], "its judges are processes of their own"
     with pytest.raises(ConfigError, match=r"reward.gpus_per_service=0.5 x 2: 1 GPUs asked for, the cluster has 0"):
         plan(config, cluster((16, 0)))
 
