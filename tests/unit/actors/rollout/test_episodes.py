@@ -11,6 +11,7 @@ import pytest
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.episodes.episodes import Episodes
+from actors.rollout.episodes.play import task_of
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -394,6 +395,12 @@ async def test_half_characters_in_the_refusal_of_a_tool_are_written_as_question_
 async def test_tools_that_the_prompt_does_not_show_are_refused():
     (row,) = await rows_of("late_tools")
     assert "these tools were not given from the first ask on" in row["reward_message"]
+
+
+def test_the_text_of_a_task_is_its_prompts_or_that_of_the_last_message():
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "play"}
+    prompts = (Prompt(prompt_id="p", messages=[system, user]), Prompt(prompt_id="p", text="go"))
+    assert [task_of(prompt, id="0/0", seed=1, index=0).prompt for prompt in prompts] == ["play", "go"]
 
 
 async def test_a_stop_text_is_one_text():
