@@ -23,6 +23,7 @@ from obstore.exceptions import BaseError, GenericError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from cluster.contracts.errors import AlreadyExistsError, StorageError
+from cluster.record.local_files import naming
 from cluster.record.segments import Segments, is_lines
 from cluster.record.store_errors import is_busy, is_of_the_bucket, may_pass, said
 
@@ -155,10 +156,10 @@ class ObjectStore:
     def download(self, name: str, local_path: str) -> None:
         with self._naming(name):
             size_bytes = _again(lambda: obstore.head(self._store, name))["size"]
-        with open(local_path, "wb") as file, ThreadPoolExecutor(_MANY) as pool:
+        with naming(local_path), open(local_path, "wb") as file, ThreadPoolExecutor(_MANY) as pool:
 
             def fetch(start: int) -> None:
-                part = self.read_range(name, start, min(_PART_BYTES, size_bytes - start))
+                part = self.read_range(name, start, _PART_BYTES)
                 # An almost full disk takes a part without an error.
                 if os.pwrite(file.fileno(), part, start) != part.size:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -123,8 +123,8 @@ class RunDirectory(Storage):
         self.refuse_if_busy()
         self._check_same_run(run_yaml, spelled_out)
 
-    def claim(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> bool:
-        """Takes the directory for this process; True when it holds an earlier part of this run. `spelled_out` as for `check`.
+    def claim(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:
+        """Takes the directory for this process. `spelled_out` as for `check`.
 
         Raises ConfigError when a living driver has it, it cannot be written, or it belongs to another configuration. A dead driver's
         is taken over. What a run left that never finished a step is removed if this one computes something else.
@@ -132,7 +132,7 @@ class RunDirectory(Storage):
         self._check_place()
         self._claim = StoreClaim(self._store, _LOCK) if self._store else self._locked()
         try:
-            return self._take_over(run_yaml, spelled_out)
+            self._take_over(run_yaml, spelled_out)
         except BaseException:
             self.release()
             raise
@@ -218,10 +218,10 @@ class RunDirectory(Storage):
                 f"run_dir={self.url!r} cannot be written: {place} takes no files ({reason(error)}); mend that, or name another run_dir"
             ) from error
 
-    def _take_over(self, run_yaml: str, spelled_out: SpelledOut) -> bool:
+    def _take_over(self, run_yaml: str, spelled_out: SpelledOut) -> None:
         self._check_same_run(run_yaml, spelled_out)
-        is_resumed = self.exists(RUN_YAML)
-        if is_resumed and differing(spelled_out(self.settings()), spelled_out(yaml.safe_load(run_yaml))):
+        ours = spelled_out(yaml.safe_load(run_yaml))
+        if self.exists(RUN_YAML) and differing(spelled_out(self.settings()), ours):
             self._start_over()
         for name in (METRICS, EVENTS, VERDICTS, PHASES):
             self.remove_torn_line(name)
@@ -229,7 +229,6 @@ class RunDirectory(Storage):
             for folder in ("", "trajectories", LEARNED):
                 remove_leftovers(self.path(folder))
         self.write_file(RUN_YAML, run_yaml.encode())
-        return is_resumed
 
     def _check_same_run(self, run_yaml: str, spelled_out: SpelledOut) -> None:
         if self.exists(RUN_YAML) and self._has_finished_a_step():

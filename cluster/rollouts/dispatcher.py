@@ -233,7 +233,7 @@ class Dispatcher:
     def _start(self, lane: Lane, jobs: Sequence[Job]) -> None:
         actor = lane.member.actor
         assert actor is not None, "a worker that serves has an actor"
-        alone = len(jobs) == 1 and self._suspects.has(jobs[0].ticket)
+        alone = self._suspects.has(jobs[0].ticket)  # suspects are dealt one by one
         started = set(jobs)
         self._queue = [job for job in self._queue if job not in started]
         lane.take(jobs)
@@ -353,7 +353,6 @@ class Dispatcher:
         # Else it keeps its place until its stream ends: a worker that hangs would be given group after group.
         if is_heard and lane.pop(job.ticket.index) is job:
             job.drop("straggler")
-        self.wake()
 
     def _note_sampling(self) -> None:
         self._clock.note(self._lanes.values())

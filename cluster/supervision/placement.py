@@ -275,7 +275,7 @@ def _most_workers(config: RunConfig, available: ClusterResources, *, others: Seq
     the `others`."""
     takes_turns = config.buffer.max_off_policy_steps == 0
     beside = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
-    roomy = int((available.cpus - beside) / config.rollout.cpus_per_worker)
+    roomy = int(_total([(available.cpus - beside) / config.rollout.cpus_per_worker]))
     return min(config.rollout.num_workers, max(roomy, fewest_workers(config)))
 
 
@@ -305,10 +305,12 @@ def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConf
     """The bundles with the largest common share of their CPUs that packs into the nodes; None when none does."""
     if _total(bundle.gpus for bundle in bundles) > available.gpus:  # no share of CPUs mends that
         return None
-    share = min(1.0, available.cpus / sum(bundle.cpus for bundle in bundles))
+    fits = _total(bundle.cpus for bundle in bundles) <= available.cpus
+    share = 1.0 if fits else available.cpus / sum(bundle.cpus for bundle in bundles)
     # Each try gives up a twentieth: what is lost to nodes of uneven size is small beside the scaling itself.
     while share >= _SMALLEST_SHARE:
-        scaled = tuple(replace(bundle, cpus=_rounded(bundle.cpus * share)) for bundle in bundles)
+        digits = 4 if share == 1.0 else 3  # Ray's precision; of scaled shares with some to spare
+        scaled = tuple(replace(bundle, cpus=_rounded(bundle.cpus * share, digits=digits)) for bundle in bundles)
         if not without_room(scaled, available, staying_first=config.elastic.spot is not None):
             return scaled
         share *= 0.95
@@ -354,7 +356,8 @@ def _finds_gpus(shares: Sequence[float], *, num_gpus: float) -> bool:
 
 
 def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:
-    return any(one.cpus < other.cpus for one, other in zip(given, asked, strict=True))
+    """By more than Ray's precision."""
+    return any(other.cpus - one.cpus > 1e-4 for one, other in zip(given, asked, strict=True))
 
 
 def without_room(bundles: Sequence[Bundle], available: ClusterResources, *, staying_first: bool) -> list[Bundle]:
@@ -397,9 +400,10 @@ def _total(shares: Iterable[float]) -> float:
     return round(sum(shares), 4)
 
 
-def _rounded(cpus: float) -> float:
-    """Down, to Ray's precision with some to spare; never nothing."""
-    return max(math.floor(cpus * 1000) / 1000, 0.001)
+def _rounded(cpus: float, *, digits: int) -> float:
+    """Down; never nothing."""
+    # 2.01 x 1000 is a hair less than 2010 in binary.
+    return max(math.floor(round(cpus * 10**digits, 6)), 1) / 10**digits
 
 
 def _no_room(config: RunConfig, bundles: Sequence[Bundle], available: ClusterResources) -> ConfigError:

@@ -11,6 +11,7 @@ import pytest
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.episodes.episodes import Episodes
+from actors.rollout.episodes.play import task_of
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -396,10 +397,26 @@ async def test_tools_that_the_prompt_does_not_show_are_refused():
     assert "these tools were not given from the first ask on" in row["reward_message"]
 
 
+def test_the_text_of_a_task_is_its_prompts_or_that_of_the_last_message():
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "play"}
+    prompts = (Prompt(prompt_id="p", messages=[system, user]), Prompt(prompt_id="p", text="go"))
+    assert [task_of(prompt, id="0/0", seed=1, index=0).prompt for prompt in prompts] == ["play", "go"]
+
+
 async def test_a_stop_text_is_one_text():
     engine = counting()
     await rows_of("asking_wrongly", engine=engine)
     assert engine.added[0].sampling.stop == ("END",)
+
+
+@pytest.mark.parametrize(("asked", "most", "fewest"), [(3, 3, 3), (9, 8, 5)])
+async def test_a_turn_has_the_limits_of_the_run_and_narrower_ones_of_its_own(asked, most, fewest):
+    engine = counting()
+    of_the_run = SamplingConfig(max_tokens=8, min_tokens=5, stop=("OVER",))
+    environment = {"name": f"{HERE}:asking_wrongly", "max_tokens": asked}
+    await rows_of(environment, dataclasses.replace(ticket(), sampling=of_the_run), engine=engine)
+    (sampling,) = [request.sampling for request in engine.added]
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.stop) == (most, fewest, ("OVER", "END"))
 
 
 @pytest.mark.parametrize(

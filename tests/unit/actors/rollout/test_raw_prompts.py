@@ -47,6 +47,17 @@ def test_a_parser_of_anothers_sees_no_stop_token_as_with_its_own_server():
         assert speech.hear(sampled_ids, written_ids=[], tools=(), num_calls=0).text == "It is 42."
 
 
+def call_twice(*, text: str, tools: Any) -> tuple[str, list[Any]]:
+    return text, [{"name": "find", "arguments": {}}, {"name": "read", "arguments": {}}]
+
+
+def test_the_calls_of_a_turn_are_numbered_on_from_those_of_the_turns_before():
+    speech = speech_of("qwen25", parser=NamedParser(Plugin(name=f"{__name__}:call_twice")))
+    said = tokenizer_of("qwen25")("Both.", add_special_tokens=False).input_ids
+    reply = speech.hear(said, written_ids=[], tools=(), num_calls=7)
+    assert [(call.id, call.name) for call in reply.calls] == [("call00007", "find"), ("call00008", "read")]
+
+
 class Telling:
     """A transcript, and a model that says what it is told to."""
 
@@ -237,6 +248,12 @@ def test_a_text_is_without_the_stop_that_the_agent_named(sampled, stops, text):
     assert telling.say(Asked(raw="a", stop=stops), ids).text == text
     telling.after(f"a{sampled}!", "b")
     assert len(telling.segments) == 1, "the context has the stop that was sampled"
+
+
+def test_of_two_stops_in_one_token_the_one_that_is_complete_first_ends_the_turn():
+    telling = Telling()
+    (the,) = telling.ids("the")
+    assert telling.say(Asked(raw="a", stop=("the", "h")), [the]).text == "t"
 
 
 def test_a_special_token_in_the_middle_stays_in_the_text():

@@ -1,8 +1,10 @@
 """What an object store's errors come to, and conditional writes whose answers are lost."""
 
 import itertools
+import os
 
 import pytest
+from obstore.store import MemoryStore
 
 from cluster.contracts.errors import AlreadyExistsError, StorageError
 from cluster.record import object_store
@@ -133,6 +135,14 @@ def test_an_answer_that_is_lost_does_not_lose_a_change(proxy):
 
     proxy.fault = at_first
     assert files.write_if("driver.lock", b"two", first) == files.read_tagged("driver.lock")[1]
+
+
+def test_an_almost_full_disk_that_takes_a_part_of_a_download_is_named(tmp_path, monkeypatch):
+    files = ObjectStore("s3://memory/run", store=MemoryStore())
+    files.write("model", b"12345")
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, part, start: len(part) - 1)
+    with pytest.raises(StorageError, match=rf"^{tmp_path}/model: No space left on device; free space"):
+        files.download("model", str(tmp_path / "model"))
 
 
 def test_a_store_that_stays_busy_is_an_error_in_the_end(proxy, monkeypatch):

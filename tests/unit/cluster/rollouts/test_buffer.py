@@ -255,6 +255,22 @@ def test_a_take_that_slept_through_changes_counts_its_stall_from_the_last_one():
     run_simulated(scene())
 
 
+def test_the_wait_of_a_take_and_of_its_groups_for_the_last_of_them_are_measured():
+    """The learner waits for 8 s. Group 1 is there after 2 s, and so waits 6 s for group 0, which waits for none: 3 s on average."""
+
+    async def scene() -> None:
+        buffer = Buffer(groups_per_step=2)
+        buffer.start()
+        taking = asyncio.create_task(buffer.take(2))
+        await finish(buffer, 1, after_s=2)
+        await finish(buffer, 0, after_s=6)
+        await taking
+        stats = buffer.drain_stats()
+        assert (stats["buffer/learner_wait_s"], stats["buffer/head_of_line_s"]) == (8.0, 3.0)
+
+    run_simulated(scene())
+
+
 async def test_groups_put_back_stand_in_front_and_the_lost_ones_are_under_way_again():
     buffer = Buffer(groups_per_step=2, max_off_policy_steps=1)
     buffer.start()
@@ -284,6 +300,16 @@ async def test_a_lost_group_that_an_earlier_step_counted_is_not_taken_off_what_t
     buffer.drop(1, reason="test")
     stats = buffer.drain_stats()
     assert stats["buffer/kept_share"] == 0.0 and "buffer/tries_per_group" not in stats
+
+
+async def test_a_lost_group_that_is_dropped_when_it_is_sampled_again_was_not_kept():
+    buffer = Buffer(groups_per_step=2)
+    buffer.start()
+    for index in (0, 1):
+        buffer.add(index, group())
+    buffer.put_back(await buffer.take(2), lost={1})
+    buffer.drop(1, reason="test")
+    assert buffer.drain_stats()["buffer/kept_share"] == 0.5
 
 
 async def test_groups_put_back_are_taken_at_once_although_an_earlier_take_waited_for_one_behind_them():

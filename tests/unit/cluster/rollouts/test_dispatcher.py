@@ -56,6 +56,63 @@ async def test_an_evaluation_is_no_part_of_a_steps_sampling():
 
 
 @simulated
+async def test_a_steps_sampling_is_its_seconds_its_tokens_and_the_workers_that_idle():
+    """One group of 10 tokens takes 20 s; the other one of two workers has nothing to do."""
+    done = asyncio.Event()
+    scene = Scene(script=lambda ticket: done, num_workers=2)
+    buffer = Buffer(groups_per_step=1)
+    async with scene.generating(buffer):
+        asyncio.get_running_loop().call_later(20, done.set)
+        await buffer.take(1)
+        stats = scene.production.drain_stats()
+    names = ("time/sampling_s", "speed/sampling_tokens_per_s", "rollout/idle_share")
+    assert [stats[name] for name in names] == pytest.approx([20.0, 0.5, 0.5], rel=0.01)
+
+
+@simulated
+async def test_an_evaluation_ends_without_a_prompt_that_always_kills_though_no_worker_comes_after_it(monkeypatch):
+    """A look at the fleet takes 0.5 ms: the prompt is dropped by the next one, 25 ms after the evaluation has heard of the death."""
+    deaths, deal = [], ToFreePlaces.deal
+
+    def slow_look(self, queue, lanes, *, num_fetching):
+        pass_time(0.0005)
+        return deal(self, queue, lanes, num_fetching=num_fetching)
+
+    def script(ticket):
+        if ticket.index != -2:
+            return None
+        deaths.append(death("rollout-0"))
+        if len(deaths) == 3:
+            scene.coming.clear()
+        return deaths[-1]
+
+    monkeypatch.setattr(ToFreePlaces, "deal", slow_look)
+    scene = Scene(script=script)
+    async with scene.running():
+        held_out = await scene.evaluate(2)
+    assert [int(summary.group_id) for summary in held_out.summaries] == [-1] and held_out.num_dropped == 1
+
+
+@simulated
+async def test_groups_wait_and_can_be_moved_while_they_are_judged_and_until_they_are_taken():
+    """Their bytes, 100 of each, count for as long."""
+    scene = Scene()
+    scene.judging.clear()
+    buffer = Buffer(groups_per_step=2)
+    async with scene.generating(buffer):
+        dispatcher = scene.production._dispatcher
+        await settled()
+        assert sorted(dispatcher.waiting()) == [0, 1] and buffer.size_bytes == 200
+        assert dispatcher.move(0, {0: "copy of 0"})
+        scene.judging.set()
+        await settled()
+        assert sorted(dispatcher.waiting()) == [0, 1] and buffer.size_bytes == 200
+        assert dispatcher.move(1, {1: "copy of 1"})
+        assert [group.pieces[0] for _, group in await buffer.take(2)] == ["copy of 0", "copy of 1"]
+        assert not dispatcher.waiting() and not dispatcher.move(1, {1: "copy of 1"}) and buffer.size_bytes == 0
+
+
+@simulated
 async def test_groups_that_may_start_while_every_worker_is_away_are_not_forgotten():
     scene = Scene()
     buffer = Buffer(groups_per_step=4)
@@ -250,9 +307,14 @@ async def test_a_death_that_its_node_announced_is_no_prompts_doing(is_announced,
 @simulated
 @pytest.mark.parametrize(
     ("error", "given_again"),
-    [(death("rollout-1"), "half at home"), (LostError("it went"), None), (DataError("not readable"), None)],
+    [
+        (death("rollout-1"), "half at home"),
+        (None, "half at home"),
+        (LostError("it went"), None),
+        (DataError("not readable"), None),
+    ],
 )
-async def test_what_was_handed_over_outlives_a_receiver_that_dies_before_it_began(error, given_again):
+async def test_what_was_handed_over_outlives_a_receiver_that_ends_before_it_began(error, given_again):
     given = []
 
     class Receiving(Leaving):
@@ -261,6 +323,8 @@ async def test_what_was_handed_over_outlives_a_receiver_that_dies_before_it_bega
         async def stream_batches(self, method, tickets, *sampled, **options):
             given.extend(each for ticket, each in zip(tickets, sampled, strict=False) if ticket.index == 2)
             if given == ["half at home"] and any(sampled):
+                if error is None:
+                    return
                 raise error
             async for each in super().stream_batches(method, tickets, *sampled, **options):
                 yield each

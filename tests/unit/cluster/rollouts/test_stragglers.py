@@ -57,6 +57,18 @@ class DeafWorker(StragglingWorker):
         return True
 
 
+class Counting(Buffer):
+    """Knows how often each group was reported as dropped."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.reported = []
+
+    def drop(self, index, *, reason, why=""):
+        self.reported.append(index)
+        super().drop(index, reason=reason, why=why)
+
+
 class FrailWorker(StragglingWorker):
     """Dies of being told to give something up."""
 
@@ -75,8 +87,16 @@ async def test_a_straggler_is_dropped_and_replaced_and_never_seen_again(make_wor
         return group_summary(index, rewards=(1.0, 0.0))
 
     scene = Scene(make_worker=make_worker, score=score)
-    taken = await scene.take(num_steps=3, max_off_policy_steps=1, max_head_of_line_s=0.0)
+    buffer = Counting(groups_per_step=4, max_off_policy_steps=1, max_head_of_line_s=0.0)
+    taken = []
+    async with scene.generating(buffer):
+        for version in range(1, 4):
+            taken += [index for index, _ in await buffer.take(4)]
+            await settled()
+            if version < 3:
+                buffer.advance(version)
     assert taken == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]
+    assert buffer.reported == [0, 10]
     drops = [event for event in scene.events.events if event["kind"] == "drop"]
     assert [(event["group_id"], event["reason"]) for event in drops[:2]] == [
         ("00000000", "straggler"),
@@ -84,6 +104,23 @@ async def test_a_straggler_is_dropped_and_replaced_and_never_seen_again(make_wor
     ]
     sampled = [index for worker in scene.workers for call in worker.calls for index in call]
     assert sampled.count(0) == sampled.count(10) == 1 and 0 not in judged
+
+
+@simulated
+async def test_a_straggler_that_waits_for_a_worker_is_dropped_and_does_not_start_again():
+    """Its worker died, and the next one comes when the step has gone on without it."""
+    scene = Scene(make_worker=StragglingWorker)
+    buffer = Counting(groups_per_step=4, max_off_policy_steps=1, max_head_of_line_s=60.0)
+    async with scene.generating(buffer):
+        await settled()
+        scene.coming.clear()
+        await scene.workers[0].kill()
+        assert [index for index, _ in await buffer.take(4)] == [1, 2, 3, 4]
+        assert buffer.reported == [0]
+        scene.coming.set()
+        buffer.advance(1)
+        assert [index for index, _ in await buffer.take(4)] == [5, 6, 7, 8]
+    assert 0 not in scene.workers[1].calls[0]
 
 
 @simulated

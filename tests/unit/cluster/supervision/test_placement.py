@@ -40,6 +40,13 @@ def test_a_large_cluster_gives_what_is_asked():
     assert not placed.is_time_shared and not placed.spreads_workers
 
 
+@pytest.mark.parametrize(("asked", "given"), [(2.01, 2.01), (0.0625, 0.0625), (2 / 3, 0.6666)])
+def test_a_share_that_is_given_in_full_is_what_was_asked_to_rays_four_digits(asked, given):
+    """Seen before: 2.01 CPUs became 2.009, and the plan said that actors share CPUs."""
+    placed = plan(run(rollout={"cpus_per_worker": asked}), cluster((16, 0)))
+    assert placed.of(ActorKind.ROLLOUT_WORKER)[0].cpus == given and not placed.is_time_shared
+
+
 def test_two_cores_are_shared_in_turns_with_all_their_threads():
     both = {"learner": {"cpus_per_rank": 2}, "rollout": {"cpus_per_worker": 2}}
     placed = plan(run(**both), LAPTOP)
@@ -156,6 +163,25 @@ def test_an_elastic_run_starts_with_what_is_there():
     assert placed.num_missing_workers == 5 and not placed.is_time_shared
 
 
+@pytest.mark.parametrize(
+    ("cpus", "of_rank", "of_worker", "of_service", "num_workers"), [(4, 1.0, 0.4, 0.2, 7), (3, 0.5, 0.6, 0.1, 4)]
+)
+def test_shares_that_fill_a_cluster_to_the_last_tenth_are_given_in_full(
+    cpus, of_rank, of_worker, of_service, num_workers
+):
+    """Seen before: 0.5 + 4 x 0.6 + 0.1 CPUs are a hair more than 3 in binary, and all had less than they asked."""
+    config = run(
+        learner={"cpus_per_rank": of_rank},
+        rollout={"num_workers": 8, "cpus_per_worker": of_worker},
+        reward={"cpus_per_service": of_service},
+        elastic={"min_workers": 1, "max_workers": 8},
+        buffer={"max_off_policy_steps": 1},
+    )
+    placed = plan(config, cluster((cpus, 0)))
+    assert [bundle.cpus for bundle in placed.bundles] == [of_rank, *[of_worker] * num_workers, of_service]
+    assert not placed.is_time_shared
+
+
 RUNS = st.builds(
     lambda ranks, workers, cpus, gpus, lag: run(
         learner={"num_ranks": ranks, "cpus_per_rank": cpus, "gpus_per_rank": gpus},
@@ -221,6 +247,7 @@ def test_each_reward_service_has_a_seat_and_its_gpus_are_asked_for_by_name():
     config = run(reward={"num_services": 2, "cpus_per_service": 1.5, "gpus_per_service": 0.5})
     placed = plan(config, cluster((16, 1))).of(ActorKind.REWARD_SERVICE)
     assert [(bundle.index, bundle.cpus, bundle.gpus) for bundle in placed] == [(0, 1.5, 0.5), (1, 1.5, 0.5)]
+    assert [bundle.num_threads for bundle in placed] == [1, 1], "its judges are processes of their own"
     with pytest.raises(ConfigError, match=r"reward.gpus_per_service=0.5 x 2: 1 GPUs asked for, the cluster has 0"):
         plan(config, cluster((16, 0)))
 
