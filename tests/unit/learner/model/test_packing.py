@@ -266,3 +266,10 @@ def test_a_group_is_divided_where_that_saves_a_pass_and_its_prompt_costs_little(
     assert _num_passes(prompt=50, completion=101, max_tokens=700) == 4
     # A row beyond the budget has a pass of its own, whatever the others do.
     assert _num_passes(prompt=1, completion=101, max_tokens=610, longest=700) == 4
+
+
+def test_a_group_that_fits_stays_whole_also_where_it_is_more_than_a_mean_pass():
+    """900 and 600 inputs, 500 and 200 of them prompt, are 750 a pass: a group in two would compute its prompt twice."""
+    rows = [token_row([1] * 500, [5] * 101) for _ in range(4)] + [token_row([2] * 200, [5] * 101) for _ in range(4)]
+    assert plan(rows, max_tokens=1000, layout="shared") == [[(0, 1, 2, 3), (4, 5, 6, 7)]]
+    assert plan(rows, max_tokens=1000, layout="shared", num_ranks=2) == [[(0, 1, 2, 3)], [(4, 5, 6, 7)]]
