@@ -61,19 +61,19 @@ def seal(path: Path, *, in_blocks: bool = False) -> FileEntry:
 
 
 def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
-    """Makes the folder, with its sealed manifest, a checkpoint under its final name, replacing one of that name."""
+    """Makes the folder, with its sealed manifest, a checkpoint under its final name. One of that name goes out of the way: `prune` removes
+    it."""
     write_synced(aside / MANIFEST, manifest.as_json())
     for folder, _, _ in os.walk(aside):
         sync_folder(folder)
-    replaced = _hide(directory, suffix=_REPLACED) if directory.exists() else None
+    if directory.exists():
+        _hide(directory, suffix=_REPLACED)
     try:
         os.rename(aside, directory)
     except OSError:
         adopt(directory.parent)
         raise
     sync_folder(directory.parent)
-    if replaced is not None:
-        discard(replaced)
 
 
 def discard(folder: Path) -> None:

@@ -124,13 +124,7 @@ def plan(rows: Sequence[Row], *, max_tokens: int, layout: Layout, num_ranks: int
     """
     bins = _pad_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks) if layout == "padded" else None
     bins = bins or _pack_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks, shares=layout == "shared")
-    bins = sorted(bins, key=lambda b: (-cost(rows, b, layout=layout), b))
-    bins += [()] * (-len(bins) % num_ranks)
-    ranks: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]
-    for index, rows_of_bin in enumerate(bins):
-        turn, place = divmod(index, num_ranks)
-        ranks[place if turn % 2 == 0 else num_ranks - 1 - place].append(rows_of_bin)
-    return ranks
+    return _dealt(bins, rows, layout=layout, num_ranks=num_ranks)
 
 
 def lay_out(
@@ -306,26 +300,30 @@ def _pad_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int) -> list[t
 
 
 def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, shares: bool) -> list[tuple[int, ...]]:
-    """Longest unit first into the emptiest bin, as few bins as the budget allows, in multiples of the ranks.
+    """As few bins as the budget allows, in multiples of the ranks, and of these the ones with the least for the rank that has the most.
 
-    Where whole units would need another bin, a quarter of a bin each may do without; prompts that are then computed more than once may
-    cost `MAX_REPEATED` of the tokens.
+    Groups stay whole where they fit. Divided ones are asked as well: into a bin each, and into quarters of one, which may do without
+    another bin, or share a group out among ranks. To save a bin, they may cost `MAX_REPEATED` more.
     """
     layout: Layout = "shared" if shares else "packed"
     total = cost(rows, range(len(rows)), layout=layout)
     num_bins = num_ranks * max(-(-total // (max_tokens * num_ranks)), 1)
     while True:
-        limit = min(max_tokens, -(-total // num_bins)) if num_bins > 1 else max_tokens
-        bins = _filled(_units(rows, max_tokens=limit, shares=shares), rows, num_bins=num_bins, layout=layout)
-        fits = _fit(bins, rows, max_tokens=max_tokens, layout=layout)
-        if shares and num_bins > 1 and not fits:
-            small = _units(rows, max_tokens=limit // 4, shares=True)
-            divided = _filled(small, rows, num_bins=num_bins, layout=layout)
-            repeated = sum(cost(rows, chosen, layout=layout) for chosen in divided) - total
-            if repeated <= MAX_REPEATED * total:
-                bins, fits = divided, _fit(divided, rows, max_tokens=max_tokens, layout=layout)
-        if fits or num_bins >= len(rows):
-            return [tuple(sorted(chosen)) for chosen in bins if chosen]
+        whole = _filled(rows, most=max_tokens, num_bins=num_bins, layout=layout)
+        fits = _fit(whole, rows, max_tokens=max_tokens, layout=layout)
+        if fits and (num_ranks == 1 or not shares):
+            return whole
+        load = _load(whole, rows, layout=layout, num_ranks=num_ranks)
+        found = [(load, whole)] if fits else []
+        limit = load if fits else (1 + MAX_REPEATED) * load
+        share = -(-total // num_bins)
+        for most in (share, share // 4) if shares else ():
+            divided = _filled(rows, most=most, num_bins=num_bins, layout=layout)
+            load = _load(divided, rows, layout=layout, num_ranks=num_ranks)
+            if load <= limit and _fit(divided, rows, max_tokens=max_tokens, layout=layout):
+                found.append((load, divided))
+        if found:
+            return min(found, key=lambda each: each[0])[1]
         num_bins += num_ranks
 
 
@@ -334,15 +332,35 @@ def _fit(bins: Sequence[Sequence[int]], rows: Sequence[Row], *, max_tokens: int,
     return all(len(chosen) == 1 or cost(rows, chosen, layout=layout) <= max_tokens for chosen in bins)
 
 
-def _filled(units: Sequence[tuple[int, ...]], rows: Sequence[Row], *, num_bins: int, layout: Layout) -> list[list[int]]:
-    """Bins of about as many tokens each."""
+def _load(bins: Sequence[tuple[int, ...]], rows: Sequence[Row], *, layout: Layout, num_ranks: int) -> int:
+    """Tokens of the rank that has the most."""
+    ranks = _dealt(bins, rows, layout=layout, num_ranks=num_ranks)
+    return max(sum(cost(rows, chosen, layout=layout) for chosen in rank) for rank in ranks)
+
+
+def _dealt(
+    bins: Sequence[tuple[int, ...]], rows: Sequence[Row], *, layout: Layout, num_ranks: int
+) -> list[list[tuple[int, ...]]]:
+    """Every rank's, equally many: the rank with the dearest one gets the cheapest of the next turn."""
+    dearest_first = sorted(bins, key=lambda b: (-cost(rows, b, layout=layout), b))
+    dearest_first += [()] * (-len(bins) % num_ranks)
+    ranks: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]
+    for index, chosen in enumerate(dearest_first):
+        turn, place = divmod(index, num_ranks)
+        ranks[place if turn % 2 == 0 else num_ranks - 1 - place].append(chosen)
+    return ranks
+
+
+def _filled(rows: Sequence[Row], *, most: int, num_bins: int, layout: Layout) -> list[tuple[int, ...]]:
+    """At most so many bins, the longest unit first into the emptiest; `most` tokens a unit."""
+    units = _units(rows, max_tokens=most, shares=layout == "shared")
     costs = [cost(rows, unit, layout=layout) for unit in units]
     loads, bins = [0] * num_bins, [list[int]() for _ in range(num_bins)]
     for index in sorted(range(len(units)), key=lambda u: (-costs[u], u)):
         lightest = loads.index(min(loads))
         loads[lightest] += costs[index]
         bins[lightest].extend(units[index])
-    return bins
+    return [tuple(sorted(chosen)) for chosen in bins if chosen]
 
 
 def _units(rows: Sequence[Row], *, max_tokens: int, shares: bool) -> list[tuple[int, ...]]:

@@ -105,17 +105,17 @@ def _sampled(
 
 
 def test_the_kl_is_over_the_teachers_likeliest_tokens_and_all_others_as_one():
-    """Teacher 1/2, 1/4, 1/8, 1/8 and student 1/8, 1/8, 1/2, 1/4: with two tokens (1/2, 1/4, 1/4) and (1/8, 1/8, 3/4)."""
-    student, teacher = tensor([1, 1, 4, 2]) / 8, tensor([4, 2, 1, 1]) / 8
+    """Teacher 8, 5, 2, 1 and student 2, 2, 8, 4 in 16: with two tokens (1/2, 5/16, 3/16) and (1/8, 1/8, 3/4)."""
+    student, teacher = tensor([2, 2, 8, 4]) / 16, tensor([8, 5, 2, 1]) / 16
     by_hand = {
-        "reverse": math.log(1 / 4) / 8 + math.log(1 / 2) / 8 + 3 / 4 * math.log(3),
-        "forward": math.log(4) / 2 + math.log(2) / 4 + math.log(1 / 3) / 4,
+        "reverse": math.log(1 / 4) / 8 + math.log(2 / 5) / 8 + 3 / 4 * math.log(4),
+        "forward": math.log(4) / 2 + 5 / 16 * math.log(5 / 2) + 3 / 16 * math.log(1 / 4),
     }
     for direction, expected in by_hand.items():
         loss, report, _ = _distilled(student.log(), teacher.log(), top_k=2, direction=direction, coefficient=3.0)
         assert loss == pytest.approx(3 * expected)
         assert report["distillation_kl_mean"] == pytest.approx(expected)
-        assert (report["rest_mean"], report["rest_reference_mean"]) == pytest.approx((3 / 4, 1 / 4))
+        assert (report["rest_mean"], report["rest_reference_mean"]) == pytest.approx((3 / 4, 3 / 16))
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])

@@ -10,13 +10,13 @@ from learner.optimizer import Optimizer, learning_rate_at
 
 def test_the_learning_rate_warms_up_and_decays_to_its_share():
     config = OptimizerConfig(learning_rate=1.0, schedule="linear", warmup_steps=2, min_learning_rate_share=0.5)
-    rates = [learning_rate_at(step, config=config, num_steps=5) for step in range(6)]
-    assert_close(rates, [0.5, 1.0, 1.0, 0.75, 0.5, 0.5])
+    rates = [learning_rate_at(step, config=config, num_steps=7) for step in range(8)]
+    assert_close(rates, [0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.5])
 
 
-def test_cosine_is_halfway_in_the_middle():
+def test_cosine_decays_by_a_quarter_in_the_first_third():
     config = OptimizerConfig(learning_rate=1.0, schedule="cosine", min_learning_rate_share=0.0)
-    assert_close([learning_rate_at(step, config=config, num_steps=3) for step in range(3)], [1.0, 0.5, 0.0])
+    assert_close([learning_rate_at(step, config=config, num_steps=4) for step in range(4)], [1.0, 0.75, 0.25, 0.0])
 
 
 def test_a_schedule_that_begins_later_is_the_same_one_moved():
@@ -33,13 +33,21 @@ def test_a_schedule_that_begins_later_is_the_same_one_moved():
 
 def test_the_first_adam_step_moves_by_the_learning_rate():
     weight = nn.Parameter(torch.tensor([1.0, -1.0]))
-    optimizer = Optimizer([("w", weight)], config=OptimizerConfig(learning_rate=0.1, weight_decay=0.5), num_steps=1)
+    optimizer = Optimizer([("w", weight)], config=OptimizerConfig(learning_rate=0.1), num_steps=1)
     weight.grad = torch.tensor([3.0, 4.0])
     norms = optimizer.gradient_norms()
     assert norms == {"policy": 5.0}
     assert optimizer.step(0, gradient_norms=norms) == 0.1
-    # A vector: no weight decay.
     assert_close(weight.detach(), torch.tensor([0.9, -1.1]))
+
+
+def test_matrices_decay_and_vectors_do_not():
+    matrix, vector = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.ones(1))
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.5)
+    optimizer = Optimizer([("m", matrix), ("v", vector)], config=config, num_steps=1)
+    matrix.grad, vector.grad = torch.zeros(1, 1), torch.zeros(1)
+    optimizer.step(0, gradient_norms={})
+    assert_close((float(matrix.detach()), float(vector.detach())), (0.95, 1.0))
 
 
 def test_clipping_scales_the_gradient_to_the_limit():

@@ -250,6 +250,13 @@ def test_the_rank_with_the_longest_pass_gets_the_shortest_too():
     """Passes of 5 + 4, 8, 7 and 6 inputs: 9 + 6 and 8 + 7."""
     rows = [token_row([number], [5] * number) for number in (8, 7, 6, 5, 4)]
     assert plan(rows, max_tokens=9, layout="packed", num_ranks=2) == [[(3, 4), (2,)], [(0,), (1,)]]
+    # Padded, 5 + 4 take 10: a third turn begins where the first did.
+    assert plan(rows, max_tokens=9, layout="padded", num_ranks=2) == [[(0,), (3,), (4,)], [(1,), (2,), ()]]
+
+
+def test_padded_passes_are_full():
+    rows = [token_row([1], [5] * 5) for _ in range(4)]
+    assert plan(rows, max_tokens=10, layout="padded") == [[(0, 1), (2, 3)]]
 
 
 def _num_passes(*, prompt: int, completion: int, max_tokens: int, longest: int = 0) -> int:
@@ -262,7 +269,14 @@ def _num_passes(*, prompt: int, completion: int, max_tokens: int, longest: int =
 def test_a_group_is_divided_where_that_saves_a_pass_and_its_prompt_costs_little():
     # 4 groups of 1 + 4 * 100 tokens: of 3 passes of 610, one would have two whole groups.
     assert _num_passes(prompt=1, completion=101, max_tokens=610) == 3
-    # 4 of 50 + 4 * 100: prompts of divided groups would be more than one token in fifty.
-    assert _num_passes(prompt=50, completion=101, max_tokens=700) == 4
+    # 4 of 50 + 4 * 100: 6 answers and the 4 prompts fit in a pass, and prompts would be more than one token in fifty.
+    assert _num_passes(prompt=50, completion=101, max_tokens=800) == 4
     # A row beyond the budget has a pass of its own, whatever the others do.
     assert _num_passes(prompt=1, completion=101, max_tokens=610, longest=700) == 4
+
+
+def test_a_group_that_fits_stays_whole_also_where_it_is_more_than_a_mean_pass():
+    """900 and 600 inputs, 500 and 200 of them prompt, are 750 a pass: a group in two would compute its prompt twice."""
+    rows = [token_row([1] * 500, [5] * 101) for _ in range(4)] + [token_row([2] * 200, [5] * 101) for _ in range(4)]
+    assert plan(rows, max_tokens=900, layout="shared") == [[(0, 1, 2, 3), (4, 5, 6, 7)]]
+    assert plan(rows, max_tokens=900, layout="shared", num_ranks=2) == [[(0, 1, 2, 3)], [(4, 5, 6, 7)]]
