@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 
 from actors.chat.encoding import TextEncoder
 from actors.chat.hub import why_not_loaded
-from actors.chat.rendering import OF_TEMPLATES, ChatTemplate, fresh_word
+from actors.chat.rendering import OF_TEMPLATES, ChatTemplate, fresh_word, written_as_a_list
 from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
@@ -180,13 +180,16 @@ class ChatFormatter:
         if not self.has_template:
             return _plain_text(prompt)
         try:
-            return self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
+            text: str = self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
         except OF_TEMPLATES as error:
             raise _refused(
                 prompt,
                 f"does not go through the chat template {str(self._tokenizer.chat_template)[:60]!r}...: {type(error).__name__}: "
                 f"{error}; mend its messages, or the template (model.chat_template replaces the tokenizer's)",
             ) from error
+        if why := written_as_a_list(prompt.messages, text):
+            raise _refused(prompt, why)
+        return text
 
 
 def _plain_text(prompt: Prompt) -> str:

@@ -1,7 +1,7 @@
 """A model's chat template as a function: messages in, text out."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError
 
@@ -41,13 +41,29 @@ class ChatTemplate:
     def _rendered(self, messages: Sequence[Message], *, tools: Sequence[Tool], add_generation_prompt: bool) -> str:
         options = {"tools": [*tools] or None, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._tokenizer.apply_chat_template([*messages], tokenize=False, **options)
+            text: str = self._tokenizer.apply_chat_template([*messages], tokenize=False, **options)
         except OF_TEMPLATES as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise DataError(
                 f"the chat template does not take messages of these roles ({roles}): {type(error).__name__}: {error}; "
                 "mend them, or the template (model.chat_template replaces the tokenizer's)"
             ) from error
+        if why := written_as_a_list(messages, text):
+            raise DataError(f"a message {why}")
+        return text
+
+
+def written_as_a_list(messages: Sequence[Message], text: str) -> str | None:
+    """Why `text`, rendered of the messages, is not what they say, where a content of parts stands in it as Python writes lists: a template
+    that takes texts alone may do so without a word."""
+    for message in messages:
+        content: object = message.get("content")
+        if isinstance(content, list) and content and str(cast(object, content)) in text:
+            return (
+                f"has a content of parts, {str(cast(object, content))[:80]!r}, which the chat template writes as Python writes a list; "
+                "give the content as one text"
+            )
+    return None
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:

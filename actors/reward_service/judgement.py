@@ -58,8 +58,10 @@ def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
     if inspect.isclass(call.func):  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
         try:
             call = call()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{field}={judge.name!r} cannot be built: {type(error).__name__}: {error}") from error
+        if not callable(call):
+            raise ConfigError(f"{field}={judge.name!r} is a class without __call__, with which a judge is asked")
     asks = _asked(call, f"{field}={judge.name!r}")
     return Judge(
         call=call,

@@ -30,6 +30,7 @@ from cluster.contracts.discovery import Takes, broken, callables
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.importing import importing
 from cluster.contracts.protocols import PromptSource
+from cluster.contracts.types import Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,14 +152,20 @@ def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
     try:
         with importing():
             found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # foreign code: the user sees what its import raises, as one message
+    except (Exception, SystemExit) as error:  # foreign code: the user sees what its import raises, as one message
         raise ConfigError(
             f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}; mend it, or use one of "
             f"{home.package}: {', '.join(names(home))}"
         ) from error
     if not callable(found):
         raise ConfigError(f"{field}={plugin.name!r} is a {type(found).__name__}; it must be a function or a class")
-    if why := home.refusal(_takes(found)):
+    try:
+        takes = _takes(found)
+    except ValueError as error:
+        raise ConfigError(
+            f"{field}={plugin.name!r} has no signature, as some functions in C have none; call it in a function of your own"
+        ) from error
+    if why := home.refusal(takes):
         raise ConfigError(f"{field}={plugin.name!r} {why}")
     return found
 
@@ -173,14 +180,23 @@ def resolve(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
 
 
 def prompt_source(plugin: Plugin, *, field: str) -> PromptSource:
-    """A source, opened. Raises ConfigError as `resolve` does, and for a source that refuses its parameters or a row, or is empty."""
+    """A source, opened. Raises ConfigError as `resolve` does, and for a source that refuses its parameters or a row, that raises while it
+    opens, is empty, or whose first prompt is no `Prompt`."""
     found = resolve(plugin, home=PROMPTS, field=field)
     try:
         source: PromptSource = found()
+        num_prompts = len(source)
+        first: object = source[0] if num_prompts else None
     except (ConfigError, DataError) as error:
         raise ConfigError(f"{field}={plugin.name!r}: {error}") from error
-    if len(source) == 0:
+    except Exception as error:  # foreign code
+        raise ConfigError(f"{field}={plugin.name!r} cannot be opened: {type(error).__name__}: {error}") from error
+    if num_prompts == 0:
         raise ConfigError(f"{field}={plugin.name!r} has no prompts; give a source with at least one")
+    if not isinstance(first, Prompt):
+        raise ConfigError(
+            f"{field}={plugin.name!r} gives a {type(first).__name__} where a cluster.contracts.types.Prompt is asked for"
+        )
     return source
 
 

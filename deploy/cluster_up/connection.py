@@ -98,9 +98,14 @@ def own_cluster() -> Iterator[None]:
 
 
 def start_own() -> None:
-    """A local Ray, which has no dashboard that would tell of the run."""
+    """A local Ray, which has no dashboard that would tell of the run. Its processes are deaf to SIGHUP, as they are to Ctrl-C: a terminal
+    that closes sends it to them too, and the driver saves first."""
     system = {_STARTS_WORKERS_AHEAD: False}
-    _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def end() -> None:

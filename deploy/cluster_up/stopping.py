@@ -1,4 +1,5 @@
-"""Ctrl-C, SIGTERM and the word of a callback: a run saves what it has learned, ends its actors, and says how the same command goes on."""
+"""Ctrl-C, SIGTERM, SIGHUP and the word of a callback: a run saves what it has learned, ends its actors, and says how the same command
+goes on."""
 
 import asyncio
 import contextlib
@@ -63,14 +64,16 @@ class Stop:
 async def until_interrupted(
     work: Coroutine[Any, Any, T], *, interrupted: asyncio.Event | None = None, stop: Stop | None = None
 ) -> T:
-    """Ctrl-C, SIGTERM and `stop` cancel the work, which then saves and ends its actors; the caller gets KeyboardInterrupt.
+    """Ctrl-C, SIGTERM, SIGHUP and `stop` cancel the work, which then saves and ends its actors; the caller gets KeyboardInterrupt.
 
     A second signal cancels the saving too. A third one has the system's own effect. `interrupted` is set by the first: a failure
-    cancels work as well. Beside the main thread, which alone hears of signals, there is `stop` alone.
+    cancels work as well. SIGHUP counts once, since a terminal that closes sends it more than once, and not at all under nohup. Beside the
+    main thread, which alone hears of signals, there is `stop` alone.
     """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    hears = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    is_main = threading.current_thread() is threading.main_thread()
+    hears = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
     before = {number: signal.getsignal(number) for number in hears}
     num_received = 0
 
@@ -91,11 +94,13 @@ async def until_interrupted(
             interrupt()
 
     interrupts = lambda *_: loop.call_soon_threadsafe(interrupt)
-    asks = lambda: loop.call_soon_threadsafe(ask)
-    for number in before:
+    asks = lambda *_: loop.call_soon_threadsafe(ask)
+    for number, handler in before.items():
+        if number == signal.SIGHUP and handler == signal.SIG_IGN:  # as nohup has it
+            continue
         # Not `loop.add_signal_handler`, which hears of a signal through a pipe. A child that is forked and not yet another program has
         # the pipe too: Ctrl-C, which reaches both, would count twice.
-        signal.signal(number, interrupts)
+        signal.signal(number, asks if number == signal.SIGHUP else interrupts)
         signal.siginterrupt(number, False)
     try:
         with stop.reaching(ask=asks, press=interrupts) if stop else contextlib.nullcontext():

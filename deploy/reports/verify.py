@@ -40,12 +40,15 @@ class Verdict:
 def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
     """Digests of trajectories and checkpoints, schema, order, staleness, and that every consumed group was consumed once."""
     num_checkpoints, problems = _check_checkpoints(run_dir)
+    newest = max(run_dir.checkpoints(), default=0)  # before the ledger, which a living run writes first
     try:
         ledger = Ledger(run_dir)
     except TreadwheelError as error:
         return Verdict(num_checkpoints=num_checkpoints, problems=(str(error), *problems))
     if ledger.num_torn_lines and run_dir.owner() is None:  # a living run may be writing it
         problems.append(f"{NAME}: its last line is torn; the next run removes it")
+    if newest > ledger.version:
+        problems.append(f"{NAME}: it ends at step {ledger.version}, and the newest checkpoint is of step {newest}")
     recorder = Recorder(run_dir)
     seen: dict[int, int] = {}
     num_trajectories = num_tokens = 0

@@ -50,7 +50,7 @@ def environment() -> dict[str, str]:
 
 
 class Background:
-    """A command that runs while the test looks on. Ctrl-C reaches its whole process group, as a terminal's does."""
+    """A command that runs while the test looks on. Ctrl-C and a hang-up reach its whole process group, as a terminal's do."""
 
     def __init__(self, *arguments: object, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> None:
         self._mark = secrets.token_hex(8)
@@ -84,6 +84,9 @@ class Background:
 
     def press_ctrl_c(self) -> None:
         os.killpg(self._process.pid, signal.SIGINT)
+
+    def hang_up(self) -> None:
+        os.killpg(self._process.pid, signal.SIGHUP)
 
     def terminate(self) -> None:
         """As Kubernetes does: the command alone is told."""

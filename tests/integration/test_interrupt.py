@@ -1,4 +1,4 @@
-"""Ctrl-C or SIGTERM at any moment: an orderly end, no process left behind, and the same command goes on.
+"""Ctrl-C, SIGTERM or a terminal that closes, at any moment: an orderly end, no process left behind, and the same command goes on.
 
 The command runs where a user has modules of their own: their judge is found there, and never stands for a package of Python's or ours.
 """
@@ -89,6 +89,16 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
     assert verdict.returncode == 0, verdict.stdout
     steps = read_steps(RunDirectory(str(run_dir)))
     assert {numbers["reward/sees_token"] for step, numbers in steps.items() if step > 0} == {0.0}
+
+
+def test_a_run_whose_terminal_closes_saves_first(command, start, tmp_path):
+    """Seen before: Ray, which a terminal that closes tells too, was gone before the learner had saved."""
+    with start(*command) as run:
+        run.wait_until(lambda: 1 in steps_of(tmp_path / "run"))
+        run.hang_up()
+        assert_ended_cleanly(run)
+        done = max(steps_of(tmp_path / "run"))
+        assert f"stopped; step {done} is saved" in run.output
 
 
 def test_a_run_can_be_stopped_while_it_starts(command, start, tmp_path):

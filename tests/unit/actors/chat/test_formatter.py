@@ -74,6 +74,14 @@ def test_message_parts_need_a_template():
         formatter().encode(prompt)
 
 
+def test_message_parts_need_a_template_that_reads_them():
+    prompt = Prompt(prompt_id="p", messages=[{"role": "user", "content": [{"type": "text", "text": "1"}]}])
+    with pytest.raises(DataError, match=r"prompt 'p' has a content of parts, .* give the content as one text"):
+        formatter(chat_template=TEMPLATE).encode(prompt)
+    reads_parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    assert formatter(chat_template=reads_parts).encode(prompt).text == "1"
+
+
 @pytest.mark.parametrize(
     ("template", "why"),
     [

@@ -18,6 +18,7 @@ from cluster.contracts.plugins import (
     find,
     names,
     parameter_names,
+    prompt_source,
     resolve,
 )
 
@@ -112,6 +113,7 @@ def test_a_full_path_needs_no_home():
         (Plugin(name="scaled", params={"factor": 1, "value": 2}), "my.field.value=2 is not a parameter"),
         (Plugin(name="anything", params={"value": 2}), "my.field.value=2 is not a parameter"),
         (Plugin(name=f"{__name__}:NUMBER"), "is a int; it must be a function or a class"),
+        (Plugin(name="builtins:max"), "my.field='builtins:max' has no signature"),
         (Plugin(name=f"{__name__}:without_the_value"), "does not take value; it is called with value"),
     ],
 )
@@ -126,6 +128,27 @@ def of_a_group(episode: object, *, episodes: int = 4) -> float:
 def test_the_name_for_environments_of_whole_groups_is_reserved():
     with pytest.raises(ConfigError, match="has the parameter episodes, a name that is reserved"):
         resolve(Plugin(name=f"{__name__}:of_a_group"), home=ENVIRONMENTS, field="environment")
+
+
+class Unreachable:
+    def __len__(self) -> int:
+        raise OSError("no such table")
+
+
+def of_texts() -> list[str]:
+    return ["1 + 1 ="]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("Unreachable", "cannot be opened: OSError: no such table"),
+        ("of_texts", "gives a str where a cluster.contracts.types.Prompt is asked for"),
+    ],
+)
+def test_a_source_of_a_users_that_gives_no_prompts_is_one_clear_error(source, message):
+    with pytest.raises(ConfigError, match=rf"my\.field='{__name__}:{source}' {message}"):
+        prompt_source(Plugin(name=f"{__name__}:{source}"), field="my.field")
 
 
 def test_a_function_that_does_not_import_is_asked_for_as_one():
@@ -179,6 +202,7 @@ def package(tmp_path, monkeypatch) -> Home:
         "classy": "class Classy:\n    def __init__(self, pattern): ...\nclassy = Classy",
         "many": "def one(pattern): ...\nasync def other(pattern): ...\ndef _own(pattern): ...\ndef third(x): ...",
         "torn": "def torn(pattern):\n    return (\n",
+        "script": "import sys\ndef script(pattern): ...\nsys.exit()",
     }
     for name, text in files.items():
         (tmp_path / "house_of_tests" / f"{name}.py").write_text(text)
@@ -187,17 +211,19 @@ def package(tmp_path, monkeypatch) -> Home:
 
 
 def test_a_file_of_its_own_name_holds_one_variant_and_another_file_all_that_have_the_right_signature(package):
-    assert names(package) == ["classy", "one", "other", "regex"]
+    assert names(package) == ["classy", "one", "other", "regex", "script"]
 
 
 def test_a_variant_that_is_there_and_does_not_import_says_why(package):
     with pytest.raises(ConfigError, match="x='regex' does not import: ImportError"):
         find(Plugin(name="regex"), home=package, field="x")
+    with pytest.raises(ConfigError, match="x='script' does not import: SystemExit"):
+        find(Plugin(name="script"), home=package, field="x")
 
 
 def test_a_file_that_is_not_python_costs_its_own_names_alone(package):
     anywhere = dataclasses.replace(package, works_on=frozenset())
-    assert names(anywhere) == ["classy", "one", "other", "regex", "third", "torn"]
+    assert names(anywhere) == ["classy", "one", "other", "regex", "script", "third", "torn"]
     with pytest.raises(ConfigError, match=r"x='torn' does not import: SyntaxError: .* \(torn.py, line 2\)"):
         find(Plugin(name="torn"), home=anywhere, field="x")
     with pytest.raises(

@@ -94,6 +94,10 @@ def _terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _hang_up() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
 def _end(learner: Asked, *, ask: Callable[[], object], stop: Stop) -> None:
     """Runs what `ask` stops."""
     interrupted = asyncio.Event()
@@ -107,7 +111,7 @@ def _end(learner: Asked, *, ask: Callable[[], object], stop: Stop) -> None:
         asyncio.run(until_interrupted(work(), interrupted=interrupted, stop=stop))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_saves_first_and_logs_the_step_that_the_loop_did_not_come_to_log(number: int, capsys):
     learner = ScriptedLearner()
     log = _stop(learner, number=number)
@@ -225,6 +229,25 @@ def test_a_callback_that_asks_a_run_to_stop_which_stops_already_does_not_end_the
     _end(learner, ask=stop.ask if begins == "a callback" else _terminate, stop=stop)
     assert learner.is_saved
     assert capsys.readouterr().err == "treadwheel: stopping; a second Ctrl-C skips what takes long\n"
+
+
+def test_a_terminal_that_closes_says_so_twice_and_the_saving_goes_on():
+    learner = Asked(_hang_up)
+    _end(learner, ask=_hang_up, stop=Stop())
+    assert learner.is_saved
+
+
+def test_a_run_under_nohup_goes_on_when_its_terminal_closes():
+    async def work() -> str:
+        _hang_up()
+        await asyncio.sleep(0)  # the loop would hear of it
+        return "done"
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert asyncio.run(until_interrupted(work())) == "done"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_notebook_that_is_interrupted_again_ends_the_saving():

@@ -54,6 +54,14 @@ def test_a_torn_ledger_is_reported_and_left_as_it_is(directory, num_lost):
     assert directory.read_text(NAME) == before
 
 
+@pytest.mark.parametrize(("step", "problems"), [(3, 0), (4, 1)])
+def test_a_checkpoint_of_a_step_that_the_ledger_does_not_have_is_a_problem(directory, step, problems):
+    """Seen before: a run whose folder ledger was not copied was clean."""
+    directory.write_file(f"checkpoints/step-{step:06d}/model/config.json", b"{}")
+    found = [line for line in verify(directory, CONFIG).problems if line.startswith(NAME)]
+    assert found == [f"{NAME}: it ends at step 3, and the newest checkpoint is of step 4"][:problems]
+
+
 def test_a_line_that_a_living_run_is_writing_is_neither_read_nor_a_problem(directory):
     directory.write_file(NAME, directory.read_file(NAME).to_pybytes()[:-1])
     directory.claim(resolved_yaml(CONFIG))
@@ -93,5 +101,6 @@ def test_checkpoints_in_an_object_store_are_checked_and_torn_uploads_are_none():
         run.write_file("checkpoints/step-000001/manifest.json", b"{}")
         run.write_file("checkpoints/step-000002/model/config.json", b"{}")
         verdict = verify(run, CONFIG)
-    (problem,) = verdict.problems
-    assert "step-000001 has a manifest.json that cannot be read" in problem and verdict.num_checkpoints == 1
+    unreadable, beyond_the_ledger = verdict.problems
+    assert "step-000001 has a manifest.json that cannot be read" in unreadable and verdict.num_checkpoints == 1
+    assert beyond_the_ledger.endswith("the newest checkpoint is of step 1")
