@@ -1,5 +1,7 @@
 """Settings for all tests, and the device that some of them run on: the same test on the CPU, and with the mark `gpu` on a GPU."""
 
+import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +20,14 @@ def device(request: pytest.FixtureRequest) -> "torch.device":
     import torch  # few tests need it
 
     return torch.device(request.param)
+
+
+@pytest.fixture
+def in_a_terminal() -> Iterator[None]:
+    """A hang-up is heard, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.hookimpl(trylast=True)  # of those that `-m` leaves

@@ -91,6 +91,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_can_be_told_to
     assert {numbers["reward/sees_token"] for step, numbers in steps.items() if step > 0} == {0.0}
 
 
+@pytest.mark.usefixtures("in_a_terminal")
 def test_a_run_whose_terminal_closes_saves_first(command, start, tmp_path):
     """Seen before: Ray, which a terminal that closes tells too, was gone before the learner had saved."""
     with start(*command) as run:

@@ -18,6 +18,8 @@ from cluster.supervision.tasks import background
 from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from tests.fakes import ListedEvents, group_summary
 
+pytestmark = pytest.mark.usefixtures("in_a_terminal")
+
 
 class ScriptedLearner:
     """Saves at once, fails, or never ends."""
