@@ -3,6 +3,7 @@
 The model is handed in, one that computes log-probs exactly as the learner's does.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,14 +45,9 @@ class ReferenceScorer:
 
     def _together(self, groups: Sequence[pa.RecordBatch]) -> Iterator[tuple[LogprobModel, list[pa.RecordBatch]]]:
         """Groups in their order, and the model that scores them at once."""
-        waiting: list[pa.RecordBatch] = []
-        for place, group in enumerate(groups):
-            waiting.append(group)
-            model = self._model_of(group)
-            is_last = place + 1 == len(groups)
-            if is_last or self._is_deterministic or self._model_of(groups[place + 1]) is not model:
-                yield model, waiting
-                waiting = []
+        for model, found in itertools.groupby(groups, key=self._model_of):
+            together = [*found]
+            yield from ((model, [each]) for each in together) if self._is_deterministic else [(model, together)]
 
     def _model_of(self, group: pa.RecordBatch) -> LogprobModel:
         if not self._by_source:

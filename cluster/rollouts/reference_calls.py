@@ -79,5 +79,5 @@ class ReferenceCalls:
             for each in asked:
                 each.answer.set_exception(error)
         else:
-            for each, *found in zip(asked, columns, told, strict=True):
-                each.answer.set_result((found[0], found[1]))
+            for each, of_group, told_of_it in zip(asked, columns, told, strict=True):
+                each.answer.set_result((of_group, told_of_it))
