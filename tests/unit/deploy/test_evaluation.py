@@ -112,9 +112,10 @@ def test_one_flipped_bit_is_refused_before_anything_starts(flipped: Path, evalua
 
 def test_verification_names_the_file_with_the_flipped_bit(flipped: Path):
     verdict = verify(RunDirectory(str(flipped)), CONFIG)
-    (problem,) = verdict.problems
-    assert "step-000002 was altered: model/model.safetensors has another digest" in problem
-    assert str(verdict).endswith("0 tokens, 2 checkpoints: 1 problem")
+    altered, no_ledger = verdict.problems
+    assert "step-000002 was altered: model/model.safetensors has another digest" in altered
+    assert "the newest checkpoint is of step 2" in no_ledger
+    assert str(verdict).endswith("0 tokens, 2 checkpoints: 2 problems")
 
 
 def test_a_run_does_not_start_from_a_checkpoint_with_a_flipped_bit(flipped: Path):
