@@ -18,7 +18,8 @@ from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, Sink, open_log
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import EVENTS, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
+from cluster.record.storage import Storage
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.pass_rates import PassRates
@@ -183,6 +184,8 @@ async def _train(
     ahead: RayAhead | None = None,
 ) -> None:
     ledger = open_ledger(run_dir, log)
+    if await is_done(config, run_dir, ledger, log):
+        return
     office = ticket_office(config, ledger)
     evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
@@ -223,6 +226,24 @@ def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
     if ledger.num_torn_lines:
         log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
     return ledger
+
+
+async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: MetricLog) -> bool:
+    """Whether nothing is left to learn, to save or to evaluate; says so. A checkpoint that is not whole is for those who restore."""
+    if ledger.version < config.num_steps:
+        return False
+    from learner.checkpoint import reading
+
+    try:
+        newest = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))[-1:]
+        last = [await asyncio.to_thread(reading.verify, each) for each in newest]
+    except (CheckpointError, StorageError):
+        return False
+    evaluates = config.recorded is None and config.evaluation.prompts is not None
+    if [each.policy_version for each in last] != [ledger.version] or (evaluates and last[0].metric is None):
+        return False
+    log.event("nothing_left", recorded_steps=ledger.version, num_steps=config.num_steps)
+    return True
 
 
 async def _evaluate_what_was_broken_off(

@@ -124,6 +124,9 @@ _SENTENCES: dict[str, Callable[[Record], str]] = {
     "mismatch_alarm": lambda record: (
         f"rollout and learner log-probs differ by {record.get('mean_abs_nats') or 0.0:.3g} nats on average"
     ),
+    "nothing_left": lambda record: (
+        f"all {record.get('num_steps')} steps are learned and saved: raise num_steps, and the run goes on"
+    ),
     "quarantine": lambda record: f"prompt {record.get('prompt_id')!r} is left out: {record.get('reason')}",
     "recovery": _recovery,
     "resumed": lambda record: f"the run goes on from its record of {record.get('recorded_steps')} steps",

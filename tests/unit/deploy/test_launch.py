@@ -11,11 +11,14 @@ import pytest
 from cluster.contracts.errors import PreemptedError, StorageError, TreadwheelError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.metrics import MetricLog
+from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from deploy import launch
 from deploy.cluster_up.steering import waiting_orders
 from deploy.config.loading import validated
 from deploy.reports.provenance import RunProvenance
+from learner.checkpoint import writing
+from learner.checkpoint.manifest import Manifest
 from tests.fakes import ListedEvents, run_config
 from tests.models import make_tiny_model
 
@@ -125,6 +128,42 @@ async def test_a_last_step_that_was_saved_while_it_was_evaluated_is_evaluated_wh
     await launch._save_the_end(SimpleNamespace(learner=learner, production=None), Scores(), log)
     assert log.steps == ([(3, {"eval/reward": 0.75})] if saves else [])
     assert learner.saves == saves
+
+
+@pytest.mark.parametrize(
+    ("recorded_steps", "num_steps", "metric", "settings", "is_done"),
+    [
+        (2, 2, 0.5, {"evaluation": {"prompts": "file"}}, True),
+        (2, 2, None, {}, True),
+        (2, 1, None, {}, True),
+        (2, 2, None, {"recorded": "data.arrow", "evaluation": {"prompts": "file"}}, True),
+        (2, 2, None, {"evaluation": {"prompts": "file"}}, False),
+        (2, 3, 0.5, {}, False),
+        (3, 3, 0.5, {}, False),
+    ],
+)
+async def test_a_run_whose_last_step_is_saved_and_evaluated_has_nothing_left(
+    recorded_steps, num_steps, metric, settings, is_done, tmp_path
+):
+    """Its checkpoint is of step 2."""
+    run_dir, log, config = RunDirectory(str(tmp_path)), ListedEvents(), run_config(num_steps=num_steps, **settings)
+    ledger = Ledger(run_dir)
+    for step in range(recorded_steps):
+        ledger.append(groups=[step], trajectories="none", trajectories_digest="none")
+    assert not await launch.is_done(config, run_dir, ledger, log)
+    saved = tmp_path / "checkpoints" / "step-000002"
+    aside = writing.begin(saved)
+    (aside / "model").mkdir()
+    (aside / "model" / "config.json").write_text("{}")
+    manifest = Manifest(
+        policy_version=2, num_ranks=1, parameters_digest="p", metric=metric, learner={}, extra={}, files={}
+    )
+    entries = {"model/config.json": writing.seal(aside / "model" / "config.json")}
+    writing.commit(aside, saved, manifest.sealed(entries))
+    assert await launch.is_done(config, run_dir, ledger, log) == is_done
+    assert [event["kind"] for event in log.events] == ["nothing_left"] * is_done
+    (saved / "model" / "config.json").write_text("[]")
+    assert not await launch.is_done(config, run_dir, ledger, log)
 
 
 async def test_a_run_that_is_stopped_in_its_last_evaluation_saves_what_it_has_and_hears_of_nodes_that_go_away(
