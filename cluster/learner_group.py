@@ -277,10 +277,14 @@ class LearnerGroup:
                 await self._recover(error)
 
     async def export(self, directory: str) -> None:
-        """The current weights as a Hugging Face folder."""
+        """The current weights as a Hugging Face folder; a death on the way is healed."""
         async with self._turn:
             provenance = await asyncio.to_thread(self._provenance, self.version)
-            await self._all_files("export", directory, provenance.as_extra())
+            while True:
+                try:
+                    return await self._all_files("export", directory, provenance.as_extra())
+                except (WorkerError, DeadlineError) as error:
+                    await self._recover(error)
 
     def actors(self) -> list[RemoteActor]:
         return list(self._ranks)

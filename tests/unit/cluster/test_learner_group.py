@@ -494,6 +494,19 @@ async def test_a_death_while_saving_saves_again():
     assert scene.saved == 1
 
 
+async def test_a_replays_learner_that_dies_while_it_exports_learns_the_steps_again_and_exports():
+    """Seen before: the replay ended, hours of learning with it."""
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(("export", 2, death("learner-0", "export")), journal=before.journal, read_only=2)
+    scene.recorded = before.recorded
+    await scene.group.start()
+    await scene.group.restore()
+    await scene.group.export("/out")
+    assert scene.learned == [("group 0",), ("group 1",)] * 2 and scene.num_killed == 1
+
+
 async def test_a_death_while_a_saved_step_gets_its_evaluation_saves_that_too():
     """Nothing is learned again: the checkpoint is there, without a rating."""
     scene = Scene(evaluation={"prompts": "file"})
