@@ -187,6 +187,8 @@ class Scene:
         self.deadlines_s: dict[str, float] = {}
         """Of the last call of each method."""
         self.num_killed = 0
+        self.has_node = asyncio.Event()
+        self.has_node.set()
         self.events = ListedEvents()
         self.journal = journal or Lines()
         supervision = {"backoff_s": 0, "max_restarts": max_restarts}
@@ -197,6 +199,7 @@ class Scene:
 
         async def spawn(spec: Any) -> RemoteActor:
             self.fail("spawn", 0)
+            await self.has_node.wait()
             return ScriptedRank(self, spec)
 
         async def recorder(spec: Any) -> RemoteActor:
@@ -1011,6 +1014,23 @@ async def test_a_run_that_is_stopped_while_its_learner_is_built_again_asks_the_r
     with pytest.raises((Stopped, BaseExceptionGroup)):
         await scene.learn(1)
     assert await scene.stopped() == []
+
+
+async def test_a_run_that_is_stopped_while_a_dead_learner_waits_for_a_node_does_not_wait_for_it_too():
+    """Seen before: Ctrl-C took all of `checkpoint.stop_timeout_s`, for ranks that had nothing to save."""
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    scene.has_node.clear()
+    (rank,) = scene.group.actors()
+    healing = asyncio.create_task(scene.group.heal(rank, death("learner-0", "progress")))
+    while not scene.num_killed:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        assert await scene.stopped() == []
+        await scene.group.finish_saving()
+    healing.cancel()
 
 
 # GPUs that are shared in turns
