@@ -197,7 +197,7 @@ class LearnerGroup:
         first rank's failure. After two in a row the next call that publishes heals it: a rank that lives and cannot send would pack for
         ever.
         """
-        if not self._ranks or not self._are_built:
+        if not self._are_up:
             raise LostError("the learner is restarted: what it packed is gone")
         rank = self._ranks[0]
         try:
@@ -242,10 +242,13 @@ class LearnerGroup:
         disk when this returns, unless an event says that it failed.
 
         `tell` hears of that step first: who goes on from its checkpoint does not tell of it again. Nothing is told and saved of a step
-        that failed between its updates: the last checkpoint stands, and the steps after it are learned again.
+        that failed between its updates, nor where the ranks are being restarted, which may take as long as a node: the last checkpoint
+        stands, and the steps after it are learned again.
         """
+        if not self._are_up:
+            return
         async with self._turn:
-            if not self._ranks or not self._are_built:
+            if not self._are_up:
                 return
             # A rank answers after the step under way, whose caller no longer waits for it.
             stats: StepStats | None = await self._all("last_step")
@@ -262,10 +265,10 @@ class LearnerGroup:
 
     async def finish_saving(self) -> None:
         """The last checkpoint that was begun is on the disk when this returns, unless an event says that it failed."""
-        if not self._is_writing:
+        if not self._is_writing or not self._are_up:
             return
         async with self._turn:
-            if self._ranks and self._are_built:
+            if self._are_up:
                 await self._finish_saving()
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
@@ -277,10 +280,14 @@ class LearnerGroup:
                 await self._recover(error)
 
     async def export(self, directory: str) -> None:
-        """The current weights as a Hugging Face folder."""
+        """The current weights as a Hugging Face folder; a death on the way is healed."""
         async with self._turn:
             provenance = await asyncio.to_thread(self._provenance, self.version)
-            await self._all_files("export", directory, provenance.as_extra())
+            while True:
+                try:
+                    return await self._all_files("export", directory, provenance.as_extra())
+                except (WorkerError, DeadlineError) as error:
+                    await self._recover(error)
 
     def actors(self) -> list[RemoteActor]:
         return list(self._ranks)
@@ -288,6 +295,11 @@ class LearnerGroup:
     async def stop(self) -> None:
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(rank.kill() for rank in ranks))
+
+    @property
+    def _are_up(self) -> bool:
+        """Whether there are ranks that can be asked."""
+        return bool(self._ranks) and self._are_built
 
     async def _learn(self, pieces: Sequence[Any], *, trajectories: str) -> StepStats:
         self._trajectories = trajectories

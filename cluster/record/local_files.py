@@ -105,8 +105,6 @@ class LocalFiles:
         path = self.path(name)
         with naming(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            if not is_durable:
-                self._unsynced.add(path)
             # One write call: a reader sees a whole line, or a torn last one, and never two mixed.
             with open(path, "ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
@@ -116,6 +114,8 @@ class LocalFiles:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if is_durable:
                     os.fsync(file.fileno())
+                else:
+                    self._unsynced.add(path)  # now that it is written: a flush meanwhile has not synced it
 
     def read_appended(self, name: str) -> str:
         if not self.exists(name):

@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from cluster.contracts.errors import AlreadyExistsError, StorageError
@@ -97,12 +98,14 @@ class Segments:
             self._put_in_place_of(name, self._spans(name), text.encode())
 
     def compact(self) -> None:
-        """Merges the segments of each name that was appended to here."""
+        """Merges the last segments of each name that was appended to here, up to those that were merged before: of a run of weeks these are
+        gigabytes."""
         self.flush()
         with self._writing:
             for name in sorted(self._names):
-                if len(live := _live(self._spans(name))) > 1:
-                    self._merge(name, live)
+                small = [*takewhile(_is_one, reversed(_live(self._spans(name))))]
+                if len(small) > 1:
+                    self._merge(name, small[::-1])
 
     def exists(self, name: str) -> bool:
         return bool(self._spans(name))
@@ -157,7 +160,7 @@ class Segments:
             except AlreadyExistsError:  # another process appends to the same lines
                 number += 1
         self._unsure.pop(name, None)
-        small = [span for span in _live(spans) if 0 < span[0] == span[1]]
+        small = [span for span in _live(spans) if _is_one(span)]
         if len(small) >= MERGED_AT:
             with contextlib.suppress(StorageError):  # these lines are there; the next segment merges
                 self._merge(name, small)
@@ -197,6 +200,11 @@ def _live(spans: Sequence[Span]) -> list[Span]:
             held.add(span)
         furthest = max(furthest, span[1])
     return [span for span in spans if span not in held]
+
+
+def _is_one(span: Span) -> bool:
+    """Not merged yet."""
+    return span[0] == span[1]
 
 
 def _folder(name: str) -> str:

@@ -33,6 +33,7 @@ class Verdicts:
         self._num_lines += len(new)
         if self._num_lines > 2 * MOST_VERDICTS:
             lines = [_line(key, text) for key, text in self.known.items()]
+            self._num_lines = len(lines)  # from here on: what comes while it waits for its turn stands behind it
             self._run_dir.writer.put(lambda: self._replace(lines, len(new)))
         else:
             lines = "\n".join(_line(key, text) for key, text in new.items())
@@ -43,9 +44,8 @@ class Verdicts:
         try:
             self._run_dir.replace_lines(VERDICTS, lines)
         except StorageError:
+            self._num_lines += 2 * MOST_VERDICTS  # the next one tries again
             self._run_dir.append_line(VERDICTS, "\n".join(lines[-num_new:]))
-        else:
-            self._num_lines = len(lines)
 
 
 def remember(known: dict[str, str], new: Mapping[str, str]) -> None:

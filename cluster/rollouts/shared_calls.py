@@ -70,11 +70,9 @@ class SharedCalls:
     async def _call(self) -> None:
         await asyncio.sleep(0)  # those that come at the same time go together
         while self._answers:
-            taken = {number: self._new.pop(number) for number in list(self._new)[:_MOST_TOGETHER]}
             try:
                 await self._tell_servers()
-                for number, answer in await self._answers_to(taken):
-                    self._set(number, answer)
+                await self._take_along(list(self._new)[:_MOST_TOGETHER])
             except TreadwheelError as error:
                 for number in list(self._answers):
                     self._set(number, None if number in self._new else error)
@@ -86,16 +84,24 @@ class SharedCalls:
             await self._actor.call("note_servers", servers, deadline_s=self._deadline_s)
             self._told_servers = servers
 
-    async def _answers_to(self, taken: dict[int, tuple[Group, Sequence[Scores]]]) -> list[tuple[int, Any]]:
+    async def _take_along(self, numbers: Sequence[int]) -> None:
+        """One call, with the groups of these numbers that still wait."""
+        taken = {number: self._new.pop(number) for number in numbers if number in self._new}
         asked = [(number, scores) for number, (_, scores) in taken.items()]
         sampled = (group.pieces[0] for group, _ in taken.values())
         try:
-            return await self._actor.call(_STAGE, asked, *sampled, deadline_s=self._deadline_s)
+            answers = await self._actor.call(_STAGE, asked, *sampled, deadline_s=self._deadline_s)
         except LostError as error:
-            # One of them went with its node, and none was begun. Each goes alone, so that it is known which.
-            if len(taken) == 1:
-                return [(number, error) for number in taken]
-            return [answer for number, each in taken.items() for answer in await self._answers_to({number: each})]
+            if len(taken) > 1:
+                # One of them went with its node, and none was begun. Each goes alone, so that it is known which.
+                self._new = taken | self._new
+                for number in taken:
+                    if number in self._new:
+                        await self._take_along([number])
+                return
+            answers = [(number, error) for number in taken]
+        for number, answer in answers:
+            self._set(number, answer)
 
     def _set(self, number: int, answer: Columns | TreadwheelError | None) -> None:
         waiting = self._answers.pop(number, None)

@@ -329,22 +329,20 @@ def _has_room_apart(bundles: Sequence[Bundle], available: ClusterResources) -> b
 def _in_an_order_that_fits(placed: PlacementPlan, available: ClusterResources) -> PlacementPlan | None:
     """Shares of two GPUs add up to none: Ray would wait for ever, with room for the sum. None where neither order finds a GPU for each.
 
-    Known where one node has all GPUs. Which shares Ray takes to which of several is its own affair.
+    Known where one node has all GPUs. Which shares Ray takes to which of several is its own affair: there None is for shares that no
+    order finds GPUs for.
     """
     nodes = [node.gpus for node in available.nodes if node.gpus]
-    if len(nodes) != 1:
-        return placed
     for each in (placed, replace(placed, largest_first=True)):
-        shares = [place.get("GPU", 0.0) for group in each.groups() for place in group.resources]
-        if _finds_gpus([share for share in shares if share], num_gpus=nodes[0]):
+        shares = [share for group in each.groups() for place in group.resources if (share := place.get("GPU", 0.0))]
+        if _finds_gpus(shares, num_gpus=nodes[0]) if len(nodes) == 1 else _may_find_gpus(shares, nodes):
             return each
     return None
 
 
 def _finds_gpus(shares: Sequence[float], *, num_gpus: float) -> bool:
     """Whether Ray finds GPUs for all, one after the other: it takes those with the least room that is enough."""
-    whole = int(num_gpus)
-    free = [1.0] * whole + ([num_gpus - whole] if num_gpus > whole else [])
+    free = _each_gpu(num_gpus)
     for share in shares:
         part, number = min(share, 1.0), math.ceil(share)
         roomy = sorted((gpu for gpu, left in enumerate(free) if _total((left, -part)) >= 0), key=free.__getitem__)
@@ -353,6 +351,23 @@ def _finds_gpus(shares: Sequence[float], *, num_gpus: float) -> bool:
         for gpu in roomy[:number]:
             free[gpu] = _total((free[gpu], -part))
     return True
+
+
+def _may_find_gpus(shares: Sequence[float], nodes: Iterable[float]) -> bool:
+    """Whether the GPUs hold so many shares of every size: no two of 0.6 are on one, nor four of 0.3."""
+    gpus = Counter(gpu for num_gpus in nodes for gpu in _each_gpu(num_gpus))
+    parts = Counter(part for share in shares for part in [min(share, 1.0)] * math.ceil(share))
+
+    def held(counts: Counter[float], size: float) -> int:
+        return sum(number * int(_total([each / size])) for each, number in counts.items())
+
+    return all(held(parts, size) <= held(gpus, size) for size in parts)
+
+
+def _each_gpu(num_gpus: float) -> list[float]:
+    """A node's, the part of one that it may have last."""
+    whole = int(num_gpus)
+    return [1.0] * whole + ([num_gpus - whole] if num_gpus > whole else [])
 
 
 def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:

@@ -187,6 +187,8 @@ class Scene:
         self.deadlines_s: dict[str, float] = {}
         """Of the last call of each method."""
         self.num_killed = 0
+        self.has_node = asyncio.Event()
+        self.has_node.set()
         self.events = ListedEvents()
         self.journal = journal or Lines()
         supervision = {"backoff_s": 0, "max_restarts": max_restarts}
@@ -197,6 +199,7 @@ class Scene:
 
         async def spawn(spec: Any) -> RemoteActor:
             self.fail("spawn", 0)
+            await self.has_node.wait()
             return ScriptedRank(self, spec)
 
         async def recorder(spec: Any) -> RemoteActor:
@@ -492,6 +495,19 @@ async def test_a_death_while_saving_saves_again():
     await scene.learn(1)
     await scene.group.save(None)
     assert scene.saved == 1
+
+
+async def test_a_replays_learner_that_dies_while_it_exports_learns_the_steps_again_and_exports():
+    """Seen before: the replay ended, hours of learning with it."""
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(("export", 2, death("learner-0", "export")), journal=before.journal, read_only=2)
+    scene.recorded = before.recorded
+    await scene.group.start()
+    await scene.group.restore()
+    await scene.group.export("/out")
+    assert scene.learned == [("group 0",), ("group 1",)] * 2 and scene.num_killed == 1
 
 
 async def test_a_death_while_a_saved_step_gets_its_evaluation_saves_that_too():
@@ -998,6 +1014,23 @@ async def test_a_run_that_is_stopped_while_its_learner_is_built_again_asks_the_r
     with pytest.raises((Stopped, BaseExceptionGroup)):
         await scene.learn(1)
     assert await scene.stopped() == []
+
+
+async def test_a_run_that_is_stopped_while_a_dead_learner_waits_for_a_node_does_not_wait_for_it_too():
+    """Seen before: Ctrl-C took all of `checkpoint.stop_timeout_s`, for ranks that had nothing to save."""
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    scene.has_node.clear()
+    (rank,) = scene.group.actors()
+    healing = asyncio.create_task(scene.group.heal(rank, death("learner-0", "progress")))
+    while not scene.num_killed:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        assert await scene.stopped() == []
+        await scene.group.finish_saving()
+    healing.cancel()
 
 
 # GPUs that are shared in turns

@@ -11,7 +11,8 @@ from cluster.contracts.errors import ConfigError, DamagedError, StorageError
 from cluster.record import lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, VERDICTS, RunDirectory
+from cluster.record.local_files import LocalFiles
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, VERDICTS, RunDirectory
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
 
@@ -230,6 +231,16 @@ def test_a_last_line_may_be_torn_within_a_character(directory):
     assert directory.read_file(EVENTS).to_pybytes() == '{"kind": "数"}\n'.encode()
 
 
+def test_a_run_goes_on_at_once_however_many_lines_it_has(directory):
+    """A terabyte of them, and the last one is whole. Seen before: all were read, into twice their memory."""
+    directory.make()
+    with open(directory.path(PHASES), "wb") as lines:
+        lines.seek(2**40)
+        lines.write(b"\n")
+    directory.claim(CONFIG)
+    assert directory.size_bytes(PHASES) == 2**40 + 1
+
+
 def test_what_a_killed_process_wrote_aside_is_gone_when_a_run_goes_on_and_what_may_be_a_living_ones_stays(directory):
     for number in (1, 2):
         directory.write_file(f"trajectories/step-000003.arrow.tmp-{number}", b"half")
@@ -257,8 +268,6 @@ def test_a_file_of_lines_with_damaged_bytes_is_named(directory):
         directory.write_file(name, b'{"kind": "a"}\n{"kind": "\xff"}\n{"kind": "b"}\n')
     with pytest.raises(DamagedError, match=r"events\.jsonl was damaged: .*0xff.* bring it back from a copy"):
         directory.read_json_lines(EVENTS)
-    with pytest.raises(StorageError, match=r"events\.jsonl was damaged"):
-        directory.claim(CONFIG)
     with pytest.raises(StorageError, match=r"ledger\.jsonl was damaged"):
         Ledger(directory)
 
@@ -292,6 +301,22 @@ def test_lines_that_were_not_durable_are_after_a_flush_and_a_disk_that_refuses_i
     directory.flush_lines()
     directory.flush_lines()
     assert synced == [directory.path(EVENTS)]
+
+
+def test_a_line_that_is_written_while_others_are_synced_is_synced_by_the_next_flush(tmp_path, monkeypatch):
+    """Seen before: it was taken for one of those that were synced, and a power cut could take it from under a checkpoint."""
+    files, synced = LocalFiles(str(tmp_path)), []
+
+    class Late(str):
+        def __format__(self, spec: str) -> str:  # as a flush in another thread comes just before the line is written
+            files.flush()
+            return str(self)
+
+    files.append(EVENTS, "{}", is_durable=False)
+    files.append(EVENTS, Late("{}"), is_durable=False)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    files.flush()
+    assert synced == [files.path(EVENTS)]
 
 
 def test_an_unknown_store_is_refused():

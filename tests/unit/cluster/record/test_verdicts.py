@@ -1,3 +1,4 @@
+import threading
 from unittest.mock import Mock
 
 import pytest
@@ -72,6 +73,21 @@ def test_a_store_that_is_away_when_the_file_is_made_anew_loses_nothing(directory
     kept.add({"7": "[[1.0, {}]]"})
     directory.writer.flush()
     assert [*Verdicts(again(directory)).known] == ["5", "6", "7"]
+
+
+def test_a_slow_disk_makes_the_file_anew_once(directory, monkeypatch):
+    """Room for 3. Seen before: each verdict that came before the disk was done made all of them anew, and events waited behind."""
+    monkeypatch.setattr(verdicts, "MOST_VERDICTS", 3)
+    made_anew, is_free = Mock(wraps=directory.replace_lines), threading.Event()
+    monkeypatch.setattr(directory, "replace_lines", made_anew)
+    kept = Verdicts(directory)
+    directory.writer.put(lambda: is_free.wait(10))
+    for number in range(10):
+        kept.add({str(number): "[[1.0, {}]]"})
+    is_free.set()
+    directory.writer.flush()
+    assert made_anew.call_count == 1 and len(directory.read_lines(VERDICTS)) == 6
+    assert [*Verdicts(again(directory)).known] == ["7", "8", "9"]
 
 
 def test_a_directory_that_the_process_does_not_own_is_not_written(tmp_path):

@@ -388,6 +388,39 @@ async def test_a_service_whose_groups_wait_hears_that_a_judge_server_moved():
 
 
 @simulated
+@pytest.mark.parametrize(
+    ("dies_in", "outcomes"), [("note_servers", [None, None, None]), ("the third call", ["judged", WorkerError, None])]
+)
+async def test_of_a_services_death_hears_no_group_that_did_not_go_there(dies_in, outcomes):
+    """All three go with one call, and one of them seems lost. Seen before: those that were to go next were blamed for the death, and what
+    was judged by then was judged again."""
+
+    class Servers:
+        def urls(self):
+            return {"grader": ["http://here"]}
+
+    class Scorer(ScriptedScorer):
+        num_calls = 0
+
+        async def call(self, method, given, *refs, deadline_s):
+            self.num_calls += method == "score_several"
+            if method == dies_in or self.num_calls == 3:
+                raise death("reward-0", method)
+            if self.num_calls == 1:
+                raise LostError("reward, 'score': its node is gone")
+            return None if method == "note_servers" else await super().call(method, given, *refs, deadline_s=deadline_s)
+
+    async with background() as tasks:
+        calls = SharedCalls(
+            Scorer(actor_spec("reward-0"), group_summary), tasks=tasks, deadline_s=60, servers=Servers()
+        )
+        groups = [Group(pieces=(index,), summary=group_summary(index)) for index in range(3)]
+        found = await asyncio.gather(*(calls.score(group, ()) for group in groups), return_exceptions=True)
+    told = [each if each is None else type(each) if isinstance(each, WorkerError) else "judged" for each in found]
+    assert told == outcomes
+
+
+@simulated
 async def test_a_group_that_outlasts_its_deadline_says_what_its_service_does():
     scorer = ScriptedScorer(actor_spec("reward-0"), group_summary, gate=asyncio.Event())
     scorer.last_progress = Progress(

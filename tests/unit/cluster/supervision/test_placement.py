@@ -380,6 +380,24 @@ def test_shares_of_gpus_that_fit_into_the_sum_alone_are_refused():
         plan_learning(run(learner={"num_ranks": 2, "gpus_per_rank": 0.7}), cluster((16, 1.5)), needs=())
 
 
+def test_shares_that_no_gpu_of_several_nodes_has_room_for_are_refused():
+    """4 ranks leave 12 of 16 GPUs: for 12 workers of 0.6, 24 of 0.5 or 36 of 0.3, though more would fit into the sum."""
+    two = cluster((64, 8), (64, 8))
+    for most, share in ((12, 0.6), (24, 0.5), (36, 0.3)):
+
+        def config(num_workers, gpus=share):
+            return run(
+                learner={"num_ranks": 4, "gpus_per_rank": 1},
+                rollout={"num_workers": num_workers, "gpus_per_worker": gpus},
+            )
+
+        assert len(plan(config(most), two).of(ActorKind.ROLLOUT_WORKER)) == most
+        with pytest.raises(ConfigError):
+            plan(config(most + 1), two)
+    with pytest.raises(ConfigError, match="no way to place 24 actors on the cluster's 2 nodes"):
+        plan(config(19, 0.6), two)
+
+
 def test_twentieths_that_add_up_to_a_gpu_are_not_too_many():
     """Seen before: refused, "1 GPUs asked for, the cluster has 1". In binary twenty of them are a little more."""
     assert sum([0.05] * 20) > 1
