@@ -35,6 +35,7 @@ def is_gone(pid: int) -> bool:
     ("do", "message"),
     [
         ("raise", "ValueError: no opinion"),
+        ("unspeakable", "UnspeakableError: its message cannot be read"),
         ("system exit", "SystemExit: 3"),
         ("keyboard interrupt", "KeyboardInterrupt"),
         ("base exception", "BaseException: bare"),
