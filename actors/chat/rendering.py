@@ -93,5 +93,5 @@ def texts(value: Any) -> Iterator[str]:
 def fresh_word(word: str, value: Any) -> str:
     """`word`, made longer until no text in `value` holds it. Letters alone: no template trims, quotes or escapes it."""
     while any(word in text for text in texts(value)):
-        word += "q"
+        word += "q" * len(word)  # one by one, a page of these letters would take hours
     return word
