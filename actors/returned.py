@@ -1,4 +1,4 @@
-"""What a user's function returns for a trajectory: numbers become a `Reward`, anything else is refused by name."""
+"""What a user's function returns or raises for a trajectory: numbers become a `Reward`, anything else is refused by name."""
 
 import math
 from collections.abc import Mapping
@@ -29,6 +29,15 @@ def to_reward(value: Any, *, by: str = "the judge") -> Reward:
         rest = {str(name): item for name, item in value.items() if name != "reward"}
         return Reward(value=finite(value["reward"], "reward", by=by), components=_components(rest, by=by))
     return Reward(value=finite(value, "reward", by=by))
+
+
+def described(error: BaseException) -> str:
+    """The name of its class, and its message if it has one."""
+    try:
+        message = str(error)
+    except BaseException:  # noqa: BLE001 - foreign code: a __str__ of the user's
+        message = "its message cannot be read"
+    return f"{type(error).__name__}: {message}".removesuffix(": ")
 
 
 def finite(value: Any, what: str, *, by: str) -> float:

@@ -40,7 +40,11 @@ class _Around:
 
     @property
     def opens(self) -> str:
-        return _optional(self.open_all) + _soft(self.open)
+        """With the white space around it. That before it is tried once a run: a model writes thousands of line ends, and a pattern that is
+        tried from each of them takes hours."""
+        first = rf"(?:{_soft(self.open_all)}\s*)?" if self.open_all.strip() else ""
+        each = rf"{_soft(self.open)}\s*" if self.open.strip() else ""
+        return rf"(?:(?<!\s)\s+)?{first}{each}"
 
     @property
     def closes(self) -> str:
@@ -98,8 +102,7 @@ def _whole_call(text: str, both: str | None, place: _Place, stops: Sequence[str]
     # Without a tag, it is the first key that tells a call from other JSON.
     first_key = "" if around.open.strip() else rf"\s*{re.escape(json.dumps(next(iter(call))))}"
     ahead = r"(?=\[)" if isinstance(value, list) else rf"(?=\{{{first_key})"
-    opens = f"{around.opens}\\s*{ahead}"
-    return {"open_pattern": opens, "close_pattern": _closes(around, stops), "content": "json", **rest}
+    return {"open_pattern": around.opens + ahead, "close_pattern": _closes(around, stops), "content": "json", **rest}
 
 
 def _json_arguments(text: str, both: str | None, stops: Sequence[str]) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def _json_arguments(text: str, both: str | None, stops: Sequence[str]) -> dict[s
     call = text[place.start + len(_ONE.name) : place.end]
     function = {"name": "{name}", "arguments": "{content}"}
     return {
-        "open_pattern": f"{around.opens}\\s*{_NAME}\\s*{_soft(call[: call.index('{')])}\\s*(?=\\{{)",
+        "open_pattern": f"{around.opens}{_NAME}\\s*{_soft(call[: call.index('{')])}\\s*(?=\\{{)",
         "close_pattern": _closes(around, stops),
         "content": "json",
         "repeats": True,
@@ -148,7 +151,7 @@ def _tags(text: str, both: str | None, stops: Sequence[str]) -> dict[str, Any]:
     around = _Around(open=around.open, close=close, open_all=around.open_all, close_all=around.close_all)
     tag = f"{_soft(before_key)}\\s*(?P<key>[^<>\\s]+?)\\s*{_tight(to_value)}(?P<value>.*?){_tight(after_value)}"
     return {
-        "open_pattern": f"{around.opens}\\s*{_NAME}\\s*{_soft(first[: len(first) - num_key])}",
+        "open_pattern": f"{around.opens}{_NAME}\\s*{_soft(first[: len(first) - num_key])}",
         "close_pattern": _closes(around, stops),
         "content": "xml-inline",
         "content_args": {"tag_pattern": tag},

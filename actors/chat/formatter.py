@@ -1,6 +1,6 @@
 """Prompts to tokens and completions to text: chat templates, one bos at most, and the ids that end a completion."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 
 from actors.chat.encoding import TextEncoder
 from actors.chat.hub import why_not_loaded
-from actors.chat.rendering import OF_TEMPLATES, ChatTemplate, fresh_word, written_as_a_list
+from actors.chat.rendering import ChatTemplate, Message, fresh_word
 from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, DataError
@@ -72,8 +72,12 @@ class ChatFormatter:
         )
 
     @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._tokenizer)
+
+    @cached_property
     def _encoder(self) -> TextEncoder:
-        return TextEncoder(self._tokenizer, template=ChatTemplate(self._tokenizer).source)
+        return TextEncoder(self._tokenizer, template=self._template.source)
 
     @property
     def num_token_ids(self) -> int:
@@ -127,7 +131,7 @@ class ChatFormatter:
         """A given completion as the model would have sampled it after the prompt: its tokens, then the one that ends the turn or the
         sequence, unless it has one.
 
-        Raises DataError naming the prompt when the completion is empty, or the two do not fit the context.
+        Raises DataError naming the prompt when the completion is empty, or the two do not fit the context or the template.
         """
         encoded = self.encode(prompt)
         space, end = self._around(prompt, encoded.text, completion)
@@ -159,9 +163,9 @@ class ChatFormatter:
         if not completion or not self.has_template or prompt.messages is None:
             return "", self._tokenizer.eos_token_id
         # A completion such as `end` stands in `<|im_end|>` too.
-        words = fresh_word("Zqsaid", [prompt.messages, str(self._tokenizer.chat_template)])
+        words = fresh_word("Zqsaid", [prompt.messages, self._template.source])
         dialogue = [*prompt.messages, {"role": "assistant", "content": words}]
-        rendered: str = self._tokenizer.apply_chat_template(dialogue, tokenize=False)
+        rendered = _rendered(prompt, self._template, dialogue)
         before, _, after = rendered.rpartition(words)
         space = before.removeprefix(prompt_text)
         tail = self._tokenizer(after, add_special_tokens=False).input_ids
@@ -179,17 +183,15 @@ class ChatFormatter:
             raise _refused(prompt, "has neither text nor messages")
         if not self.has_template:
             return _plain_text(prompt)
-        try:
-            text: str = self._tokenizer.apply_chat_template(prompt.messages, tokenize=False, add_generation_prompt=True)
-        except OF_TEMPLATES as error:
-            raise _refused(
-                prompt,
-                f"does not go through the chat template {str(self._tokenizer.chat_template)[:60]!r}...: {type(error).__name__}: "
-                f"{error}; mend its messages, or the template (model.chat_template replaces the tokenizer's)",
-            ) from error
-        if why := written_as_a_list(prompt.messages, text):
-            raise _refused(prompt, why)
-        return text
+        return _rendered(prompt, self._template.prompt, prompt.messages)
+
+
+def _rendered(prompt: Prompt, render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
+    """Raises DataError naming the prompt."""
+    try:
+        return render(messages)
+    except DataError as error:
+        raise _refused(prompt, f"does not go through: {error}") from error
 
 
 def _plain_text(prompt: Prompt) -> str:

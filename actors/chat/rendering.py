@@ -12,7 +12,7 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 """A function's JSON schema, as OpenAI's interface writes it."""
 
-OF_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_OF_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What templates raise: some refuse by name, others index, add and divide what the messages do not hold."""
 
 
@@ -42,18 +42,18 @@ class ChatTemplate:
         options = {"tools": [*tools] or None, "add_generation_prompt": add_generation_prompt}
         try:
             text: str = self._tokenizer.apply_chat_template([*messages], tokenize=False, **options)
-        except OF_TEMPLATES as error:
+        except _OF_TEMPLATES as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise DataError(
                 f"the chat template does not take messages of these roles ({roles}): {type(error).__name__}: {error}; "
                 "mend them, or the template (model.chat_template replaces the tokenizer's)"
             ) from error
-        if why := written_as_a_list(messages, text):
+        if why := _written_as_a_list(messages, text):
             raise DataError(f"a message {why}")
         return text
 
 
-def written_as_a_list(messages: Sequence[Message], text: str) -> str | None:
+def _written_as_a_list(messages: Sequence[Message], text: str) -> str | None:
     """Why `text`, rendered of the messages, is not what they say, where a content of parts stands in it as Python writes lists: a template
     that takes texts alone may do so without a word."""
     for message in messages:
@@ -93,5 +93,5 @@ def texts(value: Any) -> Iterator[str]:
 def fresh_word(word: str, value: Any) -> str:
     """`word`, made longer until no text in `value` holds it. Letters alone: no template trims, quotes or escapes it."""
     while any(word in text for text in texts(value)):
-        word += "q"
+        word += "q" * len(word)  # one by one, a page of these letters would take hours
     return word

@@ -48,13 +48,15 @@ class PrintedLines:
         """Reads what is there, of each pipe as much as it holds: one that is filled faster than it is read has no end. The event loop may
         end before it does."""
         for reading in list(self._torn):
-            with contextlib.suppress(BlockingIOError):
-                for _ in range(_MOST_PIECES):
-                    if reading in self._torn:
-                        self._read(reading)
+            for _ in range(_MOST_PIECES):
+                if reading in self._torn:
+                    self._read(reading)
 
     def _read(self, reading: int) -> None:
-        piece = os.read(reading, _PIECE_BYTES)
+        try:
+            piece = os.read(reading, _PIECE_BYTES)
+        except BlockingIOError:  # all is read, perhaps since the event loop saw that there is some
+            return
         with contextlib.suppress(OSError):
             _write(_STDERR, piece)
         *lines, torn = (self._torn[reading] + piece).split(b"\n")

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,17 @@ from cluster.contracts.errors import DataError
 _NEEDED = ("answer", "metadata", "task", "task_config")
 _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
 """Their verifiers compare with tuples, which JSON has turned into lists."""
+LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
+"""Their verifiers read a list by Python's `eval`."""
+FORMULAS = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
+)
+"""Theirs read a formula by `parse_expr` of sympy, which is `eval`, too, and for a text in the formula once more."""
+_FUNCTION = re.compile(
+    "a?(?:sin|cos|tan|cot|sec|csc)h?|[aA]bs|exp|ln|log|[pP]ow|root|cbrt|sqrt|sign|factorial|Rational|Integral"
+)
+_BEFORE_A_GROUP = frozenset("+-*/%^,=<>[{:|&~")
+"""After these, a parenthesis calls nothing."""
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """What verifiers raise that read an answer without a doubt, such as that of `prime_factorization` for words."""
 
@@ -31,8 +43,8 @@ def answer_of(completion: str, *, answer_tag: str | None) -> str | None:
 
 
 def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) -> float:
-    """By the verifier of the task in `columns`; 0 for an answer that it cannot read. Raises DataError, naming `setting`, when they lack
-    one."""
+    """By the verifier of the task in `columns`; 0 for an answer that it cannot read. One that would run as a program is no answer. Raises
+    DataError, naming `setting`, when they lack one."""
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise DataError(
@@ -41,11 +53,22 @@ def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) ->
     metadata = _tuples(columns["metadata"]) if columns["task"] in _TUPLE_TASKS else columns["metadata"]
     entry = {"answer": columns["answer"], "metadata": metadata}
     task = _task(columns["task"], json.dumps(columns["task_config"], sort_keys=True))
+    if answer is not None and _runs(answer, columns["task"]):
+        answer = None
     try:
         return float(task.score_answer(answer, entry))
     except _UNREADABLE:
         task.score_answer(columns["answer"], entry)  # raises where the prompt is to blame, and no answer could be read
         return 0.0
+
+
+def _runs(answer: str, task: str) -> bool:
+    """Whether the verifier would call more than mathematics for it, here, outside of any sandbox."""
+    if task in FORMULAS and ("'" in answer or '"' in answer):
+        return True
+    before = [piece.rstrip() for piece in answer.split("(")[:-1]]
+    called = {re.split(r"\W", piece)[-1] for piece in before if piece and piece[-1] not in _BEFORE_A_GROUP}
+    return task in LISTS | FORMULAS and not all(map(_FUNCTION.fullmatch, called))
 
 
 @functools.lru_cache(maxsize=128)

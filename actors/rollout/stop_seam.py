@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 _TOKENS_OF_A_CHARACTER = 4
 """At most: UTF-8, byte by byte."""
-_HALF_CHARACTER = "\ufffd"
+HALF_CHARACTER = "\ufffd"
+"""As tokenizers write the beginning of one."""
 
 
 class StopSeam:
@@ -27,6 +28,6 @@ class StopSeam:
         self._tail += token_ids
         text = self._decode(self._tail)
         # A character may have its other half behind the seam.
-        num_before = len(self._decode(self._tail[: self._num_before]).rstrip(_HALF_CHARACTER))
+        num_before = len(self._decode(self._tail[: self._num_before]).rstrip(HALF_CHARACTER))
         self.is_past = len(text) - num_before >= self._longest
         return any(text.find(stop, max(num_before + 1 - len(stop), 0)) >= 0 for stop in self._stops)

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from pydantic_core import to_jsonable_python
 
-from actors.environments.host.ends import described, failure
+from actors.environments.host.ends import failure
 from actors.environments.host.tool_calls import OverrunError, RunBlocking, answer_of, by_name
 from actors.environments.host.wire import ASKED
-from actors.returned import finite
+from actors.returned import described, finite
 from actors.writable import writable
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import (

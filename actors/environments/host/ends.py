@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from actors.returned import MAX_MESSAGE, to_reward
+from actors.returned import MAX_MESSAGE, described, to_reward
 from actors.writable import writable
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import EpisodeOver
@@ -33,7 +33,3 @@ def raised(error: BaseException) -> EpisodeEnd:
 
 def failure(message: str, *, status: RewardStatus = RewardStatus.ERROR, stage: str = ENVIRONMENT) -> EpisodeEnd:
     return EpisodeEnd(status=status, failed_stage=writable(stage), message=writable(message)[:MAX_MESSAGE])
-
-
-def described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")

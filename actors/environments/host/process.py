@@ -7,10 +7,11 @@ import signal
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from actors.environments.host.ends import described, failure
+from actors.environments.host.ends import failure
 from actors.environments.host.wire import ASKED, END, FACTS, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
+from actors.returned import described
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeTask, Event
 from cluster.contracts.errors import DataError, EpisodeOver, Limit

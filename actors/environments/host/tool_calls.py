@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from actors.environments.host.ends import described
+from actors.returned import described
 from actors.writable import writable
 from cluster.contracts.episodes import ToolCall, Tools
 from cluster.contracts.errors import ConfigError, DataError, ToolError

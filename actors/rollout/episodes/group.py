@@ -79,8 +79,7 @@ class EpisodeGroup:
     def add(self, play: Play, end: EpisodeEnd) -> None:
         """As `GroupInProgress.add`."""
         if not self.is_finished:
-            self._ended[play.index] = end
-            play.end()
+            self._ended[play.index] = play.ended(end)
 
     def stop(self, engine: EngineThread) -> None:
         """Cancels the episodes that have not ended; they clean up beside what comes next."""

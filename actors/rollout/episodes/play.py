@@ -60,9 +60,14 @@ class Play:
         is_compared = self.seed % _MILLION < self._config.compared_share * _MILLION
         self._transcript = Transcript(self._opening, self._speech, self._config, is_compared=is_compared)
 
-    def end(self) -> None:
-        """It has ended now."""
+    def ended(self, end: EpisodeEnd) -> EpisodeEnd:
+        """Now, and so. One without a turn has failed, whatever its environment says."""
         self._finished_at = datetime.now(UTC)
+        self._transcript.take(end.events)
+        if self._transcript.segments or end.status is not RewardStatus.OK:
+            return end
+        why = "it never asked the model" if end.limit is None else f"its first turn met a limit: {end.limit}"
+        return replace(end, status=RewardStatus.ERROR, failed_stage=ENVIRONMENT, message=why, limit=None)
 
     @property
     def task(self) -> EpisodeTask:
@@ -81,12 +86,8 @@ class Play:
         return transcript.add(asked, prompt, completion)
 
     def rows(self, end: EpisodeEnd, common: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One a segment, with what all rows of the group have in `common`."""
+        """One a segment, with what all rows of the group have in `common`. `end` is what `ended` made of it."""
         transcript = self._transcript
-        transcript.take(end.events)
-        if not transcript.segments and end.status is RewardStatus.OK:
-            why = "it never asked the model" if end.limit is None else f"its first turn met a limit: {end.limit}"
-            end = replace(end, status=RewardStatus.ERROR, failed_stage=ENVIRONMENT, message=why, limit=None)
         told = {
             **common,
             **_verdict(end, transcript.earned),

@@ -8,6 +8,7 @@ from typing import Any
 from actors.chat.calls import Reply, ReplyParser
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
+from actors.rollout.stop_seam import HALF_CHARACTER
 from cluster.contracts.episodes import Message, RawPrompt, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
@@ -96,7 +97,9 @@ class Speech:
         *before, last = sampled_ids
         if last in self._formatter.stop_token_ids:
             return Reply(text=self.decode_on(before))
-        text, num_before = self.decode_on(sampled_ids), len(self.decode_on(before))
+        text = self.decode_on(sampled_ids)
+        # A character may have its other half in the last token.
+        num_before = len(self.decode_on(before).rstrip(HALF_CHARACTER))
         # As the engine looks for them: the first one that the last token completes.
         starts = [(text.find(stop, max(num_before + 1 - len(stop), 0)), len(stop)) for stop in stops]
         ended = min((each for each in starts if each[0] >= 0), key=sum, default=(None, 0))

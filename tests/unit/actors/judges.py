@@ -16,6 +16,11 @@ from typing import Any
 from cluster.contracts.errors import UnavailableError
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
 def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:
     """Does what the completion says."""
     print("a judge may print")
@@ -34,6 +39,8 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
             os._exit(3)
         case "raise":
             raise ValueError("no opinion")
+        case "raise the unspeakable":
+            raise UnspeakableError
         case "child leaves":
             if not (child := os.fork()):
                 sys.exit(3)

@@ -231,7 +231,11 @@ def _message(given: Any, names: dict[str, str], *, param: str) -> Message:
     _keep_text(message, given, "name")
     if role == "assistant":
         _keep_text(message, given, "reasoning_content")
-        if calls := [_call(each, param=param) for each in given.get("tool_calls") or ()]:
+        called = given.get("tool_calls") or []
+        if not isinstance(called, list):
+            where = f"{param}.tool_calls"
+            raise RefusedError(f"{where} must be a JSON array, not {called!r:.200}", param=where)
+        if calls := [_call(each, param=param) for each in called]:
             message["tool_calls"] = calls
             names.update({call["id"]: call["function"]["name"] for call in calls if "id" in call})
     if role == "tool":

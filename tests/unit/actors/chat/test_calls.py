@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from actors.chat.calls import TemplateParser, ToolCall
@@ -57,6 +59,16 @@ def read(name, sampled):
 def test_a_call_is_read_as_its_template_writes_it_with_other_white_space_too(name, sampled):
     reply = read(name, sampled)
     assert (reply.text.strip(), reply.calls) == ("", (MULTIPLY,))
+
+
+@pytest.mark.parametrize("name", READ)
+def test_white_space_without_end_is_read_at_once(name):
+    """The worker's event loop waits for it, and a policy that has lost its way writes line ends up to its limit."""
+    parser, blank = parser_of(name).parser, "\n" * 1000
+    began = time.process_time()
+    reply = parser(blank, prompt="", tools=TOOLS)
+    assert (reply.text.strip(), reply.calls) == ("", ())
+    assert time.process_time() - began < 1
 
 
 def test_words_reasoning_and_several_calls_are_read_apart():

@@ -76,7 +76,7 @@ def test_message_parts_need_a_template():
 
 def test_message_parts_need_a_template_that_reads_them():
     prompt = Prompt(prompt_id="p", messages=[{"role": "user", "content": [{"type": "text", "text": "1"}]}])
-    with pytest.raises(DataError, match=r"prompt 'p' has a content of parts, .* give the content as one text"):
+    with pytest.raises(DataError, match=r"prompt 'p' .* has a content of parts, .* give the content as one text"):
         formatter(chat_template=TEMPLATE).encode(prompt)
     reads_parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
     assert formatter(chat_template=reads_parts).encode(prompt).text == "1"
@@ -93,8 +93,14 @@ def test_message_parts_need_a_template_that_reads_them():
     ],
 )
 def test_a_prompt_that_does_not_go_through_the_template_is_refused_by_name(template, why):
-    with pytest.raises(DataError, match="prompt 'p' does not go through the chat template .{.*" + why):
+    with pytest.raises(DataError, match="prompt 'p' does not go through: the chat template .*" + why):
         formatter(chat_template=template).encode(asked("1+1="))
+
+
+def test_a_completion_that_the_template_does_not_take_after_its_prompt_is_refused_by_name():
+    prompt = Prompt(prompt_id="p", messages=[*asked("1+1=").messages, {"role": "assistant", "content": "2"}])
+    with pytest.raises(DataError, match=r"prompt 'p' .* take turns"):
+        of_family("gemma").encode_completion(prompt, "2")
 
 
 def test_a_dialogue_without_roles_needs_a_template():

@@ -1,9 +1,11 @@
 import json
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors.chat.rendering import fresh_word
 from actors.chat.round_trip import PROBE_TOOLS
 from actors.chat.turns import Turns
 from cluster.contracts.errors import DataError
@@ -100,6 +102,13 @@ def test_a_tools_answer_follows_a_call_as_in_a_whole_dialogue(name):
         assert turns.encoder.encode(whole)[-len(suffix.token_ids) :] == suffix.token_ids
         return
     pytest.fail("the template took no call")
+
+
+def test_a_word_that_no_text_holds_is_found_in_no_time_whatever_they_hold():
+    text = "Zqsaid" + "q" * 100_000
+    began = time.process_time()
+    assert fresh_word("Zqsaid", text) not in text
+    assert time.process_time() - began < 1
 
 
 SHAPES = ["7", "", " ", "\n\n7\n", "é 漢字 🙂 \u200b", '{"a": [1, null, "x\\n"]}', "{{ messages }}{% raw %}", "Zqsaid Zqtold Zqtool Zqcut",

@@ -367,10 +367,17 @@ def obedient_blocking(episode: BlockingEpisode):
     return 1.0
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
 def misbehave(do: str, columns: Any) -> float:
     match do:
         case "raise":
             raise ValueError("no opinion")
+        case "unspeakable":
+            raise UnspeakableError
         case "system exit":
             raise SystemExit(3)
         case "keyboard interrupt":

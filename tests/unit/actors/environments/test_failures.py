@@ -35,6 +35,7 @@ def is_gone(pid: int) -> bool:
     ("do", "message"),
     [
         ("raise", "ValueError: no opinion"),
+        ("unspeakable", "UnspeakableError: its message cannot be read"),
         ("system exit", "SystemExit: 3"),
         ("keyboard interrupt", "KeyboardInterrupt"),
         ("base exception", "BaseException: bare"),
@@ -281,6 +282,17 @@ async def test_a_process_that_prints_without_end_holds_nobody_up(monkeypatch):
         printing.kill()
     lines.drain()
     os.close(nowhere)
+
+
+async def test_what_is_drained_before_the_event_loop_reads_it_is_no_error_of_the_loops():
+    lines, errors = PrintedLines(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+    with lines.pipe() as writing:
+        os.write(writing, b"a line\n")
+        await asyncio.sleep(0)  # the loop has seen that there is something, and reads it after this task's turn
+        lines.drain()
+        await asyncio.sleep(0)
+    assert (lines.last().lines, errors) == (("a line",), [])
 
 
 async def test_a_message_of_an_error_is_cut():

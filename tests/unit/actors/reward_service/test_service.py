@@ -73,6 +73,14 @@ async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
 
 
 @both_kinds
+async def test_an_exception_whose_message_cannot_be_read_fails_one_row_and_none_beside_it(judge):
+    async with service(judge) as rewards:
+        scored, _ = await rewards.score(batch_of(["slow", "raise the unspeakable", "slow"]))
+    assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
+    assert scored["reward_message"][1].as_py() == "UnspeakableError: its message cannot be read"
+
+
+@both_kinds
 async def test_a_judge_that_wants_to_leave_its_process_fails_one_row_and_none_beside_it(judge):
     async with service(judge) as rewards:
         scored, _ = await rewards.score(batch_of(["slow", "leave", "slow"]))

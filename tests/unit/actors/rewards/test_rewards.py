@@ -1,8 +1,13 @@
+import inspect
+import re
+
 import pytest
 
+from actors.gym import DATASETS
+from actors.prompts.reasoning_gym import ReasoningGymPrompts
 from actors.rewards.exact_match import exact_match
 from actors.rewards.math_verify import math_verify
-from actors.rewards.reasoning_gym import reasoning_gym
+from actors.rewards.reasoning_gym import FORMULAS, LISTS, reasoning_gym
 from actors.rewards.regex import regex
 from cluster.contracts.errors import ConfigError, DataError
 
@@ -77,6 +82,29 @@ def test_an_answer_that_a_verifier_cannot_read_earns_nothing_and_a_broken_prompt
     assert [said(reasoning_gym, text, columns) for text in ("2 × 3", "The factors are 2 and 3")] == [1.0, 0.0]
     with pytest.raises(ValueError, match="two times three"):
         said(reasoning_gym, "2 x 3", columns | {"answer": "two times three"})
+
+
+def test_the_tasks_whose_verifiers_evaluate_an_answer_are_known():
+    sources = {name: inspect.getsource(task.score_answer) for name, (task, _) in DATASETS.items()}
+    evaluated = {
+        name for name, source in sources.items() if re.search(r"\b(eval|exec|parse_expr|sympify)\(answer", source)
+    }
+    assert evaluated == LISTS | FORMULAS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", sorted(LISTS | FORMULAS))
+def test_an_answer_is_read_and_never_run(task, tmp_path):
+    prompt = ReasoningGymPrompts(task=task, size=1)[0]
+    ran = tmp_path / "ran"
+    program = f"__import__('os').system('touch {ran}')"
+    spelled = "+".join(f"chr({ord(letter)})" for letter in program)
+    escaped = '"' + "".join(f"\\x{ord(letter):x}" for letter in program) + '"'
+    called = f"exec({spelled})", f"(exec)({spelled})", f"(exec#\n({spelled}))"
+    for answer in (program, f"[{program}]", *called, f'sin("{program}")', escaped, f"sin({escaped})"):
+        said(reasoning_gym, answer, prompt.columns)
+        assert not ran.exists(), answer
+    assert said(reasoning_gym, prompt.columns["answer"], prompt.columns) == 1.0
 
 
 def test_reasoning_gym_judges_the_last_answer_tag_when_told_to():

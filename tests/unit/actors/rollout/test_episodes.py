@@ -433,8 +433,9 @@ async def test_messages_beyond_the_whole_context_are_the_environments_failure_an
     assert "and the context takes 512; shorten them" in row["reward_message"]
 
 
-async def test_surplus_episodes_take_the_places_of_failed_ones():
-    rows = await rows_of("mostly_failing", ticket(num=3, extra=2))
+@pytest.mark.parametrize("environment", ["mostly_failing", "mostly_unasked"])
+async def test_surplus_episodes_take_the_places_of_failed_ones(environment):
+    rows = await rows_of(environment, ticket(num=3, extra=2))
     assert [(row["sample_index"], row["reward"]) for row in rows] == [(2, 1.0), (3, 1.0), (4, 1.0)]
 
 

@@ -250,6 +250,12 @@ def test_a_text_is_without_the_stop_that_the_agent_named(sampled, stops, text):
     assert len(telling.segments) == 1, "the context has the stop that was sampled"
 
 
+def test_a_stop_whose_last_character_is_of_two_tokens_is_left_out_too():
+    telling = Telling()
+    half, rest = telling.ids("é")
+    assert telling.say(Asked(raw="a", stop=("né",)), [*telling.ids("an"), half, rest]).text == "a"
+
+
 def test_of_two_stops_in_one_token_the_one_that_is_complete_first_ends_the_turn():
     telling = Telling()
     (the,) = telling.ids("the")
