@@ -467,6 +467,11 @@ def test_services_that_kuberay_takes_are_no_problem(change):
         lambda job: worker(job).update(restartPolicy="Never"),
         lambda job: container(job)["env"].append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {}}}),
         lambda job: job["metadata"].update(name="a" * 47),
+        lambda job: container(job)["resources"]["requests"].update(cpu=2),
+        lambda job: container(job)["resources"].update(
+            requests={"cpu": 0.5, "memory": "1Gi", "ephemeral-storage": "1Gi"},
+            limits={"cpu": "500m", "memory": "1024Mi"},
+        ),
     ],
 )
 def test_what_kuberay_takes_is_no_problem(change):
