@@ -399,6 +399,7 @@ BROKEN_SERVICES = {
     "no applications": (applications(), "serveConfigV2 has no applications"),
     "nothing said": (lambda service: service["spec"].pop("serveConfigV2"), "serveConfigV2 has no list of applications"),
     "no YAML": (lambda service: service["spec"].update(serveConfigV2="a: [b"), "ParserError: while parsing"),
+    "a key twice": (lambda service: service["spec"].update(serveConfigV2="a: 1\na: 2"), "'a' is given twice"),
     "application of no name": (
         lambda service: service["spec"].update(serveConfigV2="applications: [{import_path: a}]"),
         "KeyError: 'name'",
