@@ -1,8 +1,9 @@
 """`treadwheel eval`: held-out scores of a run file's starting model, a run's last checkpoint, or one checkpoint."""
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cluster.contracts.config import RunConfig
@@ -14,18 +15,32 @@ from deploy.config.yaml_text import flow
 from deploy.reports import run_info
 
 
+def check(target: str, overrides: Sequence[str] = (), *, address: str | None = None) -> None:
+    """Raises one ConfigError with all for which `target` cannot be evaluated."""
+    from deploy import preflight
+
+    with _configured(target, overrides) as config:
+        preflight.check_evaluation(config, address=address)
+
+
 def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None = None) -> dict[str, float]:
     """Metrics of one held-out evaluation. Raises ConfigError when `target` holds nothing to evaluate, CheckpointError when a
     checkpoint is not what was saved."""
     from deploy import launch
 
+    with _configured(target, overrides) as config:
+        return launch.evaluate(config, address=address)
+
+
+@contextlib.contextmanager
+def _configured(target: str, overrides: Sequence[str]) -> Iterator[RunConfig]:
     with tempfile.TemporaryDirectory() as scratch:
         config = _config_of(target, overrides, run_dir=scratch)
         if config.evaluation.prompts is None:
             raise ConfigError(
                 f"{target!r} has no evaluation.prompts; name a held-out source: evaluation.prompts='{{name: file, path: ...}}'"
             )
-        return launch.evaluate(config, address=address)
+        yield config
 
 
 def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunConfig:

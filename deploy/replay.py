@@ -64,7 +64,7 @@ def replay(
     consumed, CheckpointError when the run started from a checkpoint that is not what was saved.
     """
     ledger = _first_steps(run_dir, to_step, option="--to-step")
-    _refuse_pruned(run_dir, first=1)
+    _refuse_missing(run_dir, ledger, first=1)
     _check_ends(config, out)
     digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
     return Replay(num_steps=ledger.version, digest=digest, recorded_digest=_published(run_dir, ledger.version))
@@ -79,20 +79,23 @@ def replay_learned(
     at the run's weights. Raises as `replay`.
     """
     ledger = _first_steps(run_dir, step, option="--learned")
-    _refuse_pruned(run_dir, first=1 + max((saved for saved in run_dir.checkpoints() if saved < step), default=0))
+    first = 1 + max((saved for saved in run_dir.checkpoints() if saved < step), default=0)
+    _refuse_missing(run_dir, ledger, first=first)
     _check_ends(config, out)
+    recorded_digest = _published(run_dir, step)
+    *_, record = ledger.records()
+    name = learned_name(record.trajectories)
+    if out is None and recorded_digest is None and run_dir.exists(name):
+        raise ConfigError(
+            f"{run_dir.path(name)} is the run's own, and no digest of step {step} could say that a replay arrives at its weights: give "
+            "--out a file"
+        )
     content, digest = asyncio.run(until_interrupted(_learned(config, run_dir, ledger, address=address)))
-    done = Replay(num_steps=step, digest=digest, recorded_digest=_published(run_dir, step))
+    done = Replay(num_steps=step, digest=digest, recorded_digest=recorded_digest)
     if out is not None:
         folder, name = os.path.split(os.path.abspath(out))
         Storage(folder).write_file(name, content)
     elif not done.differs:
-        *_, record = ledger.records()
-        name = learned_name(record.trajectories)
-        if done.recorded_digest is None and run_dir.exists(name):
-            raise ConfigError(
-                f"{run_dir.path(name)} is the run's own, and no digest says that this replay arrives at its weights: give --out a file"
-            )
         run_dir.write_file(name, content)
         out = run_dir.path(name)
     return done, out
@@ -157,13 +160,20 @@ def _first_steps(run_dir: RunDirectory, last: int | None, *, option: str) -> Led
     return Ledger(run_dir, num_steps=last)
 
 
-def _refuse_pruned(run_dir: RunDirectory, *, first: int) -> None:
-    """Raises ConfigError when a step from `first` on has no trajectories."""
+def _refuse_missing(run_dir: RunDirectory, ledger: Ledger, *, first: int) -> None:
+    """Raises ConfigError when a step of the ledger from `first` on has no trajectories."""
+    needed = "all of them" if first == 1 else f"those from step {first} on"
     if (pruned := num_pruned_steps(run_dir)) >= first:
-        needed = "all of them" if first == 1 else f"those from step {first} on"
         raise ConfigError(
             f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs {needed}"
         )
+    there = {f"trajectories/{name}" for name in run_dir.names("trajectories")}
+    for record in ledger.records():
+        if record.step >= first and record.trajectories not in there:
+            raise ConfigError(
+                f"{run_dir.path(record.trajectories)}, which step {record.step} consumed, is not there; a replay needs {needed}: bring it "
+                "back from a copy, or replay fewer steps"
+            )
 
 
 def _check_ends(config: RunConfig, out: str | None) -> None:

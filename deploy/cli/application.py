@@ -67,7 +67,7 @@ class CtrlC:
 
 @contextlib.contextmanager
 def reporting(*, debug: bool) -> Iterator[CtrlC]:
-    """Our own errors end the command with one line and a code; with --debug they show where they came from."""
+    """Our own errors end the command with one line, without secrets, and a code; with --debug they show where they came from."""
     ctrl_c = CtrlC()
     before = signal.signal(signal.SIGINT, ctrl_c)
     try:
@@ -78,9 +78,10 @@ def reporting(*, debug: bool) -> Iterator[CtrlC]:
     except TreadwheelError as error:
         if debug:
             raise
-        typer.echo(f"treadwheel: {error}", err=True)
-        for note in getattr(error, "__notes__", ()):
-            typer.echo(note, err=True)
+        from deploy.config.loading import hidden
+
+        for line in (f"treadwheel: {error}", *getattr(error, "__notes__", ())):
+            typer.echo(hidden(line), err=True)
         raise typer.Exit(next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)) from None
     finally:
         signal.signal(signal.SIGINT, before)

@@ -88,16 +88,11 @@ def trace(
 ) -> None:
     """Who did what when, live or done, as a trace for ui.perfetto.dev or chrome://tracing."""
     with reporting(debug=debug):
-        from cluster.contracts.errors import StorageError
         from cluster.record.run_directory import RunDirectory
         from deploy.viewer import trace as tracing
+        from deploy.whole_files import write_whole
 
-        made = tracing.trace(RunDirectory(run_dir), steps=steps)
-        try:
-            with open(out, "w", encoding="utf-8") as file:
-                json.dump(made, file)
-        except OSError as error:
-            raise StorageError(f"--out={out!r} cannot be written: {error.strerror}") from error
+        write_whole(out, json.dumps(tracing.trace(RunDirectory(run_dir), steps=steps)), option="--out")
         typer.echo(f"{out}: open it in ui.perfetto.dev or chrome://tracing")
 
 

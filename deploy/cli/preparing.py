@@ -155,7 +155,9 @@ def kubernetes(
     ] = False,
     serve: Annotated[
         int | None,
-        typer.Option(metavar="STEP", help="A RayService that serves the checkpoint of STEP, in place of a RayJob."),
+        typer.Option(
+            metavar="STEP", min=1, help="A RayService that serves the checkpoint of STEP, in place of a RayJob."
+        ),
     ] = None,
     check: Annotated[
         str | None,

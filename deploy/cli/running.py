@@ -155,6 +155,9 @@ def evaluate(
                 f"nothing to evaluate in {' '.join(targets)!r}; name a run file, a run directory or a checkpoint"
             )
         for target in named:
+            with waiting(f"checks {target}"):
+                evaluation.check(target, overrides, address=address)
+        for target in named:
             with waiting(f"evaluates {target}"):
                 scores = evaluation.evaluate(target, overrides, address=address)
             evaluation.print_scores(target, scores)

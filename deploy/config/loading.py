@@ -187,7 +187,8 @@ def _explain(detail: ErrorDetails) -> str:
     setting = _name_of([part for before, part in around if before not in _NAMED_BY_USERS])
     known = dict(fields(RunConfig))
     if detail["type"] == "extra_forbidden":
-        return f"{name}={_short(detail['input'])} is not a setting; {_suggestion(setting, known)}"
+        shown = _short(hidden(detail["input"], name))
+        return f"{name}={shown} is not a setting; {_suggestion(setting, known)}"
     meaning = known[setting].description if setting in known else None
     hint = f" ({_first_sentence(meaning)})" if meaning else ""
     if detail["type"] == "missing":

@@ -13,18 +13,28 @@ NO_VALUE = (ValueError, LookupError, AttributeError, RecursionError)
 """What PyYAML raises besides its own errors: for a text that is no value of its kind (`2024-13-45`), and for one nested too deeply."""
 
 
-class _Loader(yaml.SafeLoader):
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+class StrictLoader(yaml.SafeLoader):
+    """PyYAML's, of which the last one counts, where a key is given twice. Here it is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+class _Loader(StrictLoader):
     """YAML 1.2 numbers and booleans on top of PyYAML's 1.1. As there, a date is a text, and no key merges mappings (`<<`)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
+            if key.tag == _MERGE:
                 problem = "'<<' merges nothing here, write out what it stands for"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)
 
     def construct_document(self, node: yaml.Node) -> Any:

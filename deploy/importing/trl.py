@@ -126,6 +126,16 @@ def _prompts(given: Given) -> Made:
     return {"prompts": prompts | ({} if config is None else {"config": config})}
 
 
+def _of_vllm(name: str, ours: str) -> Row:
+    """As `same`, of a setting that TRL's own generation does not read."""
+
+    def make(given: Given) -> Made:
+        value = given[name] if given["use_vllm"] else None
+        return {} if value is None else {ours: value}
+
+    return Row(of=f"{name} use_vllm", ours=ours, make=make, note="Of `use_vllm` alone.")
+
+
 def _judge(given: Given, name: str) -> dict[str, Any]:
     """`my_rewards.kind` is the function `kind` of the module `my_rewards`; a name without a dot is one of TRL's own."""
     module, _, function = name.rpartition(".")
@@ -452,7 +462,7 @@ TRL = Peer(
             make=_dtype,
             note="The type of computing: bfloat16, and that of the weights, `dtype`, where `bf16` is false. Master weights are float32.",
         ),
-        same("vllm_max_model_length", "model.max_context"),
+        _of_vllm("vllm_max_model_length", "model.max_context"),
         Row(
             of="dataset_name dataset_config dataset_train_split",
             ours="prompts",
@@ -467,7 +477,7 @@ TRL = Peer(
             note="TRL's learner divides by the temperature and leaves the other three out; here it has them all.",
         ),
         same("repetition_penalty", "sampling.repetition_penalty", "*Biased*, in both systems."),
-        same("vllm_structured_outputs_regex", "sampling.regex"),
+        _of_vllm("vllm_structured_outputs_regex", "sampling.regex"),
         Row(
             of="reward_funcs reward_weights multi_objective_aggregation",
             ours="reward.judge reward.parts",

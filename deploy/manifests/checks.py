@@ -11,7 +11,7 @@ from typing import Any
 from cluster.contracts.errors import ConfigError
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
 from deploy.manifests.pods import DRAIN_MARGIN_S, HOME, PORTS
-from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, resources
+from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, amount, resources
 from deploy.manifests.site import DRAIN, NAME, OLDEST, PRIORITIES, is_ray, looks_secret, may_change
 
 Problems = Iterator[str]
@@ -193,7 +193,7 @@ def _room(part: Head) -> Problems:
         if name not in container.resources.requests:
             yield f"container {container.name}: resources.requests has no {name}; without it a full node ends the pod"
     for name in ("cpu", "memory"):
-        if container.resources.limits.get(name) != container.resources.requests.get(name):
+        if _amount(container.resources.limits.get(name)) != _amount(container.resources.requests.get(name)):
             yield f"container {container.name}: resources.limits.{name} is not what it requests; Ray counts the limit"
     shared = {mount.name for mount in container.volume_mounts if mount.mount_path == "/dev/shm"}
     if not any(
@@ -204,6 +204,14 @@ def _room(part: Head) -> Problems:
     for place in ("/tmp", container.variable("HOME") or HOME):
         if place not in writable:
             yield f"container {container.name}: {place} cannot be written; mount an emptyDir there"
+
+
+def _amount(written: str | float | None) -> str | float | None:
+    """4 is "4", and 1Gi is 1024Mi. What is no amount is as it stands."""
+    try:
+        return None if written is None else amount(written)
+    except (ValueError, ArithmeticError):
+        return written
 
 
 def _mounts(part: Head) -> Problems:

@@ -1,5 +1,6 @@
 """The parts of KubeRay's resources that our rules read, typed: what a hand has edited into nonsense is told by its path."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -50,8 +51,18 @@ class Mount(_Part):
 
 
 class Resources(_Part):
-    requests: dict[str, str | int] = Field(default={})
-    limits: dict[str, str | int] = Field(default={})
+    requests: dict[str, str | int | float] = Field(default={})
+    limits: dict[str, str | int | float] = Field(default={})
+
+
+def amount(written: str | int | float) -> float:
+    """Of a resource: `4`, `500m`, `8Gi`. Raises ValueError or ArithmeticError for what is none."""
+    from ray.autoscaler._private.kuberay.utils import parse_quantity
+
+    found = float(parse_quantity(written))
+    if not 0 <= found < math.inf:
+        raise ValueError(written)
+    return found
 
 
 class Container(_Part):

@@ -1,6 +1,5 @@
 """A manifest that a hand has edited: it keeps the rules, and all its pods together have room for the run."""
 
-import math
 from importlib.metadata import version
 
 from cluster.contracts.config import ElasticConfig
@@ -9,7 +8,7 @@ from cluster.supervision.placement import ClusterResources, Node, plan
 from deploy.manifests import checks, text
 from deploy.manifests.ray_cluster import COMES_AND_GOES
 from deploy.manifests.ray_job import Run
-from deploy.manifests.reading import Cluster, Container, Head
+from deploy.manifests.reading import Cluster, Container, Head, amount
 
 
 def check(path: str, run: Run) -> str:
@@ -61,15 +60,10 @@ def _node(part: Head, elastic: ElasticConfig, *, source: str) -> Node:
 
 
 def _amount(container: Container, name: str, *, source: str) -> float:
-    from ray.autoscaler._private.kuberay.utils import parse_quantity
-
     written = container.resources.limits.get(name, 0)
     try:
-        amount = float(parse_quantity(written))
-        if not 0 <= amount < math.inf:
-            raise ValueError(amount)
+        return amount(written)
     except (ValueError, ArithmeticError) as error:
         raise ConfigError(
             f"{source}: resources.limits.{name}={written!r} is no amount; write 4, 500m or 8Gi"
         ) from error
-    return amount

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from deploy.config.yaml_text import NO_VALUE
+from deploy.config.yaml_text import NO_VALUE, StrictLoader
 from deploy.manifests.pods import SERVE_PORT
 from deploy.manifests.reading import Cluster, Service
 
@@ -26,7 +26,7 @@ def problems(service: Service) -> Iterator[str]:
 
 def _applications(text: str, cluster: Cluster) -> Iterator[str]:
     try:
-        config: Any = yaml.safe_load(text)
+        config: Any = yaml.load(text, Loader=StrictLoader)
         applications = [{"route_prefix": "/", **each} for each in config["applications"]]
         names = [each[field] for each in applications for field in ("name", "import_path", "route_prefix")]
         port = config.get("http_options", {}).get("port", SERVE_PORT)

@@ -60,6 +60,14 @@ LabelValue = Annotated[
     ),
 ]
 SecretName = Annotated[str, _only(_SUBDOMAIN, meaning="a Secret's name: lower-case letters, digits, '-', '.'")]
+ObjectName = Annotated[str, _only(_SUBDOMAIN, meaning="a name for Kubernetes: lower-case letters, digits, '-', '.'")]
+Namespace = Annotated[
+    str,
+    _only(
+        "(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?",
+        meaning="a namespace's name: at most 63 lower-case letters, digits and dashes, no dash at an end",
+    ),
+]
 ResourceName = Annotated[
     str, _only(f"{_SUBDOMAIN}/{_LABEL}", meaning="a resource of a device plug-in, such as nvidia.com/gpu: DOMAIN/NAME")
 ]
@@ -96,16 +104,16 @@ class SecretKey(Section, mark=Mark.RESOURCES):
 class Site(Section, mark=Mark.RESOURCES):
     name: str | None = None
     """Of the job; None takes the run file's."""
-    namespace: str | None = None
+    namespace: Namespace | None = None
     """None leaves it to kubectl."""
     image: str | None = None
     """Made from deploy/images/Dockerfile; None is treadwheel:VERSION-cpu, or -gpu where the run asks for GPUs."""
     ray_version: str = Field(default_factory=lambda: version("ray"))
     """Of the Ray in the image."""
-    run_claim: str | None = None
+    run_claim: ObjectName | None = None
     """PersistentVolumeClaim (ReadWriteMany) that all pods mount at /treadwheel. Without it that folder lasts as long as its pod, and
     learner and services stay on the head pod, where the run directory then is."""
-    token_secret: str | None = None
+    token_secret: SecretName | None = None
     """Secret with the cluster's token under the key auth_token; None lets KubeRay make one."""
     env: dict[Variable, str] = Field(default={})
     """Variables of all pods, in place of the manifest's own HF_HOME too. Secrets go below `secrets`."""
@@ -139,15 +147,15 @@ class Site(Section, mark=Mark.RESOURCES):
     deadline_s: PositiveInt = 604800
     """KubeRay calls an attempt that takes longer failed, and makes no other. That stops nothing: the run goes on until its cluster is
     deleted, `keep_s` later."""
-    queue: str | None = None
+    queue: ObjectName | None = None
     """Kueue's LocalQueue that admits the job; None does not queue."""
 
-    @field_validator("name", "namespace", "run_claim", "token_secret", "queue")
+    @field_validator("name")
     @classmethod
-    def _require_a_kubernetes_name(cls, name: str | None) -> str | None:
+    def _require_a_name_for_pods(cls, name: str | None) -> str | None:
         if name is not None and not NAME.fullmatch(name):
             raise ValueError(
-                f"{name!r} is not a name for Kubernetes: lower-case letters, digits and dashes, a letter first and no dash last"
+                f"{name!r} is not a name for a job and its pods: lower-case letters, digits and dashes, a letter first and no dash last"
             )
         return name
 

@@ -66,23 +66,42 @@ def sizes(
 
 def _packed(bundles: Sequence[Bundle], largest: Node) -> Pods:
     """First fit, largest first, into equal pods."""
-    pods: list[list[float]] = []
+    pods: list[list[Bundle]] = []
     for bundle in sorted(bundles, key=lambda each: (-each.gpus, -each.cpus)):
         _refuse_larger(bundle, largest)
-        fits = (pod for pod in pods if pod[0] + bundle.cpus <= largest.cpus and pod[1] + bundle.gpus <= largest.gpus)
+        fits = (pod for pod in pods if _has_room([*pod, bundle], largest))
         pod = next(fits, None)
         if pod is None:
-            pods.append(pod := [0.0, 0.0])
-        pod[0] += bundle.cpus
-        pod[1] += bundle.gpus
-    cpus, gpus = (math.ceil(max(pod[index] for pod in pods)) for index in (0, 1))
-    return Pods(cpus=cpus, gpus=gpus, most=len(pods))
+            pods.append(pod := [])
+        pod.append(bundle)
+    return Pods(cpus=max(map(_num_cpus, pods)), gpus=max(map(_num_gpus, pods)), most=len(pods))
+
+
+def _has_room(bundles: Sequence[Bundle], largest: Node) -> bool:
+    return sum(each.cpus for each in bundles) <= largest.cpus and _num_gpus(bundles) <= largest.gpus
+
+
+def _num_cpus(bundles: Sequence[Bundle]) -> int:
+    return math.ceil(sum(each.cpus for each in bundles))
+
+
+def _num_gpus(bundles: Sequence[Bundle]) -> int:
+    """For bundles of which the largest come first: a share of a GPU does not reach over two."""
+    shared: list[float] = []
+    for share in (each.gpus for each in bundles if 0 < each.gpus < 1):
+        # Rounded: three thirds are one GPU.
+        place = next((gpu for gpu, taken in enumerate(shared) if round(taken + share, 6) <= 1), None)
+        if place is None:
+            shared.append(share)
+        else:
+            shared[place] += share
+    return len(shared) + sum(math.ceil(each.gpus) for each in bundles if each.gpus >= 1)
 
 
 def _rollout(worker: Bundle, num_workers: int, largest: Node) -> Pods:
-    """One worker a pod, or as many as share a GPU."""
+    """One worker a pod, or as many as share a GPU and find their CPUs beside it."""
     _refuse_larger(worker, largest)
-    per_pod = math.floor(1 / worker.gpus) if 0 < worker.gpus < 1 else 1
+    per_pod = min(math.floor(1 / worker.gpus), math.floor(largest.cpus / worker.cpus)) if 0 < worker.gpus < 1 else 1
     return Pods(
         cpus=math.ceil(worker.cpus * per_pod),
         gpus=math.ceil(worker.gpus * per_pod),

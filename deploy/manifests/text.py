@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from cluster.contracts.errors import ConfigError
-from deploy.config.yaml_text import NO_VALUE, Dumper
+from deploy.config.yaml_text import NO_VALUE, Dumper, StrictLoader
 from deploy.manifests.pods import Manifest
 
 _AUTH = re.compile(r"^( *)rayVersion: .+\n\1authOptions:\n(?:\1  .+\n)+", re.MULTILINE)
@@ -45,7 +45,7 @@ def dump(manifests: Sequence[Manifest], *, comment: str = "") -> str:
 def read(path: str) -> list[Any]:
     """The documents of a file. Raises ConfigError for one that is no YAML."""
     try:
-        return [*yaml.safe_load_all(Path(path).read_text(encoding="utf-8"))]
+        return [*yaml.load_all(Path(path).read_text(encoding="utf-8"), Loader=StrictLoader)]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a manifest") from error
     except (yaml.YAMLError, *NO_VALUE) as error:

@@ -11,7 +11,7 @@ EVENTS, LAST_STEP_TIME = "ray_treadwheel_events_total", "ray_treadwheel_last_ste
 """As every driver exports them, for as long as it lives."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
-_SHARES = r"share|fraction(_low|_high|_dual)?|accuracy|pass_at_.*|truncated|filtered_tokens|dropped|outside|ess"
+_SHARES = r"share|fraction(_low|_high|_dual|_covariance)?|accuracy|pass_at_.*|truncated|filtered_tokens|dropped|outside|differs|ess"
 _UNITS = (
     (r"hours$", "h"),
     (r"bytes_per_s$", "Bps"),

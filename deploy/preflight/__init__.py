@@ -5,7 +5,7 @@ check that needs the result of a failed one is left out. What needs torch or tra
 """
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from cluster.metrics import resolve_sink
 from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
-from cluster.supervision.placement import PlacementPlan
+from cluster.supervision.placement import PlacementPlan, plan
 from deploy.preflight import (
     asked_memory,
     assumed,
@@ -32,6 +32,7 @@ from deploy.preflight import (
 from deploy.preflight.asked_memory import Ask, asks_nobody
 from deploy.preflight.compute_type import of_type, with_compute_type
 from deploy.preflight.hardware import Hardware
+from deploy.preflight.judge import Sample
 from deploy.preflight.machine import Memory
 from deploy.preflight.problems import Problems
 from deploy.preflight.prompts import Looks
@@ -41,6 +42,7 @@ from deploy.preflight.servers import server_rows
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
+    from actors.reward_model import Reading
     from deploy.recorded import RecordedGroups
     from learner.algorithms.objective import Objective
 
@@ -83,20 +85,8 @@ def check(
     held_out, held_out_looks = _check_held_out(config, problems, readable)
     opened = {"prompts": source, "evaluation.prompts": held_out}
     sources = {field: each for field, each in opened.items() if each is not None}
-    for field, each in sources.items():
-        problems.attempt(prompts.check_recipes, each, config, field=field)
-        problems.attempt(environments.check_named, each, config, field=field)
     played = problems.attempt(environments.check_environments, config, formatter, source)
-    sizes = {"prompts": config.buffer.trajectories_per_group, "evaluation.prompts": config.evaluation.num_samples}
-    looked = {field: problems.attempt(environments.judged, each, config) for field, each in sources.items()}
-    seen = {field: each for field, each in looked.items() if each is not None and len(each)}
-    trying = (config.reward, seen, formatter)
-    models = problems.attempt(model.readings, config.reward)
-    samples = None
-    if config.judges_nothing:
-        samples = []
-    elif sources and models is not None:
-        samples = problems.attempt(judge.judge_samples, *trying, models=models, group_sizes=sizes)
+    models, samples = _check_judges(config, problems, sources, formatter)
     confined = problems.attempt(check_sandboxes, config.reward)
     problems.attempt(machine.check_batch, config, is_local=is_local)
     are_readable = formatter is not None and models is not None
@@ -145,6 +135,29 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> "Recorde
     problems.raise_all()
     assert data is not None, "no problem, so they are opened"
     return data
+
+
+def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
+    """As `check`, for an evaluation of the model that `config` starts from: nothing of what a step takes."""
+    problems, is_local = _begun(config, address)
+    config, _ = _typed(config, problems, address)
+    config = with_local_models(config)
+    problems.attempt(settings.check_tensor_parallel, config)
+    problems.attempt(quantization.check_quantization, config, is_local=is_local)
+    problems.attempt(settings.check_environment, config, is_local=is_local)
+    problems.attempt(settings.check_weights, config)
+    objective = problems.attempt(settings.check_mathematics, config)
+    formatter = _check_model(config, problems, is_local=is_local)
+    has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
+    # The engine proves its weights on a probe made of the first prompts.
+    problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)
+    source, _ = _check_held_out(config, problems, formatter if has_room else None)
+    problems.attempt(environments.check_environments, config, formatter, source)
+    _check_judges(config, problems, {} if source is None else {"evaluation.prompts": source}, formatter)
+    problems.attempt(check_sandboxes, config.reward)
+    if is_local and objective is not None:
+        problems.attempt(plan, config, machine.this_machine(), needs=objective.needs)
+    problems.raise_all()
 
 
 def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
@@ -238,6 +251,25 @@ def _check_held_out(
     return source, problems.attempt(prompts.check_lengths, *asked, field=field, most=held_out.num_prompts)
 
 
+def _check_judges(
+    config: RunConfig, problems: Problems, sources: Mapping[str, Mixture], formatter: "ChatFormatter | None"
+) -> "tuple[dict[str, Reading] | None, list[Sample] | None]":
+    """Reward models, and what judges say of the first prompts of each source, by the setting that names it."""
+    for field, each in sources.items():
+        problems.attempt(prompts.check_recipes, each, config, field=field)
+        problems.attempt(environments.check_named, each, config, field=field)
+    sizes = {"prompts": config.buffer.trajectories_per_group, "evaluation.prompts": config.evaluation.num_samples}
+    looked = {field: problems.attempt(environments.judged, each, config) for field, each in sources.items()}
+    seen = {field: each for field, each in looked.items() if each is not None and len(each)}
+    models = problems.attempt(model.readings, config.reward)
+    if config.judges_nothing:
+        return models, []
+    if not sources or models is None:
+        return models, None
+    trying = (config.reward, seen, formatter)
+    return models, problems.attempt(judge.judge_samples, *trying, models=models, group_sizes=sizes)
+
+
 def _check_machine(
     config: RunConfig,
     problems: Problems,
@@ -253,4 +285,4 @@ def _check_machine(
     return placement, problems.attempt(estimate)
 
 
-__all__ = ["Report", "check", "check_assumed", "check_learning"]
+__all__ = ["Report", "check", "check_assumed", "check_evaluation", "check_learning"]

@@ -19,7 +19,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import deploy.viewer
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, RunDirectory
 from cluster.sinks.jsonl import read_lines
 from deploy.config.loading import hidden
@@ -34,6 +33,7 @@ from deploy.reports.samples import NUM_COMPLETIONS, samples
 from deploy.reports.summary import summary_of
 from deploy.viewer import fleet
 from deploy.viewer.page import number, seconds, when
+from deploy.whole_files import write_whole
 from learner.checkpoint.card import in_words
 
 NAME = "report.html"
@@ -63,10 +63,7 @@ def write(directory: RunDirectory, out: str | None = None) -> str:
     if out is None:
         directory.write_file(NAME, page.encode())
         return directory.path(NAME)
-    try:
-        Path(out).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"--out={out!r} cannot be written: {error.strerror}") from error
+    write_whole(out, page, option="--out")
     return out
 
 

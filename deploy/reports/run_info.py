@@ -147,11 +147,12 @@ def _end(events: Sequence[Mapping[str, Any]]) -> str:
 
 def _passport(place: str) -> dict[str, Any]:
     folder, name = place, PASSPORT
-    if place.endswith(".json"):
+    if place.endswith(".json") and not os.path.isdir(place):
         folder, name = os.path.split(place)
-    if passport := RunDirectory(folder or ".").read_json(name):
-        return in_words(passport)  # that of an earlier version has numbers
-    raise ConfigError(f"{place!r} has no {PASSPORT}; name a run directory or a passport file")
+    passport = RunDirectory(folder or ".").read_json(name)
+    if "mathematics" not in passport:
+        raise ConfigError(f"{place!r} has no passport; name a run directory or its {PASSPORT}")
+    return in_words(passport)  # that of an earlier version has numbers
 
 
 def _ago(then: float) -> str:

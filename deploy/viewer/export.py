@@ -9,7 +9,6 @@ import html
 import json
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -21,6 +20,7 @@ from deploy.viewer.pages.group import group_data
 from deploy.viewer.pages.trajectory import TokensOfStep
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import Group, open_step, recorded_steps
+from deploy.whole_files import write_whole
 
 _MOST_TOKENS = 400_000
 """In one file: some 60 bytes each."""
@@ -33,7 +33,7 @@ _EXPORT = re.compile(r"^export (?=(?:function|class|const) (\w+))", re.MULTILINE
 def export(run_dir: str, *, step: int | None, file: str) -> str:
     """Writes `file` and says in words what is in it. Without `step`, the last one that is recorded.
 
-    Raises ConfigError where the step has no trajectories, or the file cannot be written.
+    Raises ConfigError where the step has no trajectories, StorageError for a file that cannot be written.
     """
     directory = RunDirectory(run_dir)
     directory.reach()
@@ -44,10 +44,7 @@ def export(run_dir: str, *, step: int | None, file: str) -> str:
         data = _data(run, chosen)
     except HTTPException as error:
         raise ConfigError(f"{run_dir}: {error.detail}") from error
-    try:
-        Path(file).write_text(_page(data, title=f"Step {chosen} of {run.name}"), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--export {file} cannot be written: {error.strerror}; name another file") from error
+    write_whole(file, _page(data, title=f"Step {chosen} of {run.name}"), option="--export")
     num_trajectories = sum(len(group["trajectories"]) for group in data["groups"])
     left_out = f"; {data['num_left_out']} groups left out" if data["num_left_out"] else ""
     return f"step {chosen} of {run.name}: {len(data['groups'])} groups, {num_trajectories} trajectories in {file}{left_out}"

@@ -124,7 +124,7 @@ def number(value: float | None) -> str:
         return "–"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"
 
 
 def seconds(value: float | None) -> str:

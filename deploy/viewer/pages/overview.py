@@ -25,7 +25,6 @@ def overview(run: Run, request: Request) -> dict[str, Any]:
         "place": run.place,
         "state": state,
         "mark": mark,
-        "poll_s": run.poll_s,
         "facts": series.facts(steps, config, state=state),
         "panels": series.panels(steps, config),
         "marks": [mark for mark in marks if mark["kind"] not in ("started", "checkpoint")][-_LAST_EVENTS:],

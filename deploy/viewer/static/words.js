@@ -4,7 +4,7 @@ export function number(value) {
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en");
   if (size < 1e-4) return value.toExponential(2);
-  return size < 1e4 ? String(Number(value.toPrecision(4))) : Math.round(value).toLocaleString("en");
+  return size < 9999.5 ? String(Number(value.toPrecision(4))) : Math.round(value).toLocaleString("en");
 }
 
 export function seconds(value) {

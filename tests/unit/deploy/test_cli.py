@@ -103,8 +103,29 @@ def test_words_in_brackets_are_printed_as_they_stand(tmp_path, capsys):
     assert f"{place}: accuracy 0.5\n" in (said := capsys.readouterr().out) and f"everything is in {place}\n" in said
 
 
+@pytest.mark.parametrize(
+    ("command", "secret"),
+    [
+        (["kubernetes", QUICKSTART, "model.hf_token=hunter2"], "hunter2"),
+        (["kubernetes", QUICKSTART, "hf_abcdefghijklmnopqrstuvwxyz0123"], "hf_abcdefghijklmnopqrstuvwxyz0123"),
+        (["serve-reward", "exact_match", "hub=hf_abcdefghijklmnopqrstuvwxyz0123"], "hf_abcdefghijklmnopqrstuvwxyz0123"),
+    ],
+)
+def test_an_error_shows_no_secret(command, secret):
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2 and "<hidden>" in refused.output and secret not in refused.output
+
+
+def test_all_that_is_to_be_evaluated_is_checked_before_the_first_of_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "check_evaluation", lambda config, **_: None)
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: pytest.fail("an evaluation began"))
+    refused = CliRunner().invoke(app, ["eval", QUICKSTART, str(tmp_path / "typo")])
+    assert refused.exit_code == 2 and "typo' is neither a run file" in refused.output
+
+
 def test_a_path_with_an_equals_sign_is_evaluated_and_not_taken_for_an_override(tmp_path, monkeypatch):
     asked = []
+    monkeypatch.setattr(evaluation, "check", lambda *_, **__: None)
     monkeypatch.setattr(evaluation, "evaluate", lambda target, overrides, **_: asked.append((target, overrides)) or {})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lr=1e-4").mkdir()

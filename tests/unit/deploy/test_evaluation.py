@@ -183,7 +183,8 @@ def test_a_model_that_lies_in_a_checkpoint_but_is_not_its_own_is_none_of_its_bus
 
 def test_a_replay_does_not_start_from_a_flipped_bit(flipped: Path):
     directory = RunDirectory(str(flipped))
-    Ledger(directory).append(groups=[0], trajectories="none", trajectories_digest="none")
+    directory.write_file("trajectories/none", b"")
+    Ledger(directory).append(groups=[0], trajectories="trajectories/none", trajectories_digest="none")
     model = flipped / "checkpoints" / "step-000002" / "model"
     config = CONFIG.model_copy(update={"model": ModelConfig(path=str(model))})
     with pytest.raises(CheckpointError, match="step-000002 was altered"):
@@ -192,7 +193,8 @@ def test_a_replay_does_not_start_from_a_flipped_bit(flipped: Path):
 
 def test_a_replay_into_a_folder_that_exists_is_refused_before_it_begins(run: Path):
     directory = RunDirectory(str(run))
-    Ledger(directory).append(groups=[0], trajectories="none", trajectories_digest="none")
+    directory.write_file("trajectories/none", b"")
+    Ledger(directory).append(groups=[0], trajectories="trajectories/none", trajectories_digest="none")
     model = run / "checkpoints" / "step-000002" / "model"
     config = CONFIG.model_copy(update={"model": ModelConfig(path=str(model))})
     with pytest.raises(ConfigError, match=r"--out='.*checkpoints' exists; name another one"):

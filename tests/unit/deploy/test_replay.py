@@ -57,8 +57,33 @@ def recorded(folder: Path, *, steps: int) -> RunDirectory:
     directory = RunDirectory(str(folder))
     ledger = Ledger(directory)
     for step in range(1, steps + 1):
-        ledger.append(groups=[step], trajectories=f"trajectories/step-{step:06d}.arrow", trajectories_digest="digest")
+        name = f"trajectories/step-{step:06d}.arrow"
+        directory.write_file(name, b"")
+        ledger.append(groups=[step], trajectories=name, trajectories_digest="digest")
     return directory
+
+
+def test_a_record_that_is_the_runs_own_and_cannot_be_compared_is_told_before_anything_is_learned(tmp_path, monkeypatch):
+    directory = recorded(tmp_path, steps=2)
+    directory.write_file("learned/step-000002.arrow", b"")
+    asked = learned_again(monkeypatch)
+    with pytest.raises(ConfigError, match=r"learned/step-000002\.arrow is the run's own, .* give --out a file"):
+        replay_learned(directory, validated(CONFIG), step=2)
+    replay_learned(directory, validated(CONFIG), step=2, out=str(tmp_path / "own.arrow"))
+    assert asked == [2]
+
+
+def test_trajectories_that_are_missing_are_told_before_anything_is_learned(tmp_path, monkeypatch):
+    directory = recorded(tmp_path, steps=4)
+    directory.write_file("checkpoints/step-000002/manifest.json", b"{}")
+    directory.remove("trajectories/step-000002.arrow")
+    asked = learned_again(monkeypatch)
+    with pytest.raises(ConfigError, match=r"step-000002\.arrow, which step 2 consumed, is not there; .* all of them"):
+        replay(directory, validated(CONFIG))
+    with pytest.raises(ConfigError, match=r"step-000002\.arrow, which step 2 consumed, is not there"):
+        replay_learned(directory, validated(CONFIG), step=2)
+    replay_learned(directory, validated(CONFIG), step=3)
+    assert asked == [3]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +149,7 @@ def test_a_replay_asks_for_no_gpu_of_a_reference_that_scored_already(tmp_path: P
     monkeypatch.setattr(replaying, "connected", lambda address: contextlib.nullcontext())
     monkeypatch.setattr(start_up, "seats", seats)
     monkeypatch.setattr(start_up, "available", lambda elastic: ClusterResources(nodes=(Node(cpus=4.0),)))
-    directory = RunDirectory(str(tmp_path))
-    Ledger(directory).append(groups=[0], trajectories="none", trajectories_digest="none")
+    directory = recorded(tmp_path, steps=1)
     values = {
         "model": {"path": "m"},
         "prompts": "file",

@@ -539,6 +539,14 @@ def test_a_mapping_of_trl_is_a_value(tmp_path):
         run_file("trl", str(config))
 
 
+def test_settings_of_vllm_say_nothing_where_trl_samples_without_it():
+    asked = ("vllm_structured_outputs_regex=a+", "vllm_max_model_length=2048")
+    run = run_of("trl_gsm8k.yaml", *asked)
+    assert (run.sampling.regex, run.model.max_context) == ("a+", 2048)
+    run = run_of("trl_gsm8k.yaml", "use_vllm=false", *asked)
+    assert (run.sampling.regex, run.model.max_context) == (None, None)
+
+
 def test_a_dollar_stands_for_a_value_in_hydras_files_alone():
     assert run_of("trl_gsm8k.yaml", r"vllm_structured_outputs_regex=^\d+$").sampling.regex == r"^\d+$"
     assert "is not resolved" in refused("verl_dapo.yaml", "data.train_files=['${oc.env:HOME}/a.parquet']")

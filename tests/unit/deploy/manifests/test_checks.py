@@ -399,6 +399,7 @@ BROKEN_SERVICES = {
     "no applications": (applications(), "serveConfigV2 has no applications"),
     "nothing said": (lambda service: service["spec"].pop("serveConfigV2"), "serveConfigV2 has no list of applications"),
     "no YAML": (lambda service: service["spec"].update(serveConfigV2="a: [b"), "ParserError: while parsing"),
+    "a key twice": (lambda service: service["spec"].update(serveConfigV2="a: 1\na: 2"), "'a' is given twice"),
     "application of no name": (
         lambda service: service["spec"].update(serveConfigV2="applications: [{import_path: a}]"),
         "KeyError: 'name'",
@@ -467,6 +468,11 @@ def test_services_that_kuberay_takes_are_no_problem(change):
         lambda job: worker(job).update(restartPolicy="Never"),
         lambda job: container(job)["env"].append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {}}}),
         lambda job: job["metadata"].update(name="a" * 47),
+        lambda job: container(job)["resources"]["requests"].update(cpu=2),
+        lambda job: container(job)["resources"].update(
+            requests={"cpu": 0.5, "memory": "1Gi", "ephemeral-storage": "1Gi"},
+            limits={"cpu": "500m", "memory": "1024Mi"},
+        ),
     ],
 )
 def test_what_kuberay_takes_is_no_problem(change):

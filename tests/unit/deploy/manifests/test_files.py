@@ -211,6 +211,11 @@ def test_a_cluster_says_on_top_which_label_its_runs_set():
     assert done.stdout.startswith("# Runs here set elastic.spot=treadwheel/pods=rollout: "), done.output
 
 
+def test_a_service_of_no_step_is_refused():
+    refused = invoke(QUICKSTART, "run_dir=s3://bucket/run", "--serve", "0")
+    assert refused.exit_code == 2 and "--serve" in refused.output
+
+
 def test_a_cluster_and_a_service_at_once_are_refused():
     refused = invoke(QUICKSTART, "--serve", "80", "--cluster")
     assert refused.exit_code == 2 and "--cluster and --serve make two resources" in refused.output

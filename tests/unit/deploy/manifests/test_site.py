@@ -17,6 +17,8 @@ def test_a_run_needs_no_site_file():
         ("image: host:5000/ray", "'host:5000/ray' may be another image tomorrow"),
         ("image: ray:latest", "'ray:latest' may be another image tomorrow"),
         ("run_claim: My_Volume", "run_claim: 'My_Volume' is not a name for Kubernetes"),
+        ("name: 7b", "name: '7b' is not a name for a job and its pods"),
+        ("namespace: team.a", "namespace: 'team.a' is not a namespace's name"),
         ("ray_version: 2.55.1", "'2.55.1' has no priorities of groups; build the image with Ray 2.56 or later"),
         ("grace_s: 20", "grace_s=20 is not valid: input should be greater than or equal to 25"),
         ("env: {HF_TOKEN: abc}", "secrets: {HF_TOKEN: {secret: NAME, key: KEY}}"),
@@ -47,6 +49,18 @@ def test_a_mistake_is_named_with_the_way_out(tmp_path, text, told):
     with pytest.raises(ConfigError, match=r"site\.yaml") as error:
         load(str(file))
     assert told in str(error.value)
+
+
+def test_names_are_those_that_kubernetes_takes(tmp_path):
+    file = tmp_path / "site.yaml"
+    file.write_text("{namespace: 3d-team, run_claim: data.7b, token_secret: 7b.token, queue: team.a}")
+    site = load(str(file))
+    assert [site.namespace, site.run_claim, site.token_secret, site.queue] == [
+        "3d-team",
+        "data.7b",
+        "7b.token",
+        "team.a",
+    ]
 
 
 def test_a_file_that_is_not_there_is_named():

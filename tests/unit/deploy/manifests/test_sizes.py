@@ -47,6 +47,18 @@ def test_workers_that_share_a_gpu_share_a_pod():
     assert made.rollout == Pods(cpus=6, gpus=1, most=3)
 
 
+def test_workers_that_share_a_gpu_share_a_pod_that_is_no_larger_than_the_largest():
+    # Ten share a GPU, of 8 CPUs each: eight of them have the 64 of the largest pod.
+    made = of(GPU, "rollout.gpus_per_worker=0.1", "rollout.cpus_per_worker=8", "elastic.max_workers=20")
+    assert made.rollout == Pods(cpus=64, gpus=1, most=3)
+
+
+@pytest.mark.parametrize(("share", "gpus"), [(0.6, 3), (0.5, 2), (0.25, 1)])
+def test_a_share_of_a_gpu_does_not_reach_over_two(share, gpus):
+    services = ("reward.num_services=3", f"reward.gpus_per_service={share}", "learner.gpus_per_rank=0")
+    assert of(GPU, *services, needs=()).base.gpus == gpus
+
+
 def test_an_actor_beyond_the_largest_pod_is_refused_with_both_sizes():
     with pytest.raises(ConfigError, match=r"rollout_worker-0 asks for 6 CPUs and 16 GPUs, .* has 64 and 8"):
         of(GPU, "rollout.gpus_per_worker=16", "rollout.tensor_parallel_size=16")

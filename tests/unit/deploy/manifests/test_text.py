@@ -18,6 +18,15 @@ def test_other_texts_stand_as_they_are():
     assert dump([{"value": "spot-y1", "file": "a: 1\nb: 2\n"}]) == "value: spot-y1\nfile: |\n  a: 1\n  b: 2\n"
 
 
+def test_a_key_that_is_given_twice_is_refused_as_the_api_server_refuses_it(tmp_path):
+    file = tmp_path / "edited.yaml"
+    file.write_text("base: &base {cpu: 1}\nspec: {<<: *base, cpu: 2}\n")
+    assert read(str(file)) == [{"base": {"cpu": 1}, "spec": {"cpu": 2}}]
+    file.write_text("spec:\n  maxReplicas: 1\n  maxReplicas: 9\n")
+    with pytest.raises(ConfigError, match=r"edited\.yaml cannot be read as YAML: 'maxReplicas' is given twice"):
+        read(str(file))
+
+
 @pytest.mark.parametrize(
     "text", ["when: 2026-13-45", "number: !!int x", "time: !!timestamp x", "switch: !!bool x", "[" * 2000]
 )

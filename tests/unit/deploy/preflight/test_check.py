@@ -18,7 +18,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
-from deploy.preflight import check, check_assumed, check_learning
+from deploy.preflight import check, check_assumed, check_evaluation, check_learning
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
 from deploy.recorded import import_rows
@@ -531,6 +531,18 @@ def recorded_for(model, folder) -> str:
         prompts=Plugin(name="file"),
     )
     return place
+
+
+def test_an_evaluation_is_checked_for_what_it_needs_and_not_for_what_a_step_takes(tmp_path, model):
+    held_out = "evaluation.prompts={name: file, path: " + str(tmp_path / "prompts.jsonl") + "}"
+    a_step = ("buffer.groups_per_step=1000000000", "elastic.wait_for_nodes_s=60")
+    check_evaluation(run(tmp_path, model, held_out, *a_step))
+    with pytest.raises(ConfigError, match="2 problems") as refused:
+        check_evaluation(run(tmp_path, model, held_out, "reward.judge=nowhere:judge", "rollout.gpus_per_worker=9"))
+    assert all(told in str(refused.value) for told in ("reward.judge='nowhere:judge'", "rollout.gpus_per_worker=9"))
+    with pytest.raises(ConfigError, match=r"model\.path='\./none' does not exist"):
+        check_evaluation(run(tmp_path, "./none", held_out))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_learns_is_refused_for_its_data_before_it_has_the_run_directory(tmp_path, model):

@@ -106,6 +106,16 @@ def test_passports_differ_where_the_mathematics_does(tmp_path):
     assert [name for name in differences if is_mathematical(name)] == ["mathematics.advantage.epsilon"]
 
 
+def test_a_run_directory_may_be_named_as_a_passport_is_and_another_file_is_no_passport(tmp_path):
+    passport, other = {"mathematics": {"seed": 0}, "versions": {}}, {"num_steps": 20}
+    (tmp_path / "run.json").mkdir()
+    (tmp_path / "run.json" / "passport.json").write_text(json.dumps(passport))
+    (tmp_path / "summary.json").write_text(json.dumps(other))
+    assert passport_differences(*[str(tmp_path / "run.json")] * 2) == {}
+    with pytest.raises(ConfigError, match=r"summary\.json' has no passport; name a run directory"):
+        passport_differences(*[str(tmp_path / "summary.json")] * 2)
+
+
 def test_why_rewards_failed_is_told_with_counts(directory):
     typo = {"kind": "KeyError", "message": "KeyError: 'anser'", "count": 4}
     late = {"kind": "timeout", "message": "no reward within 30 s", "count": 1}

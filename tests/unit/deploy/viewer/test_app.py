@@ -35,3 +35,12 @@ def test_a_script_asks_nobody_else_and_makes_no_html_of_text():
         text = Path(script).read_text()
         for refused in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "https://"):
             assert refused not in text, f"{script.name}: {refused}"
+
+
+def test_a_number_has_four_digits_that_count_and_no_power_of_ten():
+    assert [page.number(value) for value in (12.3456, 9999.4, 9999.6, 12345.6)] == [
+        "12.35",
+        "9,999",
+        "10,000",
+        "12,346",
+    ]

@@ -6,7 +6,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, StorageError
 from deploy.cli import app
 from deploy.viewer import export as exporting
 from deploy.viewer.export import export
@@ -57,7 +57,7 @@ def test_a_file_that_would_grow_too_large_says_how_many_groups_it_leaves_out(fol
 def test_a_step_that_is_not_there_and_a_file_that_cannot_be_are_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match="step 5 is not recorded: there are trajectories of steps 2 to 3"):
         export(str(folder), step=5, file=str(tmp_path / "step.html"))
-    with pytest.raises(ConfigError, match=r"step\.html cannot be written: No such file or directory"):
+    with pytest.raises(StorageError, match=r"step\.html' cannot be written: No such file or directory"):
         export(str(folder), step=3, file=str(tmp_path / "no/step.html"))
 
 
