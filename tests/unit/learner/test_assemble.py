@@ -10,6 +10,7 @@ from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import DataError
 from learner.algorithms.objective import Objective
 from learner.assemble import assemble
+from tests.unit.learner.segments import segmented
 from tests.unit.learner.trajectories import VOCABULARY, make_group
 
 
@@ -25,10 +26,23 @@ def test_failed_rewards_do_not_train_and_their_group_goes_on_without_them():
     assert (batch.num_failed, batch.num_aborted, batch.trajectories.num_rows) == (2, 0, 4)
 
 
+def test_a_reward_that_came_too_late_or_was_never_asked_for_does_not_train():
+    group = make_group(0, rewards=(1.0, None, None, 0.5), reward_status=("ok", "timeout", None, "ok"))
+    batch = _assemble(group)
+    assert (batch.tensors.rewards_N.tolist(), batch.num_failed) == ([1.0, 0.5], 2)
+
+
 def test_aborted_trajectories_do_not_train():
     batch = _assemble(make_group(0, rewards=(1.0, 0.0), finish_reason=("aborted", "length")))
     assert batch.tensors.rewards_N.tolist() == [0.0] and batch.num_aborted == 1
     assert batch.tensors.truncated_N.tolist() == [True]
+
+
+@pytest.mark.parametrize("reasons", [("aborted", "length"), ("stop", "aborted")])
+def test_an_episode_of_which_any_segment_was_aborted_does_not_train(reasons):
+    batch = _assemble(segmented((1.0, [2, 1]), (0.5, [1, 1]), finish_reason=(*reasons, "stop", "stop")))
+    assert (batch.tensors.rewards_N.tolist(), batch.num_aborted) == ([0.5], 1)
+    assert (batch.episodes, batch.trajectories.num_rows) == ([range(2)], 2)
 
 
 def test_a_step_without_any_reward_is_an_error():
@@ -47,9 +61,11 @@ def test_tensors_are_padded_with_false_and_zero():
         assert batch.tensors.rollout_logprobs_NT[row, :length].tolist() == group["rollout_logprobs"][row].as_py()
 
 
-def test_a_token_outside_the_vocabulary_is_named():
-    group = make_group(0, rewards=(1.0,), max_length=1, completion_token_ids=([VOCABULARY],))
-    with pytest.raises(DataError, match=r"row 0 \(group 00000000, sample 0\), field 'completion_token_ids': token 128"):
+@pytest.mark.parametrize("field", ["prompt_token_ids", "completion_token_ids"])
+@pytest.mark.parametrize("token", [VOCABULARY, -1])
+def test_a_token_outside_the_vocabulary_is_named(field: str, token: int):
+    group = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), **{field: ([VOCABULARY - 1], [token])})
+    with pytest.raises(DataError, match=rf"row 1 \(group 00000000, sample 1\), field '{field}': token {token} "):
         _assemble(group)
 
 
