@@ -12,7 +12,8 @@ from learner.algorithms.objective import Objective
 from tests.unit.learner.algorithms.batches import case
 
 
-def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_terms_alone():
+@pytest.mark.parametrize(("denominator", "policy_loss"), [("kept", 2.0), ("all", 1.0)])
+def test_an_entropy_filter_leaves_kl_and_entropy_terms_alone(denominator, policy_loss):
     # One trajectory of two tokens; the filter keeps the first. Advantage 2, ratio 1, k1 of 1 and 3, entropies of 4 and 2.
     ones = torch.ones(1, 2, dtype=torch.float64)
     batch = dataclasses.replace(
@@ -33,7 +34,9 @@ def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_te
             {
                 "advantage": "raw_reward",
                 "policy_loss": "reinforce",
-                "filters": [{"name": "high_entropy_tokens", "over": "sequence", "share": 0.5, "denominator": "kept"}],
+                "filters": [
+                    {"name": "high_entropy_tokens", "over": "sequence", "share": 0.5, "denominator": denominator}
+                ],
                 "kl": {"loss": {"coefficient": 0.1, "estimator": "k3"}},
                 "entropy_coefficient": 0.5,
             }
@@ -42,7 +45,7 @@ def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_te
     policy = (-ones).requires_grad_()
     result = made.loss(made.prepare(batch), policy_logprobs_BT=policy, entropies_BT=tensor([[4.0, 2.0]]))
     report = result.statistics.compute()
-    assert report["policy_loss"] == pytest.approx(2.0)  # −(−1)·2 over the kept token alone
+    assert report["policy_loss"] == pytest.approx(policy_loss)  # −(−1)·2 of the kept token
     assert report["entropy_loss"] == pytest.approx(-0.5 * (4 + 2) / 2)
     # k3 of log-ratios −1 and −3
     assert report["kl_loss"] == pytest.approx(0.1 * ((math.exp(-1) + 1 - 1) + (math.exp(-3) + 3 - 1)) / 2)
