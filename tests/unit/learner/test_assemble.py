@@ -69,9 +69,12 @@ def test_a_token_outside_the_vocabulary_is_named(field: str, token: int):
         _assemble(group)
 
 
-def test_tokens_of_the_future_are_refused():
+def test_tokens_of_the_future_are_refused_unless_an_environment_wrote_them():
     with pytest.raises(DataError, match="version 3, but the learner is at 2"):
         _assemble(make_group(0, version=3), version=2)
+    written = {"loss_mask": ([True, False],), "policy_versions": ([2, 3],)}
+    batch = _assemble(make_group(0, rewards=(1.0,), lengths=(2,), **written), version=2)
+    assert batch.tensors.lags_NT.tolist() == [[0, 0]]
 
 
 def test_a_component_that_a_trajectory_lacks_is_nan_and_the_others_keep_theirs():
@@ -106,15 +109,15 @@ def test_a_column_is_a_number_that_float64_has(number: str, found: float | None)
 
 
 def test_rewards_of_tokens_that_do_not_add_up_to_the_reward_are_refused():
-    group = make_group(0, rewards=(1.0, 0.5), lengths=(2, 2), token_rewards=([0.25, 0.75], [0.25, 0.5]))
-    said = r"row 1 \(group 00000000, sample 1\), field 'token_rewards': they sum to 0.75, .* reward is 0.5"
+    group = make_group(0, rewards=(1.0, 0.7501), lengths=(2, 2), token_rewards=([0.25, 0.75], [0.25, 0.5]))
+    said = r"row 1 \(group 00000000, sample 1\), field 'token_rewards': they sum to 0.75, .* reward is 0.7501"
     with pytest.raises(DataError, match=said):
         _assemble(group)
 
 
 def test_rewards_of_tokens_add_up_to_float32_rounding():
-    """Three times 0.1 is 0.3 in neither type; 0.1 and its opposite leave a reward of nothing."""
-    group = make_group(0, rewards=(0.3, 0.0), lengths=(3, 2), token_rewards=([0.1, 0.1, 0.1], [0.1, -0.1]))
+    """Three times 0.1 is 0.3 in neither type; what adds up to a reward of nothing leaves 7e-9."""
+    group = make_group(0, rewards=(0.3, 0.0), lengths=(3, 3), token_rewards=([0.1, 0.1, 0.1], [0.1, 0.2, -0.3]))
     assert _assemble(group).tensors.rewards_N.tolist() == [0.3, 0.0]
 
 
