@@ -38,7 +38,7 @@ def test_an_entropy_filter_leaves_kl_and_entropy_terms_alone(denominator, policy
                 "filters": [
                     {"name": "high_entropy_tokens", "over": "sequence", "share": 0.5, "denominator": denominator}
                 ],
-                "kl": {"loss": {"coefficient": 0.1, "estimator": "k3"}},
+                "kl": {"loss": {"coefficient": 0.1, "estimator": "k3", "log_ratio_clamp": 2.0}},
                 "entropy_coefficient": 0.5,
                 "distillation": {"coefficient": 3.0, "top_k": 1},
             }
@@ -53,8 +53,8 @@ def test_an_entropy_filter_leaves_kl_and_entropy_terms_alone(denominator, policy
     report = result.statistics.compute()
     assert report["policy_loss"] == pytest.approx(policy_loss)  # −(−1)·2 of the kept token
     assert report["entropy_loss"] == pytest.approx(-0.5 * (4 + 2) / 2)
-    # k3 of log-ratios −1 and −3
-    assert report["kl_loss"] == pytest.approx(0.1 * ((math.exp(-1) + 1 - 1) + (math.exp(-3) + 3 - 1)) / 2)
+    # k3 of log-ratios −1 and −3, which is held at −2
+    assert report["kl_loss"] == pytest.approx(0.1 * ((math.exp(-1) + 1 - 1) + (math.exp(-2) + 2 - 1)) / 2)
     assert report["distillation_loss"] == pytest.approx(3 * (0 + 0.5 * math.log(2) + 0.5 * math.log(2 / 3)) / 2)
 
 

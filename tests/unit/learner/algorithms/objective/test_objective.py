@@ -512,6 +512,21 @@ def test_the_coefficient_in_force_weighs_the_kl_in_the_loss_and_in_the_reward():
     assert_close(penalties()[1], 1.2 * in_reward)
 
 
+def test_corrections_multiply_each_other():
+    """π_old/μ = 3, held at 2 by the first and let through by the second: 6 times the loss of 1 per token."""
+    whole = case(0)
+    corrections = [{"name": "tis", "cap": 2.0}, "decoupled"]
+    made = make(advantage="raw_reward", policy_loss="reinforce", proximal="recompute", corrections=corrections)
+    batch = dataclasses.replace(
+        whole.batch,
+        rewards_N=torch.ones(9).double(),
+        proximal_logprobs_NT=whole.batch.rollout_logprobs_NT + math.log(3.0),
+    )
+    ones = torch.ones_like(whole.policy)
+    report = made.loss(made.prepare(batch), policy_logprobs_BT=-ones).statistics.compute()
+    assert (report["correction_weight_mean"], report["policy_loss"]) == (pytest.approx(6.0), pytest.approx(6.0))
+
+
 def test_a_critic_has_a_coefficient_and_an_aggregation_of_its_own():
     """Values of 0, returns of 2 for one token and 1 for three: means of ½R² of 2 and ½, and 0.4 of their mean, 5/4. By tokens it is 7/8."""
     whole = case(0).rows([0, 1])
