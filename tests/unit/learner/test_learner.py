@@ -590,6 +590,10 @@ def test_a_version_that_is_saved_is_not_written_over_when_it_is_asked_for_again(
     learner.save(str(place), {})
     learner.finish_saving()
     assert verify(Place.of(place)).policy_version == 2
+    learner.restore(str(place))
+    learner.save(str(place), {"after": "a restore"})  # steps may have been learned again, and otherwise
+    learner.finish_saving()
+    assert verify(Place.of(place)).extra == {"after": "a restore"}
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -700,6 +704,7 @@ def test_a_save_in_the_background_holds_the_step_that_it_is_of(model_path: Path,
     weights = _weights(learner)
     moments = {name: tensor.clone() for name, tensor in learner.optimizer.state().items()}
     learner._saver._thread.submit(may_write.wait)
+    torch.rand(1)  # a new learner begins before it
     learner.save(str(tmp_path / "step-000001"), {})
     drawn = torch.rand(3)
     learner.update(*_groups(learner))
