@@ -362,6 +362,21 @@ def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp
     assert AutoTokenizer.from_pretrained(tmp_path / "export")("1+1").input_ids
 
 
+def test_nothing_is_exported_into_a_folder_that_is_there(model_path: Path, tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(CheckpointError, match=r"model exists; export into another folder"):
+        Learner(make_config(model_path)).export(str(tmp_path / "model"), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_newest_and_the_best_of_each_way_to_rate_are_kept(model_path: Path, tmp_path: Path):
+    learner = Learner(make_config(model_path, checkpoint={"asynchronous": False, "keep_last": 1, "keep_best": True}))
+    ratings = [(1.0, "accuracy"), (5.0, "reward"), (0.5, "accuracy"), (None, "")]
+    for step, (metric, rated_by) in enumerate(ratings, start=1):
+        learner.save(str(tmp_path / f"step-{step:06d}"), {"metric": metric, "rated_by": rated_by})
+    assert [place.name[-1] for place in checkpoints(Storage(str(tmp_path)))] == ["1", "2", "4"]
+
+
 def test_nothing_to_restore_is_none(model_path: Path, tmp_path: Path):
     assert Learner(make_config(model_path)).restore_latest(str(tmp_path)) is None
 
