@@ -31,7 +31,7 @@ from learner.model.packing import EpisodeRow, Row, TokenRow
 from learner.model.routing import Routing
 
 _ROUNDING = 1e-5
-"""Of token rewards against their sum, relative."""
+"""Of a sum of token rewards, relative to their sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,9 +215,8 @@ def _refuse_other_sums(batch: pa.RecordBatch, tensors: BatchTensors) -> None:
     if tensors.token_rewards_NT is None:
         return
     earned_NT = tensors.token_rewards_NT.double()
-    size_N = torch.maximum(earned_NT.abs().sum(1), tensors.rewards_N.abs())
     # The tokens' are float32. Rows without any are NaN, and compare as false.
-    bad_N = (earned_NT.sum(1) - tensors.rewards_N).abs() > _ROUNDING * size_N
+    bad_N = (earned_NT.sum(1) - tensors.rewards_N).abs() > _ROUNDING * earned_NT.abs().sum(1)
     if bool(bad_N.any()):
         row = int(bad_N.nonzero()[0])
         raise DataError(

@@ -103,8 +103,6 @@ class MicroBatch:
     """Place of each target in flattened [B, W]."""
     width: int
     """W."""
-    num_tokens: int
-    """Prompt and completion tokens of its rows, shared prompts counted each time: the same for every layout."""
 
     def scatter(self, values_C: Tensor) -> Tensor:
         """Values per position, [C, ...], as [B, W, ...], 0 elsewhere; differentiable."""
@@ -135,7 +133,7 @@ def lay_out(
     No rows are a pass of one token without loss, for a rank that only has to take part.
     """
     if not chosen:
-        return replace(lay_out([_IDLE], [0], layout=layout, width=width, device=device), rows=(), num_tokens=0)
+        return replace(lay_out([_IDLE], [0], layout=layout, width=width, device=device), rows=())
     starts: list[tuple[int, int]] = []
     """Of each segment: place of the token that predicts its first completion token, and of its first completion input."""
     laid, columns = _segments(rows, chosen, width=width)
@@ -165,7 +163,6 @@ def lay_out(
         routes=_routes(laid, starts, num_inputs=input_ids.size, device=device),
         result_index_C=result_index_C,
         width=width,
-        num_tokens=sum(rows[i].num_tokens for i in chosen),
     )
 
 

@@ -103,10 +103,10 @@ def _batch_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tens
         return torch.zeros_like(loss_mask_NT)
     # torch.quantile is limited to 2**24 entries; sorting is not.
     ordered_M = entropies_M.sort().values
-    position = (1 - share) * (len(ordered_M) - 1)
+    # A position that is a whole number but for its own rounding means that very token.
+    position = round((1 - share) * (len(ordered_M) - 1), 9)
     below, above = int(position), min(int(position) + 1, len(ordered_M) - 1)
     threshold = torch.lerp(ordered_M[below], ordered_M[above], position - below)
-    # Rounded as entropies are: a position that is a whole number but for its own rounding means that very token.
     return (entropies_NT >= threshold.to(entropies_NT.dtype)) & loss_mask_NT
 
 

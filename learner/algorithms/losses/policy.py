@@ -217,7 +217,10 @@ def dppo(
     rollout_BT = masked(rollout_logprobs_BT, mask_BT=loss_mask_BT)
     with torch.no_grad():
         moved_BT = policy_BT.exp() - rollout_BT.exp()
-        distance_BT = moved_BT.abs() if divergence == "tv" else binary_kl(rollout_BT, to_logprobs_BT=policy_BT)
+        distance_BT = moved_BT.abs()
+        if divergence == "kl":
+            # A log-prob rounded to above 0 is a certain token; its KL would be NaN, and the token without gradient.
+            distance_BT = binary_kl(rollout_BT.clamp(max=0.0), to_logprobs_BT=policy_BT.clamp(max=0.0))
         too_high_BT = (advantages_BT > 0) & (moved_BT > 0) & ~(distance_BT <= threshold_high)
         too_low_BT = (advantages_BT <= 0) & (moved_BT < 0) & ~(distance_BT <= threshold_low)
         outside_BT = too_high_BT | too_low_BT

@@ -158,7 +158,8 @@ def _changing_the_reward(config: AlgorithmConfig) -> str | None:
 
 def refuse_unknown_sampler(parts: Parts) -> None:
     """Raises ConfigError for a part that compares with the policy that sampled, of which imported trajectories know nothing."""
-    config, sampled = parts.config, ("rollout_logprobs_BT", "rollout_logprobs_NT")
+    config = parts.config
+    asking = [each for each in parts.all() if {"rollout_logprobs_BT", "rollout_logprobs_NT"} & set(each.asks)]
     has_ratio = parts.asks("proximal_logprobs_BT", "proximal_logprobs_NT") and config.proximal in (
         "rollout",
         "approximate",
@@ -167,7 +168,7 @@ def refuse_unknown_sampler(parts: Parts) -> None:
         (has_ratio, f"algorithm.proximal={config.proximal!r}", "set it to 'recompute'"),
         (bool(parts.corrections), "algorithm.corrections", "leave it out"),
         (config.kl.rollout is not None, "algorithm.kl.rollout", "leave it out"),
-        (parts.asks(*sampled), f"algorithm.policy_loss={config.policy_loss.name!r}", "choose another one"),
+        *((True, f"algorithm.{each.field}={each.plugin.name!r}", "choose another one") for each in asking),
     ):
         if is_used:
             raise ConfigError(
@@ -185,9 +186,8 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
     named = f"{given} with advantage={parts.advantage.plugin.name!r}"
     if trajectories_per_group == 1:
         for chosen in parts.filters:
-            if chosen.asks == ("rewards_G",) and not any(
-                chosen.call(reward[None]) for reward in torch.linspace(-1, 1, 21)
-            ):
+            # One that drops pairs of them as well asks for other rewards, not for more.
+            if chosen.asks == ("rewards_G",) and not _keeps_any(chosen, size=1) and _keeps_any(chosen, size=2):
                 raise ConfigError(
                     f"{chosen.field}={chosen.plugin.name!r} with {given} drops every group: one reward does not "
                     "differ from itself; leave the filter out, or use 2 or more"
@@ -220,6 +220,11 @@ def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidate
         parts.selection.call(rewards_G=torch.linspace(0.0, 1.0, num_candidates), group_size=trajectories_per_group)
     except ValueError as error:
         raise ConfigError(f"algorithm.selection={parts.selection.plugin.name!r}: {error}") from error
+
+
+def _keeps_any(chosen: Variant, *, size: int) -> bool:
+    """Whether a filter keeps any group of invented rewards."""
+    return any(chosen.call(rewards_G) for rewards_G in torch.combinations(torch.linspace(-1, 1, 21), size))
 
 
 def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:

@@ -50,7 +50,7 @@ def loss(
     )
     policy_losses = _as_token_losses(parts.policy_loss.with_given(offered))
     corrections_BT = _corrections(rows, parts, offered)
-    kept_BT = masked(policy_losses.losses_BT, mask_BT=rows.gradient_mask_NT & (corrections_BT != 0))
+    kept_BT = masked(policy_losses.losses_BT, mask_BT=rows.gradient_mask_NT)
     losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
     losses |= _regularisers(rows, parts.config, policy_BT=policy_BT, entropies_BT=entropies_BT)
     recorder = Recorder(policy_BT.device)

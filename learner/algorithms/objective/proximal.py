@@ -8,7 +8,7 @@ from torch import Tensor
 def approximate_proximal(rollout_logprobs_BT: Tensor, *, policy_logprobs_BT: Tensor, lags_BT: Tensor) -> Tensor:
     """log π_prox without a forward pass: between the policy that sampled and the present one, by version lag.
 
-    Formula: log μ + (1 − 1/lag)·(log π − log μ); a lag of 0 or 1 gives log μ, which is π_old itself then
+    Formula: log μ + (1 − 1/lag)·(log π − log μ); a lag of 0 or 1 gives log μ, which at 0 is π_old itself
     Source: arXiv:2512.06547
     Degenerate: tokens of the same trajectory may have different lags
     Peers: AReaL

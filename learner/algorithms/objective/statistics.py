@@ -238,7 +238,8 @@ def _output(row: list[float], output: str, num_updates: int) -> float:
 def _variance(row: list[float]) -> float:
     """Over the batch as a population (ddof 0)."""
     count, total, squares, _, _ = row
-    return max(squares / count - (total / count) ** 2, 0.0) if count else 0.0
+    # A product: Python's power raises where it overflows, and the step is learned already.
+    return max(squares / count - (total / count) * (total / count), 0.0) if count else 0.0
 
 
 def reported_names() -> dict[str, str]:

@@ -10,6 +10,7 @@ from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import DataError
 from learner.algorithms.objective import Objective
 from learner.assemble import assemble
+from tests.unit.learner.segments import segmented
 from tests.unit.learner.trajectories import VOCABULARY, make_group
 
 
@@ -25,10 +26,23 @@ def test_failed_rewards_do_not_train_and_their_group_goes_on_without_them():
     assert (batch.num_failed, batch.num_aborted, batch.trajectories.num_rows) == (2, 0, 4)
 
 
+def test_a_reward_that_came_too_late_or_was_never_asked_for_does_not_train():
+    group = make_group(0, rewards=(1.0, None, None, 0.5), reward_status=("ok", "timeout", None, "ok"))
+    batch = _assemble(group)
+    assert (batch.tensors.rewards_N.tolist(), batch.num_failed) == ([1.0, 0.5], 2)
+
+
 def test_aborted_trajectories_do_not_train():
     batch = _assemble(make_group(0, rewards=(1.0, 0.0), finish_reason=("aborted", "length")))
     assert batch.tensors.rewards_N.tolist() == [0.0] and batch.num_aborted == 1
     assert batch.tensors.truncated_N.tolist() == [True]
+
+
+@pytest.mark.parametrize("reasons", [("aborted", "length"), ("stop", "aborted")])
+def test_an_episode_of_which_any_segment_was_aborted_does_not_train(reasons):
+    batch = _assemble(segmented((1.0, [2, 1]), (0.5, [1, 1]), finish_reason=(*reasons, "stop", "stop")))
+    assert (batch.tensors.rewards_N.tolist(), batch.num_aborted) == ([0.5], 1)
+    assert (batch.episodes, batch.trajectories.num_rows) == ([range(2)], 2)
 
 
 def test_a_step_without_any_reward_is_an_error():
@@ -47,15 +61,20 @@ def test_tensors_are_padded_with_false_and_zero():
         assert batch.tensors.rollout_logprobs_NT[row, :length].tolist() == group["rollout_logprobs"][row].as_py()
 
 
-def test_a_token_outside_the_vocabulary_is_named():
-    group = make_group(0, rewards=(1.0,), max_length=1, completion_token_ids=([VOCABULARY],))
-    with pytest.raises(DataError, match=r"row 0 \(group 00000000, sample 0\), field 'completion_token_ids': token 128"):
+@pytest.mark.parametrize("field", ["prompt_token_ids", "completion_token_ids"])
+@pytest.mark.parametrize("token", [VOCABULARY, -1])
+def test_a_token_outside_the_vocabulary_is_named(field: str, token: int):
+    group = make_group(0, rewards=(1.0, 0.0), lengths=(1, 1), **{field: ([VOCABULARY - 1], [token])})
+    with pytest.raises(DataError, match=rf"row 1 \(group 00000000, sample 1\), field '{field}': token {token} "):
         _assemble(group)
 
 
-def test_tokens_of_the_future_are_refused():
+def test_tokens_of_the_future_are_refused_unless_an_environment_wrote_them():
     with pytest.raises(DataError, match="version 3, but the learner is at 2"):
         _assemble(make_group(0, version=3), version=2)
+    written = {"loss_mask": ([True, False],), "policy_versions": ([2, 3],)}
+    batch = _assemble(make_group(0, rewards=(1.0,), lengths=(2,), **written), version=2)
+    assert batch.tensors.lags_NT.tolist() == [[0, 0]]
 
 
 def test_a_component_that_a_trajectory_lacks_is_nan_and_the_others_keep_theirs():
@@ -90,15 +109,15 @@ def test_a_column_is_a_number_that_float64_has(number: str, found: float | None)
 
 
 def test_rewards_of_tokens_that_do_not_add_up_to_the_reward_are_refused():
-    group = make_group(0, rewards=(1.0, 0.5), lengths=(2, 2), token_rewards=([0.25, 0.75], [0.25, 0.5]))
-    said = r"row 1 \(group 00000000, sample 1\), field 'token_rewards': they sum to 0.75, .* reward is 0.5"
+    group = make_group(0, rewards=(1.0, 0.7501), lengths=(2, 2), token_rewards=([0.25, 0.75], [0.25, 0.5]))
+    said = r"row 1 \(group 00000000, sample 1\), field 'token_rewards': they sum to 0.75, .* reward is 0.7501"
     with pytest.raises(DataError, match=said):
         _assemble(group)
 
 
 def test_rewards_of_tokens_add_up_to_float32_rounding():
-    """Three times 0.1 is 0.3 in neither type; 0.1 and its opposite leave a reward of nothing."""
-    group = make_group(0, rewards=(0.3, 0.0), lengths=(3, 2), token_rewards=([0.1, 0.1, 0.1], [0.1, -0.1]))
+    """Three times 0.1 is 0.3 in neither type; what adds up to a reward of nothing leaves 7e-9."""
+    group = make_group(0, rewards=(0.3, 0.0), lengths=(3, 3), token_rewards=([0.1, 0.1, 0.1], [0.1, 0.2, -0.3]))
     assert _assemble(group).tensors.rewards_N.tolist() == [0.3, 0.0]
 
 

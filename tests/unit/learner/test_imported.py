@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from cluster.contracts.errors import ConfigError
@@ -10,6 +11,10 @@ from learner.model.reference import ReferenceModel
 from tests.unit.learner.trajectories import make_config, make_group
 
 RECOMPUTE = {"policy_loss": "ppo_clip", "proximal": "recompute"}
+
+
+def likely(rollout_logprobs_NT: Tensor) -> Tensor:
+    return rollout_logprobs_NT > -1
 
 
 def imported(index: int = 0):
@@ -41,7 +46,8 @@ def test_the_policy_at_the_start_of_the_step_stands_for_the_one_that_sampled(mod
         ({"policy_loss": "ppo_clip"}, "algorithm.proximal='rollout'"),
         ({"policy_loss": "ppo_clip", "proximal": "approximate"}, "algorithm.proximal='approximate'"),
         (RECOMPUTE | {"corrections": ["tis"]}, "algorithm.corrections"),
-        ({"policy_loss": "dppo"}, "compares with the policy that sampled"),
+        ({"policy_loss": "dppo"}, "algorithm.policy_loss='dppo' compares with the policy that sampled"),
+        (RECOMPUTE | {"filters": [f"{__name__}:likely"]}, rf"algorithm.filters\[0\]='{__name__}:likely' compares"),
     ],
 )
 def test_what_compares_with_the_policy_that_sampled_is_refused(model_path, algorithm, named):

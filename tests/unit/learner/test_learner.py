@@ -4,6 +4,7 @@ import asyncio
 import json
 from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -361,6 +362,21 @@ def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp
     assert AutoTokenizer.from_pretrained(tmp_path / "export")("1+1").input_ids
 
 
+def test_nothing_is_exported_into_a_folder_that_is_there(model_path: Path, tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(CheckpointError, match=r"model exists; export into another folder"):
+        Learner(make_config(model_path)).export(str(tmp_path / "model"), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_newest_and_the_best_of_each_way_to_rate_are_kept(model_path: Path, tmp_path: Path):
+    learner = Learner(make_config(model_path, checkpoint={"asynchronous": False, "keep_last": 1, "keep_best": True}))
+    ratings = [(1.0, "accuracy"), (5.0, "reward"), (0.5, "accuracy"), (None, "")]
+    for step, (metric, rated_by) in enumerate(ratings, start=1):
+        learner.save(str(tmp_path / f"step-{step:06d}"), {"metric": metric, "rated_by": rated_by})
+    assert [place.name[-1] for place in checkpoints(Storage(str(tmp_path)))] == ["1", "2", "4"]
+
+
 def test_nothing_to_restore_is_none(model_path: Path, tmp_path: Path):
     assert Learner(make_config(model_path)).restore_latest(str(tmp_path)) is None
 
@@ -589,6 +605,10 @@ def test_a_version_that_is_saved_is_not_written_over_when_it_is_asked_for_again(
     learner.save(str(place), {})
     learner.finish_saving()
     assert verify(Place.of(place)).policy_version == 2
+    learner.restore(str(place))
+    learner.save(str(place), {"after": "a restore"})  # steps may have been learned again, and otherwise
+    learner.finish_saving()
+    assert verify(Place.of(place)).extra == {"after": "a restore"}
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
@@ -670,6 +690,48 @@ def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
     learner.save(str(tmp_path / "step-000001"), {})
     assert learner._saver._writing is None
     verify(Place.of(tmp_path / "step-000001"))
+
+
+def test_a_machine_has_room_for_the_copies_of_all_its_ranks_or_none_is_made(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learner = Learner(make_config(model_path))
+    num_parameters = sum(parameter.numel() for parameter in learner.policy.parameters())
+    learner.update(*_groups(learner))
+    monkeypatch.setattr(saving, "free_bytes", lambda device: 24 * num_parameters)  # a copy of one rank is 16 bytes each
+    beside = learner._saver._beside
+    stacked = lambda own: [own, own]
+    monkeypatch.setattr(learner._saver, "_beside", SimpleNamespace(texts=beside.texts, stack=stacked))
+    learner.save(str(tmp_path / "step-000001"), {})
+    assert learner._saver._writing is None
+    stacked = lambda own: [own, own + torch.tensor([1, 0, 0])]  # another machine
+    monkeypatch.setattr(learner._saver, "_beside", SimpleNamespace(texts=beside.texts, stack=stacked))
+    learner.save(str(tmp_path / "step-000002"), {})
+    assert learner._saver._writing is not None
+    learner.finish_saving()
+
+
+def test_a_save_in_the_background_holds_the_step_that_it_is_of(model_path: Path, tmp_path: Path):
+    """Its thread comes to write after the next step."""
+    config = make_config(model_path)
+    learner, may_write = Learner(config), Event()
+    learner.update(*_groups(learner))
+    weights = _weights(learner)
+    moments = {name: tensor.clone() for name, tensor in learner.optimizer.state().items()}
+    learner._saver._thread.submit(may_write.wait)
+    torch.rand(1)  # a new learner begins before it
+    learner.save(str(tmp_path / "step-000001"), {})
+    drawn = torch.rand(3)
+    learner.update(*_groups(learner))
+    may_write.set()
+    learner.finish_saving()
+    model = load_file(tmp_path / "step-000001/model/model.safetensors")
+    assert model and all(torch.equal(tensor, weights[f"causal_lm.{name}"]) for name, tensor in model.items())
+    resumed = Learner(config)
+    resumed.restore(str(tmp_path / "step-000001"))
+    assert torch.equal(torch.rand(3), drawn)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in _weights(resumed).items())
+    assert all(torch.equal(tensor, moments[name]) for name, tensor in resumed.optimizer.state().items())
 
 
 def test_a_model_that_does_not_fit_is_refused_before_loading(model_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -53,6 +53,13 @@ def test_a_quantile_that_is_a_token_keeps_it(share, num_kept):
     assert kept.tolist() == [[False] * (4 - num_kept) + [True] * num_kept]
 
 
+def test_a_quantile_keeps_its_token_in_the_float64_of_a_run_too():
+    """0.3 · 10 is 3 for a reader, and 3.0000000000000004 for (1 - 0.7) · 10."""
+    entropies = torch.arange(11.0, dtype=torch.float64)[None] / 8
+    kept = filters.high_entropy_tokens(entropies, loss_mask_NT=torch.ones(1, 11, dtype=torch.bool), share=0.7)
+    assert kept.gradient_NT.tolist() == [[False] * 3 + [True] * 8]
+
+
 def test_of_no_tokens_none_is_chosen():
     nothing = torch.zeros(1, 2, dtype=torch.bool)
     assert not filters.high_entropy_tokens(torch.ones(1, 2), loss_mask_NT=nothing).gradient_NT.any()

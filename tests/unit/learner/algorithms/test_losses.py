@@ -215,6 +215,13 @@ def test_dppo_measures_by_the_probability_or_by_the_kl_of_drawing_the_token_or_n
     assert_close(moved(0.5, 0.9, 1.0, threshold_high=0.55, divergence="kl").losses_BT, row(-1.8))
 
 
+def test_dppo_takes_a_log_prob_rounded_to_above_0_for_a_certain_token():
+    given = {"advantages_BT": row(-1.0), "loss_mask_BT": tensor([[True]]), "divergence": "kl"}
+    held = dppo(row(-1e-3), rollout_logprobs_BT=row(1e-7), **given)
+    assert_close(held.losses_BT, row(math.exp(-1e-3 - 1e-7)))
+    assert not held.clipped_BT.any()
+
+
 def test_dppo_caps_its_ratio_and_may_take_the_score_functions_gradient():
     capped = moved(0.5, 0.9, -1.0, ratio_cap=1.5)
     assert_close(capped.losses_BT, row(1.5))

@@ -12,8 +12,10 @@ from learner.algorithms.objective import Objective
 from tests.unit.learner.algorithms.batches import case
 
 
-def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_terms_alone():
-    # One trajectory of two tokens; the filter keeps the first. Advantage 2, ratio 1, k1 of 1 and 3, entropies of 4 and 2.
+@pytest.mark.parametrize(("denominator", "policy_loss"), [("kept", 2.0), ("all", 1.0)])
+def test_an_entropy_filter_leaves_kl_and_entropy_terms_alone(denominator, policy_loss):
+    # One trajectory of two tokens; the filter keeps the first. Advantage 2, ratio 1, k1 of 1 and 3, entropies of 4 and 2. The reference
+    # gives its likeliest token 1/2 and 1/4, the policy both times 1/2.
     ones = torch.ones(1, 2, dtype=torch.float64)
     batch = dataclasses.replace(
         case(0).rows([0]).batch,
@@ -26,26 +28,34 @@ def test_an_entropy_filter_that_shrinks_the_denominator_leaves_kl_and_entropy_te
         rewards_N=tensor([2.0], dtype=torch.float64),
         completion_lengths_N=tensor([2]),
         values_NT=None,
-        reference_partition_NTP=None,
+        reference_partition_NTP=tensor([[[0.5, 0.5], [0.25, 0.75]]]).double().log(),
     )
     made = Objective.from_config(
         AlgorithmConfig.model_validate(
             {
                 "advantage": "raw_reward",
                 "policy_loss": "reinforce",
-                "filters": [{"name": "high_entropy_tokens", "over": "sequence", "share": 0.5, "denominator": "kept"}],
-                "kl": {"loss": {"coefficient": 0.1, "estimator": "k3"}},
+                "filters": [
+                    {"name": "high_entropy_tokens", "over": "sequence", "share": 0.5, "denominator": denominator}
+                ],
+                "kl": {"loss": {"coefficient": 0.1, "estimator": "k3", "log_ratio_clamp": 2.0}},
                 "entropy_coefficient": 0.5,
+                "distillation": {"coefficient": 3.0, "top_k": 1},
             }
         )
     )
-    policy = (-ones).requires_grad_()
-    result = made.loss(made.prepare(batch), policy_logprobs_BT=policy, entropies_BT=tensor([[4.0, 2.0]]))
+    result = made.loss(
+        made.prepare(batch),
+        policy_logprobs_BT=-ones,
+        entropies_BT=tensor([[4.0, 2.0]]),
+        policy_partition_BTP=torch.full((1, 2, 2), 0.5, dtype=torch.float64).log(),
+    )
     report = result.statistics.compute()
-    assert report["policy_loss"] == pytest.approx(2.0)  # −(−1)·2 over the kept token alone
+    assert report["policy_loss"] == pytest.approx(policy_loss)  # −(−1)·2 of the kept token
     assert report["entropy_loss"] == pytest.approx(-0.5 * (4 + 2) / 2)
-    # k3 of log-ratios −1 and −3
-    assert report["kl_loss"] == pytest.approx(0.1 * ((math.exp(-1) + 1 - 1) + (math.exp(-3) + 3 - 1)) / 2)
+    # k3 of log-ratios −1 and −3, which is held at −2
+    assert report["kl_loss"] == pytest.approx(0.1 * ((math.exp(-1) + 1 - 1) + (math.exp(-2) + 2 - 1)) / 2)
+    assert report["distillation_loss"] == pytest.approx(3 * (0 + 0.5 * math.log(2) + 0.5 * math.log(2 / 3)) / 2)
 
 
 def test_tokens_are_chosen_among_those_of_trajectories_that_other_filters_keep():

@@ -113,6 +113,11 @@ def test_a_filter_that_drops_every_group_of_one_is_refused():
         make(advantage="raw_reward", filters=[bounds, "zero_variance"]).check_group_size(1, num_candidates=1)
 
 
+def test_a_filter_by_rewards_on_another_scale_takes_groups_of_one():
+    marks = {"name": "return_bounds", "low": 2.0, "high": 8.0}
+    make(advantage="raw_reward", filters=[marks]).check_group_size(1, num_candidates=1)
+
+
 def per_token(rewards_G: Tensor, *, completion_lengths_G: Tensor, truncated_G: Tensor) -> Tensor:
     return (rewards_G / completion_lengths_G).where(~truncated_G, -1.0)
 

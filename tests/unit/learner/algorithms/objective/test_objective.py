@@ -497,6 +497,55 @@ def test_the_adaptive_coefficient_is_checkpointed():
     assert prepared.kl_coefficients["loss"] == pytest.approx(0.12)
 
 
+def test_the_coefficient_in_force_weighs_the_kl_in_the_loss_and_in_the_reward():
+    term = {"coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 10}}
+    made, whole = make(advantage="raw_reward", kl={"loss": term, "reward": term}), case(6)
+
+    def penalties() -> tuple[float, Tensor]:
+        prepared = made.prepare(whole.batch)
+        report = made.loss(prepared, policy_logprobs_BT=whole.policy).statistics.compute()
+        return report["kl_loss"], whole.batch.rewards_N - prepared.batch.token_rewards_NT.sum(1)
+
+    in_loss, in_reward = penalties()
+    made.observe({"kl_reference_per_trajectory_mean": 5.0, "trajectories": 10.0})
+    assert penalties()[0] == pytest.approx(1.2 * in_loss) != 0
+    assert_close(penalties()[1], 1.2 * in_reward)
+
+
+def test_corrections_multiply_each_other():
+    """π_old/μ = 3, held at 2 by the first and let through by the second: 6 times the loss of 1 per token."""
+    whole = case(0)
+    corrections = [{"name": "tis", "cap": 2.0}, "decoupled"]
+    made = make(advantage="raw_reward", policy_loss="reinforce", proximal="recompute", corrections=corrections)
+    batch = dataclasses.replace(
+        whole.batch,
+        rewards_N=torch.ones(9).double(),
+        proximal_logprobs_NT=whole.batch.rollout_logprobs_NT + math.log(3.0),
+    )
+    ones = torch.ones_like(whole.policy)
+    report = made.loss(made.prepare(batch), policy_logprobs_BT=-ones).statistics.compute()
+    assert (report["correction_weight_mean"], report["policy_loss"]) == (pytest.approx(6.0), pytest.approx(6.0))
+
+
+def test_a_critic_has_a_coefficient_and_an_aggregation_of_its_own():
+    """Values of 0, returns of 2 for one token and 1 for three: means of ½R² of 2 and ½, and 0.4 of their mean, 5/4. By tokens it is 7/8."""
+    whole = case(0).rows([0, 1])
+    batch = dataclasses.replace(
+        whole.batch,
+        loss_mask_NT=torch.tensor([[True, False, False], [True, True, True]]),
+        rewards_N=torch.tensor([2.0, 1.0]).double(),
+        values_NT=torch.zeros(2, 3).double(),
+        completion_lengths_N=torch.tensor([1, 3]),
+        **{name: getattr(whole.batch, name)[:, :3] for name in ("rollout_logprobs_NT", "policy_versions_NT")},
+        **dict.fromkeys(("reference_logprobs_NT", "reference_partition_NTP", "proximal_logprobs_NT", "entropies_NT")),
+    )
+    value = {"coefficient": 0.4, "aggregation": "sequence_mean", "loss": {"name": "value_clip", "clip_range": None}}
+    made = make(advantage="cumulative_returns", value=value)
+    policy = batch.rollout_logprobs_NT
+    result = made.loss(made.prepare(batch), policy_logprobs_BT=policy, values_BT=batch.values_NT)
+    assert result.statistics.compute()["value_loss"] == pytest.approx(0.5)
+
+
 def test_statistics_survive_an_exchange_between_ranks_and_are_all_documented():
     whole, made = case(7), make(preset="ppo", entropy_coefficient=0.01, proximal="recompute", corrections=["tis"])
     prepared = made.prepare(whole.batch)

@@ -11,14 +11,14 @@ from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.objective.statistics import Statistics, reported_names
 
 
-def reported(**section) -> dict[str, float]:
-    """π is 2 and 1 times the policy μ that sampled, the reference is half of μ; the first earned 1."""
+def reported(*, reward: float = 1.0, **section) -> dict[str, float]:
+    """π is 2 and 1 times the policy μ that sampled, the reference is half of μ; the first earned the reward."""
     made = Objective.from_config(AlgorithmConfig.model_validate({"advantage": "raw_reward"} | section))
     batch = BatchTensors(
         loss_mask_NT=torch.ones(2, 1, dtype=torch.bool),
         rollout_logprobs_NT=torch.full((2, 1), -1.0),
         policy_versions_NT=torch.zeros(2, 1, dtype=torch.int64),
-        rewards_N=torch.tensor([1.0, 0.0]),
+        rewards_N=torch.tensor([reward, 0.0], dtype=torch.float64),
         group_index_N=torch.zeros(2, dtype=torch.int64),
         reference_logprobs_NT=torch.full((2, 1), -1.0 - math.log(2)),
         truncated_N=torch.zeros(2, dtype=torch.bool),
@@ -68,3 +68,8 @@ def test_prompts_and_whole_trajectories_have_lengths():
     report = reported()
     assert (report["prompt_length_mean"], report["prompt_length_max"]) == (4, 5)
     assert (report["length_mean"], report["length_max"]) == (5, 6)
+
+
+def test_a_reward_whose_square_no_number_is_has_a_mean_and_no_spread():
+    report = reported(reward=1e200)
+    assert report["reward_mean"] == 5e199 and not math.isfinite(report["reward_std"])
