@@ -242,7 +242,8 @@ async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log:
     evaluates = config.recorded is None and config.evaluation.prompts is not None
     if [each.policy_version for each in last] != [ledger.version] or (evaluates and last[0].metric is None):
         return False
-    log.event("nothing_left", recorded_steps=ledger.version, num_steps=config.num_steps)
+    message = f"all {ledger.version} steps are learned and saved; with more num_steps the run goes on"
+    log.event("nothing_left", recorded_steps=ledger.version, message=message)
     return True
 
 

@@ -124,9 +124,6 @@ _SENTENCES: dict[str, Callable[[Record], str]] = {
     "mismatch_alarm": lambda record: (
         f"rollout and learner log-probs differ by {record.get('mean_abs_nats') or 0.0:.3g} nats on average"
     ),
-    "nothing_left": lambda record: (
-        f"all {record.get('num_steps')} steps are learned and saved: raise num_steps, and the run goes on"
-    ),
     "quarantine": lambda record: f"prompt {record.get('prompt_id')!r} is left out: {record.get('reason')}",
     "recovery": _recovery,
     "resumed": lambda record: f"the run goes on from its record of {record.get('recorded_steps')} steps",
@@ -151,7 +148,7 @@ _WARNINGS = frozenset(
      "sink_left_out", "steering_failed", "storage_failed", "worker_not_joined")
 )  # fmt: skip
 _NOTES = frozenset(
-    ("compute_type", "groups_handed_over", "groups_saved", "learner_loaded", "placement", "recorded", "reward_resumed", "stopping",
-     "waiting_for_nodes")
+    ("compute_type", "groups_handed_over", "groups_saved", "learner_loaded", "nothing_left", "placement", "recorded", "reward_resumed",
+     "stopping", "waiting_for_nodes")
 )  # fmt: skip
 """With a `message`, and yet no warning."""
