@@ -230,17 +230,16 @@ def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
 
 async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: MetricLog) -> bool:
     """Whether nothing is left to learn, to save or to evaluate; says so. A checkpoint that is not whole is for those who restore."""
-    if ledger.version < config.num_steps:
-        return False
-    from learner.checkpoint import reading
-
     try:
-        newest = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))[-1:]
-        last = [await asyncio.to_thread(reading.verify, each) for each in newest]
+        if not config.num_steps <= ledger.version == max(run_dir.checkpoints(), default=0):
+            return False
+        from learner.checkpoint import reading
+
+        newest = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))[-1]
+        manifest = await asyncio.to_thread(reading.verify, newest)
     except (CheckpointError, StorageError):
         return False
-    evaluates = config.recorded is None and config.evaluation.prompts is not None
-    if [each.policy_version for each in last] != [ledger.version] or (evaluates and last[0].metric is None):
+    if config.recorded is None and config.evaluation.prompts is not None and manifest.metric is None:
         return False
     message = f"all {ledger.version} steps are learned and saved; with more num_steps the run goes on"
     log.event("nothing_left", recorded_steps=ledger.version, message=message)

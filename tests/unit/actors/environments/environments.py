@@ -21,6 +21,7 @@ from cluster.contracts.episodes import BlockingEpisode, Episode
 from cluster.contracts.errors import EpisodeOver, ToolError
 from cluster.contracts.tools import tool
 from cluster.contracts.types import Reward, RewardStatus
+from tests.unit.actors.judges import UnspeakableError
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
@@ -365,11 +366,6 @@ def obedient_blocking(episode: BlockingEpisode):
             episode.ask()
             return misbehave(do, episode.columns)
     return 1.0
-
-
-class UnspeakableError(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no words")
 
 
 def misbehave(do: str, columns: Any) -> float:
