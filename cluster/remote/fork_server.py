@@ -200,7 +200,8 @@ def _become(request: Request, connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked_signals)
     sys.argv = request.arguments
-    sys.path.insert(0, os.path.dirname(request.arguments[0]))
+    own = request.environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [os.path.dirname(request.arguments[0]), *(each for each in own if each and each not in sys.path)]
     random.seed()  # or all would draw the same
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from cluster.contracts.config import RunConfig  # imports pydantic
     from cluster.remote.fork_server import ForkServer
 
-_IMPORTS = ("deploy.cluster_up.factories:import_actors", "deploy.cluster_up.factories:import_engine")
+IMPORTS = ("deploy.cluster_up.factories:import_actors", "deploy.cluster_up.factories:import_engine")
+"""For a fork server: what actors need."""
 
 
 class RayAhead:
@@ -41,17 +42,19 @@ class RayAhead:
     def import_for(self, config: "RunConfig") -> None:
         """Begins to import what the run's actors need, in a process of which they are forked then; and returns at once.
 
-        Not with a torch that knows GPUs, which a fork breaks, nor for what is compiled: torch's compiler is not imported.
+        Not with a torch that knows GPUs, which a fork breaks, nor for what is compiled: torch's compiler is not imported. Nor where the
+        environment names such a process already.
         """
         from cluster.remote.fork_server import fork_server
+        from cluster.remote.forked_worker import ADDRESS
 
         compiles = config.learner.compile or not config.rollout.enforce_eager
         is_own = self._address is None and "RAY_ADDRESS" not in os.environ
-        if self._is_importing or compiles or not is_own or not _can_fork():
+        if self._is_importing or ADDRESS in os.environ or compiles or not is_own or not _can_fork():
             return
         self._is_importing = True
         with contextlib.suppress(OSError):  # no room for a socket: Ray starts its workers itself
-            self._server = self._imports.enter_context(fork_server(*_IMPORTS))
+            self._server = self._imports.enter_context(fork_server(*IMPORTS))
 
     def ask(self, function: str, question: str) -> Callable[[], str | None]:
         """What the function of that import path answers in the process that imports, where there is one; None: ask here."""

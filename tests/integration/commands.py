@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from cluster.remote.forked_worker import ADDRESS
 from tests.integration.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -34,8 +35,13 @@ _MARK = "TREADWHEEL_TEST_MARK"
 
 
 def treadwheel(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs the installed command to its end, in the repository root."""
-    return run(f"{_BIN}/treadwheel", *map(str, arguments), env=env)
+    """Runs the installed command to its end, in the repository root. A run's actors are forked of what has imported for all tests."""
+    return run(f"{_BIN}/treadwheel", *map(str, arguments), env={**imported_once(), **(env or {})})
+
+
+def imported_once() -> dict[str, str]:
+    """What tells a run of the process that imports for all tests, where there is one."""
+    return {name: os.environ[name] for name in (ADDRESS,) if name in os.environ}
 
 
 def run(*command: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -44,8 +50,8 @@ def run(*command: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -
 
 
 def environment() -> dict[str, str]:
-    """Ours, with our commands on the PATH and without a cluster that a shell may have named."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    """Ours, with our commands on the PATH and without a cluster that a shell may have named. A run imports for itself."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name != ADDRESS}
     return {**kept, "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}"}
 
 

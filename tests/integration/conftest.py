@@ -4,6 +4,7 @@ What a test leaves in pytest's process would reach all later ones. An engine lea
 both are put back when its module ends. Ray leaves settings that nothing puts back: a test that starts it has a process of its own.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.commands import run
+from cluster.remote.fork_server import fork_server
+from cluster.remote.forked_worker import ADDRESS
+from deploy.cluster_up.ahead import IMPORTS
+from tests.integration.commands import imported_once, run
 from tests.integration.ray_head import RayHead, ray_head
 from tests.integration.shared import SHARED, shared_folder
 
@@ -62,13 +66,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a test marked `own_process` by a pytest of its own."""
     if pyfuncitem.get_closest_marker("own_process") is None or _IS_CHILD in os.environ:
         return None
-    env = {_IS_CHILD: "1"}
+    env = {_IS_CHILD: "1", **imported_once()}
     if isinstance(factory := pyfuncitem.funcargs.get("tmp_path_factory"), pytest.TempPathFactory):
         env[SHARED] = str(shared_folder(factory))
     ended = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid, env=env)
     if ended.returncode != 0:
         pytest.fail(ended.stdout + ended.stderr, pytrace=False)
     return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _imports_once() -> Iterator[None]:
+    """The actors of most runs are forked of one process, which imports what they need. Each run that is to be hurt has one of its own."""
+    with contextlib.nullcontext() if ADDRESS in os.environ else fork_server(*IMPORTS):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

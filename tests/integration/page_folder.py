@@ -14,7 +14,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.commands import environment
+from tests.integration.commands import environment, imported_once
 from tests.pages import ROOT, Block, blocks_of
 
 NUM_STEPS = 3
@@ -104,7 +104,7 @@ class Folder:
         return file
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        ours = {**environment(), **_NO_INSTALLATION, "PYTHONPATH": str(ROOT)}
+        ours = {**environment(), **imported_once(), **_NO_INSTALLATION, "PYTHONPATH": str(ROOT)}
         return subprocess.run(
             command,
             cwd=self.path,

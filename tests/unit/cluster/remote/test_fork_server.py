@@ -95,7 +95,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
         command = [sys.executable, *script, str(worker), *options, "--language=PYTHON"]
         path = os.pathsep.join([str(tmp_path), str(ROOT)])
         return subprocess.run(
-            command, cwd=tmp_path, env=os.environ | env | {"PYTHONPATH": path}, capture_output=True, text=True
+            command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path} | env, capture_output=True, text=True
         )
 
     yield start
@@ -128,6 +128,14 @@ def test_a_forked_worker_has_the_limits_of_the_asking_process_and_goes_first_whe
     asker += "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
     with fork_server(LITTLE):
         assert ask(program, by=("-c", asker)).stdout.split() == ["99", "1000"]
+
+
+def test_a_forked_worker_finds_modules_where_the_asking_process_does(ask: Ask, tmp_path: Path) -> None:
+    own, served = str(tmp_path / "own"), str(ROOT)
+    with fork_server(LITTLE):
+        found = ask("import sys; print(*sys.path)", PYTHONPATH=os.pathsep.join([own, served])).stdout.split()
+
+    assert found[:2] == [str(tmp_path), own] and found.count(served) == 1
 
 
 def test_each_forked_worker_draws_random_numbers_of_its_own(ask: Ask) -> None:

@@ -167,6 +167,15 @@ def test_what_actors_need_is_imported_ahead_where_they_can_be_forked(address, se
     assert len(served) == imports, "once"
 
 
+def test_nothing_is_imported_ahead_where_another_process_has(scripted, monkeypatch):
+    monkeypatch.setattr(ahead_of_checks, "_can_fork", lambda: True)
+    monkeypatch.setenv("TREADWHEEL_FORK_SERVER", "its socket")
+    with RayAhead(None) as ahead:
+        ahead.import_for(run_config())
+
+        assert os.environ["TREADWHEEL_FORK_SERVER"] == "its socket" and ahead.ask("a.module:function", "what")() is None
+
+
 @pytest.mark.parametrize("asks", [True, False], ids=["a server", "none"])
 def test_a_question_goes_to_the_process_that_imports_where_there_is_one(asks, scripted, monkeypatch):
     class Server:
