@@ -57,7 +57,7 @@ def quiet(config: RunConfig) -> RunConfig:
 
 def read(path: str | Path) -> Any:
     """What the run file says, before it is checked."""
-    return read_yaml(path, way_out="name a run file such as deploy/runs/quickstart.yaml")
+    return read_yaml(path, way_out="name a run file; `treadwheel init` makes one")
 
 
 def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the configuration") -> RunConfig:
