@@ -128,7 +128,7 @@ def read_text(path: str | Path, *, way_out: str) -> str:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; {way_out}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}; save it as that") from error
+        raise ConfigError(f"{path} is not UTF-8: {error}; save it as that, or {way_out}") from error
 
 
 def dumped(values: Any) -> str:
