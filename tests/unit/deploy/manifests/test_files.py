@@ -21,6 +21,10 @@ BY_HAND = {
     "quickstart_site.yaml",
     "gpu_site.yaml",
     "rayservice_site.yaml",
+    "storage.yaml",
+    "network.yaml",
+    "kueue.yaml",
+    "viewer.yaml",
 }
 
 
