@@ -100,13 +100,8 @@ def _ignored(config: RunConfig) -> list[str]:
 def _refuse_other_data(recorded: str | None, data: RecordedGroups, run_dir: RunDirectory) -> None:
     """Raises ConfigError when the files have changed since the run's steps: the order of the groups depends on all of them."""
     before = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "recorded"]
-    if not before or before[-1].get("digest") == data.digest:
+    if not before or before[-1]["digest"] == data.digest:
         return
-    if "digest" not in before[-1]:
-        raise ConfigError(
-            f"run_dir={run_dir.url!r} was begun by an earlier version, which kept no digest of recorded={recorded!r}: whether the data are "
-            "the same is not known; name another run_dir, or go on with the version that began it"
-        )
     raise ConfigError(
         f"recorded={recorded!r} has changed since this run began: {before[-1]['num_groups']} groups of digest "
         f"{before[-1]['digest'][:12]} then, {len(data)} of {data.digest[:12]} now; give the run its old data, or name another run_dir"

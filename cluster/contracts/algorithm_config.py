@@ -199,12 +199,6 @@ class MonitorConfig(Section, mark=Mark.LAYOUT):
     groups start: where groups are dropped, a step may have a part of them. 1 measures every step; None never. A loss with a KL to the
     reference has it at every step."""
 
-    @field_validator("reference_kl", mode="before")
-    @classmethod
-    def _read_a_switch(cls, value: Any) -> Any:
-        """As runs of earlier versions were written: on is every step."""
-        return (1 if value else None) if isinstance(value, bool) else value
-
 
 class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """The resolved mathematics of a run; the passport writes it down."""

@@ -37,19 +37,6 @@ def callables(home: str) -> dict[str, tuple[str, Takes]]:
     return found
 
 
-def broken(home: str) -> list[str]:
-    """What is wrong with each file that is not Python, with its path and line."""
-    found: list[str] = []
-    for _, path in _files(home):
-        try:
-            ast.parse(path.read_bytes())
-        except SyntaxError as error:
-            found.append(f"{path}, line {error.lineno}: {error.msg}")
-        except ValueError as error:
-            found.append(f"{path}: {error}")
-    return found
-
-
 def _files(home: str) -> Iterator[tuple[str, Path]]:
     spec = importlib.util.find_spec(home)
     if spec is None or spec.origin is None:

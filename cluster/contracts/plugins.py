@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from cluster.contracts.discovery import Takes, broken, callables
+from cluster.contracts.discovery import Takes, callables
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.importing import importing
 from cluster.contracts.protocols import PromptSource
@@ -243,7 +243,6 @@ def _module_of(name: str, *, home: Home, field: str) -> str:
         return modules[name]
     close = difflib.get_close_matches(name, modules, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    hint += "".join(f"a file there cannot be read: {each}; " for each in broken(home.package))
     raise ConfigError(
         f"{field}={name!r} is not there; {hint}{home.package} has: {', '.join(sorted(modules)) or 'nothing'}; "
         "your own goes by full path, 'my_package.module:name'"

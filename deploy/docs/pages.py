@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from cluster.metrics import METRICS
-from deploy.docs import algorithms, cell, coming_from, configuration, filled, rows, terminal, variants
+from deploy.docs import algorithms, cell, coming_from, configuration, filled, rows, variants
 from deploy.monitoring.alerts import ALERTS, Alert
 from learner.algorithms.objective.statistics import DERIVED, OF_THE_LEARNER, QUANTITIES, reported_name
 
@@ -22,8 +22,6 @@ def pages() -> dict[str, str]:
         "algorithms.md": algorithms.page(),
         "variants.md": variants.page(),
         "coming_from.md": coming_from.page(),
-        "terminal.md": terminal.page(),
-        "terminal.svg": terminal.svg(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Rules for KubeRay resources: what the operator refuses, what Ray's autoscaler stumbles over, and what keeps a run safe.
+"""Rules for KubeRay resources that nobody else tells in time: what Ray's autoscaler stumbles over, and what keeps a run safe.
 
 Pure: manifests in, problems out, each with its path and the way out.
 """
@@ -12,7 +12,7 @@ from cluster.contracts.errors import ConfigError
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
 from deploy.manifests.pods import DRAIN_MARGIN_S, HOME, PORTS
 from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, amount, resources
-from deploy.manifests.site import DRAIN, NAME, OLDEST, PRIORITIES, is_ray, looks_secret, may_change
+from deploy.manifests.site import DRAIN, NAME, OLDEST, is_ray, looks_secret, may_change
 
 Problems = Iterator[str]
 _MOST_CHARACTERS = {
@@ -21,7 +21,6 @@ _MOST_CHARACTERS = {
     "RayCluster": ray_cluster.LARGEST_NAME,
 }
 """KubeRay appends to the names of jobs and services what it needs for their clusters."""
-_AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
 
 
 def check(documents: Sequence[Any], *, source: str, installed_ray: str | None = None) -> list[Resource]:
@@ -75,20 +74,15 @@ def _name(resource: Resource) -> Problems:
 def _auth(cluster: Cluster) -> Problems:
     if cluster.auth_options.mode != "token":
         yield "authOptions.mode is not token: everyone who reaches the head could run programs there; write authOptions: {mode: token}"
-    if cluster.auth_options.enable_k8s_token_auth:
-        yield "authOptions.enableK8sTokenAuth is refused in jobs and services; leave it out, the token is a Secret that KubeRay makes"
     if not is_ray(cluster.ray_version, since=OLDEST):
         yield f"rayVersion={cluster.ray_version!r} is none that treadwheel runs on; write the image's, 2.53.0 or later"
 
 
 def _autoscaler(cluster: Cluster) -> Problems:
-    head = cluster.head_group_spec.template.spec.containers[0]
     if not cluster.enable_in_tree_autoscaling:
         yield "enableInTreeAutoscaling is not true: no pod would come for what the run asks; write it"
     elif cluster.autoscaler_options.version != "v2":
         yield f"autoscalerOptions.version={cluster.autoscaler_options.version!r}: v2 alone drains pods before it deletes them; write v2"
-    if any(each.name == _AUTOSCALER_V2 for each in head.env):
-        yield f"env {_AUTOSCALER_V2} is refused beside autoscalerOptions.version; leave it out"
     yield from pod_standard.container_problems("autoscalerOptions", cluster.autoscaler_options.security_context)
     asked = cluster.autoscaler_options.resources.requests
     if missing := [name for name in ("cpu", "memory") if name not in asked]:
@@ -102,11 +96,6 @@ def _groups(cluster: Cluster) -> Problems:
     )
     for group in cluster.worker_group_specs:
         yield from (f"workerGroupSpecs {group.group_name}: {problem}" for problem in _group(group))
-        if group.priority and not is_ray(cluster.ray_version, since=PRIORITIES):
-            yield (
-                f"workerGroupSpecs {group.group_name}: rayVersion={cluster.ray_version!r} has no priority; write the image's, 2.56.0 or "
-                "later, or leave priority out"
-            )
 
 
 def _group(group: Group) -> Problems:
@@ -145,13 +134,9 @@ def _workers(cluster: Cluster) -> Problems:
 
 
 def _ray_start(part: Head) -> Problems:
-    if "labels" in part.ray_start_params:
-        yield "rayStartParams.labels is refused; write them in `labels` of the group"
     for name in ("num-cpus", "num-gpus"):
         if not re.fullmatch("[0-9]{1,9}", written := part.ray_start_params.get(name, "0")):
             yield f"rayStartParams.{name}={written!r} is no number; write one, such as '4'"
-    if part.resources and part.ray_start_params.keys() & {"num-cpus", "num-gpus", "memory", "resources"}:
-        yield "rayStartParams and `resources` both say what the pod has; leave one out"
 
 
 def _restart(part: Head) -> Problems:

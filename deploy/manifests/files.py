@@ -1,8 +1,8 @@
-"""The committed files of deploy/kubernetes/, made from the run files and site files beside them."""
+"""The files of deploy/kubernetes/ that follow from code: made from run files, site files, alerts and the dashboard. Others are by hand."""
 
 from pathlib import Path
 
-from deploy.manifests import kueue, monitoring, network, ray_cluster, ray_job, ray_service, site, storage, viewer
+from deploy.manifests import monitoring, ray_cluster, ray_job, ray_service, site
 from deploy.manifests.text import dump
 
 FOLDER = Path(__file__).parents[1] / "kubernetes"
@@ -19,16 +19,6 @@ def files() -> dict[str, str]:
         "gpu.yaml": _job("gpu", [], "A run on GPUs: the learner on demand, rollout workers on spot nodes."),
         "raycluster.yaml": _cluster("gpu"),
         "rayservice.yaml": _service("quickstart", step=80),
-        "storage.yaml": dump(
-            [storage.claim("treadwheel", size="200Gi")],
-            comment="The volume of gpu.yaml. Name a storageClassName that many nodes mount at once, and that carries flock to them,\n"
-            "as NFSv4 does: by it a run has one driver.",
-        ),
-        "network.yaml": dump(
-            network.policies(),
-            comment="What may talk to a run's pods, and they to. Some network plug-ins see the API server's own address and port behind\n"
-            "its service: if the head's autoscaler cannot reach it, name them in treadwheel-outside.",
-        ),
         "monitoring.yaml": dump(
             [*monitoring.monitors(), monitoring.rules()],
             comment="For Prometheus's operator. Give all of them the labels that yours selects by (often release: prometheus).\n"
@@ -37,27 +27,6 @@ def files() -> dict[str, str]:
         "dashboard.yaml": dump(
             [monitoring.dashboard()],
             comment="deploy/grafana/treadwheel.json for the sidecar of kube-prometheus-stack's Grafana.",
-        ),
-        "viewer.yaml": dump(
-            viewer.viewer(
-                image=ray_job.image(site.load(f"{_SITES}/gpu_site.yaml"), needs_gpus=True),
-                claim="treadwheel",
-                hosts=["localhost", viewer.NAME],
-            ),
-            comment="The runs on the volume of storage.yaml, in a browser; an ingress needs its name as --trusted-host. First the token:\n"
-            f"  kubectl create secret generic {viewer.NAME} --from-literal=token=$(openssl rand -hex 24)\n"
-            f"then kubectl port-forward service/{viewer.NAME} 8000:80, and http://localhost:8000/?token=... once: docs/viewer.md.",
-        ),
-        "kueue.yaml": dump(
-            kueue.queues(
-                quotas={
-                    "on-demand": {"cpu": "128", "memory": "1024Gi", "ephemeral-storage": "1Ti", "nvidia.com/gpu": "8"},
-                    "spot": {"cpu": "256", "memory": "2048Gi", "ephemeral-storage": "2Ti", "nvidia.com/gpu": "16"},
-                },
-                queue="treadwheel",
-            ),
-            comment="Quotas for jobs whose site file says `queue: treadwheel`. Kueue 0.15.2 or later, with its feature gate\n"
-            "ElasticJobsViaWorkloadSlices: a RayJob that scales is admitted slice by slice.",
         ),
     }
 

@@ -2,35 +2,16 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails
 
 from cluster.contracts.errors import ConfigError
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True, strict=True)
-
-
-class _KubeRays(_Part):
-    """All of whose fields are known, so that a typo is told. kubectl's dry run tells those inside pods, which are Kubernetes' own."""
-
-    others: ClassVar[str] = ""
-    """Fields of KubeRay 1.7 that no rule reads."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _require_known_fields(cls, values: Any) -> Any:
-        if isinstance(values, dict) and (unknown := [str(name) for name in values if name not in cls.known()]):
-            raise ValueError(f"KubeRay 1.7 has no field {', '.join(unknown)} here; correct the name, or leave it out")
-        return values
-
-    @classmethod
-    def known(cls) -> set[str]:
-        return {field.alias or name for name, field in cls.model_fields.items()} | {*cls.others.split()}
 
 
 class Variable(_Part):
@@ -110,54 +91,35 @@ class Template(_Part):
     spec: PodSpec
 
 
-class HeadService(_Part):
-    metadata: dict[str, Any] = Field(default={})
-
-
-class Head(_KubeRays):
+class Head(_Part):
     ray_start_params: dict[str, str] = Field(default={})
-    resources: dict[str, str] = Field(default={})
     labels: dict[str, str] = Field(default={})
     template: Template
 
 
-class HeadGroup(Head):
-    others = "enableIngress ingressOptions serviceType"
-    head_service: HeadService = HeadService()
-
-
 class Group(Head):
-    others = "idleTimeoutSeconds numOfHosts scaleStrategy suspend"
     group_name: str
-    priority: int | None = None
     replicas: int | None = None
     min_replicas: int | None = None
     max_replicas: int | None = None
 
 
-class AutoscalerOptions(_KubeRays):
-    others = "args command env envFrom idleTimeoutSeconds image imagePullPolicy upscalingMode volumeMounts"
+class AutoscalerOptions(_Part):
     version: str | None = None
     resources: Resources = Resources()
     security_context: dict[str, Any] = Field(default={})
 
 
-class AuthOptions(_KubeRays):
-    others = "secretName"
+class AuthOptions(_Part):
     mode: str = "disabled"
-    enable_k8s_token_auth: bool = Field(default=False, alias="enableK8sTokenAuth")
 
 
-class Cluster(_KubeRays):
-    others = (
-        "gcsFaultToleranceOptions headServiceAnnotations historyServerOptions managedBy "
-        "networkPolicy suspend tlsOptions upgradeStrategy"
-    )
+class Cluster(_Part):
     ray_version: str = ""
     auth_options: AuthOptions = AuthOptions()
     enable_in_tree_autoscaling: bool = False
     autoscaler_options: AutoscalerOptions = AutoscalerOptions()
-    head_group_spec: HeadGroup
+    head_group_spec: Head
     worker_group_specs: list[Group] = Field(default=[])
 
     def parts(self) -> Iterator[tuple[str, Head]]:
@@ -166,52 +128,16 @@ class Cluster(_KubeRays):
         yield from ((f"workerGroupSpecs {group.group_name}", group) for group in self.worker_group_specs)
 
 
-class Condition(_KubeRays):
-    job_status: str | None = None
-    job_deployment_status: str | None = None
-    ttl_seconds: int = 0
-
-
-class DeletionRule(_KubeRays):
-    policy: str
-    condition: Condition
-
-
-class DeletionStrategy(_KubeRays):
-    on_success: dict[str, Any] | None = None
-    on_failure: dict[str, Any] | None = None
-    deletion_rules: list[DeletionRule] = Field(default=[])
-
-
-class Job(_KubeRays):
-    others = (
-        "clusterSelector entrypointNumCpus entrypointNumGpus entrypointResources jobId "
-        "managedBy metadata runtimeEnvYAML submitterConfig submitterPodTemplate suspend"
-    )
+class Job(_Part):
     entrypoint: str = ""
     submission_mode: str = "K8sJobMode"
     shutdown_after_job_finishes: bool = False
-    backoff_limit: int = 0
-    active_deadline_seconds: int | None = None
-    pre_running_deadline_seconds: int | None = None
-    ttl_seconds_after_finished: int = 0
-    deletion_strategy: DeletionStrategy | None = None
+    deletion_strategy: dict[str, Any] | None = None
     ray_cluster_spec: Cluster
 
 
-class UpgradeStrategy(_KubeRays):
-    others = "clusterUpgradeOptions"
-    type: str | None = None
-
-
-class Service(_KubeRays):
-    others = (
-        "deploymentUnhealthySecondThreshold excludeHeadPodFromServeSvc managedBy "
-        "serveService serviceUnhealthySecondThreshold suspend"
-    )
+class Service(_Part):
     serve_config_v2: str = ""
-    upgrade_strategy: UpgradeStrategy = UpgradeStrategy()
-    ray_cluster_deletion_delay_seconds: int = 0
     ray_cluster_config: Cluster
 
 
@@ -219,26 +145,15 @@ class Metadata(_Part):
     name: str
 
 
-class _JobFile(_Part):
+_Spec = TypeVar("_Spec", Job, Cluster, Service)
+
+
+class _File(_Part, Generic[_Spec]):
     metadata: Metadata
-    spec: Job
+    spec: _Spec
 
 
-class _ClusterFile(_Part):
-    metadata: Metadata
-    spec: Cluster
-
-
-class _ServiceFile(_Part):
-    metadata: Metadata
-    spec: Service
-
-
-_KINDS: dict[str, type[_JobFile] | type[_ClusterFile] | type[_ServiceFile]] = {
-    "RayJob": _JobFile,
-    "RayCluster": _ClusterFile,
-    "RayService": _ServiceFile,
-}
+_KINDS = {"RayJob": _File[Job], "RayCluster": _File[Cluster], "RayService": _File[Service]}
 
 
 class Resource(_Part):
@@ -261,7 +176,7 @@ def resources(documents: Sequence[Any], *, source: str) -> list[Resource]:
         try:
             read = _KINDS[kind].model_validate(document)
         except ValidationError as error:
-            problems = [f"{_path(each['loc'])}: {_message(each)}" for each in error.errors()]
+            problems = [f"{_path(each['loc'])}: {each['msg'].lower()}" for each in error.errors()]
             raise ConfigError("\n  ".join([f"{source}: {kind} cannot be read", *problems])) from error
         spec = read.spec
         found.append(
@@ -284,11 +199,6 @@ def _cluster_of(spec: Job | Cluster | Service) -> Cluster:
     if isinstance(spec, Job):
         return spec.ray_cluster_spec
     return spec if isinstance(spec, Cluster) else spec.ray_cluster_config
-
-
-def _message(detail: ErrorDetails) -> str:
-    ours = "Value error, "
-    return detail["msg"].removeprefix(ours) if detail["msg"].startswith(ours) else detail["msg"].lower()
 
 
 def _path(location: Sequence[int | str]) -> str:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import yaml
@@ -11,13 +10,6 @@ import yaml
 from cluster.contracts.errors import ConfigError
 from deploy.config.yaml_text import NO_VALUE, Dumper, StrictLoader
 from deploy.manifests.pods import Manifest
-
-_AUTH = re.compile(r"^( *)rayVersion: .+\n\1authOptions:\n(?:\1  .+\n)+", re.MULTILINE)
-_TLS = """\
-# TLS among Ray's processes, where KubeRay has its alpha feature RayClusterMTLS on, and cert-manager is there:
-# tlsOptions:
-#   enabled: true
-"""
 
 
 class _Dumper(Dumper):
@@ -36,10 +28,9 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), 
 
 
 def dump(manifests: Sequence[Manifest], *, comment: str = "") -> str:
-    """`comment` goes on top, a "#" before each of its lines. What a cluster may have and rarely has stands in it as a comment."""
+    """`comment` goes on top, a "#" before each of its lines."""
     top = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
-    written = yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-    return top + _AUTH.sub(lambda found: found[0] + indent(_TLS, found[1]), written)
+    return top + yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def read(path: str) -> list[Any]:

@@ -20,7 +20,7 @@ def wheel(tmp_path_factory) -> Path:
     """A wheel of the checkout, which leaves out what a run of it has left there."""
     folder = tmp_path_factory.mktemp("wheel")
     # As on every machine where it ran once.
-    py_compile.compile(str(ROOT / "deploy/quickstart/make_model.py"))
+    py_compile.compile(str(ROOT / "deploy/cli/application.py"))
     # What an earlier build left in the checkout would come along.
     places = folder / "places.cfg"
     places.write_text(f"[build]\nbuild_base={folder}/build\n[egg_info]\negg_base={folder}\n")

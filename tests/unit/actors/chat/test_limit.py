@@ -7,7 +7,7 @@ from actors.chat.limit import PromptLimit
 from cluster.contracts.errors import DataError
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.types import Prompt
-from deploy.quickstart.make_model import make_tokenizer as byte_level_tokenizer
+from tests.embedded_models.quickstart import make_tokenizer as byte_level_tokenizer
 from tests.models import make_tokenizer
 
 TEMPLATE = "{% for m in messages %}<{{ m.content }}>{% endfor %}"

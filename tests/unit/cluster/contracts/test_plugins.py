@@ -226,9 +226,7 @@ def test_a_file_that_is_not_python_costs_its_own_names_alone(package):
     assert names(anywhere) == ["classy", "one", "other", "regex", "script", "third", "torn"]
     with pytest.raises(ConfigError, match=r"x='torn' does not import: SyntaxError: .* \(torn.py, line 2\)"):
         find(Plugin(name="torn"), home=anywhere, field="x")
-    with pytest.raises(
-        ConfigError, match=r"x='two' is not there; .*house_of_tests/torn.py, line 2: .* was never closed"
-    ):
+    with pytest.raises(ConfigError, match=r"x='two' is not there"):
         find(Plugin(name="two"), home=package, field="x")
     assert find(Plugin(name="one"), home=package, field="x").__name__ == "one"
 

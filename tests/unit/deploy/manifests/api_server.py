@@ -22,15 +22,6 @@ def problems(resource):
     return [f"{error.json_path}: {error.message}"[:300] for error in validator.iter_errors(whole)]
 
 
-def fields(kind, path):
-    """Names below a path of the kind's spec, through lists."""
-    node = _known()[kind][0]["properties"]["spec"]
-    for name in filter(None, path.split(".")):
-        node = node["properties"][name]
-        node = node.get("items", node)
-    return {*node["properties"]}
-
-
 def _strict(node):
     if isinstance(node, list):
         return [_strict(each) for each in node]

@@ -13,7 +13,7 @@ from deploy.manifests import checks, text
 from deploy.manifests.files import FOLDER, files
 from deploy.manifests.site import looks_secret
 from tests.unit.deploy.manifests import api_server
-from tests.unit.deploy.manifests.made import GPU, KUBERAY, KUBERNETES, QUICKSTART, cluster_of, committed, templates_of
+from tests.unit.deploy.manifests.made import GPU, KUBERNETES, QUICKSTART, cluster_of, committed, templates_of
 
 BY_HAND = {
     "kustomization.yaml",
@@ -21,6 +21,10 @@ BY_HAND = {
     "quickstart_site.yaml",
     "gpu_site.yaml",
     "rayservice_site.yaml",
+    "storage.yaml",
+    "network.yaml",
+    "kueue.yaml",
+    "viewer.yaml",
 }
 
 
@@ -226,21 +230,9 @@ def test_a_service_that_was_edited_is_checked(tmp_path):
     whole = Path(KUBERNETES, "rayservice.yaml").read_text()
     kept = invoke(QUICKSTART, "--check", f"{KUBERNETES}/rayservice.yaml")
     assert kept.exit_code == 0 and "RayService quickstart keeps the rules" in kept.output
-    edited.write_text(whole.replace("import_path", "import_from"))
+    edited.write_text(whole.replace("applications:", "application:"))
     refused = invoke(QUICKSTART, "--check", str(edited))
-    assert refused.exit_code == 2 and "no list of applications with name and import_path" in refused.output
-
-
-@pytest.mark.parametrize("name", KUBERAY)
-def test_tls_is_a_comment_that_a_user_makes_a_setting(name):
-    whole = (FOLDER / name).read_text(encoding="utf-8")
-    with_tls = whole.replace("# tlsOptions:\n", "tlsOptions:\n").replace("#   enabled: true\n", "  enabled: true\n")
-    (before,), (after,) = (
-        [each for each in yaml.safe_load_all(text) if each["kind"].startswith("Ray")] for text in (whole, with_tls)
-    )
-    assert "tlsOptions" not in cluster_of(before)
-    assert cluster_of(after) == {**cluster_of(before), "tlsOptions": {"enabled": True}}
-    assert api_server.problems(after) == []
+    assert refused.exit_code == 2 and "no list of applications" in refused.output
 
 
 def test_the_command_refuses_a_site_and_a_manifest_with_one_clear_error_and_code_2(tmp_path):

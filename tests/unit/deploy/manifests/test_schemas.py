@@ -19,7 +19,7 @@ from ray.core.generated.common_pb2 import LabelSelectorOperator
 
 from cluster.supervision.asked_nodes import plan_asked
 from deploy.config.loading import load
-from deploy.manifests import checks, ray_job, ray_service, reading
+from deploy.manifests import checks, ray_job, ray_service
 from deploy.manifests.site import Site
 from tests.unit.deploy.manifests import api_server
 from tests.unit.deploy.manifests.made import (
@@ -65,28 +65,6 @@ def test_an_unknown_field_a_wrong_type_and_a_missing_one_are_refused(change, tol
     made = resource("quickstart.yaml")
     change(made)
     assert any(told in problem for problem in api_server.problems(made))
-
-
-@pytest.mark.parametrize(
-    ("kind", "path", "part"),
-    [
-        ("RayJob", "", reading.Job),
-        ("RayJob", "deletionStrategy", reading.DeletionStrategy),
-        ("RayJob", "deletionStrategy.deletionRules", reading.DeletionRule),
-        ("RayJob", "deletionStrategy.deletionRules.condition", reading.Condition),
-        ("RayService", "", reading.Service),
-        ("RayService", "upgradeStrategy", reading.UpgradeStrategy),
-        ("RayCluster", "", reading.Cluster),
-        ("RayJob", "rayClusterSpec", reading.Cluster),
-        ("RayService", "rayClusterConfig", reading.Cluster),
-        ("RayCluster", "authOptions", reading.AuthOptions),
-        ("RayCluster", "autoscalerOptions", reading.AutoscalerOptions),
-        ("RayCluster", "headGroupSpec", reading.HeadGroup),
-        ("RayCluster", "workerGroupSpecs", reading.Group),
-    ],
-)
-def test_the_fields_that_are_taken_are_those_of_kuberays_definitions(kind, path, part):
-    assert part.known() == api_server.fields(kind, path)
 
 
 def test_nulls_are_dropped_and_defaults_are_applied():

@@ -7,7 +7,7 @@ from typer.main import get_command
 from deploy.cli import app
 from deploy.manifests import pod_standard
 from deploy.manifests.reading import Head
-from tests.unit.deploy.manifests.made import committed
+from tests.unit.deploy.manifests.made import committed, resource, templates_of
 
 
 def _pod() -> dict:
@@ -45,3 +45,8 @@ def test_its_service_finds_its_pods_and_no_run_policy_does():
         service["spec"]["selector"] == _pod()["metadata"]["labels"] == {"app.kubernetes.io/name": "treadwheel-viewer"}
     )
     assert {port["targetPort"] for port in service["spec"]["ports"]} == {"http"}
+
+
+def test_its_image_is_that_of_the_runs_beside_it():
+    gpu = templates_of(resource("gpu.yaml"))[0]["spec"]["containers"][0]
+    assert _pod()["spec"]["containers"][0]["image"] == gpu["image"]

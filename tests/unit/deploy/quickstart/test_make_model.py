@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deploy.quickstart import make_model
-from deploy.quickstart.make_model import student
+import deploy
+from tests.embedded_models import quickstart as make_model
+from tests.embedded_models.quickstart import student
 
-MODEL = Path(make_model.__file__).parent / "model"
+MODEL = Path(deploy.__file__).parent / "quickstart/model"
 
 
 class Forgetful(random.Random):

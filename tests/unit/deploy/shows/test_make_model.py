@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import deploy
 from actors.chat.report import chat_report
 from actors.chat.turns import Turns
 from actors.environments.calculator import calculate
@@ -13,12 +14,11 @@ from actors.environments.grid import START, STEPS, make_grid
 from actors.environments.guess import guess
 from cluster.contracts.episodes import Said
 from cluster.contracts.types import FinishReason
-from deploy.quickstart.small_models import ASSISTANT_ID, END_ID, encode
-from deploy.shows import make_model
-from deploy.shows.players import GUESS_PROMPT, calculating
+from tests.embedded_models.players import GUESS_PROMPT, calculating
+from tests.embedded_models.small_models import ASSISTANT_ID, END_ID, encode
 from tests.unit.actors.environments.played import play
 
-MODEL = Path(make_model.__file__).parent / "model"
+MODEL = Path(deploy.__file__).parent / "shows/model"
 SMALL_MODEL = MODEL.parent / "small_model"
 QUESTION = "Solve the following multiplication: 123 * 456. Give only the result as your final answer."
 

@@ -2,8 +2,8 @@ from random import Random
 
 import pytest
 
-from deploy.shows import players
-from deploy.shows.players import GRID_PROMPT, GUESS_PROMPT, calculating, guessing, noting, walking
+from tests.embedded_models import players
+from tests.embedded_models.players import GRID_PROMPT, GUESS_PROMPT, calculating, guessing, noting, walking
 
 
 def contents(messages):

@@ -346,11 +346,6 @@ def test_the_kl_to_the_reference_is_that_of_the_trajectories_that_it_scored():
         make(kl={"loss": {"coefficient": 0.1}}).prepare(batch)
 
 
-@pytest.mark.parametrize(("written", "every"), [(True, 1), (False, None), (4, 4), (None, None)])
-def test_a_switch_for_the_monitored_reference_means_every_step(written, every):
-    assert AlgorithmConfig.model_validate({"monitor": {"reference_kl": written}}).monitor.reference_kl == every
-
-
 def test_the_reference_is_wanted_in_the_first_step_and_in_every_so_many_after_it():
     wanted = [make(monitor={"reference_kl": 3}).wants_reference(step) for step in range(7)]
     assert wanted == [True, False, False, True, False, False, True]

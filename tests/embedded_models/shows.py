@@ -1,9 +1,9 @@
-"""Makes an embedded model of the shows: `python -m deploy.shows.make_model OUT_DIR`, about five minutes on one CPU core, and with
+"""Makes an embedded model of the shows: `python -m tests.embedded_models.shows OUT_DIR`, about five minutes on one CPU core, and with
 `--small` the smaller one, two minutes.
 
 A small Qwen3 with a small byte-level tokenizer and a chat template with tools is trained from scratch, supervised, on scripted episodes
 of two environments, `guess` and `calculator`, or `note_to_self` and `grid`: first on those of good players, then on those of sloppy ones
-(`deploy.shows.players`). So the model can play and rarely plays well, which reinforcement learning can mend within minutes. All is seeded;
+(`players.py`). So the model can play and rarely plays well, which reinforcement learning can mend within minutes. All is seeded;
 other machines differ by rounding.
 """
 
@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from actors.environments.calculator import calculate
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
 from cluster.contracts.types import Prompt
-from deploy.quickstart.small_models import (
+from tests.embedded_models.players import calculating, guessing, noting, walking
+from tests.embedded_models.small_models import (
     SPECIAL_TOKENS,
     Conversation,
     Draw,
@@ -27,7 +28,6 @@ from deploy.quickstart.small_models import (
     imitate,
     small_qwen3,
 )
-from deploy.shows.players import calculating, guessing, noting, walking
 
 PRODUCTS = {"task": "products", "min_terms": 2, "max_terms": 2, "min_digits": 3, "max_digits": 3}
 NUM_PRODUCTS = 20_000

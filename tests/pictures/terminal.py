@@ -1,15 +1,16 @@
-"""docs/terminal.md and docs/terminal.svg: a run in the terminal, drawn by what draws runs."""
+"""docs/terminal.svg: a run in the terminal, drawn by what draws runs. `python -m tests.pictures.terminal` draws it anew."""
 
 import io
 import math
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from cluster.sinks.console import Drawn, Standing
-from deploy.docs import filled
 
+FILE = Path("docs/terminal.svg")
 _WIDTH, _HEIGHT = 100, 30
 _STEPS, _DONE, _SECONDS = 80, 40, 2.0
 _BEGAN = time.mktime((2026, 11, 24, 11, 6, 30, 0, 0, 0))
@@ -78,16 +79,7 @@ def example() -> Standing:
     return standing
 
 
-def page() -> str:
-    """The whole of docs/terminal.md."""
-    return filled("terminal", table=_drawn().export_text().rstrip())
-
-
 def svg() -> str:
-    return _drawn().export_svg(title="treadwheel train", theme=_THEME, code_format=_SVG, unique_id="treadwheel")
-
-
-def _drawn() -> Console:
     console = Console(
         file=io.StringIO(),
         record=True,
@@ -101,4 +93,8 @@ def _drawn() -> Console:
         legacy_windows=False,
     )
     console.print(Drawn(example()))
-    return console
+    return console.export_svg(title="treadwheel train", theme=_THEME, code_format=_SVG, unique_id="treadwheel")
+
+
+if __name__ == "__main__":
+    FILE.write_text(svg(), encoding="utf-8")

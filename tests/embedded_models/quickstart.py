@@ -1,4 +1,4 @@
-"""Makes the embedded model of the quickstart: `python -m deploy.quickstart.make_model OUT_DIR`, about four minutes on one CPU core.
+"""Makes the embedded model of the quickstart: `python -m tests.embedded_models.quickstart OUT_DIR`, about four minutes on one CPU core.
 
 A small Qwen3 with a small byte-level tokenizer is trained from scratch, supervised, on sums and differences of two two-digit
 numbers from reasoning_gym's train split: first on right answers, then on the homework of a sloppy student, who mostly forgets
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
 from cluster.contracts.types import Prompt
-from deploy.quickstart.small_models import Conversation, Draw, byte_level_tokenizer, imitate, small_qwen3
+from tests.embedded_models.small_models import Conversation, Draw, byte_level_tokenizer, imitate, small_qwen3
 
 TASK = {"task": "chain_sum", "min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
 NUM_PROMPTS = 30_000
