@@ -1,13 +1,11 @@
-"""What a Kubernetes cluster has that a run file does not say: image, volume, secrets, kinds of nodes. The defaults work anywhere.
-
-Which names are valid Kubernetes says itself.
-"""
+"""What a Kubernetes cluster has that a run file does not say: image, volume, secrets, kinds of nodes. The defaults work anywhere."""
 
 import re
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -33,44 +31,93 @@ _OWN = {DRAIN, STOP_WAIT, "HOME"}
 """Variables that the manifest sets itself."""
 
 
+def _only(pattern: str, *, meaning: str) -> AfterValidator:
+    def validated(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} is not {meaning}")
+        return text
+
+    return AfterValidator(validated)
+
+
+_LABEL = r"[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+_SUBDOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+Variable = Annotated[
+    str, _only("[A-Za-z_][A-Za-z0-9_]*", meaning="a variable's name: letters, digits and _, no digit first")
+]
+LabelKey = Annotated[
+    str,
+    _only(
+        f"({_SUBDOMAIN}/)?{_LABEL}",
+        meaning="a label's key, such as cloud.example.com/pool: letters, digits, '-', '_', '.'",
+    ),
+]
+LabelValue = Annotated[
+    str,
+    _only(
+        f"({_LABEL})?",
+        meaning="a label's value: at most 63 letters, digits, '-', '_', '.', a letter or digit at both ends",
+    ),
+]
+SecretName = Annotated[str, _only(_SUBDOMAIN, meaning="a Secret's name: lower-case letters, digits, '-', '.'")]
+ObjectName = Annotated[str, _only(_SUBDOMAIN, meaning="a name for Kubernetes: lower-case letters, digits, '-', '.'")]
+Namespace = Annotated[
+    str,
+    _only(
+        "(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?",
+        meaning="a namespace's name: at most 63 lower-case letters, digits and dashes, no dash at an end",
+    ),
+]
+ResourceName = Annotated[
+    str, _only(f"{_SUBDOMAIN}/{_LABEL}", meaning="a resource of a device plug-in, such as nvidia.com/gpu: DOMAIN/NAME")
+]
+KeyName = Annotated[str, _only("[-._A-Za-z0-9]{1,253}", meaning="a key of a Secret: letters, digits, '-', '_', '.'")]
+
+
 class Toleration(Section, mark=Mark.RESOURCES):
-    key: str
+    key: LabelKey
     operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = None
+    value: LabelValue | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """None tolerates all effects."""
+
+    @model_validator(mode="after")
+    def _require_equal_for_a_value(self) -> "Toleration":
+        if self.value is not None and self.operator == "Exists":
+            raise ValueError(f"value={self.value!r} is compared by operator: Equal alone; write it, or leave value out")
+        return self
 
 
 class Nodes(Section, mark=Mark.RESOURCES):
     """Where pods may go."""
 
-    node_selector: dict[str, str] = Field(default={})
+    node_selector: dict[LabelKey, LabelValue] = Field(default={})
     tolerations: tuple[Toleration, ...] = ()
 
 
 class SecretKey(Section, mark=Mark.RESOURCES):
-    secret: str
+    secret: SecretName
     """Name of a Secret in the run's namespace."""
-    key: str
+    key: KeyName
 
 
 class Site(Section, mark=Mark.RESOURCES):
     name: str | None = None
     """Of the job; None takes the run file's."""
-    namespace: str | None = None
+    namespace: Namespace | None = None
     """None leaves it to kubectl."""
     image: str | None = None
     """Made from deploy/images/Dockerfile; None is treadwheel:VERSION-cpu, or -gpu where the run asks for GPUs."""
     ray_version: str = Field(default_factory=lambda: version("ray"))
     """Of the Ray in the image."""
-    run_claim: str | None = None
+    run_claim: ObjectName | None = None
     """PersistentVolumeClaim (ReadWriteMany) that all pods mount at /treadwheel. Without it that folder lasts as long as its pod, and
     learner and services stay on the head pod, where the run directory then is."""
-    token_secret: str | None = None
+    token_secret: SecretName | None = None
     """Secret with the cluster's token under the key auth_token; None lets KubeRay make one."""
-    env: dict[str, str] = Field(default={})
+    env: dict[Variable, str] = Field(default={})
     """Variables of all pods, in place of the manifest's own HF_HOME too. Secrets go below `secrets`."""
-    secrets: dict[str, SecretKey] = Field(default={})
+    secrets: dict[Variable, SecretKey] = Field(default={})
     """Variables of all pods, from Secrets: `HF_TOKEN: {secret: hub, key: token}`."""
     on_demand: Nodes = Nodes()
     """For head, learner and services, and for rollout workers where `spot` is not set."""
@@ -78,7 +125,7 @@ class Site(Section, mark=Mark.RESOURCES):
     """For rollout workers: nodes that may be taken away at any time. None has none."""
     overflow: bool = True
     """Rollout workers go on demand when no spot node is to be had."""
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: ResourceName = "nvidia.com/gpu"
     largest_pod_gpus: PositiveInt = 8
     largest_pod_cpus: PositiveInt = 64
     """Pods that hold more than one actor are no larger than this."""
@@ -100,7 +147,7 @@ class Site(Section, mark=Mark.RESOURCES):
     deadline_s: PositiveInt = 604800
     """KubeRay calls an attempt that takes longer failed, and makes no other. That stops nothing: the run goes on until its cluster is
     deleted, `keep_s` later."""
-    queue: str | None = None
+    queue: ObjectName | None = None
     """Kueue's LocalQueue that admits the job; None does not queue."""
 
     @field_validator("name")
