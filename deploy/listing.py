@@ -5,7 +5,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,8 +130,10 @@ def shown_parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:
 
 
 def _type(hint: Any) -> str:
-    """As a run file's author thinks of it: `'add' | 'clamp'`, `number | none`."""
+    """As a run file's author thinks of it: `'add' | 'clamp'`, `number | none`, `list of text`."""
     origin = typing.get_origin(hint)
+    if origin in (list, Sequence):
+        return f"list of {_type(typing.get_args(hint)[0])}"
     if origin is typing.Literal:
         return " | ".join(repr(choice) for choice in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):
