@@ -103,7 +103,9 @@ def _described(name: str, kind: Kind) -> Described:
         found = find(Plugin(name=name), home=kind.home, field=kind.setting)
     except ConfigError as error:
         return Described(name=name, meaning=str(error), parameters=())
-    return Described(name=name, meaning=_meaning(found, name), parameters=tuple(shown_parameters(found, home=kind.home)))
+    return Described(
+        name=name, meaning=_meaning(found, name), parameters=tuple(shown_parameters(found, home=kind.home))
+    )
 
 
 def _meaning(found: Callable[..., Any], name: str) -> str:

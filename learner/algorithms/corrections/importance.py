@@ -42,8 +42,8 @@ def tis(
 ) -> Tensor:
     """Truncated importance sampling.
 
-    Formula: clip(w, floor, C), w = π_old/μ of the token, or by `level` of its trajectory: the product over its tokens (`sequence`), or their
-        geometric mean (`geometric`); C 2.0 per token, 5.0 is usual per sequence
+    Formula: clip(w, floor, C), w = π_old/μ of the token, or by `level` of its trajectory: the product over its tokens (`sequence`), or
+        their geometric mean (`geometric`); C 2.0 per token, 5.0 is usual per sequence
     Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025)
     Degenerate: 1 where μ = π_old; 0 where masked
     Peers: verl `rollout_is` (log_ratio_clamp 20), TRL `token_truncate`, `sequence_truncate` (sum), OpenRLHF `clip`
