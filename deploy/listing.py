@@ -5,7 +5,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,9 @@ def _described(name: str, kind: Kind) -> Described:
         found = find(Plugin(name=name), home=kind.home, field=kind.setting)
     except ConfigError as error:
         return Described(name=name, meaning=str(error), parameters=())
-    return Described(name=name, meaning=_meaning(found, name), parameters=tuple(_parameters(found, home=kind.home)))
+    return Described(
+        name=name, meaning=_meaning(found, name), parameters=tuple(shown_parameters(found, home=kind.home))
+    )
 
 
 def _meaning(found: Callable[..., Any], name: str) -> str:
@@ -116,7 +118,8 @@ def _meaning(found: Callable[..., Any], name: str) -> str:
     return " ".join(" ".join(_PROSE_ENDS.split(text or "", maxsplit=1)[0] for text in texts).split())
 
 
-def _parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:
+def shown_parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:
+    """What config may set, each as `Described.parameters`."""
     hints = type_hints(found)
     for name, parameter in parameters(found, home=home).items():
         typed = name if name not in hints else f"{name}: {_type(hints[name])}"
@@ -129,8 +132,10 @@ def _parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:
 
 
 def _type(hint: Any) -> str:
-    """As a run file's author thinks of it: `'add' | 'clamp'`, `number | none`."""
+    """As a run file's author thinks of it: `'add' | 'clamp'`, `number | none`, `list of text`."""
     origin = typing.get_origin(hint)
+    if origin in (list, Sequence):
+        return f"list of {_type(typing.get_args(hint)[0])}"
     if origin is typing.Literal:
         return " | ".join(repr(choice) for choice in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):

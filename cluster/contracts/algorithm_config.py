@@ -229,8 +229,8 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     """Of a group that `rollout.extra_trajectories` over-samples, all are finished and judged, and this chooses those that train; a name
     below learner.algorithms.batch_rules.selection. None: the first to finish."""
     filters: tuple[Plugin, ...] = ()
-    """They choose what trains: a dropped trajectory leaves the batch and its denominators, a dropped token the policy loss. Names below
-    learner.algorithms.batch_rules.filters."""
+    """They choose what trains: a dropped trajectory leaves the batch and its denominators (an aggregation's `empty_rows` may count it),
+    a dropped token the policy loss. Names below learner.algorithms.batch_rules.filters."""
     corrections: tuple[Plugin, ...] = ()
     """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.corrections."""
     proximal: Literal["rollout", "recompute", "approximate", "ewma"] = "rollout"

@@ -1,6 +1,5 @@
 """docs/algorithms.md: every variant of the mathematics with its formula, source, degenerate case, peers and parameters."""
 
-import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping
@@ -8,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
-from cluster.contracts.plugins import Home, Plugin, find, names, parameters
+from cluster.contracts.plugins import Home, Plugin, find, names
 from deploy.docs import filled, rows
+from deploy.listing import shown_parameters
 from learner.algorithms import kl
 from learner.algorithms.objective import Objective
-from learner.algorithms.objective.statistics import reported_names
 from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, OF_THE_ROWS
 from learner.algorithms.registry.presets import PRESETS, VERSIONS
 from learner.algorithms.registry.variants import docstring_sections
@@ -42,7 +41,6 @@ def page() -> str:
         variants="\n\n".join(_section(title, HOMES[field], field) for field, title in _TITLES.items()),
         estimators=_estimators(),
         presets=_presets(),
-        statistics=rows((f"`{name}`", text) for name, text in reported_names().items()),
         golden=_golden(),
     )
 
@@ -74,16 +72,8 @@ def _entry(name: str, function: Callable[..., Any], *, home: Home) -> str:
     sections = docstring_sections(function)
     labels = [each for each in ("Formula", "Gradient", "Source", "Degenerate", "Peers") if sections.get(each)]
     lines = [f"### `{name}`", "", sections["summary"], "", *(f"* {label}: {sections[label]}" for label in labels)]
-    return "\n".join([*lines, f"* Parameters: {_parameters(function, home=home)}"])
-
-
-def _parameters(function: Callable[..., Any], *, home: Home) -> str:
-    shown: list[str] = []
-    for name, parameter in parameters(function, home=home).items():
-        default = "none" if parameter.default is None else parameter.default
-        is_required = default is inspect.Parameter.empty
-        shown.append(f"`{name}` (required)" if is_required else f"`{name}` = {default}")
-    return ", ".join(shown) or "none"
+    shown = ", ".join(f"`{parameter}`" for parameter in shown_parameters(function, home=home))
+    return "\n".join([*lines, f"* Parameters: {shown or 'none'}"])
 
 
 def _presets() -> str:

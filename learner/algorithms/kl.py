@@ -62,7 +62,7 @@ def unbiased(
     loss_mask_BT: Tensor,
     log_ratio_clamp: float | None = None,
 ) -> Tensor:
-    """k3 weighted by the ratio to the policy that sampled: right value and right gradient, whoever sampled.
+    """k3 weighted by the ratio to the policy that sampled: right value and right gradient under any sampler.
 
     Formula: ρ·k3 with ρ = π/μ, whose gradient is ρ·(log π − log π_ref)·∇log π
     Source: DeepSeek-V3.2, arXiv:2512.02556

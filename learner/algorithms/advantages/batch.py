@@ -35,11 +35,11 @@ def opo(rewards_N: Tensor, *, loss_mask_NT: Tensor, group_index_N: Tensor) -> Te
 
 
 def gpg(rewards_N: Tensor, *, group_index_N: Tensor) -> Tensor:
-    """Centred rewards, scaled up by the share of trajectories that earned nothing.
+    """Centred rewards over the share of the batch's trajectories whose reward is not 0.
 
-    Formula: (r − mean_G) · N / max(1, number of r ≠ 0)
+    Formula: (r − mean_G) · N / max(1, number of r ≠ 0), both counted over the batch
     Source: GPG, arXiv:2504.02546
-    Degenerate: equal rewards give exactly 0; a group of one has no baseline
+    Degenerate: equal rewards give exactly 0; a group of one has no baseline and gives its reward, scaled
     Peers: verl `gpg`
     """
     rewards_N = at_least_float32(rewards_N)
@@ -96,7 +96,7 @@ def group_mean_batch_std(
     """
     rewards_N = at_least_float32(rewards_N)
     centred_N = over_groups(mean_centered, rewards_N, group_index_N=group_index_N)
-    if len(rewards_N) <= ddof:
+    if len(rewards_N) <= ddof or all_equal(rewards_N):
         return torch.zeros_like(rewards_N)
     return centred_N / (rewards_N.std(correction=ddof) + epsilon)
 

@@ -90,9 +90,14 @@ def pass_at_k(
     """
     rewards_G = at_least_float32(rewards_G)
     if rewards_G.numel() < 2:
-        return _singleton(rewards_G, singleton="error", name="pass_at_k")
-    best = rewards_G.topk(2)
+        raise ValueError(
+            f"pass_at_k needs at least 2 trajectories in a group, got {rewards_G.numel()}; sample more of each prompt, or use "
+            "an advantage that takes a group of one, such as 'raw_reward'"
+        )
     advantages_G = torch.zeros_like(rewards_G)
+    if all_equal(rewards_G):
+        return advantages_G
+    best = rewards_G.topk(2)
     gain = best.values[0] - best.values[1]
     advantages_G[best.indices[0]] = gain / (rewards_G.std() + epsilon) if normalise else gain
     return advantages_G
@@ -154,7 +159,7 @@ def none(rewards_G: Tensor) -> Tensor:
     Formula: 0
     Source: on-policy distillation, where the per-token KL to a teacher is the whole advantage (GKD, arXiv:2306.13649, with λ = 1 and the
         reverse KL; Thinking Machines, "On-Policy Distillation", 2025)
-    Degenerate: refused where nothing else teaches: no `kl.loss`, and no `kl.reward` whose credit is `token` or `to_go`
+    Degenerate: refused where nothing else teaches: `kl.loss`, `kl.reward` with credit `token` or `to_go`, `distillation`, or `sft`
     Peers: tinker-cookbook `on_policy_distillation` (advantage −β·(log π − log π_teacher) per token)
     """
     return torch.zeros_like(at_least_float32(rewards_G))

@@ -59,7 +59,7 @@ def gae_scan(
 
 
 def token_rewards(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
-    """Each token's own reward: credit that the environment, or whoever made the trajectories, gave token by token.
+    """Each token's own reward, which the environment or imported trajectories give token by token.
 
     Formula: A_t = r_t
     Source: none

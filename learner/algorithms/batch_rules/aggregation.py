@@ -35,7 +35,7 @@ def sequence_mean(
 
     Formula: w = m / ((len_i + ε) · N), N trajectories with at least one token, ε 0 (verl 1e-8)
     Source: GRPO, arXiv:2402.03300
-    Degenerate: a trajectory with nothing unmasked is no part of N (verl, OpenRLHF); `empty_rows="count"` counts it (TRL);
+    Degenerate: a trajectory of which filters left nothing is no part of N (verl, OpenRLHF); `empty_rows="count"` counts it (TRL);
         LightRFT gives NaN
     Peers: verl `seq-mean-token-mean`, TRL `grpo` (count), OpenRLHF `token_level_loss=False`, LightRFT, TapeAgents 0.1.16
     """
@@ -64,7 +64,7 @@ def sequence_sum_mean(loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude"
 
     Formula: w = m / N, N trajectories with at least one token
     Source: REINFORCE's own estimator
-    Degenerate: `empty_rows="count"` counts trajectories with nothing unmasked
+    Degenerate: `empty_rows="count"` counts trajectories of which filters left nothing
     Peers: verl `seq-mean-token-sum`, TRL `luspo`, TapeAgents 0.1.16 with sums
     """
     return _divided_by(_num_rows(loss_mask_NT.sum(1), empty_rows=empty_rows), loss_mask_NT)
@@ -75,9 +75,10 @@ def sequence_sum_over_length(
 ) -> Tensor:
     """Sum per trajectory over a constant length, so that long completions are not favoured.
 
-    Formula: w = m / (N · L_max)
+    Formula: w = m / (N · L_max), L_max = `max_length`
     Source: Dr. GRPO, arXiv:2503.20783
-    Degenerate: `max_length=None`, which no run leaves, takes the longest completion of the step; the padded width depends on the layout
+    Degenerate: N counts trajectories of which filters left nothing, unless `empty_rows="exclude"`; without a `max_length`, as in
+        episodes of several turns, L_max is the longest completion of the update
     Peers: TRL `dr_grpo` (max_completion_length), verl `seq-mean-token-sum-norm` (padded width, exclude)
     """
     length_N = loss_mask_NT.sum(1)

@@ -42,7 +42,8 @@ def tis(
 ) -> Tensor:
     """Truncated importance sampling.
 
-    Formula: clip(π_old/μ, floor, C); C 2.0 per token, 5.0 is usual per sequence
+    Formula: clip(w, floor, C), w = π_old/μ of the token, or by `level` of its trajectory: the product over its tokens (`sequence`), or
+        their geometric mean (`geometric`); C 2.0 per token, 5.0 is usual per sequence
     Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025)
     Degenerate: 1 where μ = π_old; 0 where masked
     Peers: verl `rollout_is` (log_ratio_clamp 20), TRL `token_truncate`, `sequence_truncate` (sum), OpenRLHF `clip`
@@ -65,7 +66,7 @@ def self_normalised_tis(
 ) -> Tensor:
     """Truncated importance sampling whose weights have a mean of 1 over the step, so that truncation changes no learning rate.
 
-    Formula: w / mean(w), with w = clip(π_old/μ, floor, C); the mean is over tokens, or over trajectories where they have one weight each
+    Formula: w / mean(w), w the weight of `tis`; the mean is over tokens, or over trajectories where they have one weight each
     Source: self-normalised importance sampling, Owen, "Monte Carlo theory, methods and examples" (2013), 9.2
     Degenerate: 1 where μ = π_old, and where all of a step is truncated alike; 0 where masked
     Peers: verl `rollout_is_batch_normalize`, slime `tis_batch_normalize` (over what one rank holds)
@@ -118,7 +119,7 @@ def icepop(
 ) -> Tensor:
     """The ratio where it is inside a range, nothing where it is not.
 
-    Formula: π_old/μ if low ≤ π_old/μ ≤ high, else 0
+    Formula: w if low ≤ w ≤ high, else 0; w = π_old/μ at the `level` of `tis`
     Source: IcePop, arXiv:2510.18855
     Degenerate: 1 where μ = π_old
     Peers: TRL `token_mask` and `sequence_mask`, OpenRLHF and NeMo-RL `icepop`; on the loss `reinforce` with `proximal: recompute` and one

@@ -23,7 +23,7 @@ def sequence_mask(
 ) -> Tensor:
     """Drops trajectories whose ratio leaves a range.
 
-    Formula: 1 if low ≤ exp(mean_t log π_old/μ) ≤ high, else 0
+    Formula: 1 if low ≤ exp(mean_t log π_old/μ) ≤ high, else 0; another `level` is that of `tis`
     Source: verl's rollout correction; OpenRLHF
     Degenerate: 1 where μ = π_old
     Peers: verl `rollout_rs` with geometric statistics, OpenRLHF `mask` at `geo` level

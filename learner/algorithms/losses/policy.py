@@ -51,7 +51,7 @@ def reinforce(
     """Plain policy gradient, with neither ratio nor clip.
 
     Formula: −log π · A; `positive_part` takes max(A, 0)
-    Gradient: the policy gradient for tokens that π itself sampled; for older ones the difference is left in
+    Gradient: the policy gradient for tokens that π itself sampled; for older ones nothing corrects the difference
     Source: Williams (1992); GPG, arXiv:2504.02546
     Degenerate: none
     Peers: TapeAgents `reinforce` (`relu_log_p_weights` is positive_part; `use_advantages=False` is advantage `raw_reward`), verl `gpg`
@@ -203,8 +203,8 @@ def dppo(
 ) -> TokenLosses:
     """A trust region on probabilities: tokens whose probability already moved too far, the way A pushes it, get no gradient.
 
-    Formula: −1[inside]·ρA with ρ = π/μ; inside unless D > threshold and (π − μ) has A's sign; D = |π − μ| (`tv`) or the KL of
-        keeping against not keeping the token (`kl`); `ratio_cap` bounds ρ; `score_function` takes sg(ρ)·log π for ρ
+    Formula: −1[inside]·ρA with ρ = π/μ; inside unless D > threshold and (π − μ) has A's sign; D = |π − μ| (`tv`) or KL(μ ‖ π)
+        of drawing the token or not (`kl`); `ratio_cap` bounds ρ; `score_function` takes sg(ρ)·log π for ρ
     Gradient: −ρA∇log π for tokens inside, 0 for the others
     Source: arXiv:2602.04879
     Degenerate: a rare token may have any ratio, as |π − μ| stays small: that is the point

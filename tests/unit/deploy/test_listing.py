@@ -18,7 +18,7 @@ def test_a_variant_shows_parameters_with_types_and_defaults_and_what_it_means():
     start = lines.index("ppo_clip: Clipped surrogate of PPO and GRPO.")
     assert lines[start + 1] == "    epsilon_low: number = 0.2"
     assert lines[start + 3] == "    dual_clip: number | none = none"
-    assert "    pattern: text (required)" in list(listing("rewards"))
+    assert {"    pattern: text (required)", "    tags: list of text = ('think', 'answer')"} <= {*listing("rewards")}
     assert "    max_length: integer = sampling.max_tokens" in list(listing("reward_shaping"))
 
 

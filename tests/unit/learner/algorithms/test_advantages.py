@@ -61,6 +61,17 @@ def test_equal_rewards_whose_mean_is_rounded_give_exactly_zero(function):
     assert (advantages * 0 == advantages).all()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        partial(group_mean_batch_std, group_index_N=torch.zeros(8), epsilon=0.0),
+        partial(pass_at_k, normalise=True, epsilon=0.0),
+    ],
+)
+def test_equal_rewards_of_no_spread_at_all_give_zero_without_an_epsilon(function):
+    assert function(torch.ones(8)).tolist() == [0.0] * 8
+
+
 @pytest.mark.parametrize("function", [grpo, mean_centered, rloo])
 def test_a_group_of_one_is_zero_raw_or_an_error_as_told(function):
     assert function(tensor([3.0]), singleton="zero").tolist() == [0.0]
@@ -106,7 +117,7 @@ def test_pass_at_k_pays_the_winner_its_lead():
     assert_close(
         pass_at_k(tensor([0.0, 2.0]), normalise=True, epsilon=2 - 2**0.5), tensor([0.0, 1.0])
     )  # a spread of √2
-    with pytest.raises(ValueError, match="pass_at_k needs at least 2 trajectories in a group, got 1"):
+    with pytest.raises(ValueError, match="pass_at_k needs at least 2 trajectories in a group, got 1; sample more"):
         pass_at_k(tensor([1.0]))
 
 
