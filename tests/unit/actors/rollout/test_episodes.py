@@ -222,6 +222,15 @@ async def test_a_turn_that_was_cut_off_is_the_last_one_unless_the_run_says_other
     assert row["finish_reason"] == "length"
 
 
+async def test_no_more_episodes_are_under_way_than_the_run_says():
+    """Seen in review: a worker takes whole groups, and all episodes of one began at once, more than a server has sessions for."""
+    engine = counting()
+    rows = await rows_of("two_turns", ticket(num=3), engine=engine, episodes={"max_concurrent": 1})
+    assert [row["reward"] for row in rows] == [0.5] * 3
+    turns = [request.request_id.rpartition("/")[2] for request in engine.added]
+    assert turns == ["0.1.0", "0.1.1", "1.1.0", "1.1.1", "2.1.0", "2.1.1"]
+
+
 async def test_a_failed_episode_has_a_status_and_a_stage_and_no_reward():
     failed, good = await rows_of("failing", ticket(num=2))
     assert (failed["reward"], failed["reward_status"], failed["failed_stage"]) == (None, "error", "environment")
