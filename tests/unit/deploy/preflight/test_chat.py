@@ -35,8 +35,11 @@ def test_three_lines_tell_what_is_exact():
 
 def test_what_the_run_says_of_its_episodes_is_what_it_does():
     found = dict(rows_of("qwen3", history="template", parser="my_parsers:read"))
-    assert found["history"] == "a new segment begins where the template changes it at a user's message: earlier reasoning is dropped"
-    assert found["tools"] == "answers exact, several answers in a row; calls are read by episodes.parser='my_parsers:read'"
+    assert found == {
+        "turns": dict(rows_of("qwen3"))["turns"],
+        "history": "a new segment begins where the template changes it at a user's message: earlier reasoning is dropped",
+        "tools": "answers exact, several answers in a row; calls are read by episodes.parser='my_parsers:read'",
+    }
     assert dict(rows_of("pythonic", parser="my_parsers:read"))["tools"] == found["tools"]
 
 
