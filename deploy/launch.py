@@ -169,7 +169,9 @@ async def noting_the_end(log: MetricLog) -> AsyncIterator[None]:
         log.end("stopped")
         raise
     except BaseException as error:
-        log.end("failed", error=type(error).__name__, reason=str(error))
+        details = getattr(error, "details", None)
+        told = {} if details is None else {"details": details}
+        log.end("failed", error=type(error).__name__, reason=str(error), **told)
         raise
     log.end("finished")
 

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
 from actors.chat.rendered_calls import render_turn, wants_arguments_as_text
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Segment, Transcript
 from cluster.contracts.config import ModelConfig
-from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Event, Said, ToolCall
 from cluster.contracts.types import Completion, FinishReason, Prompt
-from deploy.playing import call_of
+from deploy.playing import Game, call_of
 
 _TRAINED, _WRITTEN = "bold black on green", "dim"
 _ANY = Prompt(prompt_id="any", messages=[{"role": "user", "content": "?"}])
@@ -21,20 +21,21 @@ _BEGINS, _ENDS = "⟦", "⟧"
 """Around what is trained, where there are no colours."""
 
 
-def of_model(path: str, prompt: Prompt) -> "Tokens":
-    """Raises ConfigError for a model that does not load, or whose conversations are not exact."""
-    return Tokens(ChatFormatter.load(ModelConfig(path=path)), prompt)
+def of_model(path: str, game: Game) -> "Tokens":
+    """Raises ConfigError for a model that does not load, or whose conversations are not exact, and for a parser that is not there."""
+    return Tokens(ChatFormatter.load(ModelConfig(path=path)), game)
 
 
 class Tokens:
     """What is said becomes tokens, as if the model had sampled them; what is heard is read from these, tool calls too."""
 
-    def __init__(self, formatter: ChatFormatter, prompt: Prompt) -> None:
-        """Raises ConfigError for a model whose conversations are not exact."""
+    def __init__(self, formatter: ChatFormatter, game: Game) -> None:
+        """Raises ConfigError for a model whose conversations are not exact, and for a parser that is not there."""
         self._formatter = formatter
         self._turns = formatter.turns()
-        speech = Speech(formatter)
-        self._transcript = Transcript(Opening(prompt, speech), speech, EpisodesConfig())
+        parser = game.episodes.parser
+        speech = Speech(formatter, parser=parser and NamedParser(parser))
+        self._transcript = Transcript(Opening(game.prompt, speech), speech, game.episodes)
 
     def take(self, events: Sequence[Event]) -> None:
         self._transcript.take(events)

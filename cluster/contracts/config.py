@@ -230,7 +230,8 @@ class RunConfig(Section):
         if not self.has_episodes:
             return self.rollout.timeout_s
         episodes, size = self.episodes, self.buffer.trajectories_per_group + self.rollout.extra_trajectories
-        rounds = _NUM_TRIES * math.ceil(size / episodes.max_processes)
+        at_once = min(episodes.max_processes, self.max_concurrent_trajectories)
+        rounds = _NUM_TRIES * math.ceil(size / at_once)
         return self.rollout.timeout_s + rounds * (episodes.timeout_s + episodes.cleanup_s)
 
     @property

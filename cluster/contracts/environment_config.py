@@ -18,7 +18,7 @@ class EpisodesConfig(Section):
     max_turns: Mathematics[PositiveInt] = 16
     """Of the model in one episode, tool calls included. An episode that asks for more ends as `length`, with what it has earned."""
     on_turn_length: Mathematics[Literal["end", "continue"]] = "end"
-    """What a turn that was cut off at `sampling.max_tokens` is. `end`: the model's last one; the environment may still return a reward.
+    """What a turn that was cut off at its token limit is. `end`: the model's last one; the environment may still return a reward.
     `continue`: its close is written for it, and the episode goes on."""
     history: Mathematics[Literal["append", "template"]] = "append"
     """What the model sees of earlier turns. `append`: the tokens that it sampled and that it was given, as they were. `template`: where

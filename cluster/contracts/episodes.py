@@ -124,7 +124,7 @@ class EpisodeTask:
     """One task, as one episode of its group gets it."""
 
     id: str
-    """Stable over retries: for side effects that must not happen twice."""
+    """Of this episode alone in its run, and stable over retries: for side effects that must not happen twice."""
     prompt: str
     """As text."""
     messages: tuple[Message, ...]

@@ -1,4 +1,4 @@
-"""What judges print, as events: a few lines a heartbeat, so that a print in a reward is seen while a run goes on, and fills no disk."""
+"""What judges or environments print, as events: a few lines a heartbeat, so that a print is seen in time, and fills no disk."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from cluster.contracts.protocols import Events
 from cluster.contracts.types import Progress
 
 _MOST_EVENTS = 1000
-"""Of a driver; from then on prints are in the logs of their actors alone."""
+"""Of a driver, for judges and for environments; from then on prints are in the logs of their actors alone."""
 
 
 class Prints:

@@ -11,6 +11,7 @@ from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.departures import Departures
 from cluster.rollouts.destinations import Destination, HeldOutGroups, Training
 from cluster.rollouts.dispatcher import Dispatcher
+from cluster.rollouts.prints import Prints
 from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.tickets import TicketOffice
 from cluster.rollouts.worker_pool import WorkerPool
@@ -42,6 +43,8 @@ class Production:
         self._supervisor = supervisor
         self._destination = destination
         self._may_wait_for_nodes = may_wait_for_nodes
+        self._prints = Prints(supervisor.events)
+        """Of environments."""
         self._departures = Departures(fleet=self.fleet, groups=dispatcher, supervisor=supervisor)
 
     async def start(self, *, reference_waits_for: asyncio.Event | None = None) -> None:
@@ -132,6 +135,7 @@ class Production:
     def note_progress(self) -> None:
         """All actors have said what they do."""
         self._scorers.note_progress()
+        self._prints.note(progress for place in self.fleet.places() if (progress := place.progress()))
 
     def describe(self) -> str:
         """What every actor does, for the error of a wait that was too long."""

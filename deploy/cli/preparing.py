@@ -240,7 +240,7 @@ def play(
         if model is not None:
             from deploy import playing_tokens
 
-            tokens = playing_tokens.of_model(model, game.prompt)
+            tokens = playing_tokens.of_model(model, game)
         says = playing.typed(screen) if say is None else playing.scripted(say, screen)
         if not playing.play(game, says, screen, tokens=tokens):
             raise typer.Exit(1)

@@ -101,7 +101,7 @@ def check(
             *report.batch_rows(config),
             *report.prompt_rows(config, source, looks),
             *report.held_out_rows(config, source, held_out, held_out_looks),
-            *chat.chat_rows(formatter),
+            *chat.chat_rows(formatter, config.episodes),
             *environments.environment_rows(config, played or {}),
             *(environments.world_rows(config, source, formatter) if plays and config.has_episodes else ()),
             *report.mathematics_rows(config, needs),

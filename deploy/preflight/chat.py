@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.errors import DataError
 
 if TYPE_CHECKING:
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from actors.chat.report import ChatReport
 
 
-def chat_rows(formatter: "ChatFormatter") -> Iterator[tuple[str, str, str]]:
+def chat_rows(formatter: "ChatFormatter", episodes: EpisodesConfig) -> Iterator[tuple[str, str, str]]:
     """None for a model without a chat template. A template that is not exact is no problem of a run of single turns."""
     from actors.chat.report import chat_report
 
@@ -22,8 +23,8 @@ def chat_rows(formatter: "ChatFormatter") -> Iterator[tuple[str, str, str]]:
         yield "chat", "turns", f"not supported: {error}"
         return
     yield "chat", "turns", _turns(found)
-    yield "chat", "history", _history(found)
-    yield "chat", "tools", _tools(found)
+    yield "chat", "history", _history(found, episodes)
+    yield "chat", "tools", _tools(found, episodes)
     if found.unsplittable:
         yield (
             "chat",
@@ -46,16 +47,20 @@ def _turns(found: "ChatReport") -> str:
     return f"exact; a reply {begin} and ends with {end}; {'system messages' if found.takes_system else 'no system messages'}"
 
 
-def _history(found: "ChatReport") -> str:
+def _history(found: "ChatReport", episodes: EpisodesConfig) -> str:
     if found.rewrites is None:
         return "stays as sampled"
+    if episodes.history == "template":
+        return f"a new segment begins where the template changes it at a user's message: {found.rewrites}"
     return f"stays as sampled, where the template would change it at a user's message: {found.rewrites}"
 
 
-def _tools(found: "ChatReport") -> str:
+def _tools(found: "ChatReport", episodes: EpisodesConfig) -> str:
     if found.why_no_tools is not None:
         return f"not supported: {found.why_no_tools}"
     answers = "several answers in a row" if found.takes_several_answers else "one answer a turn"
+    if episodes.parser is not None:
+        return f"answers exact, {answers}; calls are read by episodes.parser={episodes.parser.name!r}"
     if found.why_no_calls is not None:
         return f"answers exact, {answers}; calls cannot be read: {found.why_no_calls}"
     calls = "several calls a turn" if found.takes_several_calls else "one call a turn"

@@ -67,6 +67,8 @@ class Conversation:
         self.sampling = task.sampling
         self.context: list[Message] | None = [*task.messages]
         """All that was said since the start, or since it was rewritten; None after a raw prompt, which has no messages."""
+        self.shown_tools: Sequence[Mapping[str, Any]] = ()
+        """Schemas that the context shows, at its beginning."""
         self._config = config
         self._send = send
         self._endpoint = endpoint
@@ -220,6 +222,8 @@ class Conversation:
             raise self._refusal()
         if self.num_turns >= self._config.max_turns:
             raise EpisodeOver(f"the model has had max_turns={self._config.max_turns} turns", limit=Limit.TURNS)
+        # By the template the context may begin anew at any turn, with the tools of that turn.
+        begins_anew = self.needs_no_messages or self._config.history == "template"
         events = tuple(self._events)
         if asked.raw is None and self.context is None:
             raise DataError(
@@ -252,6 +256,8 @@ class Conversation:
             raise
         self.num_turns += 1
         self.num_context_tokens = said.num_context_tokens
+        if begins_anew:
+            self.shown_tools = asked.tools
         if asked.raw is not None:
             self.context = None
         elif self.context is not None:

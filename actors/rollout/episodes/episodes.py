@@ -30,7 +30,7 @@ class Episodes:
         self._hosts: dict[str, EnvironmentHost] | None = None
         self._starting = asyncio.Lock()
         self._num_calls = 0
-        self._pace: AtOnce | Lockstep = AtOnce()
+        self._pace: AtOnce | Lockstep = AtOnce(num_places=config.max_concurrent_trajectories)
         self.printed = PrintedLines()
 
     async def start(self) -> None:
@@ -40,8 +40,7 @@ class Episodes:
                 self._hosts = await started_hosts(self._config, printed=self.printed)
                 if self._config.deterministic:
                     places = [host.num_places for host in self._hosts.values() if host.num_places is not None]
-                    most = min(places, default=self._config.max_concurrent_trajectories)
-                    self._pace = Lockstep(num_places=most)
+                    self._pace = Lockstep(num_places=min([self._config.max_concurrent_trajectories, *places]))
 
     def group(self, ticket: Ticket, *, environment: str, key: str) -> EpisodeGroup:
         """Raises DataError as an `EpisodeGroup`."""

@@ -75,8 +75,16 @@ class Lockstep:
 class AtOnce:
     """Each turn as soon as it is asked for."""
 
+    num_places: int
+    """As of `Lockstep`."""
+    _free: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.num_places)
+
     async def enter(self, place: Place) -> None:
-        """May play."""
+        """Waits until this episode may play."""
+        await self._free.acquire()
 
     def ask(self, place: Place, request: EngineRequest, submit: Submit) -> None:
         submit([request])
@@ -85,4 +93,5 @@ class AtOnce:
         """It is under way."""
 
     def leave(self, place: Place) -> None:
-        """Nobody waits for it."""
+        """The episode has ended, or is not wanted any more."""
+        self._free.release()

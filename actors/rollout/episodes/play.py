@@ -72,7 +72,10 @@ class Play:
     @property
     def task(self) -> EpisodeTask:
         ticket = self.ticket
-        task = task_of(ticket.prompt, id=f"{ticket.group_id}/{self.index}", seed=ticket.seed, index=self.index)
+        # A held-out prompt comes at each evaluation: another time, and not another try.
+        evaluation = f"/{ticket.policy_version}" if ticket.index < 0 else ""
+        id = f"{ticket.group_id}/{self.index}{evaluation}"
+        task = task_of(ticket.prompt, id=id, seed=ticket.seed, index=self.index)
         return replace(task, sampling={name: getattr(self._sampling, name) for name in _OF_THE_DISTRIBUTION})
 
     async def converse(self, asked: Asked) -> Said:

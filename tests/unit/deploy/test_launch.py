@@ -288,12 +288,14 @@ def test_the_type_that_auto_comes_to_is_an_event_and_what_run_yaml_says(tmp_path
     assert "dtype: float32" in run_dir.read_text("run.yaml")
 
 
-def test_a_run_that_fails_says_of_what(ended):
-    assert ended(WorkerError("rollout-0 died")) == {
+@pytest.mark.parametrize("details", [{}, {"details": "Ray's own words"}])
+def test_a_run_that_fails_says_of_what(ended, details):
+    assert ended(WorkerError("rollout-0 died", **details)) == {
         "kind": "failed",
         "policy_version": 2,
         "error": "WorkerError",
         "reason": "rollout-0 died",
+        **details,
     }
 
 

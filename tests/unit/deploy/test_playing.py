@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -151,11 +152,15 @@ def test_a_run_files_own_column_of_sources_is_read_as_its_run_reads_it(tmp_path)
     assert result.exit_code == 0, result.output
 
 
+def model_of(family: str, folder: Path) -> str:
+    tokenizer_of(family).save_pretrained(folder)
+    Qwen3Config(max_position_embeddings=4096).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def model(tmp_path):
-    tokenizer_of("qwen25").save_pretrained(tmp_path)
-    Qwen3Config(max_position_embeddings=4096).save_pretrained(tmp_path)
-    return str(tmp_path)
+    return model_of("qwen25", tmp_path)
 
 
 def test_a_model_shows_which_tokens_would_be_trained(model):
@@ -182,6 +187,15 @@ def test_a_rewritten_context_is_a_row_of_its_own(model):
         "row 2: " in result.output
         and "The note says 7.<|im_end|>\n<|im_start|>assistant\n⟦<|im_end|>⟧" in result.output
     )
+
+
+def test_the_tokens_of_a_run_file_are_those_of_its_episodes(tmp_path):
+    """Seen in review: a run whose history is the template's has a row for each turn that reasons, and play showed one."""
+    settings = (f"environment={{name: '{HERE}:guess', top: 20}}", "episodes.history=template")
+    words = said("<think>\nhalf\n</think>\n\n10", "13")
+    result = played("deploy/runs/quickstart.yaml", *settings, "--model", model_of("qwen3", tmp_path), *words)
+    assert result.exit_code == 0, result.output
+    assert "row 1: " in result.output and "row 2: " in result.output
 
 
 def test_ctrl_c_at_the_keyboard_ends_the_game(tmp_path):

@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
 
 from actors.environments.host.conversation import Conversation, asks_at_once
@@ -71,15 +70,16 @@ class EpisodeEndpoint:
         if isinstance(request, RawRequest):
             asked = replace(asked, raw=request.prompt, wants_token_ids=request.wants_token_ids)
         else:
-            asked = replace(asked, messages=self._new_in(request.messages), tools=request.tools)
+            asked = replace(asked, messages=self._new_in(request), tools=request.tools)
         return await self._conversation.turn_at_endpoint(asked)
 
-    def _new_in(self, history: Sequence[Message]) -> tuple[Message, ...]:
-        """What is to be asked with. Another history than the context rewrites it first."""
+    def _new_in(self, request: ChatRequest) -> tuple[Message, ...]:
+        """What is to be asked with. Another history than the context, or tools that it does not show, rewrite it first."""
         conversation = self._conversation
-        messages = without_ids(history, self._made_ids)
+        messages = without_ids(request.messages, self._made_ids)
         added = None if conversation.context is None else added_to(conversation.context, messages)
-        if added is None or not (added or conversation.needs_no_messages):
+        goes_on = added and request.tools in ((), conversation.shown_tools)
+        if added is None or not (goes_on or conversation.needs_no_messages):
             conversation.rewrite(messages)
             return ()
         return added

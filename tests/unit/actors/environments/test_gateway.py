@@ -102,6 +102,23 @@ async def test_after_a_rewrite_the_conversation_goes_on():
     assert model.asked[2] == Asked(messages=(user("Further."),))
 
 
+async def test_tools_that_the_context_does_not_show_begin_it_anew():
+    """Seen in review: a graph with other tools at each node got 400, and advice that only an environment can follow."""
+    add, find = ({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "find"))
+    histories = [[PROMPT]]
+    for answer in ("one", "two", "three"):
+        histories.append([*histories[-1], said(answer), user("Go on.")])
+    requests = zip(histories, ([add], [find], [find], []), strict=True)
+    model = Scripted("one", "two", "three")
+    await after(model, *({"messages": history, "tools": tools} for history, tools in requests))
+    assert model.asked == [
+        Asked(tools=(add,)),
+        Asked(events=(Rewritten(messages=tuple(histories[1])),), tools=(find,)),
+        Asked(messages=(user("Go on."),), tools=(find,)),
+        Asked(messages=(user("Go on."),)),
+    ]
+
+
 async def test_calls_go_out_with_ids_and_their_answers_come_in():
     model = Scripted(calls("calculate", expression="12*12"), calls("calculate", expression="é", id="mine"), "140")
 

@@ -6,14 +6,16 @@ import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.episodes.episodes import Episodes
-from actors.rollout.episodes.play import task_of
+from actors.rollout.episodes.play import Play, task_of
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import RunConfig
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
@@ -220,6 +222,15 @@ async def test_a_turn_that_was_cut_off_is_the_last_one_unless_the_run_says_other
     assert row["finish_reason"] == "length"
 
 
+async def test_no_more_episodes_are_under_way_than_the_run_says():
+    """Seen in review: a worker takes whole groups, and all episodes of one began at once, more than a server has sessions for."""
+    engine = counting()
+    rows = await rows_of("two_turns", ticket(num=3), engine=engine, episodes={"max_concurrent": 1})
+    assert [row["reward"] for row in rows] == [0.5] * 3
+    turns = [request.request_id.rpartition("/")[2] for request in engine.added]
+    assert turns == ["0.1.0", "0.1.1", "1.1.0", "1.1.1", "2.1.0", "2.1.1"]
+
+
 async def test_a_failed_episode_has_a_status_and_a_stage_and_no_reward():
     failed, good = await rows_of("failing", ticket(num=2))
     assert (failed["reward"], failed["reward_status"], failed["failed_stage"]) == (None, "error", "environment")
@@ -395,6 +406,18 @@ async def test_half_characters_in_the_refusal_of_a_tool_are_written_as_question_
 async def test_tools_that_the_prompt_does_not_show_are_refused():
     (row,) = await rows_of("late_tools")
     assert "these tools were not given from the first ask on" in row["reward_message"]
+
+
+def test_an_episode_keeps_its_id_when_it_is_tried_again_and_has_another_at_each_evaluation():
+    """Seen in review: held-out prompts had one id at all evaluations, so what an id guards happened at the first one alone."""
+
+    def id_at(version: int, *, index: int) -> str:
+        nothing: Any = None
+        one = dataclasses.replace(ticket(index), policy_version=version)
+        return Play(one, 1, key="k", opening=nothing, speech=nothing, config=EpisodesConfig()).task.id
+
+    assert id_at(0, index=3) == id_at(20, index=3) == "00000003/1"
+    assert (id_at(0, index=-1), id_at(20, index=-1)) == ("-0000001/1/0", "-0000001/1/20")
 
 
 def test_the_text_of_a_task_is_its_prompts_or_that_of_the_last_message():

@@ -117,7 +117,7 @@ async def test_a_later_call_begins_when_all_of_the_earlier_one_have_ended():
 
 async def test_without_rounds_each_turn_goes_at_once():
     rounds: list[list[str]] = []
-    pace, submit = AtOnce(), lambda requests: rounds.append([each.request_id for each in requests])
+    pace, submit = AtOnce(num_places=1), lambda requests: rounds.append([each.request_id for each in requests])
     await pace.enter((1, 0))
     pace.ask((1, 0), request("a"), submit)
     pace.ask((1, 1), request("b"), submit)

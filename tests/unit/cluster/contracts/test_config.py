@@ -285,3 +285,14 @@ def test_turns_on_the_same_gpus_are_of_a_synchronous_run_with_a_worker_beside_ea
 def test_without_gpus_the_turns_are_taken_all_the_same():
     assert configured(rollout={"colocated": True, "num_workers": 2}, learner={"num_ranks": 2}).keeps_its_workers
     assert not configured().keeps_its_workers and configured(deterministic=True).keeps_its_workers
+
+
+def test_a_group_whose_episodes_wait_for_one_another_has_time_for_them_all():
+    def extra_s(**limits: int) -> float:
+        episodes = {"timeout_s": 10, "cleanup_s": 1, **limits}
+        run = configured(environment="guess", episodes=episodes, buffer={"trajectories_per_group": 8})
+        return run.group_deadline_s - run.rollout.timeout_s
+
+    # Three tries, each of 8 / 4 rounds, or of as many as there are episodes.
+    assert extra_s() == 3 * 2 * 11
+    assert extra_s(max_concurrent=1) == 3 * 8 * 11

@@ -1,4 +1,4 @@
-"""Of what judges print, each line is told once, and not for ever."""
+"""Of what judges and environments print, each line is told once, and not for ever."""
 
 from cluster.contracts.types import Printed, Progress
 from cluster.rollouts.prints import Prints

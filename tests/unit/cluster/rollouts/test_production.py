@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cluster.contracts.errors import DataError, DeadlineError
-from cluster.contracts.types import EngineUse, Progress
+from cluster.contracts.types import EngineUse, Printed, Progress
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import death, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal
@@ -61,6 +61,23 @@ async def test_how_full_engines_are_is_the_sum_of_what_their_workers_said_and_th
         "engine/num_waiting": 0.0,
         "engine/cache_share": 0.5,
     }
+
+
+@simulated
+async def test_what_environments_print_is_told_as_what_judges_print():
+    """Seen in review: rollout workers said it with each heartbeat, and nobody heard it."""
+    scene = Scene(num_workers=1)
+    async with scene.running():
+        for place in scene.production.places():
+            assert place.actor is not None
+            name = place.spec.name
+            printed = Printed(lines=(f"by {name}",), num_lines=1)
+            place.actor.last_progress = Progress(
+                actor=name, phase="busy", policy_version=1, since=0.0, last_progress=0.0, pid=1, printed=printed
+            )
+        scene.production.note_progress()
+    told = [event["lines"] for event in scene.events.events if event["kind"] == "printed"]
+    assert told == [["by reward-0"], ["by rollout-0"]]
 
 
 @simulated

@@ -1,16 +1,18 @@
 from actors.chat.formatter import ChatFormatter
+from cluster.contracts.environment_config import EpisodesConfig
 from deploy.preflight.chat import chat_rows
 from tests.models import make_tokenizer
 from tests.unit.actors.chat.families import FAMILIES, tokenizer_of
 
 
-def rows(tokenizer, *, stops=()):
+def rows(tokenizer, *, stops=(), **episodes):
     stop_token_ids = tokenizer.convert_tokens_to_ids([*stops])
-    return [row[1:] for row in chat_rows(ChatFormatter(tokenizer, max_context=64, stop_token_ids=stop_token_ids))]
+    formatter = ChatFormatter(tokenizer, max_context=64, stop_token_ids=stop_token_ids)
+    return [row[1:] for row in chat_rows(formatter, EpisodesConfig.model_validate(episodes))]
 
 
-def rows_of(name):
-    return rows(tokenizer_of(name), stops=FAMILIES[name].stops)
+def rows_of(name, **episodes):
+    return rows(tokenizer_of(name), stops=FAMILIES[name].stops, **episodes)
 
 
 def test_a_model_without_a_template_has_no_chat_section():
@@ -29,6 +31,16 @@ def test_three_lines_tell_what_is_exact():
             "answers exact, several answers in a row; several calls a turn, read by a parser made from the chat template",
         ),
     ]
+
+
+def test_what_the_run_says_of_its_episodes_is_what_it_does():
+    found = dict(rows_of("qwen3", history="template", parser="my_parsers:read"))
+    assert found == {
+        "turns": dict(rows_of("qwen3"))["turns"],
+        "history": "a new segment begins where the template changes it at a user's message: earlier reasoning is dropped",
+        "tools": "answers exact, several answers in a row; calls are read by episodes.parser='my_parsers:read'",
+    }
+    assert dict(rows_of("pythonic", parser="my_parsers:read"))["tools"] == found["tools"]
 
 
 def test_templates_with_less_of_a_frame_are_told_in_the_same_line():
