@@ -315,7 +315,7 @@ def _retry_after_s(header: str | None) -> float | None:
         return None if header is None else min(float(header), _LONGEST_RETRY_AFTER_S)
     try:
         when = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: a year beyond C's integers
         return None
     seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
     return min(max(seconds, 0.0), _LONGEST_RETRY_AFTER_S)

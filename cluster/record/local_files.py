@@ -104,7 +104,7 @@ class LocalFiles:
     def append(self, name: str, line: str, *, is_durable: bool) -> None:
         path = self.path(name)
         with naming(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _make_folder(os.path.dirname(path))
             # One write call: a reader sees a whole line, or a torn last one, and never two mixed.
             with open(path, "ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
@@ -116,6 +116,8 @@ class LocalFiles:
                     os.fsync(file.fileno())
                 else:
                     self._unsynced.add(path)  # now that it is written: a flush meanwhile has not synced it
+            if not before:
+                sync_folder(os.path.dirname(path))
 
     def read_appended(self, name: str) -> str:
         if not self.exists(name):
@@ -144,7 +146,7 @@ class LocalFiles:
     def _aside(self, name: str) -> Iterator[str]:
         """A path beside the file's for what becomes it; in the end it is gone, and the file's name outlasts a power cut."""
         target = self.path(name)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _make_folder(os.path.dirname(target))
         aside = f"{target}.tmp-{os.getpid()}"
         try:
             yield aside
@@ -173,6 +175,16 @@ def _copy_synced(source: str, target: str) -> None:
     shutil.copyfile(source, target)
     with open(target, "rb") as file:
         os.fsync(file.fileno())
+
+
+def _make_folder(path: str) -> None:
+    """And those above it; their names outlast a power cut."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    _make_folder(parent)
+    os.makedirs(path, exist_ok=True)
+    sync_folder(parent)
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:

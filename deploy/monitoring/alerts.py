@@ -40,7 +40,6 @@ class Alert:
 
 
 _STILL_S = f"(time() - {series('last_step_time')})"
-_TRAJECTORIES = f"({series('learner/trajectories')} + {series('learner/failed_rewards')})"
 _ASYNCHRONOUS = f"and on (run) {series('staleness/bound')} > 0"
 _SAVED = f'{EVENTS}{{kind="checkpoint"}}'
 _HELD, _RESUMED = (f'sum by (run, WorkerId) ({EVENTS}{{kind="reward_{each}"}})' for each in ("held", "resumed"))
@@ -98,7 +97,7 @@ ALERTS = (
     ),
     Alert(
         name="TreadwheelRewardErrors",
-        expression=f"{series('reward/num_errors')} / {_TRAJECTORIES} > 0.05",
+        expression=f"{series('reward/num_errors')} / {series('buffer/num_judged')} > 0.05",
         lasts="10m",
         severity="warning",
         summary="{{ $value | humanizePercentage }} of the trajectories have no reward: their judge raised",
@@ -107,7 +106,7 @@ ALERTS = (
     ),
     Alert(
         name="TreadwheelRewardTimeouts",
-        expression=f"{series('reward/num_timeouts')} / {_TRAJECTORIES} > 0.05",
+        expression=f"{series('reward/num_timeouts')} / {series('buffer/num_judged')} > 0.05",
         lasts="10m",
         severity="warning",
         summary="{{ $value | humanizePercentage }} of the trajectories have no reward: their judge was too slow",

@@ -1,9 +1,12 @@
 """Mean and spread of a stream of numbers, as a value: observing more gives the next one."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from cluster.contracts.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +30,21 @@ class RunningMoments:
         return (self.var * self.count / (self.count - 1)) ** 0.5
 
     def update(self, values: Tensor) -> "RunningMoments":
-        """With these values in them, in whatever order they came; none change nothing."""
+        """With these values in them, in whatever order they came; none change nothing. Raises DataError for values whose squares no
+        number holds."""
         if not values.numel():
             return self
         ordered_M = values.flatten().double().sort().values
         var, mean = (moment.item() for moment in torch.var_mean(ordered_M, correction=0))
         num, total = len(ordered_M), self.count + len(ordered_M)
         delta = mean - self.mean
-        squares = var * num + self.var * self.count + delta**2 * self.count * num / total
+        squares = var * num + self.var * self.count + delta * delta * self.count * num / total
+        if not math.isfinite(squares) and bool(ordered_M.isfinite().all()):
+            largest = ordered_M.abs().max().item()
+            raise DataError(
+                f"values up to {largest:g} have no spread that a number holds; give smaller rewards, or put reward_clip before this step "
+                "of algorithm.reward_shaping"
+            )
         return RunningMoments(mean=self.mean + delta * num / total, var=squares / total, count=total)
 
     def normalise(self, x: Tensor) -> Tensor:

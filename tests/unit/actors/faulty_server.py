@@ -52,6 +52,8 @@ class FaultyServer:
                 return web.Response(status=429, headers={"Retry-After": "0"})
             case "retry after a past date":
                 return web.Response(status=429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
+            case "retry after a year beyond C's integers":
+                return web.Response(status=429, headers={"Retry-After": "Wed, 21 Oct 99999999999 07:28:00 GMT"})
             case "retry after an hour":
                 return web.Response(status=429, headers={"Retry-After": "3600"})
             case "redirect":

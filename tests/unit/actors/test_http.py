@@ -27,7 +27,17 @@ async def client_of(*urls, **limits):
 
 
 @pytest.mark.parametrize(
-    "fault", ["500", "503", "429", "close", "half a body", "retry after 1 s", "retry after a date"]
+    "fault",
+    [
+        "500",
+        "503",
+        "429",
+        "close",
+        "half a body",
+        "retry after 1 s",
+        "retry after a date",
+        "retry after a year beyond C's integers",
+    ],
 )
 async def test_a_failure_of_transport_is_tried_again_inside_the_deadline(fault):
     async with faulty_server(echo, fault) as server, client_of(server.url) as client:

@@ -253,9 +253,18 @@ def test_a_step_of_chosen_trajectories_that_is_told_again_keeps_the_failures_of_
     )
     config = MetricsConfig(sinks=(Plugin(name="jsonl"),))
     with open_log(config, directory=directory, num_steps=2) as log:
-        log.step(1, again | {"reward/num_errors": 1.0})
+        log.step(1, again | {"buffer/num_judged": 3.0, "reward/num_errors": 1.0})
         log.step(1, again)
-    assert read_steps(directory)[1]["reward/num_errors"] == 1.0
+    told = read_steps(directory)[1]
+    assert (told["buffer/num_judged"], told["reward/num_errors"]) == (3.0, 1.0)
+
+
+def test_failures_are_counted_of_all_judged_trajectories_of_the_step():
+    judged = [group_summary(0, rewards=(1.0, None), num_reward_errors=1), group_summary(1, rewards=(1.0, 0.0))]
+    told = step_metrics(
+        judged, StepStats(policy_version=1, metrics={}, num_trajectories=3, num_trained_tokens=8, seconds=1.0)
+    )
+    assert (told["buffer/num_judged"], told["reward/num_errors"]) == (4.0, 1.0)
 
 
 def test_json_gets_no_nan():

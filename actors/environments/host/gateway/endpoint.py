@@ -34,7 +34,8 @@ class EpisodeEndpoint:
 
     def check_key(self, authorization: str) -> None:
         """Raises RefusedError for another key."""
-        if not hmac.compare_digest(authorization.encode(), f"Bearer {self.api_key}".encode()):
+        given = authorization.encode(errors="surrogateescape")  # as aiohttp decodes bytes that are not UTF-8
+        if not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
             raise RefusedError(
                 "this is not the key of the episode: use episode.api_key", status=401, code="invalid_api_key"
             )

@@ -117,6 +117,10 @@ async def agent(episode: Episode):
                     )
                 except openai.AuthenticationError as error:
                     episode.log("code", str(error.code))
+            case "key that is not UTF-8":
+                request = urllib.request.Request(episode.base_url + "/models", headers={"Authorization": "Bearer \xe9"})
+                status, body = await asyncio.to_thread(_status_of, request)
+                episode.log("error", f"{status} {json.loads(body)['error']['code']}")
             case "for ever":
                 while True:
                     answer = await client.chat.completions.create(model="any", messages=messages)

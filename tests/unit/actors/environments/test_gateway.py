@@ -386,6 +386,7 @@ async def test_an_agent_that_fails_over_a_limit_is_truncated():
     ("do", "expected"),
     [
         ("wrong key", ["invalid_api_key"]),
+        ("key that is not UTF-8", ["401 invalid_api_key"]),
         ("models", ["policy"]),
         ("elsewhere", ["404 invalid_request_error"] * 2),
     ],

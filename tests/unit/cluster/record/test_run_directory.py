@@ -319,6 +319,23 @@ def test_a_line_that_is_written_while_others_are_synced_is_synced_by_the_next_fl
     assert synced == [files.path(EVENTS)]
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda files: files.append("a/b/c", "{}", is_durable=True),
+        lambda files: files.append("a/b/c", "{}", is_durable=False),
+        lambda files: files.write("a/b/c", b""),
+    ],
+    ids=["durable line", "line", "file"],
+)
+def test_the_names_of_a_new_file_and_its_new_folders_outlast_a_power_cut(tmp_path, monkeypatch, write):
+    """Seen in review: the ledger's first record was synced, and the names of its file and folder were not."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    write(LocalFiles(str(tmp_path)))
+    assert {str(tmp_path / folder) for folder in ("", "a", "a/b")} <= {*synced}
+
+
 def test_an_unknown_store_is_refused():
     with pytest.raises(ConfigError, match=r"use a local path, or s3://, gs:// or az:// with the name of a bucket$"):
         RunDirectory("ftp://somewhere/run")

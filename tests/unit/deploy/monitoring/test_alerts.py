@@ -43,7 +43,9 @@ def silent(alert: str, why: str, series: dict[str, str], **more) -> Case:
 
 
 ASYNCHRONOUS = {**ALIVE, "staleness/bound": "2x100", "time/step_s": "100x100"}
-JUDGED = {**ALIVE, "learner/trajectories": "90x100", "learner/failed_rewards": "10x100"}
+JUDGED = {**ALIVE, "buffer/num_judged": "100x100", "learner/trajectories": "90x100", "learner/failed_rewards": "10x100"}
+CHOSEN = {**ALIVE, "buffer/num_judged": "1000x100", "learner/trajectories": "100x100", "learner/failed_rewards": "0x100"}
+"""`algorithm.selection` took a tenth."""
 
 CASES = [
     fires("NoProgress", "nothing for an hour", {"last_step_time": "0x60"}),
@@ -109,6 +111,8 @@ CASES = [
     ),
     fires("RewardErrors", "10 of 100", {**JUDGED, "reward/num_errors": "10x100"}),
     silent("RewardErrors", "4 of 100", {**JUDGED, "reward/num_errors": "4x100"}),
+    silent("RewardErrors", "40 of 1000 candidates", {**CHOSEN, "reward/num_errors": "40x100"}),
+    fires("RewardErrors", "100 of 1000 candidates", {**CHOSEN, "reward/num_errors": "100x100"}),
     fires("RewardTimeouts", "10 of 100", {**JUDGED, "reward/num_timeouts": "10x100"}),
     silent("RewardTimeouts", "10 of 100, in one step", {**JUDGED, "reward/num_timeouts": "0x50 10x4 0x50"}),
     fires("StalenessAtBound", "all groups are 2 steps old", {**ASYNCHRONOUS, "staleness/mean": "2x100"}),

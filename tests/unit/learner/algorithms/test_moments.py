@@ -1,8 +1,9 @@
 """Running mean and spread."""
 
 import pytest
-from torch import tensor
+from torch import float64, tensor
 
+from cluster.contracts.errors import DataError
 from learner.algorithms.moments import RunningMoments
 
 
@@ -19,3 +20,11 @@ def test_values_without_variance_are_not_scaled(values):
     assert moments.std == 1.0
     again = moments.update(tensor(values) + tensor(values) * 1e-8)
     assert again.std == 1.0 and again.count == 2 * len(values)
+
+
+@pytest.mark.parametrize("values", [[1e155, 0.0], [1e155, 1e155], [-1e200, 1.0]])
+@pytest.mark.parametrize("before", [RunningMoments(), RunningMoments().update(tensor([1.0, 2.0]))])
+def test_values_whose_squares_no_number_holds_are_refused_by_name(values, before):
+    """Seen before: OverflowError from within, or an infinite std, by which all rewards became 0."""
+    with pytest.raises(DataError, match=r"values up to 1e\+(155|200) have no spread"):
+        before.update(tensor(values, dtype=float64))
