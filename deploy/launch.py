@@ -27,8 +27,9 @@ from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
 from deploy.cluster_up.ahead import RayAhead
 from deploy.cluster_up.connection import connected, named
+from deploy.cluster_up.orders import waiting_orders
 from deploy.cluster_up.start_up import cluster
-from deploy.cluster_up.steering import Steering, waiting_orders
+from deploy.cluster_up.steering import Steering
 from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml

@@ -459,9 +459,11 @@ def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Of one number at least; also of the largest ones, whose sum is none."""
-    total = sum(values)
-    return total / len(values) if math.isfinite(total) else mean(values)
+    """Of one number at least, the same in whatever order they come; also of the largest ones, whose sum is none."""
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # ValueError: infinity and its opposite
+        return mean(values)
 
 
 def is_success(reward: float, *, at: float) -> bool:

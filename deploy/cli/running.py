@@ -211,12 +211,12 @@ def scale(
     """Change the number of rollout workers, or of reward services, of a live run."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
-        from deploy.cluster_up import steering
+        from deploy.cluster_up import orders
 
         name, _, number = asked.partition("=")
-        if name not in steering.SETTINGS or not number.isdecimal():
+        if name not in orders.SETTINGS or not number.isdecimal():
             raise ConfigError(f"{asked!r} is not of the form rollout_workers=4 or reward_services=4")
-        steering.scale(RunDirectory(run_dir), actors=name, number=int(number))
+        orders.scale(RunDirectory(run_dir), actors=name, number=int(number))
         typer.echo(f"asked for {number} {name.replace('_', ' ')}; `treadwheel info {run_dir}` shows them come and go")
 
 

@@ -1,103 +1,29 @@
-"""Changes how many workers and reward services a run has: `treadwheel scale`, the rule of `elastic`, and nodes that announce that they
+"""Changes how many workers and reward services a run has: by orders, by the rule of `elastic`, and for nodes that announce that they
 go away."""
 
 import asyncio
 import contextlib
 import time
-import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
-
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import ClaimLostError, ConfigError, PreemptedError, TreadwheelError
+from cluster.contracts.errors import ClaimLostError, PreemptedError, TreadwheelError
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
 from cluster.remote.nodes import draining_nodes, drivers_node
 from cluster.rollouts.departures import notice_of
-from cluster.supervision.autoscaling import Decision, Fleet, StepLoad, decide, most_loads, most_workers
+from cluster.supervision.autoscaling import Decision, Fleet, StepLoad, decide, most_loads
 from cluster.supervision.tasks import background
+from deploy.cluster_up.orders import Order, check, order_of, waiting_orders
 from deploy.cluster_up.wiring import Cluster
-from deploy.reports.run_info import config_of
 
-_ORDER, _SUFFIX = "order-", ".json"
-"""Of files in the run directory. Each order is one of its own, which the driver removes: none replaces another, or is removed unread."""
 _POLL_S, _STORE_POLL_S = 1.0, 5.0
 """How often an order is looked for: on a disk, and in an object store, which bills each look."""
 _CLUSTER_POLL_S = 1.0
 """How often Ray's head node is asked which nodes go away."""
-SETTINGS = {"rollout_workers": "rollout.num_workers", "reward_services": "reward.num_services"}
-"""What an order may change, and the setting that a run starts with."""
-
-
-class _Order(BaseModel):
-    """What a file of orders asks for; None leaves a number as it is."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    rollout_workers: PositiveInt | None = None
-    reward_services: PositiveInt | None = None
-
-
-def scale(run_dir: RunDirectory, *, actors: str, number: int) -> None:
-    """Asks the run's driver for so many of `actors`, a name in `SETTINGS`; it obeys within seconds. Raises ConfigError when it would not,
-    or there is none."""
-    config = config_of(run_dir)
-    if run_dir.owner() is None:
-        raise ConfigError(f"{run_dir.url!r} has no living driver; set {SETTINGS[actors]} and start the run")
-    _check(config, actors, number, url=run_dir.url)
-    run_dir.write_json(f"{_ORDER}{time.time_ns()}-{uuid.uuid4().hex[:8]}{_SUFFIX}", {actors: number})
-
-
-def waiting_orders(run_dir: RunDirectory) -> list[str]:
-    """Names of their files, the first one first."""
-    return [name for name in run_dir.names() if name.startswith(_ORDER) and name.endswith(_SUFFIX)]
-
-
-def _check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
-    """Raises ConfigError when the run at `url` would not have so many."""
-    asked = f"{actors}={number}"
-    if number < 1:
-        raise ConfigError(f"{asked}: a run needs at least 1; ask for 1 or more")
-    if config.recorded is not None:
-        raise ConfigError(
-            f"{asked}: {url!r} learns from recorded={config.recorded!r}, samples and judges nothing; "
-            "only a run of `treadwheel train` has rollout workers and reward services"
-        )
-    if actors == "reward_services":
-        return
-    if config.deterministic:
-        raise ConfigError(
-            f"{asked}: {url!r} is deterministic, which worker samples what is fixed; "
-            "start a run of its own with another rollout.num_workers, or with deterministic=false"
-        )
-    if config.rollout.colocated:
-        raise ConfigError(
-            f"{asked}: {url!r} is colocated, a worker is beside each of the learner's ranks; "
-            "start the run again with rollout.colocated=false, or with more ranks and workers"
-        )
-    elastic, most_useful = config.elastic, config.buffer.most_under_way
-    most = most_workers(elastic, most_useful)
-    if most is not None and not elastic.min_workers <= number <= most:
-        upper = (
-            f"elastic.max_workers={most}"
-            if most == elastic.max_workers
-            else f"the {most_useful} groups under way at once"
-        )
-        raise ConfigError(
-            f"{asked} is outside what {url!r} keeps to, elastic.min_workers={elastic.min_workers} to {upper}; "
-            "ask for a number between them, or start the run again with other bounds"
-        )
-
-
-def _order_of(text: str) -> _Order:
-    try:
-        return _Order.model_validate_json(text)
-    except ValidationError as error:
-        raise ConfigError(f"{text!r} is not an order; use `treadwheel scale RUN_DIR rollout_workers=4`") from error
 
 
 def _inputs(decided: Decision, fleet: Fleet) -> dict[str, float | None]:
@@ -173,7 +99,7 @@ class Steering:
         self._run_dir.check_claim()
         while order := await asyncio.to_thread(self._asked):
             for actors, number in order.model_dump(exclude_none=True).items():
-                _check(self._config, actors, number, url=self._run_dir.url)
+                check(self._config, actors, number, url=self._run_dir.url)
                 self._set(actors, number, why="treadwheel scale")
         if self._config.keeps_its_workers:
             return
@@ -201,13 +127,13 @@ class Steering:
         self._loads.clear()
         pool.want(number)
 
-    def _asked(self) -> _Order | None:
+    def _asked(self) -> Order | None:
         """The first that waits, if one does."""
         if not (waiting := waiting_orders(self._run_dir)):
             return None
         order = self._run_dir.read_text(waiting[0])
         self._run_dir.remove(waiting[0])
-        return _order_of(order)
+        return order_of(order)
 
     async def _leave_draining_nodes(self, tasks: asyncio.TaskGroup) -> None:
         draining = await draining_nodes()

@@ -1,4 +1,4 @@
-"""What tests/integration/kuberay promises the tests that stand on it."""
+"""What tests/integration/kuberay promises the tests that stand on it: long proofs, as this one is therefore."""
 
 import contextlib
 import subprocess
@@ -11,7 +11,7 @@ from tests.integration.commands import environment
 from tests.integration.faults import until
 from tests.integration.kuberay.cluster import KubeRay, kuberay
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
 _CONTAINER = {
     "name": "ray",
@@ -50,44 +50,33 @@ input()
 """
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[KubeRay]:
-    with kuberay(SPEC) as running:
-        yield running
+def test_a_pod_waits_for_the_quota_others_take_the_place_of_those_that_end_and_the_last_goes_with_its_actor():
+    with kuberay(SPEC) as cluster:
+        operator = cluster.operator
+        operator.quota = 0
+        with _actor(cluster) as driver:
+            until(operator.living)
+            (waiting,) = operator.living()
+            assert waiting.manifest()["status"] == {"phase": "Pending"}
+            operator.quota = None
+            # A call that a death cuts off would end the driver, and with it the demand.
+            assert _pod_of(driver) == waiting.name
+            assert operator.pods == [waiting] and waiting.actors() == ["Actor"]
+            until(lambda: cluster.head.num_nodes() == 2)
 
+            operator.preempt(waiting)
+            until(lambda: operator.pods[-1] != waiting and operator.pods[-1].actors())
+            until(lambda: waiting.ended_at is not None)
 
-def test_a_pending_actor_brings_a_pod_and_its_end_takes_that_very_pod_away(cluster):
-    with _actor(cluster) as driver:
-        name = _pod_of(driver)
-        (pod,) = cluster.operator.pods
-        assert pod.name == name
-        assert pod.actors() == ["Actor"]
-        until(lambda: cluster.head.num_nodes() == 2)
-    until(lambda: pod.is_scaled_down)
-    until(lambda: cluster.head.num_nodes() == 1)
-    assert cluster.asked_replicas() == [1, 0]
-    assert cluster.asked_deletions() == [name]
-
-
-def test_pods_wait_for_the_quota_and_others_take_the_place_of_those_that_end(cluster):
-    operator = cluster.operator
-    operator.quota = 0
-    with _actor(cluster) as driver:
-        until(operator.living)
-        (waiting,) = operator.living()
-        assert waiting.manifest()["status"] == {"phase": "Pending"}
-        operator.quota = None
-        # A call that a death cuts off would end the driver, and with it the demand.
-        assert _pod_of(driver) == waiting.name
-
-        operator.preempt(waiting)
-        until(lambda: operator.pods[-1] != waiting and operator.pods[-1].actors())
-        until(lambda: waiting.ended_at is not None)
-
-        second = operator.pods[-1]
-        second.kill()
-        until(lambda: operator.pods[-1] != second and operator.pods[-1].actors())
-    assert [pod.is_scaled_down for pod in (waiting, second)] == [False, False]
+            second = operator.pods[-1]
+            second.kill()
+            until(lambda: operator.pods[-1] != second and operator.pods[-1].actors())
+            third = operator.pods[-1]
+            assert not any(pod.is_scaled_down for pod in operator.pods)
+        until(lambda: third.is_scaled_down)
+        until(lambda: cluster.head.num_nodes() == 1)
+        assert (cluster.asked_replicas()[0], cluster.asked_replicas()[-1]) == (1, 0)
+        assert cluster.asked_deletions() == [third.name]
 
 
 @contextlib.contextmanager

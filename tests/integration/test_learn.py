@@ -92,8 +92,8 @@ def struck(run: Run) -> bool:
 
 def test_with_a_learner_that_hangs_killed_and_resumed_it_equals_the_undisturbed_one(data, undisturbed, tmp_path):
     run = Run(tmp_path / "run")
-    command = ("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL, "supervision.heartbeat_s=3")
-    with Background(*command, "supervision.hang_s=20") as driver:
+    command = ("learn", data, QUICKSTART, f"run_dir={run.path}", *SMALL, "supervision.heartbeat_s=1")
+    with Background(*command, "supervision.hang_s=10") as driver:
         until(lambda: run.num_recorded() >= 1 and struck(run), process=driver)
         until(lambda: run.events("hang") and run.num_recorded() >= 5, process=driver)
     done = treadwheel(*command)

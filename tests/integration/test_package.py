@@ -1,5 +1,7 @@
-"""The wheel, installed where nothing of the repository is: the quickstart's model comes with it."""
+"""The wheel, installed where nothing of the repository is: models and folders to begin with come with it. All kinds of folders train in
+test_pages.py."""
 
+import json
 import os
 import py_compile
 import re
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import treadwheel
-from tests.integration.commands import ROOT, SMALL, run
+from tests.integration.commands import ROOT, run
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 
@@ -53,19 +55,27 @@ def installed(wheel) -> Path:
     return folder
 
 
-def test_the_quickstart_runs_from_an_empty_folder_and_a_script_reads_it(installed, tmp_path):
-    env = {"PYTHONPATH": str(installed)}
-    trained = run(sys.executable, "-P", "-m", "deploy.cli", "quickstart", "num_steps=2", *SMALL, env=env, cwd=tmp_path)
+def test_from_the_wheel_alone_a_folder_to_begin_with_learns_to_call_its_tool_and_a_script_reads_its_run(
+    installed, tmp_path
+):
+    """Offline, from where a user stands."""
+    env, command = {"PYTHONPATH": str(installed)}, [sys.executable, "-P", "-m", "deploy.cli"]
+    begun = run(*command, "init", "mine", "--kind", "tools", env=env, cwd=tmp_path)
+    assert begun.returncode == 0, begun.stdout + begun.stderr
+    trained = run(*command, "train", "run.yaml", env=env, cwd=tmp_path / "mine")
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    assert os.listdir(tmp_path) == ["runs"]
-    opened = "import treadwheel; run = treadwheel.open_run('runs/quickstart')"
+    logged = [json.loads(line) for line in (tmp_path / "mine/runs/tools/metrics.jsonl").read_text().splitlines()]
+    called = "environment/with_multiplication/called"
+    assert logged[0][called] < 0.4 and logged[-1][called] > 0.8
+    opened = "import treadwheel; run = treadwheel.open_run('mine/runs/tools')"
     looked = f"{opened}; print(treadwheel.__file__, run.num_steps, run.config.model.path)"
     shown = run(sys.executable, "-P", "-c", looked, env=env, cwd=tmp_path)
-    assert shown.stdout.split() == [
-        str(installed / "treadwheel/__init__.py"),
-        "2",
-        str(installed / "deploy/quickstart/model"),
-    ]
+    model = installed / "deploy/shows/model"
+    assert shown.stdout.split() == [str(installed / "treadwheel/__init__.py"), "8", str(model)], shown.stderr
+    # It has found its run file.
+    refused = run(*command, "quickstart", "no_such_setting=1", env=env, cwd=tmp_path)
+    assert refused.returncode == 2 and "no_such_setting" in refused.stderr, refused.stderr
+    assert os.listdir(tmp_path) == ["mine"]
 
 
 def test_it_has_the_packages_files_and_no_others(wheel):

@@ -33,8 +33,8 @@ def finished(tmp_path_factory) -> Path:
 
 
 def marked(page: str) -> Any:
-    """Two starters are as the others, and test_starting.py begins with a third."""
-    twins = (f"deploy/starters/{kind}/README.md" for kind in ("code", "judge", "tools"))
+    """Pages of starters have the same commands: one does for all. test_package.py begins with another, docs/quickstart.md with a third."""
+    twins = (f"deploy/starters/{kind}/README.md" for kind in ("code", "judge", "math", "tools"))
     return pytest.param(page, marks=pytest.mark.exhaustive if page in twins else ())
 
 

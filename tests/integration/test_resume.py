@@ -19,7 +19,7 @@ def undisturbed(tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory) -> Run:
-    """Its driver was killed while it updated and while it saved; its ledger was torn. test_prompts.py kills one that samples."""
+    """Its driver was killed while it updated and while it saved; its ledger was torn. test_outage.py kills one that samples."""
     run_file, _ = undisturbed_run(tmp_path_factory)
     run = Run(tmp_path_factory.mktemp("resumed") / "run")
     moments = {

@@ -163,12 +163,13 @@ def test_every_page_fits_a_telephone_and_a_desk(browser, tmp_path):
         append(run / "phases.jsonl", [_phase(actor, at) for at in range(60) for actor in ACTORS])
     with viewing(tmp_path) as (url, _):
         for width, scheme in ((390, "dark"), (1280, "light")):
-            for path in (
-                "runs",
-                "compare?run=first&run=second",
-                *(each.replace("run/run", "run/first") for each in _pages()),
-            ):
-                with looking(browser, f"{url}{path}", width=width, scheme=scheme) as page:
+            with looking(browser, url, width=width, scheme=scheme) as page:
+                for path in (
+                    "runs",
+                    "compare?run=first&run=second",
+                    *(each.replace("run/run", "run/first") for each in _pages()),
+                ):
+                    page.goto(f"{url}{path}")
                     page.wait_for_load_state("load")
                     name = path.partition("?")[0].strip("/").replace("run/first", "overview").replace("overview/", "")
                     screenshot(page, f"{name}-{width}")

@@ -1,5 +1,6 @@
 """Pages of what a run recorded, in a real browser: steps, rewards, ledger, search; on a disk and in an object store."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -85,20 +86,22 @@ def test_a_curve_leads_to_its_step_and_the_ledger_to_a_groups(browser, folder):
 
 
 def test_a_page_says_that_there_are_new_steps_and_shows_them_when_it_is_asked(browser, folder):
-    with viewing(folder) as (url, _):
-        for path in ("step", "rewards", "ledger", "search"):
-            number = RunDirectory(str(folder)).read_json_lines("metrics.jsonl")[-1]["policy_version"] + 1
-            with looking(browser, f"{url}run/run/{path}") as page:
-                expect(page.locator("#fresh")).to_be_hidden()
-                append(folder / "metrics.jsonl", [step(number, reward__mean=0.5)])
-                expect(page.locator("#fresh")).to_contain_text("1 step is new.")
-                append(folder / "metrics.jsonl", [step(number + 1, reward__mean=0.5)])
-                expect(page.locator("#fresh")).to_contain_text("2 steps are new.")
-                screenshot(page, f"fresh-{path}")
-                page.get_by_role("button", name="Show").click()
-                expect(page.locator("#fresh")).to_be_hidden()
-                if path == "step":
-                    expect(page.locator("#steps tbody tr").first).to_contain_text(str(number + 1))
+    with viewing(folder) as (url, _), contextlib.ExitStack() as stack:
+        pages = {
+            path: stack.enter_context(looking(browser, f"{url}run/run/{path}"))
+            for path in ("step", "rewards", "ledger", "search")
+        }
+        for page in pages.values():
+            expect(page.locator("#fresh")).to_be_hidden()
+        for number, said in ((3, "1 step is new."), (4, "2 steps are new.")):
+            append(folder / "metrics.jsonl", [step(number, reward__mean=0.5)])
+            for page in pages.values():
+                expect(page.locator("#fresh")).to_contain_text(said)
+        for path, page in pages.items():
+            screenshot(page, f"fresh-{path}")
+            page.get_by_role("button", name="Show").click()
+            expect(page.locator("#fresh")).to_be_hidden()
+        expect(pages["step"].locator("#steps tbody tr").first).to_contain_text("4")
 
 
 def test_search_finds_a_text_and_a_range_of_rewards_and_takes_hostile_text_for_text(browser, folder):

@@ -185,8 +185,9 @@ def test_fifty_thousand_tokens_are_all_there_and_only_those_in_sight_are_built(b
 
 def test_groups_and_tokens_fit_a_telephone_and_have_names(browser, group):
     for width, scheme in ((390, "dark"), (1280, "light")):
-        for path in ("7", "7/0", "8", "8/0", "9/0"):
-            with looking(browser, f"{group}/{path}", width=width, scheme=scheme) as page:
+        with looking(browser, f"{group}/7", width=width, scheme=scheme) as page:
+            for path in ("7", "7/0", "8", "8/0", "9/0"):
+                page.goto(f"{group}/{path}")
                 page.locator("#view dl").first.wait_for()
                 screenshot(page, f"{'trajectory' if '/' in path else 'group'}-{width}")
                 wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")

@@ -225,17 +225,11 @@ def _send_half(sender: Sender, group: RankGroup) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
-def test_in_mid_broadcast_a_worker_dies_and_joins_again_then_the_learner_dies_and_all_workers_serve_its_version_again(
-    tmp_path,
-):
-    """A worker that stands still holds the broadcast up. The learner is the sender, and learns the next step or waits for its groups."""
+def test_in_mid_broadcast_the_learner_dies_and_all_workers_serve_its_version_again(tmp_path):
+    """A worker that stands still holds the broadcast up. The learner is the sender, and learns the next step or waits for its groups. In
+    test_deltas.py the worker dies."""
     with _two_workers_over_groups(tmp_path) as (run, driver):
         earlier = run.events("failure")
-        stand_still_in_mid_broadcast(run, "rollout-1", while_newer="rollout-0", process=driver)
-        assert run.strike("rollout-1")
-        until(lambda: run.has_recovered("rollout-1"), process=driver)
-        goes_on_from = run.num_steps()
-        until(lambda: run.num_steps() >= goes_on_from + 2, process=driver)
         stand_still_in_mid_broadcast(run, "rollout-1", while_newer="learner-0", process=driver)
         held = run.num_steps()
         assert run.strike("learner-0")
@@ -245,11 +239,9 @@ def test_in_mid_broadcast_a_worker_dies_and_joins_again_then_the_learner_dies_an
         driver.press_ctrl_c()
         assert driver.exit_code() == 130, driver.output
     failures = run.events("failure")[len(earlier) :]
-    assert [event["actor"] for event in failures] == ["rollout-1", "learner-0"], [event["reason"] for event in failures]
+    assert [event["actor"] for event in failures] == ["learner-0"], [event["reason"] for event in failures]
     sent = [(event["policy_version"], event["num_workers"]) for event in run.events("broadcast")]
-    assert 1 in {number for _, number in sent} and sent[-1][1] == 2, "to the living one, and to both when it was back"
-    assert sorted(sent) == sent
-    assert "rollout-1" in {event["actor"] for event in run.events("attested")}, "it caught up"
+    assert sent[-1][1] == 2 and sorted(sent) == sent
     assert sorted(run.metrics()) == list(range(1, max(run.metrics()) + 1)), "every step has its line"
     assert run.problems() == ()
 

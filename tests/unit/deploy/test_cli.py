@@ -18,11 +18,11 @@ from deploy.reports.run_info import print_summary
 from deploy.reports.summary import summarize
 
 QUICKSTART = "deploy/runs/quickstart.yaml"
-_TRAIN = """
+_COMMAND = """
 import sys
 from deploy.cli import app
 try:
-    app(["train", *sys.argv[1:]])
+    app(sys.argv[1:])
 finally:
     print([name for name in ("torch", "transformers", "ray", "vllm") if name in sys.modules])
 """
@@ -32,11 +32,21 @@ def test_a_second_run_on_a_busy_directory_is_refused_before_anything_heavy_is_im
     override = f"run_dir={tmp_path / 'run'}"
     directory = RunDirectory(str(tmp_path / "run"))
     directory.claim(resolved_yaml(load(QUICKSTART, [override])))
-    command = [sys.executable, "-c", _TRAIN, QUICKSTART, override]
+    command = [sys.executable, "-c", _COMMAND, "train", QUICKSTART, override]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     directory.release()
     assert refused.returncode == 2 and "is in use by process" in refused.stderr, refused.stderr
     assert refused.stdout == "[]\n"
+
+
+def test_an_order_to_a_living_run_imports_nothing_heavy(tmp_path):
+    run = tmp_path / "run"
+    directory = RunDirectory(str(run))
+    directory.claim(resolved_yaml(load(QUICKSTART, [f"run_dir={run}"])))
+    command = [sys.executable, "-c", _COMMAND, "scale", str(run), "reward_services=2"]
+    ordered = subprocess.run(command, capture_output=True, text=True, check=True)
+    directory.release()
+    assert ordered.stdout.startswith("asked for 2 reward services") and ordered.stdout.endswith("\n[]\n")
 
 
 def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command_before_the_run(tmp_path, monkeypatch):

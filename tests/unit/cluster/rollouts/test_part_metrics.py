@@ -1,3 +1,4 @@
+import itertools
 import sys
 
 from cluster.contracts.sampling_config import SamplingConfig
@@ -49,3 +50,15 @@ def test_the_largest_rewards_have_a_mean():
     judged(metrics, 0, source="chat", rewards=(most, most), style=(most, most), seconds=1.0)
     found = metrics.drain()
     assert found["reward/mean/chat"] == found["reward/style/chat"] == most
+
+
+def test_means_are_the_same_in_whatever_order_groups_were_judged():
+    """Seen before: a resumed run, whose groups came in another order, differed in the last bit."""
+    groups = [(0.1, 0.7), (0.2, 1e-17), (0.3, 0.6)]
+    means = set()
+    for ordered in itertools.permutations(groups):
+        metrics = PartMetrics(source_column="source")
+        for rewards in ordered:
+            judged(metrics, 0, source="chat", rewards=rewards, style=rewards, seconds=1.0)
+        means.add(metrics.drain()["reward/mean/chat"])
+    assert len(means) == 1

@@ -10,7 +10,8 @@ from cluster.contracts.config import RolloutConfig
 from cluster.contracts.errors import ClaimLostError, ConfigError, PreemptedError
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.supervisor import Supervisor
-from deploy.cluster_up.steering import Steering, scale, waiting_orders
+from deploy.cluster_up.orders import scale, waiting_orders
+from deploy.cluster_up.steering import Steering
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml, validated
 from tests.fakes import ListedEvents
