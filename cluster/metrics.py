@@ -59,9 +59,11 @@ METRICS: dict[str, str] = {
     "time/step_s": "Wall-clock seconds from waiting for the step's groups until the next step may begin: when every worker serves the "
     "weights, or where `buffer.max_off_policy_steps` lets them travel beside it, when they are published.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
-    "time/judging_s": "Seconds that the reward took for a group in its service, mean; a reward model has scored the group before.",
+    "time/judging_s": "Of a reward without parts, the seconds that it took for a group in its service, mean; a reward model has scored the "
+    "group before.",
     "time/<part>/judging_s": "The same, of each part of a reward that has several.",
-    "time/held_s": "Seconds since the last step in which groups waited, because what their judge calls was away; absent where none did.",
+    "time/held_s": "Of a reward without parts, the seconds since the last step in which groups waited, because what their judge calls was "
+    "away; absent where none did.",
     "time/<part>/held_s": "The same, of each part of a reward that has several.",
     "time/learning_s": "Seconds of the learner's step.",
     "time/assemble_s": "Seconds of it that trajectories took to become tensors, but for those of its passes.",
