@@ -53,7 +53,8 @@ METRICS: dict[str, str] = {
     "tokens/sampled": "Completion tokens of the groups that the step consumed; those of dropped groups are not among them.",
     "tokens/trained": "Sampled completion tokens of the trajectories whose reward is known; those that filters leave out count too.",
     "tokens/completion_mean": "Mean completion length of the step's trajectories, in tokens.",
-    "tokens/truncated_share": "Share of trajectories that were cut off at `sampling.max_tokens` or by the context, or as episodes by any limit.",
+    "tokens/truncated_share": "Share of trajectories that were cut off at `sampling.max_tokens` or by the context, or as episodes by any "
+    "limit.",
     "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks; every epoch counts them.",
     "time/step_s": "Wall-clock seconds from waiting for the step's groups until the next step may begin: when every worker serves the "

@@ -49,7 +49,7 @@ class SupervisionConfig(Section, mark=Mark.RESOURCES):
     deaths with one node as one."""
     window_s: PositiveFloat = 600.0
     backoff_s: NonNegativeFloat = 1.0
-    """Wait before an actor's second restart in the window; the first comes at once. It doubles with each further one, to a minute at most."""
+    """Wait before an actor's second restart in the window; the first comes at once. It doubles with each further one, up to a minute."""
     heartbeat_s: PositiveFloat = 5.0
     """How often actors are asked what they do."""
     hang_s: PositiveFloat = 60.0

@@ -75,8 +75,8 @@ ALERTS = (
         lasts="30m",
         severity="warning",
         summary="the learner waits for groups in {{ $value | humanizePercentage }} of a step",
-        advice="Sampling or judging is too slow for the learner: `treadwheel scale RUN_DIR rollout_workers=N`, a larger `elastic.max_workers`, shorter "
-        "completions, or more reward services where judging takes longer than sampling (row Rewards).",
+        advice="Sampling or judging is too slow for the learner: `treadwheel scale RUN_DIR rollout_workers=N`, a larger "
+        "`elastic.max_workers`, shorter completions, or more reward services where judging takes longer than sampling (row Rewards).",
     ),
     Alert(
         name="TreadwheelWorkersMissing",
@@ -158,8 +158,8 @@ ALERTS = (
         lasts="10m",
         severity="warning",
         summary="the policy moves by {{ $value | humanize }} nats a token",
-        advice="Away from the policy that ratios compare with (0.1) or from the reference (1). Lower the learning rate, set `learner.stop_at_kl` or "
-        "a larger `algorithm.kl.loss.coefficient`; read samples: a reward that is gamed looks like this.",
+        advice="Away from the policy that ratios compare with (0.1) or from the reference (1). Lower the learning rate, set "
+        "`learner.stop_at_kl` or a larger `algorithm.kl.loss.coefficient`; read samples: a reward that is gamed looks like this.",
     ),
     Alert(
         name="TreadwheelEntropyCollapse",
