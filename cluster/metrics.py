@@ -51,17 +51,20 @@ METRICS: dict[str, str] = {
     "eval/num_prompts": "Held-out prompts evaluated.",
     **EPISODE_METRICS,
     "tokens/sampled": "Completion tokens of the groups that the step consumed; those of dropped groups are not among them.",
-    "tokens/trained": "Completion tokens that the step's gradient saw.",
+    "tokens/trained": "Sampled completion tokens of the trajectories whose reward is known; those that filters leave out count too.",
     "tokens/completion_mean": "Mean completion length of the step's trajectories, in tokens.",
-    "tokens/truncated_share": "Share of trajectories truncated at `sampling.max_tokens`.",
+    "tokens/truncated_share": "Share of trajectories that were cut off at `sampling.max_tokens` or by the context, or as episodes by any "
+    "limit.",
     "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks; every epoch counts them.",
     "time/step_s": "Wall-clock seconds from waiting for the step's groups until the next step may begin: when every worker serves the "
     "weights, or where `buffer.max_off_policy_steps` lets them travel beside it, when they are published.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
-    "time/judging_s": "Seconds that the reward took for a group in its service, mean; a reward model has scored the group before.",
+    "time/judging_s": "Of a reward without parts, the seconds that it took for a group in its service, mean; a reward model has scored the "
+    "group before.",
     "time/<part>/judging_s": "The same, of each part of a reward that has several.",
-    "time/held_s": "Seconds since the last step in which groups waited, because what their judge calls was away; absent where none did.",
+    "time/held_s": "Of a reward without parts, the seconds since the last step in which groups waited, because what their judge calls was "
+    "away; absent where none did.",
     "time/<part>/held_s": "The same, of each part of a reward that has several.",
     "time/learning_s": "Seconds of the learner's step.",
     "time/assemble_s": "Seconds of it that trajectories took to become tensors, but for those of its passes.",
@@ -131,7 +134,7 @@ METRICS: dict[str, str] = {
     "weights/changed_share": "Share of the weights that differ from the version before; absent where all were sent (`weights.deltas`).",
     "weights/bytes_per_s": "Bytes sent per second of broadcast.",
     "weights/pause_s": "Seconds that sampling stood still for new weights, the longest of the workers.",
-    "weights/num_refused": "Proofs that failed since the run started: each time the worker was replaced.",
+    "weights/num_refused": "Proofs that failed since the driver started: each time the worker was replaced.",
     "weights/canary_error": "Mean difference between engine and learner on the probe, in nats, the worst of the workers.",
     "weights/canary_max_error": "The same, the largest of a token.",
     "weights/canary_tolerance": "Mean difference beyond which a worker is refused: `weights.canary_tolerance`, or three times the noise.",

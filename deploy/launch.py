@@ -244,7 +244,10 @@ async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log:
         return False
     if config.recorded is None and config.evaluation.prompts is not None and manifest.metric is None:
         return False
-    message = f"all {ledger.version} steps are learned and saved; with more num_steps the run goes on"
+    schedule, more = config.optimizer.schedule, "with more num_steps the run goes on"
+    if schedule != "constant":
+        more = f"optimizer.schedule={schedule} ended with them: begin another run_dir with model.path={newest.path('model')} for more"
+    message = f"all {ledger.version} steps are learned and saved; {more}"
     log.event("nothing_left", recorded_steps=ledger.version, message=message)
     return True
 

@@ -95,6 +95,13 @@ def links(text: str) -> list[str]:
     return [str(target) for target in targets if target]
 
 
+def tables(text: str) -> list[list[str]]:
+    """Lines of each table."""
+    lines = text.splitlines()
+    maps = (token.map for token in _PARSER.parse(text) if token.type == "table_open")
+    return [lines[slice(*each)] for each in maps if each]
+
+
 def anchors(text: str) -> set[str]:
     """Names by which a page's headings are linked."""
     tokens = _PARSER.parse(text)

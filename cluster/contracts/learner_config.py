@@ -42,7 +42,7 @@ class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
     betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled from the gradient."""
+    """Decoupled from the gradient. Norms and biases have none."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up. Linear and cosine end at `min_learning_rate_share` at the last step."""
     warmup_steps: NonNegativeInt = 0

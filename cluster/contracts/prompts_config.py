@@ -41,7 +41,8 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     """Of prompts with the same text or messages, system prompt included, the first one stays; the columns are not compared. Opening makes
     every prompt once."""
     max_prompt_tokens: PositiveInt | None = None
-    """Longest prompt, in tokens after the chat template; None is what the context takes beside the completion."""
+    """Longest prompt, in tokens after the chat template; None is what the context takes. Of the prompts that a run looks at before it
+    starts, one that leaves no room for `sampling.max_tokens` is an error; a later one is sampled in the room that is left."""
     on_long_prompt: Literal["error", "drop", "truncate_start", "truncate_end"] = "error"
     """What becomes of a longer prompt. `drop` puts another of its source, drawn by seed and place, in its place. `truncate_start` and
     `truncate_end` cut the text, or the first user message, at that side."""

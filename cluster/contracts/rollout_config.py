@@ -23,8 +23,9 @@ class BufferConfig(Section):
     behind them. When it runs out, the unfinished groups are dropped (event `drop`, reason `straggler`), their requests are aborted, and
     other groups start in their place. This is a bias: prompts that take long are seen less often. None drops none."""
     max_dropped_steps: Resources[PositiveInt] = 20
-    """The run gives up when so many steps' worth of groups were dropped in a row, by a filter or for failed rewards, and none was kept:
-    nothing can be learned from such groups. As DAPO's max_num_gen_batches, which counts the batches sampled for one step."""
+    """The run gives up when so many steps' worth of groups were dropped in a row, by a filter, for failed rewards or since the engine
+    refused them, and none was kept: nothing can be learned from such groups. As DAPO's max_num_gen_batches, which counts the batches
+    sampled for one step."""
     max_failed_share: Mathematics[Annotated[float, Field(ge=0, le=1)]] = 0.5
     """A group with a larger share of failed rewards is dropped, and another one is sampled. In any other group the trajectories
     whose reward is known are trained on."""

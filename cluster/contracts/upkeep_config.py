@@ -45,11 +45,11 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
 
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
     max_restarts: NonNegativeInt = 8
-    """Restarts of one actor within `window_s`, beyond which the run stops. The learner's ranks count as one actor, and so do all ranks
-    that die with one node."""
+    """Restarts of one actor within `window_s`, beyond which the run stops. The learner's ranks count as one actor, and their
+    deaths with one node as one."""
     window_s: PositiveFloat = 600.0
     backoff_s: NonNegativeFloat = 1.0
-    """Wait before a restart. It doubles with each restart in the window."""
+    """Wait before an actor's second restart in the window; the first comes at once. It doubles with each further one, up to a minute."""
     heartbeat_s: PositiveFloat = 5.0
     """How often actors are asked what they do."""
     hang_s: PositiveFloat = 60.0

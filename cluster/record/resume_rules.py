@@ -45,6 +45,8 @@ def check_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, run_di
     changed: list[str] = []
     for name, (was, now) in differing(theirs, ours).items():
         why = " (fixed by deterministic=true)" if mark_of(name, theirs) is Mark.LAYOUT else ""
+        if name == "num_steps":
+            why = f" (fixed by optimizer.schedule={theirs['optimizer']['schedule']})"
         changed.append(f"{name} is {was!r} there and {now!r} here{why}")
     belongs = f"run_dir={run_dir!r} belongs to another configuration: "
     if len(changed) == 1:

@@ -23,8 +23,8 @@ def filled(page: str, **parts: str) -> str:
 
 
 def rows(cells: Iterable[tuple[str, ...]]) -> str:
-    """Of a Markdown table."""
-    return "\n".join(f"| {' | '.join(each)} |" for each in cells)
+    """Of a Markdown table, whatever is in its cells."""
+    return "\n".join(f"| {' | '.join(map(cell, each))} |" for each in cells)
 
 
 def cell(text: str) -> str:

@@ -1,6 +1,6 @@
 """docs/coming_from.md: settings of other systems and what they are here, from the tables that the importers are."""
 
-from deploy.docs import cell, filled, rows
+from deploy.docs import filled, rows
 from deploy.importing import PEERS
 from deploy.importing.table import Peer, Row
 
@@ -19,19 +19,19 @@ def _tables(peer: Peer) -> str:
         [
             _table(
                 ("here", f"of {peer.title}, with its default", "note"),
-                [(_names(row.ours), _settings(row, peer), cell(row.note)) for row in made],
+                [(_names(row.ours), _settings(row, peer), row.note) for row in made],
             ),
             "Refused at another value:",
-            _table((peer.title, "what to do"), [(_settings(row, peer), cell(row.note)) for row in checked]),
+            _table((peer.title, "what to do"), [(_settings(row, peer), row.note) for row in checked]),
             "Dropped:",
-            _table((peer.title, "because"), [(_names(names), cell(why)) for why, names in peer.dropped.items()]),
+            _table((peer.title, "because"), [(_names(names), why) for why, names in peer.dropped.items()]),
         ]
     )
 
 
 def _settings(row: Row, peer: Peer) -> str:
     shown = {name: peer.defaults[name] for name in row.of.split()}
-    return cell(", ".join(f"`{name}`" + (f" = {value}" if value is not None else "") for name, value in shown.items()))
+    return ", ".join(f"`{name}`" + (f" = {value}" if value is not None else "") for name, value in shown.items())
 
 
 def _names(names: str) -> str:

@@ -12,7 +12,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import fields, section_in
 from cluster.record.resume_rules import when_it_may_change
-from deploy.docs import cell, filled, rows
+from deploy.docs import filled, rows
 from learner.algorithms.registry.presets import PRESETS
 
 PRESET = FieldInfo(
@@ -61,7 +61,7 @@ def _section(name: str, field: FieldInfo) -> str:
 def _table(settings: list[tuple[str, FieldInfo]]) -> str:
     head = "| setting | default | on resume | meaning |\n|---|---|---|---|\n"
     return head + rows(
-        (f"`{name.rpartition('.')[2]}`", _default(field), when_it_may_change(name), cell(_meaning(field)))
+        (f"`{name.rpartition('.')[2]}`", _default(field), when_it_may_change(name), _meaning(field))
         for name, field in settings
     )
 

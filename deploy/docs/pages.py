@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from cluster.metrics import METRICS
-from deploy.docs import algorithms, cell, coming_from, configuration, filled, rows, variants
+from deploy.docs import algorithms, coming_from, configuration, filled, rows, variants
 from deploy.monitoring.alerts import ALERTS, Alert
 from learner.algorithms.objective.statistics import DERIVED, OF_THE_LEARNER, QUANTITIES, reported_name
 
@@ -27,9 +27,9 @@ def pages() -> dict[str, str]:
 
 def _of_the_learner() -> Iterator[tuple[str, str]]:
     for name, (kinds, meaning) in QUANTITIES.items():
-        yield ", ".join(f"`learner/{reported_name(name, kind)}`" for kind in kinds), cell(meaning)
+        yield ", ".join(f"`learner/{reported_name(name, kind)}`" for kind in kinds), meaning
     for name, meaning in {**DERIVED, **OF_THE_LEARNER}.items():
-        yield f"`learner/{name}`", cell(meaning)
+        yield f"`learner/{name}`", meaning
 
 
 def _section(alert: Alert) -> str:

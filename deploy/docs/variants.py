@@ -5,7 +5,7 @@ from typing import Any
 
 from cluster.contracts.protocols import PromptSource, Transport
 from cluster.metrics import Sink
-from deploy.docs import cell, filled, rows
+from deploy.docs import filled, rows
 from deploy.listing import KINDS, described, overview
 
 
@@ -23,8 +23,8 @@ def _table(word: str) -> str:
     return head + rows(
         (
             f"`{each.name}`",
-            cell("<br>".join(f"`{parameter}`" for parameter in each.parameters) or "none"),
-            cell(each.meaning),
+            "<br>".join(f"`{parameter}`" for parameter in each.parameters) or "none",
+            each.meaning,
         )
         for each in described(kind)
     )

@@ -52,8 +52,8 @@ ALERTS = (
         severity="critical",
         summary="no step for {{ $value | humanizeDuration }}, five times as long as the last one took",
         advice="`treadwheel info RUN_DIR` says what each actor does and since when. A start that loads a large model or waits for nodes "
-        "is no fault. Else the driver's log and events.jsonl name the actor that others wait for; the run ends by itself after "
-        "`stall_s`.",
+        "is no fault. Else the driver's log and events.jsonl name the actor that others wait for. The run ends by itself when nothing "
+        "has moved for as long as all its deadlines together: `supervision.start_s`, `rollout.timeout_s`, `reward.hold_s` and others.",
     ),
     Alert(
         name="TreadwheelRunEndedAbnormally",
@@ -74,8 +74,8 @@ ALERTS = (
         lasts="30m",
         severity="warning",
         summary="the learner waits for groups in {{ $value | humanizePercentage }} of a step",
-        advice="Sampling or judging is too slow for the learner: `treadwheel scale RUN_DIR`, a larger `elastic.max_workers`, shorter "
-        "completions, or more reward services where judging takes longer than sampling (row Rewards).",
+        advice="Sampling or judging is too slow for the learner: `treadwheel scale RUN_DIR rollout_workers=N`, a larger "
+        "`elastic.max_workers`, shorter completions, or more reward services where judging takes longer than sampling (row Rewards).",
     ),
     Alert(
         name="TreadwheelWorkersMissing",
@@ -83,8 +83,8 @@ ALERTS = (
         lasts="20m",
         severity="warning",
         summary="{{ $value }} rollout workers that should serve do not",
-        advice="Event `worker_waits` says what they wait for: a node (quota, stock, the autoscaler's log) or their weights. The run goes"
-        " on with those that serve.",
+        advice="Event `worker_waits` names those without a node, and what the autoscaler says (quota, stock). `treadwheel info RUN_DIR` "
+        "names those that start or load weights. The run goes on with those that serve.",
     ),
     Alert(
         name="TreadwheelWorkerFlapping",
@@ -110,7 +110,7 @@ ALERTS = (
         lasts="10m",
         severity="warning",
         summary="{{ $value | humanizePercentage }} of the trajectories have no reward: their judge was too slow",
-        advice="Raise the part's `timeout_s`, give the judge more processes, or mend the server that it calls.",
+        advice="Raise `reward.timeout_s` or the part's own, make the judge faster, or mend the server that it calls.",
     ),
     Alert(
         name="TreadwheelStalenessAtBound",
@@ -147,8 +147,9 @@ ALERTS = (
         expression=f"{series('learner/skipped_in_a_row')} >= 2",
         severity="critical",
         summary="{{ $value }} updates in a row were skipped: loss or gradient is not finite",
-        advice="Nothing is learned. Go back to an earlier checkpoint with a smaller `optimizer.learning_rate`; events.jsonl and the "
-        "step's trajectories show what it began with.",
+        advice="Nothing is learned, and after `learner.max_non_finite_updates` the run stops. The trajectories of these updates are in the "
+        "folder `quarantine` of the run directory. Begin another `run_dir` with a smaller `optimizer.learning_rate` and an earlier "
+        "checkpoint's `model` folder as `model.path`.",
     ),
     Alert(
         name="TreadwheelKlRunaway",
@@ -156,8 +157,8 @@ ALERTS = (
         lasts="10m",
         severity="warning",
         summary="the policy moves by {{ $value | humanize }} nats a token",
-        advice="Away from the policy that sampled (0.1) or from the reference (1). Lower the learning rate, set `learner.stop_at_kl` or "
-        "a larger `algorithm.kl.loss.coefficient`; read samples: a reward that is gamed looks like this.",
+        advice="Away from the policy that ratios compare with (0.1) or from the reference (1). Lower the learning rate, set "
+        "`learner.stop_at_kl` or a larger `algorithm.kl.loss.coefficient`; read samples: a reward that is gamed looks like this.",
     ),
     Alert(
         name="TreadwheelEntropyCollapse",

@@ -110,7 +110,7 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
 
 
 def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
-    """How many there are, and every file that is not what its checkpoint's manifest says."""
+    """How many there are, and of each that is not whole the first file that is not what its manifest says."""
     from learner.checkpoint import reading
 
     found = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))

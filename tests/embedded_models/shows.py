@@ -1,4 +1,4 @@
-"""Makes an embedded model of the shows: `python -m tests.embedded_models.shows OUT_DIR`, about five minutes on one CPU core, and with
+"""Makes an embedded model of the shows: `python -m tests.embedded_models.shows OUT_DIR`, about six minutes on one CPU core, and with
 `--small` the smaller one, two minutes.
 
 A small Qwen3 with a small byte-level tokenizer and a chat template with tools is trained from scratch, supervised, on scripted episodes

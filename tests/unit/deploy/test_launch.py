@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -147,11 +148,37 @@ async def test_a_run_whose_last_step_is_saved_and_evaluated_has_nothing_left(
 ):
     """Its checkpoint is of step 2."""
     run_dir, log, config = RunDirectory(str(tmp_path)), ListedEvents(), run_config(num_steps=num_steps, **settings)
-    ledger = Ledger(run_dir)
-    for step in range(recorded_steps):
-        ledger.append(groups=[step], trajectories="none", trajectories_digest="none")
+    ledger = recorded(run_dir, num_steps=recorded_steps)
     assert not await launch.is_done(config, run_dir, ledger, log)
-    saved = tmp_path / "checkpoints" / "step-000002"
+    saved = save_step_2(tmp_path, metric=metric)
+    assert await launch.is_done(config, run_dir, ledger, log) == is_done
+    assert [event["kind"] for event in log.events] == ["nothing_left"] * is_done
+    (saved / "model" / "config.json").write_text("[]")
+    assert not await launch.is_done(config, run_dir, ledger, log)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "way_on"),
+    [("constant", "with more num_steps"), ("linear", "model.path={run_dir}/checkpoints/step-000002/model")],
+)
+async def test_a_run_whose_schedule_has_ended_is_not_offered_more_steps(schedule, way_on, tmp_path):
+    run_dir, log = RunDirectory(str(tmp_path)), ListedEvents()
+    config = run_config(num_steps=2, optimizer={"schedule": schedule})
+    save_step_2(tmp_path, metric=None)
+    assert await launch.is_done(config, run_dir, recorded(run_dir, num_steps=2), log)
+    assert way_on.format(run_dir=tmp_path) in log.events[0]["message"]
+
+
+def recorded(run_dir: RunDirectory, *, num_steps: int) -> Ledger:
+    ledger = Ledger(run_dir)
+    for step in range(num_steps):
+        ledger.append(groups=[step], trajectories="none", trajectories_digest="none")
+    return ledger
+
+
+def save_step_2(run_dir: Path, *, metric: float | None) -> Path:
+    """Its checkpoint, of one file."""
+    saved = run_dir / "checkpoints" / "step-000002"
     aside = writing.begin(saved)
     (aside / "model").mkdir()
     (aside / "model" / "config.json").write_text("{}")
@@ -160,10 +187,7 @@ async def test_a_run_whose_last_step_is_saved_and_evaluated_has_nothing_left(
     )
     entries = {"model/config.json": writing.seal(aside / "model" / "config.json")}
     writing.commit(aside, saved, manifest.sealed(entries))
-    assert await launch.is_done(config, run_dir, ledger, log) == is_done
-    assert [event["kind"] for event in log.events] == ["nothing_left"] * is_done
-    (saved / "model" / "config.json").write_text("[]")
-    assert not await launch.is_done(config, run_dir, ledger, log)
+    return saved
 
 
 async def test_a_run_that_is_stopped_in_its_last_evaluation_saves_what_it_has_and_hears_of_nodes_that_go_away(

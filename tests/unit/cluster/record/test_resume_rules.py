@@ -87,6 +87,14 @@ def test_a_run_gets_longer_where_its_learning_rates_do_not_depend_on_it(schedule
     assert differing(resolved(optimizer=optimizer), ours).keys() == changed
 
 
+def test_a_refused_number_of_steps_says_that_the_schedule_ends_with_them():
+    theirs, ours = (resolved(optimizer={"schedule": "cosine"}, num_steps=number) for number in (100, 200))
+    with pytest.raises(
+        ConfigError, match=r"num_steps is 100 there and 200 here \(fixed by optimizer.schedule=cosine\); name"
+    ):
+        check_same_run(theirs, ours, run_dir="r")
+
+
 def test_of_another_variant_its_name_alone_differs():
     theirs = resolved(reward={"judge": {"name": "regex", "pattern": "a"}})
     assert differing(theirs, resolved(reward={"judge": {"name": "other", "limit": 3}})).keys() == {"reward.judge.name"}

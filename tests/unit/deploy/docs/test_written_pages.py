@@ -17,7 +17,7 @@ from deploy.cli import app
 from deploy.config.loading import read, validated
 from deploy.config.yaml_text import parse
 from deploy.manifests import site
-from tests.pages import PAGES, ROOT, Block, anchors, blocks, blocks_of, inline_code, links
+from tests.pages import PAGES, ROOT, Block, anchors, blocks, blocks_of, inline_code, links, tables
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 SMALLEST = {"model": {"path": "m"}, "prompts": {"name": "file", "path": "p.jsonl"}}
@@ -230,6 +230,16 @@ def test_links_lead_somewhere(page: str):
         assert target.exists(), f"{page}: {link} is not there"
         if anchor:
             assert anchor in anchors(target.read_text(encoding="utf-8")), f"{page}: {link} has no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_row_of_a_table_has_more_cells_than_its_head(page: str):
+    def num_cells(line: str) -> int:
+        return len(re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|")))
+
+    text = (ROOT / page).read_text(encoding="utf-8")
+    cut = [line for head, *lines in tables(text) for line in lines if num_cells(line) > num_cells(head)]
+    assert cut == [], "what is beyond the head is not shown; write \\| in a cell"
 
 
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
