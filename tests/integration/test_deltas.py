@@ -107,6 +107,7 @@ def move_a_hundredth(reference: Reference, *, seed: int) -> None:
         parameter += (moves * 0.1).to(parameter.dtype)
 
 
+@pytest.mark.acceptance
 @pytest.mark.ray
 @pytest.mark.timeout(1800)
 def test_a_run_is_the_same_bit_for_bit_whether_its_weights_travel_whole_or_as_what_changed(tmp_path):
