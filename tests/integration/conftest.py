@@ -5,10 +5,14 @@ both are put back when its module ends. Ray leaves settings that nothing puts ba
 """
 
 import contextlib
+import functools
+import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 _IS_CHILD = "TREADWHEEL_TEST_IS_CHILD"
+_OUTCOMES = "TREADWHEEL_TEST_OUTCOMES"
+"""A file for a child that runs several tests: a line of JSON each, with its node id, how it ended, and its failure in words."""
 
 _UNTIL = "TREADWHEEL_TEST_UNTIL"
 """A time in seconds since 1970. Long proofs that have not begun by then are skipped, and other tests that have not within the minutes
@@ -63,15 +69,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a test marked `own_process` by a pytest of its own."""
-    if pyfuncitem.get_closest_marker("own_process") is None or _IS_CHILD in os.environ:
+    """Runs a test marked `own_process` by a pytest of its own; one marked `own_process(together=True)` by one that its file has for all."""
+    mark = pyfuncitem.get_closest_marker("own_process")
+    if mark is None or _IS_CHILD in os.environ:
         return None
-    env = {_IS_CHILD: "1", **imported_once()}
+    env: dict[str, str] = {}
     if isinstance(factory := pyfuncitem.funcargs.get("tmp_path_factory"), pytest.TempPathFactory):
         env[SHARED] = str(shared_folder(factory))
-    ended = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", pyfuncitem.nodeid, env=env)
-    if ended.returncode != 0:
-        pytest.fail(ended.stdout + ended.stderr, pytrace=False)
+    if mark.kwargs.get("together"):
+        outcome, failure = _outcomes(pyfuncitem.session, pyfuncitem.path)[pyfuncitem.nodeid]
+    else:
+        outcome, failure = _run_in_child(pyfuncitem.nodeid, env=env)
+    if outcome == "skipped":
+        pytest.skip(failure)
+    if outcome != "passed":
+        pytest.fail(failure, pytrace=False)
     return True
 
 
@@ -80,6 +92,30 @@ def _imports_once() -> Iterator[None]:
     """The actors of most runs are forked of one process, which imports what they need. Each run that is to be hurt has one of its own."""
     with contextlib.nullcontext() if ADDRESS in os.environ else fork_server(*IMPORTS):
         yield
+
+
+def _run_in_child(*nodes: str, env: dict[str, str]) -> tuple[str, str]:
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *nodes)
+    ended = run(*command, env={_IS_CHILD: "1", **imported_once(), **env})
+    return "passed" if ended.returncode == 0 else "failed", ended.stdout + ended.stderr
+
+
+@functools.cache
+def _outcomes(session: pytest.Session, path: Path) -> dict[str, tuple[str, str]]:
+    """Of all tests of a file that one child runs together: how each ended, and why."""
+    together = [item for item in session.items if item.path == path]
+    nodes = [item.nodeid for item in together if item.get_closest_marker("own_process")]
+    with tempfile.TemporaryDirectory() as folder:
+        (told := Path(folder) / "outcomes.jsonl").touch()
+        _, said = _run_in_child(*nodes, env={_OUTCOMES: str(told)})
+        found = {node: (outcome, words) for node, outcome, words in map(json.loads, told.read_text().splitlines())}
+    return {node: found.get(node, ("failed", said)) for node in nodes}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if _OUTCOMES in os.environ and (report.when == "call" or not report.passed):
+        with open(os.environ[_OUTCOMES], "a") as file:
+            file.write(json.dumps([report.nodeid, report.outcome, report.longreprtext]) + "\n")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -101,14 +101,13 @@ def test_groups_are_made_of_the_first_to_end_under_their_own_seeds(bound_2):
     assert sum(numbers["rollout/num_aborted"] for numbers in bound_2.metrics().values()) >= STEPS * 2 * 2
 
 
-def test_dropped_stragglers_are_never_trained_on_and_replay_arrives_at_the_weights_of_every_step(bound_2):
+def test_dropped_stragglers_are_never_trained_on(bound_2):
     dropped = {int(event["group_id"]) for event in bound_2.events("drop") if event["reason"] == "straggler"}
     assert dropped, "no group was dropped: this run proves nothing"
     assert sum(numbers.get("buffer/dropped_straggler", 0.0) for numbers in bound_2.metrics().values()) == len(dropped)
     consumed = [index for groups in bound_2.groups() for index in groups]
     assert consumed == sorted(set(consumed) - dropped)
     assert bound_2.events("failure") == []
-    assert bound_2.replay("--to-step", 7) == f"7 steps replayed, weights {bound_2.weights()[7]}: equal\n"
 
 
 @pytest.mark.parametrize("bound", [1, 2])

@@ -108,5 +108,6 @@ def test_the_record_verifies(distilled):
     assert distilled.run.problems() == ()
 
 
+@pytest.mark.exhaustive
 def test_the_record_replays_to_the_same_weights(distilled):
     assert distilled.run.replay().endswith(": equal\n")

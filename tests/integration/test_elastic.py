@@ -95,6 +95,7 @@ def test_an_order_takes_away_who_waits_for_a_node_and_keeps_one_that_serves(elas
     assert "rollout-3" in left and len(first & left) == 1
 
 
+@pytest.mark.exhaustive
 def test_rays_autoscaler_brings_the_node_that_the_rule_asks_for_and_takes_it_back(tmp_path):
     """The first worker is slow for a while, as on a machine that others use too; then the learner is, and two are more than it needs."""
     run = Run(tmp_path / "run")

@@ -3,10 +3,11 @@
 import asyncio
 import collections
 import contextlib
+import functools
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from cluster.contracts.errors import DataError, FailureKind, LostError, UnreachableError, WorkerError
 from cluster.contracts.types import ActorKind, Refusal
@@ -27,12 +28,15 @@ from deploy.cluster_up.seats import Seats, seats
 from deploy.cluster_up.waiting import available
 from tests.fakes import ListedEvents, run_config
 from tests.integration.ray_nodes import SYSTEM, end, ray_nodes
+from tests.integration.waiting import until
 from tests.unit.actors.batches import batch_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.own_process, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.own_process(together=True), pytest.mark.timeout(1800)]
 PATIENCE_S = 500
 _MIB = 1024**2
 _STORE = {"object_store_memory": 100 * _MIB}
+_FULL_DISK = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 1e-6}
+"""A full store spills to disk, which costs speed and no more: here the disk counts as full too."""
 
 
 REFUSED = Refusal(group_id="00000001", prompt_id="p1", reason="too long")
@@ -75,16 +79,15 @@ class Maker:
         raise ValueError("no more")
 
 
-async def start(
-    name: str = "w", *, start_s: float = PATIENCE_S, events: ListedEvents | None = None, **spec: Any
-) -> RemoteActor:
+async def start(name: str = "w", **spec: Any) -> RemoteActor:
     group = spec.pop("placement_group", None)
     seats = {index: Seat(group, index) for index in range(2)}
-    factory = "tests.integration.test_remote_actor:Maker"
-    made = ActorSpec(
-        name=name, kind=ActorKind.ROLLOUT_WORKER, factory=factory, arguments={}, **{"num_cpus": 0.5, **spec}
-    )
-    return await Seats(seats, start_s=start_s, events=events or ListedEvents()).start(made)
+    return await Seats(seats, start_s=PATIENCE_S, events=ListedEvents()).start(a_maker(name, **spec))
+
+
+def a_maker(name: str, **spec: Any) -> ActorSpec:
+    defaults = {"kind": ActorKind.ROLLOUT_WORKER, "arguments": {}, "num_cpus": 0.5}
+    return ActorSpec(name=name, factory="tests.integration.test_remote_actor:Maker", **defaults | spec)
 
 
 @contextlib.contextmanager
@@ -96,6 +99,43 @@ def connected(**head: Any) -> Iterator[Cluster]:
             yield cluster
         finally:
             ray.shutdown()
+
+
+Entered = Callable[[], contextlib.AbstractContextManager[Cluster]]
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Entered]:
+    """Of one cluster for all tests: one CPU, no other node. It starts when it is first entered: not in the process that looks on."""
+    with contextlib.ExitStack() as stack:
+        connect = functools.cache(
+            lambda: stack.enter_context(connected(num_cpus=1, _system_config=SYSTEM | _FULL_DISK, **_STORE))
+        )
+
+        @contextlib.contextmanager
+        def entered() -> Iterator[Cluster]:
+            cluster = connect()
+            try:
+                yield cluster
+            finally:
+                for name in ray.util.list_named_actors():
+                    with contextlib.suppress(ValueError):  # it ended at this moment
+                        ray.kill(ray.get_actor(name))
+                for node in [*cluster.worker_nodes]:
+                    end(cluster, node)
+                until(lambda: ray.cluster_resources().get("CPU") == ray.available_resources().get("CPU") == 1)
+
+        yield entered
+
+
+@contextlib.contextmanager
+def reserved(*bundles: dict[str, float]) -> Iterator[PlacementGroup]:
+    group = placement_group([*bundles])
+    try:
+        ray.get(group.ready(), timeout=PATIENCE_S)
+        yield group
+    finally:
+        remove_placement_group(group)
 
 
 def is_here(object_ref: ray.ObjectRef) -> bool:
@@ -110,10 +150,12 @@ async def is_missed(node: Any) -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_stream_keeps_what_came(tmp_path):
-    with connected(num_cpus=0, **_STORE) as cluster:
-        cluster.add_node(num_cpus=1, **_STORE)
-        actor = await start()
+async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_stream_keeps_what_came(
+    head: Entered, tmp_path: Path
+):
+    with head() as cluster, contextlib.ExitStack() as stack:
+        cluster.add_node(num_cpus=1, resources={"far": 1}, **_STORE)
+        actor = await start(bundle=0, placement_group=stack.enter_context(reserved({"CPU": 0.5, "far": 0.1})))
         found = [
             (summary, object_ref)
             async for summary, object_ref in actor.stream_batches("batches", 2, num_items=2, deadline_s=PATIENCE_S)
@@ -141,11 +183,11 @@ async def test_batches_and_buckets_never_come_to_the_drivers_node_and_a_short_st
         assert (type(caught.value), caught.value.kind, caught.value.actor) == (WorkerError, FailureKind.DEATH, "w")
 
 
-async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewhere():
-    with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
+async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewhere(head: Entered):
+    with head() as cluster, contextlib.ExitStack() as stack:
         far = cluster.add_node(num_cpus=1, resources={"far": 1})
-        seats = placement_group([{"CPU": 0.5, "far": 0.1}, {"CPU": 0.5, "node:__internal_head__": 0.1}])
-        ray.get(seats.ready(), timeout=PATIENCE_S)
+        here = {"CPU": 0.5, "node:__internal_head__": 0.1}
+        seats = stack.enter_context(reserved({"CPU": 0.5, "far": 0.1}, here))
         maker = await start("maker", bundle=0, placement_group=seats)
         taker = await start("taker", bundle=1, placement_group=seats)
         assert maker.node_id == far.node_id != taker.node_id
@@ -162,8 +204,8 @@ async def test_what_a_node_held_is_lost_by_name_and_its_seats_are_found_elsewher
         assert again.node_id == taker.node_id
 
 
-async def test_an_actor_is_the_next_generation_that_no_living_one_is(monkeypatch):
-    with connected(num_cpus=1, _system_config=SYSTEM):
+async def test_an_actor_is_the_next_generation_that_no_living_one_is(head: Entered, monkeypatch: pytest.MonkeyPatch):
+    with head():
         first = await start(run="tuesday", num_cpus=0.1)
         await first.kill()
         second = await start(run="tuesday", num_cpus=0.1)
@@ -175,12 +217,11 @@ async def test_an_actor_is_the_next_generation_that_no_living_one_is(monkeypatch
         assert len({each.pid for each in (second, *others)}) == 3
 
 
-async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_its_placement_group():
+async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_its_placement_group(head: Entered):
     """Seen before: it waited outside, where it took a GPU from the group or lost it to the group. Ray takes our word for GPUs."""
-    with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
+    with head() as cluster, contextlib.ExitStack() as stack:
         first = cluster.add_node(num_cpus=1, num_gpus=2)
-        seats = placement_group([{"CPU": 0.5, "GPU": 1}] * 2)
-        ray.get(seats.ready(), timeout=PATIENCE_S)
+        seats = stack.enter_context(reserved(*[{"CPU": 0.5, "GPU": 1}] * 2))
         learner, worker = [await start(f"a{seat}", num_gpus=1, bundle=seat, placement_group=seats) for seat in (0, 1)]
         assert learner.node_id == worker.node_id == first.node_id
         end(cluster, first)
@@ -195,10 +236,12 @@ async def test_an_actor_with_a_gpu_waits_for_the_replacement_of_its_seat_inside_
         assert [await actor.call("is_seated", deadline_s=PATIENCE_S) for actor in again] == [True, True]
 
 
-async def test_an_actor_waits_for_a_node_beyond_the_deadline_of_its_start_and_knows_the_labels_of_the_one_that_comes():
+async def test_an_actor_waits_for_a_node_beyond_the_deadline_of_its_start_and_knows_the_labels_of_the_one_that_comes(
+    head: Entered,
+):
     events = ListedEvents()
-    with connected(num_cpus=1, _system_config=SYSTEM) as cluster:
-        starting = asyncio.create_task(start("far", num_cpus=2, start_s=40, events=events))
+    with head() as cluster:
+        starting = asyncio.create_task(Seats({}, start_s=3, events=events).spawn(a_maker("far", num_cpus=2)))
         async with asyncio.timeout(PATIENCE_S):
             while not events.events:
                 await asyncio.sleep(0.1)
@@ -215,10 +258,8 @@ async def _fits(actor: RemoteActor, num_bytes: int) -> bool:
         return False
 
 
-async def test_a_full_object_store_is_a_clear_error_and_no_hang():
-    # A full store spills to disk, which costs speed and no more: here the disk counts as full too.
-    full_disk = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 1e-6}
-    with connected(num_cpus=1, _system_config=full_disk, **_STORE):
+async def test_a_full_object_store_is_a_clear_error_and_no_hang(head: Entered):
+    with head():
         actor = await start("rollout-0")
         kept = await actor.call_for_object_refs("buckets", 1, 60 * _MIB, deadline_s=PATIENCE_S)
         with pytest.raises(WorkerError, match=r"ObjectStoreFullError|OutOfDiskError"):
@@ -229,25 +270,18 @@ async def test_a_full_object_store_is_a_clear_error_and_no_hang():
                 await asyncio.sleep(0.1)
 
 
-async def test_a_rank_and_the_worker_beside_it_have_the_same_gpu():
+async def test_a_rank_and_the_worker_beside_it_have_the_same_gpu(head: Entered):
     """GPUs that Ray believes in: it gives a bundle certain ones, and the bundle's actors no others."""
     beside = {"gpus_per_worker": 0.5, "num_workers": 3, "colocated": True, "cpus_per_worker": 0.1}
     config = run_config(learner={"num_ranks": 3, "gpus_per_rank": 0.5, "cpus_per_rank": 0.1}, rollout=beside)
-    with connected(num_cpus=4, num_gpus=3, **_STORE):
+    with head() as cluster:
+        cluster.add_node(num_cpus=4, num_gpus=3, **_STORE)
         placement = plan(config, available(config.elastic), needs=())
         async with seats(placement, start_s=PATIENCE_S, events=ListedEvents()) as taken:
             gpus: dict[str, list[list[int]]] = {}
             for number, bundle in enumerate(placement.bundles):
-                spec = ActorSpec(
-                    name=bundle.name,
-                    kind=bundle.kind,
-                    factory="tests.integration.test_remote_actor:Maker",
-                    arguments={},
-                    num_cpus=bundle.cpus,
-                    num_gpus=bundle.gpus,
-                    bundle=number,
-                )
-                actor = await taken.start(spec)
+                needs = {"num_cpus": bundle.cpus, "num_gpus": bundle.gpus}
+                actor = await taken.start(a_maker(bundle.name, kind=bundle.kind, bundle=number, **needs))
                 gpus.setdefault(bundle.kind, []).append(await actor.call("gpus", deadline_s=PATIENCE_S))
     assert gpus[ActorKind.LEARNER] == gpus[ActorKind.ROLLOUT_WORKER]
     assert sorted(gpus[ActorKind.LEARNER]) == [[0], [1], [2]]

@@ -14,6 +14,8 @@ from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.timeout(1800)]
 
+NUM_STEPS = 16
+"""So many that the run is still there when its actors are looked for."""
 _ACTORS = ("learner-0", "recorder", "reward", "rollout-0", "rollout-1")
 _CONTAINER = {"name": "ray", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
 _POD = {"spec": {"containers": [_CONTAINER], "terminationGracePeriodSeconds": 2}}
@@ -46,7 +48,7 @@ def file(tmp_path) -> Path:
     return write_run(
         tmp_path,
         make_tiny_model(tmp_path / "model"),
-        num_steps=40,
+        num_steps=NUM_STEPS,
         deterministic=False,
         algorithm={},
         learner__cpus_per_rank=0.5,
@@ -58,18 +60,14 @@ def file(tmp_path) -> Path:
 
 
 def test_a_wait_that_is_too_short_ends_with_what_is_missing(cluster, file, tmp_path):
+    """Here a learner that no node can ever have."""
     cluster.operator.quota = 0
-
-    def waiting(*arguments: str) -> str:
-        where = (f"run_dir={tmp_path / 'run'}", "--address", cluster.head.address)
-        ended = treadwheel("train", file, *where, "--wait-for-nodes", "30s", *arguments, env=cluster.head.env)
-        assert ended.returncode == 1 and "waiting_for_nodes: " in ended.stdout, ended.stdout + ended.stderr
-        return ended.stderr
-
-    told = waiting()
-    assert "elastic.wait_for_nodes_s=30 is over: 1 node is there, no room for 4 of 4 seats: " in told
-    assert "2 rollout workers with 1 CPUs" in told and "the autoscaler brings 1 of 'steady' for " in told
-    assert "it has no nodes for these seats" in waiting("learner.cpus_per_rank=64")
+    where = (f"run_dir={tmp_path / 'run'}", "learner.cpus_per_rank=64", "--address", cluster.head.address)
+    ended = treadwheel("train", file, *where, "--wait-for-nodes", "15s", env=cluster.head.env)
+    assert ended.returncode == 1 and "waiting_for_nodes: " in ended.stdout, ended.stdout + ended.stderr
+    told = ended.stderr
+    assert "elastic.wait_for_nodes_s=15 is over: 1 node is there, no room for 4 of 4 seats: " in told
+    assert "2 rollout workers with 1 CPUs" in told and "it has no nodes for these seats" in told
 
 
 def test_a_run_waits_for_its_nodes_one_after_the_other_and_comes_to_its_end(cluster, file, tmp_path):
@@ -78,7 +76,9 @@ def test_a_run_waits_for_its_nodes_one_after_the_other_and_comes_to_its_end(clus
     operator.quota = 0
     arguments = ("train", file, f"run_dir={run.path}", "--address", cluster.head.address, "--wait-for-nodes", "20m")
     with Background(*arguments, env=cluster.head.env) as driver:
-        until(lambda: _said(run, "no room for 4 of 4 seats", "brings 1 of 'steady'"), process=driver)
+        until(
+            lambda: _said(run, "no room for 4 of 4 seats: ", "the autoscaler brings 1 of 'steady' for "), process=driver
+        )
         operator.quota = 1
         until(lambda: _said(run, "no room for 2 of 4 seats: 2 rollout workers", "2 of 'rollout'"), process=driver)
         operator.quota = 2
@@ -90,7 +90,7 @@ def test_a_run_waits_for_its_nodes_one_after_the_other_and_comes_to_its_end(clus
     steady = {"learner-0", "recorder", "reward"}
     assert sorted(map(sorted, on_nodes.values())) == [sorted(steady), ["rollout-0"], ["rollout-1"]]
     assert on_nodes[next(name for name in on_nodes if "-steady-" in name)] == steady
-    assert run.num_steps() == 40 and run.problems() == ()
+    assert run.num_steps() == NUM_STEPS and run.problems() == ()
 
 
 def _said(run: Run, *words: str) -> bool:
