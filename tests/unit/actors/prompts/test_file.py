@@ -146,7 +146,10 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
         ),
         ('{"prompt": "a"}\nnot json\n', r"prompts.jsonl, line 2: not JSON"),
         ('{"prompt": "a"}\n\n{"prompt": "b", "prompt": "c"}\n', r"prompts.jsonl, line 3: 'prompt' is given twice"),
-        ('{"prompt": [{"role": "user", "content": "a", "role": "b"}]}', r"prompts.jsonl, line 1: 'role' is given twice"),
+        (
+            '{"prompt": [{"role": "user", "content": "a", "role": "b"}]}',
+            r"prompts.jsonl, line 1: 'role' is given twice",
+        ),
         ('{"prompt": "a"}\n[1]\n', r"prompts.jsonl, line 2: a row must be an object, got list"),
         ('{"prompt": "  "}\n', r"row 0, column 'prompt': the text is empty"),
         ('{"prompt": 7}\n', r"row 0, column 'prompt': must be a text or a list of messages, got '7'"),
