@@ -86,8 +86,8 @@ METRICS: dict[str, str] = {
     "buffer/num_dropped": "Groups dropped since the last step, each replaced by another prompt.",
     "buffer/kept_share": "Of the groups that finished or were dropped since the last step, the share that was not dropped.",
     "buffer/tries_per_group": "Groups that finished or were dropped since the last step, per group that was not dropped.",
-    "buffer/num_judged": "Trajectories of which `reward/num_errors` and `reward/num_timeouts` count those that failed: of the step's groups, "
-    "or all that `algorithm.selection` chose from since the last step.",
+    "buffer/num_judged": "Trajectories of which `reward/num_errors` and `reward/num_timeouts` count those that failed: of the step's "
+    "groups, or all that `algorithm.selection` chose from since the last step.",
     "buffer/candidate_reward": "Mean reward of the trajectories that `algorithm.selection` chose from since the last step: how good the "
     "policy is. `reward/mean` is of the chosen ones.",
     "buffer/dropped_<reason>": "Of the dropped groups, those that the filter of this name dropped, or for `rewards_failed`, `refused` (the "

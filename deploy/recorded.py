@@ -22,7 +22,7 @@ from cluster.contracts.segments import episodes
 from cluster.contracts.types import FinishReason, GroupSummary, Prompt, RewardStatus
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import step_of
-from cluster.record.run_directory import RUN_YAML, RunDirectory
+from cluster.record.run_directory import RUN_YAML, TRAJECTORIES, RunDirectory
 from cluster.record.storage import Storage
 from cluster.rollouts.tickets import epoch_order
 
@@ -211,7 +211,7 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
         files, names = Storage(folder or "."), [name]
     else:
         files = Storage(place)
-        within = "trajectories/" if files.exists(RUN_YAML) else ""
+        within = f"{TRAJECTORIES}/" if files.exists(RUN_YAML) else ""
         names = [within + each for each in files.names(within) if each.endswith(".arrow")]
         if within and not files.is_local:
             # A step's file that no record names is that of a driver which was taken for dead.

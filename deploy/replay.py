@@ -22,7 +22,7 @@ from cluster.metrics import MetricLog
 from cluster.record.learned_files import learned_name
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import num_pruned_steps
-from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, TRAJECTORIES, RunDirectory
 from cluster.record.storage import Storage
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.connection import connected
@@ -167,7 +167,7 @@ def _refuse_missing(run_dir: RunDirectory, ledger: Ledger, *, first: int) -> Non
         raise ConfigError(
             f"{run_dir.url!r} has no trajectories of steps 1 to {pruned} any more (record.keep_trajectories); a replay needs {needed}"
         )
-    there = {f"trajectories/{name}" for name in run_dir.names("trajectories")}
+    there = {f"{TRAJECTORIES}/{name}" for name in run_dir.names(TRAJECTORIES)}
     for record in ledger.records():
         if record.step >= first and record.trajectories not in there:
             raise ConfigError(

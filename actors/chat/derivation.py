@@ -74,6 +74,8 @@ def derived(
         field = _json_arguments(text, both, stops)
     else:
         field = _tags(text, both, stops)
+    # A way that never matches: else `regex` looks ahead to the text's end, from each white space, for what every match must hold.
+    field["open_pattern"] = f"(?:{field['open_pattern']}|(*FAIL))"
     anchor = generation_prompt.partition(THINK)[0]
     fields: dict[str, Any] = {"tool_calls": field, "content": {"content": "text"}}
     if stops:
@@ -149,7 +151,9 @@ def _tags(text: str, both: str | None, stops: Sequence[str]) -> dict[str, Any]:
     if not before_key.strip() or not after_value.strip() or not around.open.strip() or close == around.close:
         raise _unknown("nothing marks where a call, a key or a value ends")
     around = _Around(open=around.open, close=close, open_all=around.open_all, close_all=around.close_all)
-    tag = f"{_soft(before_key)}\\s*(?P<key>[^<>\\s]+?)\\s*{_tight(to_value)}(?P<value>.*?){_tight(after_value)}"
+    # Where no value ends any more, the search ends: it would look through the rest again from each tag that opens.
+    value = f"(?:(?P<value>.*?){_tight(after_value)}|.*(*SKIP)(*FAIL))"
+    tag = f"{_soft(before_key)}\\s*(?P<key>[^<>\\s]+?)\\s*{_tight(to_value)}{value}"
     return {
         "open_pattern": f"{around.opens}{_NAME}\\s*{_soft(first[: len(first) - num_key])}",
         "close_pattern": _closes(around, stops),

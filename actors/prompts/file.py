@@ -54,20 +54,25 @@ def _read_jsonl(source: pa.NativeFile, path: str) -> Rows:
 
 
 def _read_json(source: pa.NativeFile, path: str) -> Rows:
-    try:
-        rows = _parsed(source.read(), path)
-    except DataError as error:
-        raise DataError(f"{error}; a file of one object a line is named .jsonl") from error
+    rows = _parsed(source.read(), path, way_out="; a file of one object a line is named .jsonl")
     if not isinstance(rows, list):
         raise DataError(f"{path}: must be a list of rows, got {type(rows).__name__}")
     return [_object(row, f"{path}, row {index}") for index, row in enumerate(cast(list[Any], rows))]
 
 
-def _parsed(text: bytes, where: str) -> Any:
+def _parsed(text: bytes, where: str, *, way_out: str = "") -> Any:
+    def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise DataError(f"{where}: {twice!r} is given twice in one object; leave one out")
+        return found
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=once_each)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from error
+        raise DataError(f"{where}: not JSON: {error}{way_out}") from error
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

@@ -141,11 +141,25 @@ def validate(batch: pa.RecordBatch, names: Collection[str] = SCHEMA.names) -> pa
 
 
 def as_one(groups: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all, in order, as `validate` returns it: to look at many small groups one by one takes ten times as long."""
+    """One batch of all, in order, as `validate` returns it: to look at many small groups one by one takes ten times as long.
+
+    Raises DataError also for texts that are too long together.
+    """
     groups = [upgraded(group) for group in groups]
     for group in groups:
         _check_types(group)
-    (everything,) = pa.Table.from_batches(groups).combine_chunks().to_batches()
+    everything, *beyond = pa.Table.from_batches(groups).combine_chunks().to_batches()
+    if beyond:  # Arrow counts the bytes of texts in 32 bits
+        sizes = {
+            field.name: sum(group[field.name].nbytes for group in groups)
+            for field in SCHEMA
+            if field.type == pa.string()
+        }
+        longest = max(sizes, key=lambda name: sizes[name])
+        raise DataError(
+            f"field {longest!r} of the step's rows has {sizes[longest]:,} bytes, and may have {2**31 - 1:,}; take fewer groups_per_step, "
+            "or leave long columns out of the prompts"
+        )
     return _checked(everything, SCHEMA.names)
 
 

@@ -14,17 +14,17 @@ from cluster.contracts.learned import written_learned
 from cluster.contracts.schema import SCHEMA, as_one, joined, summarize, upgraded, validate
 from cluster.contracts.types import GroupSummary
 from cluster.record.learned_files import LEARNED, learned_name
-from cluster.record.run_directory import checkpoints_of
+from cluster.record.run_directory import TRAJECTORIES, checkpoints_of
 from cluster.record.storage import Storage
 
-PRUNED = "trajectories/pruned.json"
+PRUNED = f"{TRAJECTORIES}/pruned.json"
 """How many of the first steps have no trajectories any more; not there until some were removed."""
 
 
 def name_of(step: int, digest: str = "") -> str:
     """With the digest of its content in an object store: a driver that was taken for dead and wakes writes into no file of the next one.
     The ledger says which file of a step counts."""
-    return f"trajectories/step-{step:06d}{'-' if digest else ''}{digest[:12]}.arrow"
+    return f"{TRAJECTORIES}/step-{step:06d}{'-' if digest else ''}{digest[:12]}.arrow"
 
 
 def step_of(name: str) -> int | None:
@@ -100,7 +100,7 @@ class Recorder:
         if last <= num_pruned_steps(self._files):
             return
         self._files.write_json(PRUNED, {"steps": last})
-        for folder in ("trajectories", LEARNED):
+        for folder in (TRAJECTORIES, LEARNED):
             for name in self._files.names(folder):
                 if (step := step_of(name)) is not None and step <= last:
                     self._files.remove(f"{folder}/{name}")

@@ -38,6 +38,7 @@ VERDICTS = "verdicts.jsonl"
 TRACKED = "tracked.json"
 """The name by which trackers know the run, whichever driver speaks."""
 CHECKPOINTS = "checkpoints"
+TRAJECTORIES = "trajectories"
 CHECKPOINT_MANIFEST = "manifest.json"
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
@@ -226,7 +227,7 @@ class RunDirectory(Storage):
         for name in (METRICS, EVENTS, VERDICTS, PHASES):
             self.remove_torn_line(name)
         if self.is_local:
-            for folder in ("", "trajectories", LEARNED):
+            for folder in ("", TRAJECTORIES, LEARNED):
                 remove_leftovers(self.path(folder))
         self.write_file(RUN_YAML, run_yaml.encode())
 
@@ -247,7 +248,7 @@ class RunDirectory(Storage):
                 f"run_dir={self.url!r} holds the beginning of another run, and {former}, which drove it, never gave the directory back: "
                 f"should it wake, it writes into this run; name another run_dir, or remove {self.path(_LOCK)} if it is surely gone"
             )
-        of_steps = [f"{folder}/{file}" for folder in ("trajectories", LEARNED) for file in self.names(folder)]
+        of_steps = [f"{folder}/{file}" for folder in (TRAJECTORIES, LEARNED) for file in self.names(folder)]
         self.cut_records(0)
         for name in (METRICS, PASSPORT, VERDICTS, TRACKED, PHASES, *of_steps):
             self.remove(name)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.metrics import ENDS
 from cluster.record.recorder import step_of
-from cluster.record.run_directory import PASSPORT, TRACKED, RunDirectory
+from cluster.record.run_directory import PASSPORT, TRACKED, TRAJECTORIES, RunDirectory
 
 _MAX_CHARACTERS = 500
 """Of a parameter: every tracker takes as many."""
@@ -105,10 +105,10 @@ def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
 def trajectories(directory: RunDirectory, version: int, number: int) -> list[dict[str, Any]]:
     """At most so many of the step that made policy `version`, from the best reward to the worst; none where none can be read."""
     try:
-        files = [name for name in directory.names("trajectories") if step_of(name) == version] if number else []
+        files = [name for name in directory.names(TRAJECTORIES) if step_of(name) == version] if number else []
         if len(files) != 1:  # two in an object store: the ledger knows which counts, and a tracker can do without
             return []
-        content = directory.read_file(f"trajectories/{files[0]}")
+        content = directory.read_file(f"{TRAJECTORIES}/{files[0]}")
     except StorageError:  # removed meanwhile (`record.keep_trajectories`), or the store is away: the numbers count
         return []
     with pa.ipc.open_file(content) as reader:

@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 
 from cluster.contracts.errors import DataError, StorageError
 from cluster.record.recorder import step_of
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import TRAJECTORIES, RunDirectory
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import RecordedStep, Trajectory, asked, open_step, recorded_steps
 
@@ -75,8 +75,8 @@ def _none(why: str) -> Samples:
 def _stored_bytes(directory: RunDirectory, step: int) -> int:
     if directory.is_local:
         return 0
-    names = (name for name in directory.names("trajectories") if step_of(name) == step)
-    return sum(directory.size_bytes(f"trajectories/{name}") or 0 for name in names)
+    names = (name for name in directory.names(TRAJECTORIES) if step_of(name) == step)
+    return sum(directory.size_bytes(f"{TRAJECTORIES}/{name}") or 0 for name in names)
 
 
 def _prompt_ids(step: RecordedStep) -> dict[str, int]:

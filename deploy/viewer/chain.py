@@ -11,7 +11,7 @@ from typing import Any
 from cluster.contracts.errors import LedgerError, StorageError
 from cluster.record.ledger import Record, checked
 from cluster.record.recorder import digest_of, num_pruned_steps, step_of
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import TRAJECTORIES, RunDirectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def ticket_of(event: Mapping[str, Any]) -> int | None:
 def names_its_file(record: Record) -> bool:
     """Whether what the record names is a file of its step's trajectories: no other is opened, whatever a ledger says."""
     folder, _, name = record.trajectories.rpartition("/")
-    return folder == "trajectories" and step_of(name) == record.step
+    return folder == TRAJECTORIES and step_of(name) == record.step
 
 
 def check_files(directory: RunDirectory, records: Sequence[Record], *, most_bytes: int) -> dict[int, str]:

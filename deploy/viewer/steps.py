@@ -21,7 +21,7 @@ from cluster.contracts.schema import SCHEMA, counted_versions, upgraded
 from cluster.contracts.segments import SEGMENT, whole
 from cluster.record.learned_files import learned_name, learned_of
 from cluster.record.recorder import num_pruned_steps, step_of
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import TRAJECTORIES, RunDirectory
 from deploy.viewer.chain import names_its_file
 from deploy.viewer.episodes import EpisodeFacts, facts_of, last_words
 from deploy.viewer.runs import Run
@@ -228,15 +228,15 @@ def open_step(run: Run, step: int) -> RecordedStep:
     if record and names_its_file(record) and run.directory.exists(record.trajectories):
         return RecordedStep(run, step, record.trajectories)
     is_unknown = record is None or run.directory.is_local
-    names = [name for name in run.directory.names("trajectories") if step_of(name) == step and is_unknown]
+    names = [name for name in run.directory.names(TRAJECTORIES) if step_of(name) == step and is_unknown]
     if not names:
         raise HTTPException(404, _why_missing(run, step))
-    return RecordedStep(run, step, f"trajectories/{names[0]}")
+    return RecordedStep(run, step, f"{TRAJECTORIES}/{names[0]}")
 
 
 def recorded_steps(run: Run) -> list[int]:
     """Steps whose trajectories are there, in order."""
-    return sorted({step for name in run.directory.names("trajectories") if (step := step_of(name)) is not None})
+    return sorted({step for name in run.directory.names(TRAJECTORIES) if (step := step_of(name)) is not None})
 
 
 def num_readable(run: Run, step: int, *, most: int) -> int:

@@ -21,6 +21,13 @@ class InertWith:
 
 
 @dataclass(frozen=True, slots=True)
+class AtMost:
+    """The parameter is a part of another of the variant."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class LessThan:
     """The parameter is the lower end of a range, and another of the variant its upper end."""
 

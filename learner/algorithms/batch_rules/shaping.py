@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
-from learner.algorithms.conditions import Ddof, InertWith, LessThan
+from learner.algorithms.conditions import AtMost, Ddof, InertWith, LessThan
 from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.moments import RunningMoments
@@ -85,7 +85,7 @@ def overlong_penalty(
     *,
     completion_lengths_G: Tensor,
     max_length: PositiveInt,
-    cache: NonNegativeInt,
+    cache: Annotated[NonNegativeInt, AtMost("max_length")],
     penalty: NonNegativeFloat = 1.0,
 ) -> Tensor:
     """Soft punishment of completions that near the limit.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError
-from learner.algorithms.conditions import LessThan
+from learner.algorithms.conditions import AtMost, LessThan
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
 
@@ -22,6 +22,7 @@ def refuse_contradictions(parts: Parts) -> None:
         _refuse_what_is_not_supplied,
         _require_a_critic,
         _refuse_empty_ranges,
+        _refuse_parts_beyond_the_whole,
         _require_an_advantage_of_a_changed_reward,
         _require_another_teacher,
         _require_an_old_policy,
@@ -63,6 +64,16 @@ def _refuse_empty_ranges(parts: Parts) -> None:
                 raise ConfigError(
                     f"{variant.field}.{name}={low!r} is not below {upper}={high!r}; they are the ends of a range: give a lower "
                     f"{name}, or a higher {upper}"
+                )
+
+
+def _refuse_parts_beyond_the_whole(parts: Parts) -> None:
+    for variant in parts.all():
+        for name, part in variant.parameters.items():
+            whole = next((each.name for each in variant.said_of(name) if isinstance(each, AtMost)), None)
+            if whole is not None and part > (most := variant.parameters[whole]):
+                raise ConfigError(
+                    f"{variant.field}.{name}={part!r} is more than {whole}={most!r}; give a lower {name}, or a higher {whole}"
                 )
 
 

@@ -71,6 +71,32 @@ def test_white_space_without_end_is_read_at_once(name):
     assert time.process_time() - began < 1
 
 
+@pytest.mark.parametrize("name", READ)
+def test_a_long_reply_without_a_call_is_read_at_once(name):
+    """100,000 characters took one to two seconds, in which the worker's event loop stood still."""
+    parser, words = parser_of(name).parser, "<b> " * 25_000
+    began = time.process_time()
+    reply = parser(f"</think>{words}", prompt="", tools=TOOLS)
+    assert (words.strip() in reply.text, reply.calls) == (True, ())
+    assert time.process_time() - began < 0.6
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "tag"),
+    [
+        ("qwen35", "</think><tool_call>\n<function=multiply>\n", "<parameter=a>\n"),
+        ("glm45", "<tool_call>multiply\n", "<arg_key>a</arg_key><arg_value>"),
+    ],
+)
+def test_tags_that_open_and_never_close_are_read_at_once(name, begins, tag):
+    """The worker's event loop waits for it: 100,000 characters took over a minute."""
+    parser, sampled = parser_of(name).parser, begins + tag * (40_000 // len(tag))
+    began = time.process_time()
+    (call,) = parser(sampled, prompt="", tools=TOOLS).calls
+    assert (call.name, call.arguments) == ("multiply", {})
+    assert time.process_time() - began < 1
+
+
 def test_words_reasoning_and_several_calls_are_read_apart():
     sampled = (
         "<think>\nTwice, then.\n</think>\n\nLet me see.\n"

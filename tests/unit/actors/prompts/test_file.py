@@ -102,6 +102,7 @@ def test_a_json_list_reads_as_lines_do(tmp_path):
     ("text", "message"),
     [
         ('{"prompt": "a"}\n{"prompt": "b"}\n', "prompts.json: not JSON: .*one object a line is named .jsonl"),
+        ('[{"prompt": "a", "prompt": "b"}]', "prompts.json: 'prompt' is given twice in one object"),
         ('{"data": []}', "prompts.json: must be a list of rows, got dict"),
         ('[{"prompt": "a"}, "b"]', "prompts.json, row 1: a row must be an object, got str"),
     ],
@@ -144,6 +145,11 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
             r"prompts.jsonl, row 1: no 'messages' or 'prompt'; it has: question; .*column: NAME",
         ),
         ('{"prompt": "a"}\nnot json\n', r"prompts.jsonl, line 2: not JSON"),
+        ('{"prompt": "a"}\n\n{"prompt": "b", "prompt": "c"}\n', r"prompts.jsonl, line 3: 'prompt' is given twice"),
+        (
+            '{"prompt": [{"role": "user", "content": "a", "role": "b"}]}',
+            r"prompts.jsonl, line 1: 'role' is given twice",
+        ),
         ('{"prompt": "a"}\n[1]\n', r"prompts.jsonl, line 2: a row must be an object, got list"),
         ('{"prompt": "  "}\n', r"row 0, column 'prompt': the text is empty"),
         ('{"prompt": 7}\n', r"row 0, column 'prompt': must be a text or a list of messages, got '7'"),

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from cluster.contracts.errors import DataError
 from cluster.contracts.schema import (
     SCHEMA,
+    as_one,
     columns_of,
     info_of,
     joined,
@@ -178,6 +180,27 @@ def test_foreign_and_missing_fields_are_named():
     batch = to_batch([row()])
     with pytest.raises(DataError, match=r"missing \['seed'\]"):
         validate(batch.drop_columns(["seed"]))
+
+
+def test_texts_that_are_too_long_for_one_batch_are_named_with_a_way_out(monkeypatch):
+    """Seen in review: a ValueError of too many values to unpack ended the run."""
+    long, short = to_batch([row(info='{"page": "' + "x" * 1000 + '"}')]), to_batch([row(sample_index=1)])
+
+    class Uncombined:
+        """As Arrow leaves a table whose texts are longer than 2 GB."""
+
+        @classmethod
+        def from_batches(cls, batches):
+            table = table_of(batches)
+            return SimpleNamespace(combine_chunks=lambda: table)
+
+    table_of = pa.Table.from_batches
+    assert as_one([long, short]).num_rows == 2
+    monkeypatch.setattr(pa, "Table", Uncombined)
+    with pytest.raises(
+        DataError, match=r"field 'info' of the step's .* bytes, .*groups_per_step, or leave long columns"
+    ):
+        as_one([long, short])
 
 
 def test_info_is_json():

@@ -44,7 +44,12 @@ def silent(alert: str, why: str, series: dict[str, str], **more) -> Case:
 
 ASYNCHRONOUS = {**ALIVE, "staleness/bound": "2x100", "time/step_s": "100x100"}
 JUDGED = {**ALIVE, "buffer/num_judged": "100x100", "learner/trajectories": "90x100", "learner/failed_rewards": "10x100"}
-CHOSEN = {**ALIVE, "buffer/num_judged": "1000x100", "learner/trajectories": "100x100", "learner/failed_rewards": "0x100"}
+CHOSEN = {
+    **ALIVE,
+    "buffer/num_judged": "1000x100",
+    "learner/trajectories": "100x100",
+    "learner/failed_rewards": "0x100",
+}
 """`algorithm.selection` took a tenth."""
 
 CASES = [

@@ -96,6 +96,11 @@ def test_the_overlong_penalty_is_soft_inside_the_cache():
     assert_close(got, tensor([1.0, 0.5, 0.25, 0.0]))
 
 
+def test_a_cache_of_all_punishes_from_the_first_token_on():
+    got = shaping.overlong_penalty(tensor([1.0, 1.0]), completion_lengths_G=tensor([0, 50]), max_length=100, cache=100)
+    assert got.tolist() == [1.0, 0.5]
+
+
 def test_a_cache_of_nothing_punishes_beyond_the_limit_only():
     got = shaping.overlong_penalty(tensor([1.0, 1.0]), completion_lengths_G=tensor([100, 101]), max_length=100, cache=0)
     assert got.tolist() == [1.0, 0.0]

@@ -278,6 +278,11 @@ def test_a_truncation_penalty_that_would_raise_rewards_is_refused_as_the_configu
         ("corrections", {"name": "tis", "cap": 0}, "cap=0 .* greater than 0"),
         ("corrections", {"name": "tis", "floor": 3}, "floor=3.* is not below cap=2.0"),
         ("corrections", {"name": "rejection", "low": 1, "high": 0.5}, "low=1.* is not below high=0.5"),
+        (
+            "reward_shaping",
+            {"name": "overlong_penalty", "max_length": 64, "cache": 65},
+            r"reward_shaping.*\.cache=65 is more than max_length=64; give a lower cache, or a higher max_length",
+        ),
         ("reward_shaping", {"name": "reward_clip", "low": 1, "high": -1}, "low=1.* is not below high=-1"),
         ("advantage_shaping", {"name": "advantage_clip", "low": 1, "high": 1}, "low=1.* is not below high=1"),
     ],
