@@ -64,4 +64,5 @@ def _has_some(file: Path) -> bool:
     nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
     functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     asked = {name.arg for each in functions if each.name.startswith("test_") for name in each.args.args}
-    return "device" in asked or any(ast.unparse(node) == "pytest.mark.gpu" for node in nodes)
+    marks = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "gpu")
+    return "device" in asked or any(ast.unparse(node) == "pytest.mark.gpu" for node in marks)
