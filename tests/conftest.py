@@ -1,5 +1,6 @@
 """Settings for all tests, and the device that some of them run on: the same test on the CPU, and with the mark `gpu` on a GPU."""
 
+import gc
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -44,3 +45,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         few = f"needs {wanted} GPUs, and torch sees {there}: NCCL takes no GPU twice"
         if there < wanted:
             item.add_marker(pytest.mark.skip(reason=few if there else "needs a GPU, and torch sees none"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays until the end: it is not walked meanwhile, nor at each `gc.collect()` of a test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()

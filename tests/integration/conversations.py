@@ -2,8 +2,6 @@
 
 import asyncio
 
-from openai import AsyncOpenAI
-
 from cluster.contracts.episodes import Episode
 
 TEMPLATE = (
@@ -34,6 +32,8 @@ async def digits_wanted(episode: Episode, *, turns: int = 3) -> float:
 
 async def _by_raw_prompts(episode: Episode, *, turns: int) -> float:
     prompt, text = f"U:{episode.prompt}\nA:", ""
+    from openai import AsyncOpenAI  # a second of processor time, which no other environment's process needs
+
     async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
         for turn in range(turns):
             if turn:

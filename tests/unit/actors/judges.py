@@ -58,7 +58,7 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
         case "parts":
             return {"reward": 0.5, "format": 1, "length": 0.25}
         case "talk":
-            return {"reward": 1.0, **{f"component {i}": 1.0 for i in range(100_000)}}
+            return {"reward": 1.0, "x" * 2**21: 1.0}
         case "pid":
             return float(os.getpid())
     if completion.startswith("env "):

@@ -71,8 +71,8 @@ def test_rewards_notes_and_rewritten_contexts_are_told():
 
 
 def test_a_raw_prompt_of_an_agent_is_shown():
-    agent = "tests.unit.actors.environments.agents:says"
-    result = played(agent, "--columns", "{requests: [{prompt: 'Go:'}]}", *said("a"))
+    agent = "tests.unit.actors.environments.agents:agent"
+    result = played(agent, "--columns", "{do: say, requests: [{prompt: 'Go:'}]}", *said("a"))
     assert result.output.splitlines()[:2] == ["  a raw prompt: Go:", "assistant  a"]
     assert '"text":"a"' in result.output
 

@@ -60,21 +60,20 @@ def guess_blocking(episode: BlockingEpisode, *, top: int = 20):
     return 0.0
 
 
-async def says(episode: Episode):
+async def say(episode: Episode, client: openai.AsyncOpenAI):
     """Sends the requests of the prompt's column `requests`, and logs what came back, as JSON."""
-    async with client_of(episode) as client:
-        for request in episode.columns["requests"]:
-            api: Any = client.completions if "prompt" in request else client.chat.completions
-            try:
-                answer = await api.create(**{"model": "any", **request})
-            except openai.APIStatusError as error:
-                episode.log("error", json.dumps([error.status_code, error.body]))
+    for request in episode.columns["requests"]:
+        api: Any = client.completions if "prompt" in request else client.chat.completions
+        try:
+            answer = await api.create(**{"model": "any", **request})
+        except openai.APIStatusError as error:
+            episode.log("error", json.dumps([error.status_code, error.body]))
+        else:
+            if request.get("stream"):
+                pieces = [piece.model_dump(exclude_unset=True) async for piece in answer]
+                episode.log("pieces", json.dumps(pieces))
             else:
-                if request.get("stream"):
-                    pieces = [piece.model_dump(exclude_unset=True) async for piece in answer]
-                    episode.log("pieces", json.dumps(pieces))
-                else:
-                    episode.log("answer", answer.model_dump_json(exclude_unset=True))
+                episode.log("answer", answer.model_dump_json(exclude_unset=True))
 
 
 async def agent(episode: Episode):
@@ -82,6 +81,8 @@ async def agent(episode: Episode):
     messages: list[Any] = [*episode.messages]
     async with client_of(episode) as client:
         match episode.columns["do"]:
+            case "say":
+                await say(episode, client)
             case "tools":
                 while True:
                     answer = await client.chat.completions.create(model="any", messages=messages, tools=[CALCULATE])  # type: ignore[list-item]
@@ -136,7 +137,7 @@ async def agent(episode: Episode):
             case "keep":
                 KEPT.append((episode.base_url, episode.api_key))
             case "kept":
-                base_url, api_key = KEPT[0]
+                base_url, api_key = KEPT[-1]
                 async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as other:
                     try:
                         await other.models.list()

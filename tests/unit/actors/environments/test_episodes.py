@@ -2,22 +2,24 @@
 
 import pytest
 
+from actors.environments.host.main import find_environment
 from cluster.contracts.episodes import Earned, EpisodeEnd, Logged, Rewritten, Said, ToolCall
 from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import FinishReason, RewardStatus
-from tests.unit.actors.environments.scripted import Scripted, calls, hosted, task
+from tests.unit.actors.environments.scripted import HERE, Scripted, calls, hosted, task
 
-pytestmark = pytest.mark.slow  # all of it: each environment is a process
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # environments are processes
 
 both_kinds = pytest.mark.parametrize("kind", ["", "_blocking"])
 PROMPT = {"role": "user", "content": "Guess."}
 
 
 @both_kinds
-async def test_an_environment_answers_until_it_has_its_reward(kind):
+async def test_an_environment_answers_until_it_has_its_reward(kind, shared):
     model = Scripted("10", "no idea", "13", "14")  # Random(0) draws 13 of 1 to 20
-    async with hosted(f"guess{kind}") as host:
-        end = await host.run(task(seed=0), model)
+    host = await shared(f"guess{kind}")
+    end = await host.run(task(seed=0), model)
     assert end == EpisodeEnd(reward=0.8)
     assert model.heard == ["higher", "?"]
     assert [asked.messages for asked in model.asked][:2] == [(), ({"role": "user", "content": "higher"},)]
@@ -53,10 +55,10 @@ async def test_what_happens_between_two_turns_travels_with_the_next_one_or_the_e
     assert end == EpisodeEnd(reward=None, events=(Logged(name="last", value=1.0),))
 
 
-async def test_a_tool_is_called_until_the_model_calls_nothing():
+async def test_a_tool_is_called_until_the_model_calls_nothing(shared):
     model = Scripted(calls("calculate", expression="12*12", id="a"), calls("calculate", expression="144-4"), "140")
-    async with hosted("with_calculator") as host:
-        end = await host.run(task(answer=140), model)
+    host = await shared("with_calculator")
+    end = await host.run(task(answer=140), model)
     assert end == EpisodeEnd(reward=1.0, events=(Logged(name="calls", value=2.0),), num_calls=2)
     assert model.asked[1].messages == ({"role": "tool", "name": "calculate", "content": "144", "tool_call_id": "a"},)
     assert model.asked[2].messages == ({"role": "tool", "name": "calculate", "content": "140"},)
@@ -64,7 +66,7 @@ async def test_a_tool_is_called_until_the_model_calls_nothing():
     assert schema["function"]["parameters"]["required"] == ["expression"]
 
 
-async def test_mistakes_of_the_model_go_back_to_it_and_are_counted():
+async def test_mistakes_of_the_model_go_back_to_it_and_are_counted(shared):
     model = Scripted(
         calls("calculate", expresion="1"),
         calls("calc", expression="1"),
@@ -72,8 +74,8 @@ async def test_mistakes_of_the_model_go_back_to_it_and_are_counted():
         calls("calculate", expression="f(1)"),
         "1",
     )
-    async with hosted("with_calculator") as host:
-        end = await host.run(task(answer=1), model)
+    host = await shared("with_calculator")
+    end = await host.run(task(answer=1), model)
     assert (end.reward, end.status, end.num_calls, end.num_malformed_calls) == (1.0, RewardStatus.OK, 4, 4)
     assert model.heard == [
         "error: wrong arguments of calculate: expression: Field required; expresion: Extra inputs are not permitted",
@@ -106,38 +108,38 @@ async def test_calls_of_one_turn_are_made_in_order_and_answered_together():
         ("unspeakable", "error", "neither text nor JSON"),
     ],
 )
-async def test_a_tools_failure_is_the_environments_and_final_although_it_is_caught(kind, name, status, message):
-    async with hosted(f"with_tools{kind}", cleanup_s=1) as host:
-        end = await host.run(task(), Scripted(calls(name)))
-        assert (end.reward, end.status, end.failed_stage) == (None, status, f"tool:{name}")
-        assert message in end.message
-        assert (await host.run(task(), Scripted("four"))).reward == 4.0
+async def test_a_tools_failure_is_the_environments_and_final_although_it_is_caught(kind, name, status, message, shared):
+    host = await shared(f"with_tools{kind}", cleanup_s=1)
+    end = await host.run(task(), Scripted(calls(name)))
+    assert (end.reward, end.status, end.failed_stage) == (None, status, f"tool:{name}")
+    assert message in end.message
+    assert (await host.run(task(), Scripted("four"))).reward == 4.0
 
 
 @both_kinds
-async def test_with_tell_a_tools_failure_goes_to_the_model(kind):
+async def test_with_tell_a_tools_failure_goes_to_the_model(kind, shared):
     model = Scripted(calls("slow_and_tells"), calls("broken_and_tells"), "ok")
-    async with hosted(f"with_tools{kind}") as host:
-        end = await host.run(task(), model)
+    host = await shared(f"with_tools{kind}")
+    end = await host.run(task(), model)
     assert (end.reward, end.status) == (2.0, RewardStatus.OK)
     assert model.heard == ["error: OverrunError: no answer within timeout_s=0.2", "error: KeyError: 'page'"]
 
 
-async def test_a_blocking_tool_runs_in_the_thread_of_a_blocking_environment_and_never_in_the_loops():
+async def test_a_blocking_tool_runs_in_the_thread_of_a_blocking_environment_and_never_in_the_loops(shared):
     heard = {}
     for kind in ("", "_blocking"):
         model = Scripted(calls("where"))
-        async with hosted(f"with_tools{kind}") as host:
-            await host.run(task(), model)
+        host = await shared(f"with_tools{kind}")
+        await host.run(task(), model)
         (heard[kind],) = model.heard
     assert heard["_blocking"] == "MainThread"
     assert heard[""] != "MainThread"
 
 
 @both_kinds
-async def test_numbers_dicts_rewards_and_none_are_returned(kind):
-    async with hosted(f"obedient{kind}") as host:
-        ends = [await host.run(task(do), Scripted()) for do in ("none", "number", "dict", "reward")]
+async def test_numbers_dicts_rewards_and_none_are_returned(kind, shared):
+    host = await shared(f"obedient{kind}")
+    ends = [await host.run(task(do), Scripted()) for do in ("none", "number", "dict", "reward")]
     assert ends == [
         EpisodeEnd(),
         EpisodeEnd(reward=1.0),
@@ -147,7 +149,7 @@ async def test_numbers_dicts_rewards_and_none_are_returned(kind):
 
 
 @both_kinds
-async def test_anything_else_is_the_environments_failure_and_said(kind):
+async def test_anything_else_is_the_environments_failure_and_said(kind, shared):
     expected = {
         "nan": "returned a reward that is not finite: nan",
         "infinity": "returned a reward that is not finite: -inf",
@@ -158,26 +160,26 @@ async def test_anything_else_is_the_environments_failure_and_said(kind):
         "much": "the environment says",
         "failed reward": "the server is down",
     }
-    async with hosted(f"obedient{kind}") as host:
-        for do, message in expected.items():
-            end = await host.run(task(do), Scripted())
-            assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.ERROR, "environment")
-            assert message in end.message
+    host = await shared(f"obedient{kind}")
+    for do, message in expected.items():
+        end = await host.run(task(do), Scripted())
+        assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.ERROR, "environment")
+        assert message in end.message
 
 
 @both_kinds
-async def test_more_turns_than_allowed_end_an_episode_as_truncated_with_what_it_earned(kind):
+async def test_more_turns_than_allowed_end_an_episode_as_truncated_with_what_it_earned(kind, shared):
     model = Scripted()
-    async with hosted(f"obedient{kind}", max_turns=3) as host:
-        end = await host.run(task("ask for ever"), model)
+    host = await shared(f"obedient{kind}", max_turns=3)
+    end = await host.run(task("ask for ever"), model)
     assert end == EpisodeEnd(limit=Limit.TURNS)
     assert len(model.asked) == 3
 
 
-async def test_a_full_context_ends_an_episode_as_truncated():
+async def test_a_full_context_ends_an_episode_as_truncated(shared):
     model = Scripted("one", EpisodeOver("700 tokens are more than 512", limit=Limit.CONTEXT))
-    async with hosted("obedient") as host:
-        end = await host.run(task("ask for ever"), model)
+    host = await shared("obedient")
+    end = await host.run(task("ask for ever"), model)
     assert end == EpisodeEnd(limit=Limit.CONTEXT)
 
 
@@ -188,14 +190,14 @@ async def test_what_was_earned_before_a_limit_is_kept():
     assert end == EpisodeEnd(limit=Limit.TURNS, events=(Earned(reward=0.25, name=None),))
 
 
-async def test_a_limit_inside_a_task_group_is_a_limit():
-    async with hosted("obedient", max_turns=2) as host:
-        assert await host.run(task("ask in a group for ever"), Scripted()) == EpisodeEnd(limit=Limit.TURNS)
+async def test_a_limit_inside_a_task_group_is_a_limit(shared):
+    host = await shared("obedient", max_turns=2)
+    assert await host.run(task("ask in a group for ever"), Scripted()) == EpisodeEnd(limit=Limit.TURNS)
 
 
-async def test_an_environment_that_catches_a_limit_returns_its_own_reward():
-    async with hosted("obedient", max_turns=2) as host:
-        assert await host.run(task("ask until over"), Scripted()) == EpisodeEnd(reward=0.5)
+async def test_an_environment_that_catches_a_limit_returns_its_own_reward(shared):
+    host = await shared("obedient", max_turns=2)
+    assert await host.run(task("ask until over"), Scripted()) == EpisodeEnd(reward=0.5)
 
 
 async def test_a_tool_loop_ends_at_the_limit_of_turns():
@@ -205,36 +207,36 @@ async def test_a_tool_loop_ends_at_the_limit_of_turns():
     assert (end.limit, end.num_calls, len(model.asked)) == (Limit.TURNS, 4, 4)
 
 
-async def test_a_turn_that_was_cut_off_is_an_answer_like_others():
+async def test_a_turn_that_was_cut_off_is_an_answer_like_others(shared):
     said = Said(text="12", finish_reason=FinishReason.LENGTH)
-    async with hosted("guess") as host:
-        assert (await host.run(task(seed=0), Scripted(said, "13"))).reward == 0.9
+    host = await shared("guess")
+    assert (await host.run(task(seed=0), Scripted(said, "13"))).reward == 0.9
 
 
-async def test_messages_that_the_template_refuses_are_the_environments_failure():
-    async with hosted("guess") as host:
-        end = await host.run(task(), Scripted("1", DataError("no role 'user' twice")))
+async def test_messages_that_the_template_refuses_are_the_environments_failure(shared):
+    host = await shared("guess")
+    end = await host.run(task(), Scripted("1", DataError("no role 'user' twice")))
     assert (end.status, end.failed_stage) == (RewardStatus.ERROR, "environment")
     assert end.message == "DataError: no role 'user' twice"
 
 
-async def test_what_else_the_models_side_raises_is_its_callers_and_the_environment_ends(tmp_path):
+async def test_what_else_the_models_side_raises_is_its_callers_and_the_environment_ends(tmp_path, shared):
     file = tmp_path / "file"
-    async with hosted("obedient") as host:
-        with pytest.raises(ZeroDivisionError):
-            await host.run(task("clean up", file=str(file)), Scripted(ZeroDivisionError()))
+    host = await shared("obedient")
+    with pytest.raises(ZeroDivisionError):
+        await host.run(task("clean up", file=str(file)), Scripted(ZeroDivisionError()))
     assert file.read_text() == "clean"
 
 
 @both_kinds
-async def test_two_asks_at_once_are_refused(kind):
-    async with hosted(f"obedient{kind}") as host:
-        end = await host.run(task("ask twice at once"), Scripted())
+async def test_two_asks_at_once_are_refused(kind, shared):
+    host = await shared(f"obedient{kind}")
+    end = await host.run(task("ask twice at once"), Scripted())
     assert (end.status, end.failed_stage) == (RewardStatus.ERROR, "environment")
     assert end.message == "RuntimeError: two tasks ask at once in episode 'e'; its turns follow one another"
 
 
-async def test_what_cannot_be_said_is_refused_where_it_is_said():
+async def test_what_cannot_be_said_is_refused_where_it_is_said(shared):
     expected = {
         "earn first": "DataError: earn(1.0) before the first turn",
         "earn nan": "DataError: the environment returned a reward that is not finite: nan",
@@ -247,23 +249,23 @@ async def test_what_cannot_be_said_is_refused_where_it_is_said():
         "ask with two tools of one name": "ConfigError: two tools have one name: slow, slow",
         "ask at length": "DataError: the environment says 16777",
     }
-    async with hosted("obedient") as host:
-        for do, message in expected.items():
-            end = await host.run(task(do), Scripted())
-            assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.ERROR, "environment")
-            assert end.message.startswith(message)
+    host = await shared("obedient")
+    for do, message in expected.items():
+        end = await host.run(task(do), Scripted())
+        assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.ERROR, "environment")
+        assert end.message.startswith(message)
 
 
-async def test_an_ask_without_messages_goes_only_first():
-    async with hosted("obedient") as host:
-        end = await host.run(task("ask nothing"), Scripted())
+async def test_an_ask_without_messages_goes_only_first(shared):
+    host = await shared("obedient")
+    end = await host.run(task("ask nothing"), Scripted())
     assert end.message.startswith("DataError: ask() has no messages after what the model said")
 
 
-async def test_an_ended_episode_asks_nothing():
-    async with hosted("obedient") as host:
-        await host.run(task("ask after its end", id="first"), Scripted())
-        end = await host.run(task("ask in an ended one"), Scripted())
+async def test_an_ended_episode_asks_nothing(shared):
+    host = await shared("obedient")
+    await host.run(task("ask after its end", id="first"), Scripted())
+    end = await host.run(task("ask in an ended one"), Scripted())
     assert end.events == (Logged(name="refusal", value="episode 'first' has ended; nothing asks in it any more"),)
 
 
@@ -289,7 +291,12 @@ async def test_an_environment_sees_no_variables_but_those_that_are_named(monkeyp
         ("takes_nothing", {}, "does not take episode"),
     ],
 )
-async def test_what_is_no_environment_is_refused_before_an_episode(environment, params, message):
+async def test_what_is_no_environment_is_refused(environment, params, message):
     with pytest.raises(ConfigError, match=message):
-        async with hosted(environment, params=params):
+        find_environment(Plugin(name=f"{HERE}:{environment}", params=params), field="environment")
+
+
+async def test_a_refusal_reaches_the_caller_before_an_episode():
+    with pytest.raises(ConfigError, match=r"environment\.top=.many. is not valid"):
+        async with hosted("guess", params={"top": "many"}):
             pass

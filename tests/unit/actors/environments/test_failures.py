@@ -14,7 +14,7 @@ from cluster.contracts.episodes import Asked, EpisodeEnd, Said
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, started, task
 
-pytestmark = pytest.mark.slow  # all of it: each environment is a process
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # environments are processes
 
 both_kinds = pytest.mark.parametrize("kind", ["", "_blocking"])
 GOOD = EpisodeEnd(reward=1.0)
@@ -42,18 +42,18 @@ def is_gone(pid: int) -> bool:
         ("cancelled", "CancelledError: of its own"),
     ],
 )
-async def test_what_an_environment_raises_fails_its_episode_alone(kind, do, message):
-    async with hosted(f"obedient{kind}") as host:
-        end = await host.run(task(do), Scripted())
-        pid = await host.run(task("pid"), Scripted()) if kind else None
-        assert end == EpisodeEnd(status=RewardStatus.ERROR, failed_stage="environment", message=message)
-        assert (await host.run(task("good"), Scripted())) == GOOD
-        assert pid == (await host.run(task("pid"), Scripted()) if kind else None)  # the process goes on
+async def test_what_an_environment_raises_fails_its_episode_alone(kind, do, message, shared):
+    host = await shared(f"obedient{kind}")
+    end = await host.run(task(do), Scripted())
+    pid = await host.run(task("pid"), Scripted()) if kind else None
+    assert end == EpisodeEnd(status=RewardStatus.ERROR, failed_stage="environment", message=message)
+    assert (await host.run(task("good"), Scripted())) == GOOD
+    assert pid == (await host.run(task("pid"), Scripted()) if kind else None)  # the process goes on
 
 
-async def test_several_exceptions_of_a_group_are_an_error():
-    async with hosted("obedient") as host:
-        end = await host.run(task("raise a group"), Scripted())
+async def test_several_exceptions_of_a_group_are_an_error(shared):
+    host = await shared("obedient")
+    end = await host.run(task("raise a group"), Scripted())
     assert end.message == "ExceptionGroup: several (2 sub-exceptions)"
 
 
@@ -67,23 +67,23 @@ async def test_several_exceptions_of_a_group_are_an_error():
         ("nonsense", "what its process writes cannot be read"),
     ],
 )
-async def test_a_process_that_is_lost_fails_its_episodes_as_suspects_and_is_replaced(kind, do, message):
-    async with hosted(f"obedient{kind}") as host:
-        silent = Silent()
-        async with asyncio.TaskGroup() as tasks:
-            other = tasks.create_task(host.run(task("good", id="beside it"), silent))
-            await silent.asked.wait()
-            end = await host.run(task(do), Scripted())
-            if kind:  # in a process of its own
-                assert not other.done()
-                other.cancel()
-        ends = [end] if kind else [end, other.result()]
-        for each in ends:
-            assert (each.reward, each.status, each.failed_stage) == (None, RewardStatus.ERROR, "environment")
-            assert message in each.message
-            assert each.is_suspect
-        assert await host.run(task("good"), Scripted()) == GOOD
-        assert silent.was_cancelled  # its turn is sampled for nobody
+async def test_a_process_that_is_lost_fails_its_episodes_as_suspects_and_is_replaced(kind, do, message, shared):
+    host = await shared(f"obedient{kind}")
+    silent = Silent()
+    async with asyncio.TaskGroup() as tasks:
+        other = tasks.create_task(host.run(task("good", id="beside it"), silent))
+        await silent.asked.wait()
+        end = await host.run(task(do), Scripted())
+        if kind:  # in a process of its own
+            assert not other.done()
+            other.cancel()
+    ends = [end] if kind else [end, other.result()]
+    for each in ends:
+        assert (each.reward, each.status, each.failed_stage) == (None, RewardStatus.ERROR, "environment")
+        assert message in each.message
+        assert each.is_suspect
+    assert await host.run(task("good"), Scripted()) == GOOD
+    assert silent.was_cancelled  # its turn is sampled for nobody
 
 
 @both_kinds
@@ -162,18 +162,18 @@ async def test_a_slow_model_is_the_infrastructures_doing_whatever_the_environmen
 
 
 @both_kinds
-async def test_a_cancelled_episode_cleans_up_before_it_is_gone(kind, tmp_path):
+async def test_a_cancelled_episode_cleans_up_before_it_is_gone(kind, tmp_path, shared):
     file = tmp_path / "file"
     silent = Silent()
-    async with hosted(f"obedient{kind}") as host:
-        running = asyncio.create_task(host.run(task("clean up", file=str(file)), silent))
-        await silent.asked.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert file.read_text() == "clean"
-        assert silent.was_cancelled
-        assert await host.run(task("good"), Scripted()) == GOOD
+    host = await shared(f"obedient{kind}")
+    running = asyncio.create_task(host.run(task("clean up", file=str(file)), silent))
+    await silent.asked.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert file.read_text() == "clean"
+    assert silent.was_cancelled
+    assert await host.run(task("good"), Scripted()) == GOOD
 
 
 @pytest.mark.parametrize("do", ["clean up for ever", "swallow"])
@@ -229,9 +229,9 @@ async def test_a_process_with_many_threads_of_hung_tools_gets_no_other_episode()
         assert (await host.run(task(), Scripted("four"))).reward == 4.0
 
 
-async def test_a_turn_that_is_given_up_is_the_last_one():
-    async with hosted("obedient") as host:
-        end = await host.run(task("ask impatiently"), Silent())
+async def test_a_turn_that_is_given_up_is_the_last_one(shared):
+    host = await shared("obedient")
+    end = await host.run(task("ask impatiently"), Silent())
     assert end.message.startswith("RuntimeError: a turn of episode 'e' was given up before the model had answered")
 
 
@@ -295,9 +295,9 @@ async def test_what_is_drained_before_the_event_loop_reads_it_is_no_error_of_the
     assert (lines.last().lines, errors) == (("a line",), [])
 
 
-async def test_a_message_of_an_error_is_cut():
-    async with hosted("obedient") as host:
-        assert len((await host.run(task("long message"), Scripted())).message) == 500
+async def test_a_message_of_an_error_is_cut(shared):
+    host = await shared("obedient")
+    assert len((await host.run(task("long message"), Scripted())).message) == 500
 
 
 async def test_episodes_of_a_blocking_environment_wait_for_a_free_process():

@@ -16,7 +16,7 @@ from cluster.contracts.types import FinishReason, RewardStatus
 from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, started, task
 from tests.unit.actors.environments.test_failures import until
 
-pytestmark = pytest.mark.slow  # all of it: each environment is a process
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # environments are processes
 
 HERE = "tests.unit.actors.environments.agents"
 AGENT = f"{HERE}:agent"
@@ -36,42 +36,48 @@ def logged(end: EpisodeEnd) -> list[Any]:
     return [event.value for event in end.events if isinstance(event, Logged)]
 
 
-async def after(model: Any, *requests: Any, sampling: Any = None) -> list[Any]:
+@pytest.fixture
+def after(shared):
     """What requests with these messages, or these requests, are answered: a text, or [status, error]."""
-    bodies = [request if isinstance(request, dict) else {"messages": request} for request in requests]
-    one = replace(task(requests=bodies), sampling=sampling or {})
-    heard: list[Any] = []
 
-    async def converse(asked: Asked) -> Said:
-        heard.extend(event.value for event in asked.events if hasattr(event, "value"))
-        return await model(replace(asked, events=tuple(event for event in asked.events if not hasattr(event, "value"))))
+    async def answers(model: Any, *requests: Any, sampling: Any = None) -> list[Any]:
+        bodies = [request if isinstance(request, dict) else {"messages": request} for request in requests]
+        one = replace(task("say", requests=bodies), sampling=sampling or {})
+        heard: list[Any] = []
 
-    async with hosted(f"{HERE}:says") as host:
+        async def converse(asked: Asked) -> Said:
+            heard.extend(event.value for event in asked.events if hasattr(event, "value"))
+            events = tuple(event for event in asked.events if not hasattr(event, "value"))
+            return await model(replace(asked, events=events))
+
+        host = await shared(AGENT)
         end = await host.run(one, converse)
-    assert end.status is RewardStatus.OK, end.message
-    return [json.loads(each) for each in [*heard, *logged(end)]]
+        assert end.status is RewardStatus.OK, end.message
+        return [json.loads(each) for each in [*heard, *logged(end)]]
+
+    return answers
 
 
 @both_kinds
-async def test_an_agent_asks_what_an_environment_asks(kind):
+async def test_an_agent_asks_what_an_environment_asks(kind, shared):
     ends, asked = [], []
     for environment in (f"guess{kind}", f"{HERE}:guess{kind}"):
         model = Scripted("10", "no idea", "13")
-        async with hosted(environment) as host:
-            ends.append(await host.run(task(seed=0), model))
+        host = await shared(environment)
+        ends.append(await host.run(task(seed=0), model))
         asked.append(model.asked)
     assert ends == [EpisodeEnd(reward=0.8)] * 2
     assert asked[0] == asked[1]
     assert [each.messages for each in asked[1]] == [(), (user("higher"),), (user("?"),)]
 
 
-async def test_the_first_request_may_add_to_the_prompt():
+async def test_the_first_request_may_add_to_the_prompt(after):
     model = Scripted()
     await after(model, [PROMPT, user("Now.")])
     assert model.asked == [Asked(messages=(user("Now."),))]
 
 
-async def test_an_agent_with_a_prompt_of_its_own_rewrites_the_context_first():
+async def test_an_agent_with_a_prompt_of_its_own_rewrites_the_context_first(after):
     model = Scripted()
     await after(model, [{"role": "developer", "content": "Be brief."}, PROMPT])
     context = ({"role": "system", "content": "Be brief."}, PROMPT)
@@ -89,20 +95,20 @@ async def test_an_agent_with_a_prompt_of_its_own_rewrites_the_context_first():
     ],
     ids=["edited", "shortened", "asked again", "an answer of its own", "no more than before"],
 )
-async def test_another_history_rewrites_the_context(history):
+async def test_another_history_rewrites_the_context(history, after):
     model = Scripted("one")
     await after(model, [PROMPT], history)
     assert model.asked[1:] == [Asked(events=(Rewritten(messages=tuple(history)),))]
 
 
-async def test_after_a_rewrite_the_conversation_goes_on():
+async def test_after_a_rewrite_the_conversation_goes_on(after):
     model = Scripted("one", "two")
     edited = [PROMPT, said("ONE"), user("Go on.")]
     await after(model, [PROMPT], edited, [*edited, said("two"), user("Further.")])
     assert model.asked[2] == Asked(messages=(user("Further."),))
 
 
-async def test_tools_that_the_context_does_not_show_begin_it_anew():
+async def test_tools_that_the_context_does_not_show_begin_it_anew(after):
     """Seen in review: a graph with other tools at each node got 400, and advice that only an environment can follow."""
     add, find = ({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "find"))
     histories = [[PROMPT]]
@@ -119,7 +125,7 @@ async def test_tools_that_the_context_does_not_show_begin_it_anew():
     ]
 
 
-async def test_calls_go_out_with_ids_and_their_answers_come_in():
+async def test_calls_go_out_with_ids_and_their_answers_come_in(shared):
     model = Scripted(calls("calculate", expression="12*12"), calls("calculate", expression="é", id="mine"), "140")
 
     async def converse(asked: Asked) -> Said:
@@ -130,8 +136,8 @@ async def test_calls_go_out_with_ids_and_their_answers_come_in():
             else answer
         )
 
-    async with hosted(AGENT) as host:
-        end = await host.run(task("tools"), converse)
+    host = await shared(AGENT)
+    end = await host.run(task("tools"), converse)
     assert end == EpisodeEnd(reward=140.0, num_calls=2)
     first, second, third = model.asked
     assert (first.events, first.messages) == ((), ())
@@ -141,7 +147,7 @@ async def test_calls_go_out_with_ids_and_their_answers_come_in():
     assert second.events == third.events == ()
 
 
-async def test_spaces_in_arguments_and_other_ids_are_the_same_history():
+async def test_spaces_in_arguments_and_other_ids_are_the_same_history(after):
     model = Scripted(calls("add", a=1, b=2))
     call = {"id": "other", "type": "function", "function": {"name": "add", "arguments": '{ "b":2,  "a" : 1}'}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -151,16 +157,16 @@ async def test_spaces_in_arguments_and_other_ids_are_the_same_history():
     assert model.asked[1] == Asked(messages=(expected,))
 
 
-async def test_a_malformed_call_goes_out_as_it_is_and_is_counted():
+async def test_a_malformed_call_goes_out_as_it_is_and_is_counted(shared):
     model = Scripted(ToolCall(name="add", arguments='{"a": '))
-    async with hosted(f"{HERE}:says") as host:
-        end = await host.run(task(requests=[{"messages": [PROMPT]}]), model)
+    host = await shared(AGENT)
+    end = await host.run(task("say", requests=[{"messages": [PROMPT]}]), model)
     (call,) = json.loads(logged(end)[0])["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "add", "arguments": '{"a": '}
     assert (end.num_calls, end.num_malformed_calls) == (1, 1)
 
 
-async def test_an_answer_has_usage_reasoning_and_a_finish_reason():
+async def test_an_answer_has_usage_reasoning_and_a_finish_reason(after):
     cut = Said(text="o", finish_reason=FinishReason.LENGTH, num_tokens=3, num_context_tokens=10, reasoning="hm")
     (answer,) = await after(Scripted(cut), {"messages": [PROMPT], "model": "gpt", "max_tokens": 3, "stop": "\n"})
     assert answer["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
@@ -168,17 +174,17 @@ async def test_an_answer_has_usage_reasoning_and_a_finish_reason():
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "o", "reasoning_content": "hm"}
 
 
-async def test_limits_of_a_request_go_to_the_model():
+async def test_limits_of_a_request_go_to_the_model(after):
     model = Scripted()
     await after(model, {"messages": [PROMPT], "max_completion_tokens": 3, "stop": ["\n", "x"]})
     assert (model.asked[0].max_tokens, model.asked[0].stop) == (3, ("\n", "x"))
 
 
-async def test_a_stream_has_the_text_the_calls_the_end_and_the_usage():
+async def test_a_stream_has_the_text_the_calls_the_end_and_the_usage(shared):
     one = calls("calculate", expression="1", id="a")
     answer = Said(text="Well.", tool_calls=(one,), num_tokens=2, num_context_tokens=5)
-    async with hosted(AGENT) as host:
-        end = await host.run(task("stream"), Scripted(answer))
+    host = await shared(AGENT)
+    end = await host.run(task("stream"), Scripted(answer))
     text, call, last, usage = json.loads(logged(end)[0])
     assert text["choices"][0]["delta"] == {"role": "assistant", "content": "Well."}
     assert call["choices"][0]["delta"]["tool_calls"] == [
@@ -193,7 +199,7 @@ async def test_a_stream_has_the_text_the_calls_the_end_and_the_usage():
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 2)
 
 
-async def test_requests_of_one_episode_follow_one_another():
+async def test_requests_of_one_episode_follow_one_another(shared):
     running = 0
 
     async def converse(asked: Asked) -> Said:
@@ -205,8 +211,8 @@ async def test_requests_of_one_episode_follow_one_another():
         last = asked.messages or asked.events[-1].messages
         return Said(text=last[-1]["content"])
 
-    async with hosted(AGENT) as host:
-        end = await host.run(task("parallel"), converse)
+    host = await shared(AGENT)
+    end = await host.run(task("parallel"), converse)
     assert json.loads(logged(end)[0]) == ["0", "1", "2", "3"]
 
 
@@ -237,7 +243,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_the_rows_could_not_tell_is_refused_by_name():
+async def test_what_the_rows_could_not_tell_is_refused_by_name(after):
     model = Scripted()
     answers = await after(model, *[{"messages": [PROMPT], **body} for body, _ in REFUSED])
     assert [(status, error["param"]) for status, error in answers] == [(400, param) for _, param in REFUSED]
@@ -265,7 +271,7 @@ REFUSED_RAW: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_of_a_raw_prompt_too_what_the_rows_could_not_tell_is_refused_by_name():
+async def test_of_a_raw_prompt_too_what_the_rows_could_not_tell_is_refused_by_name(after):
     model = Scripted()
     answers = await after(model, *[{"prompt": "a", **body} for body, _ in REFUSED_RAW])
     assert [(status, error["param"]) for status, error in answers] == [(400, param) for _, param in REFUSED_RAW]
@@ -273,19 +279,19 @@ async def test_of_a_raw_prompt_too_what_the_rows_could_not_tell_is_refused_by_na
     assert not model.asked
 
 
-def test_half_a_character_is_no_prompt():
+async def test_half_a_character_is_no_prompt():
     with pytest.raises(RefusedError, match="must be a text"):
         read_raw_request(b'{"prompt": "\\ud83d"}', sampling={})
 
 
-async def test_a_raw_prompt_is_a_text_or_ids():
+async def test_a_raw_prompt_is_a_text_or_ids(after):
     model = Scripted()
     await after(model, *({"prompt": prompt} for prompt in ("a", ["b"], [1, 2], [[3]])))
     assert [each.raw for each in model.asked] == ["a", "b", (1, 2), (3,)]
     assert model.asked[0] == Asked(raw="a")
 
 
-async def test_an_answer_to_a_raw_prompt_has_its_text_a_finish_reason_and_usage():
+async def test_an_answer_to_a_raw_prompt_has_its_text_a_finish_reason_and_usage(after):
     cut = Said(text="o", finish_reason=FinishReason.LENGTH, num_tokens=3, num_context_tokens=10)
     model = Scripted(cut)
     asked = {"prompt": "a", "model": "gpt", "max_tokens": 3, "stop": "\n", "echo": False, "n": 1}
@@ -296,7 +302,7 @@ async def test_an_answer_to_a_raw_prompt_has_its_text_a_finish_reason_and_usage(
     assert model.asked == [Asked(raw="a", max_tokens=3, stop=("\n",))]
 
 
-async def test_token_ids_come_in_vllms_fields_where_they_are_asked_for():
+async def test_token_ids_come_in_vllms_fields_where_they_are_asked_for(after):
     said = Said(text="o", num_tokens=1, num_context_tokens=3, prompt_token_ids=(5, 6), token_ids=(7,))
     model = Scripted(said)
     asked = {"prompt": "a", "extra_body": {"return_token_ids": True}}
@@ -307,7 +313,7 @@ async def test_token_ids_come_in_vllms_fields_where_they_are_asked_for():
     assert pieces[0]["choices"][0]["token_ids"] is None, "Scripted says `done`, and has no tokens"
 
 
-async def test_a_stream_after_a_raw_prompt_is_one_piece_and_the_usage():
+async def test_a_stream_after_a_raw_prompt_is_one_piece_and_the_usage(after):
     said = Said(text="Well.", num_tokens=2, num_context_tokens=5)
     asked = {"prompt": "a", "stream": True}
     pieces, without = await after(Scripted(said), {**asked, "stream_options": {"include_usage": True}}, asked)
@@ -316,7 +322,7 @@ async def test_a_stream_after_a_raw_prompt_is_one_piece_and_the_usage():
     assert (usage["choices"], usage["usage"]["total_tokens"], len(without)) == ([], 5, 1)
 
 
-async def test_a_chat_after_a_raw_prompt_begins_anew_and_a_raw_prompt_after_a_chat_is_itself():
+async def test_a_chat_after_a_raw_prompt_begins_anew_and_a_raw_prompt_after_a_chat_is_itself(after):
     model = Scripted("one", "two", "three", "four")
     chat = [PROMPT, said("one"), user("Go on.")]
     await after(model, [PROMPT], {"prompt": "a"}, chat, [*chat, said("three"), user("Further.")])
@@ -328,10 +334,10 @@ async def test_a_chat_after_a_raw_prompt_begins_anew_and_a_raw_prompt_after_a_ch
     ]
 
 
-async def test_an_environment_that_asks_after_a_raw_prompt_rewrites_first():
+async def test_an_environment_that_asks_after_a_raw_prompt_rewrites_first(shared):
     model = Scripted()
-    async with hosted(AGENT) as host:
-        end = await host.run(task("ask after a raw prompt"), model)
+    host = await shared(AGENT)
+    end = await host.run(task("ask after a raw prompt"), model)
     assert end.reward == 1.0
     assert model.asked[1] == Asked(
         events=(*model.asked[1].events[:1], Rewritten(messages=(PROMPT,))), messages=(user("Go on."),)
@@ -339,7 +345,7 @@ async def test_an_environment_that_asks_after_a_raw_prompt_rewrites_first():
     assert model.asked[1].events[0].value.startswith("the last turn had a raw prompt, and a message cannot follow it")
 
 
-async def test_a_raw_prompt_that_is_refused_or_meets_a_limit_is_the_agents_to_handle():
+async def test_a_raw_prompt_that_is_refused_or_meets_a_limit_is_the_agents_to_handle(after):
     model = Scripted(DataError("token id 9"), EpisodeOver("cut off", limit=Limit.TURN_LENGTH), "done")
     refused, over, answer = await after(model, {"prompt": [9]}, {"prompt": "a"}, {"prompt": "b"})
     assert (refused[0], refused[1]["param"], refused[1]["message"]) == (400, "prompt", "token id 9")
@@ -348,12 +354,12 @@ async def test_a_raw_prompt_that_is_refused_or_meets_a_limit_is_the_agents_to_ha
 
 
 async def test_raw_prompts_count_as_turns():
-    async with hosted(f"{HERE}:says", max_turns=2) as host:
-        end = await host.run(task(requests=[{"prompt": "a"}] * 3), Scripted())
+    async with hosted(AGENT, max_turns=2) as host:
+        end = await host.run(task("say", requests=[{"prompt": "a"}] * 3), Scripted())
     assert json.loads(logged(end)[-1])[1]["code"] == "max_turns"
 
 
-async def test_the_runs_own_sampling_may_be_named_and_no_other():
+async def test_the_runs_own_sampling_may_be_named_and_no_other(after):
     same = {"messages": [PROMPT], "temperature": 0.7, "top_p": 1, "n": 1, "logprobs": False, "user": "x", "seed": None}
     default = {"messages": [PROMPT], "temperature": 1}
     answer, (status, error) = await after(Scripted(), same, default, sampling={"temperature": 0.7})
@@ -361,7 +367,7 @@ async def test_the_runs_own_sampling_may_be_named_and_no_other():
     assert (status, error["param"]) == (400, "temperature")
 
 
-async def test_messages_that_the_template_refuses_are_the_agents_to_handle():
+async def test_messages_that_the_template_refuses_are_the_agents_to_handle(after):
     model = Scripted("one", DataError("no role 'user' twice"), "two")
     more = [PROMPT, said("one"), user("a"), user("b")]
     _, (status, error), answer = await after(model, [PROMPT], more, [PROMPT, said("one"), user("a")])
@@ -370,7 +376,7 @@ async def test_messages_that_the_template_refuses_are_the_agents_to_handle():
     assert model.asked[2] == Asked(messages=(user("a"),))
 
 
-async def test_a_full_context_is_an_error_that_agents_know_and_may_answer():
+async def test_a_full_context_is_an_error_that_agents_know_and_may_answer(after):
     full = EpisodeOver("700 tokens are more than 512", limit=Limit.CONTEXT)
     (status, error), _ = await after(Scripted(full, "two"), [PROMPT, user("long")], [user("short")])
     assert (status, error["code"]) == (400, "context_length_exceeded")
@@ -391,28 +397,28 @@ async def test_an_agent_that_fails_over_a_limit_is_truncated():
         ("elsewhere", ["404 invalid_request_error"] * 2),
     ],
 )
-async def test_other_requests_are_answered_with_objects_that_clients_know(do, expected):
+async def test_other_requests_are_answered_with_objects_that_clients_know(do, expected, shared):
     model = Scripted()
-    async with hosted(AGENT) as host:
-        end = await host.run(task(do), model)
+    host = await shared(AGENT)
+    end = await host.run(task(do), model)
     assert (logged(end), model.asked) == (expected, [])
 
 
-async def test_a_body_beyond_the_bound_is_refused():
+async def test_a_body_beyond_the_bound_is_refused(after):
     (answer,) = await after(Scripted(), {"messages": [PROMPT], "metadata": {"x": "y" * 17 * 2**20}})
     assert answer[0] == 413
 
 
-async def test_the_endpoint_of_an_ended_episode_is_gone():
-    async with hosted(AGENT) as host:
-        await host.run(task("keep"), Scripted())
-        end = await host.run(task("kept"), Scripted())
+async def test_the_endpoint_of_an_ended_episode_is_gone(shared):
+    host = await shared(AGENT)
+    await host.run(task("keep"), Scripted())
+    end = await host.run(task("kept"), Scripted())
     assert logged(end) == ["410 episode_over"]
 
 
-async def test_a_client_that_gives_up_takes_its_turn_back_and_the_episode_with_it():
-    async with hosted(AGENT) as host:
-        end = await host.run(task("give up"), Silent())
+async def test_a_client_that_gives_up_takes_its_turn_back_and_the_episode_with_it(shared):
+    host = await shared(AGENT)
+    end = await host.run(task("give up"), Silent())
     assert logged(end) == ["410 episode_over"]
 
 
@@ -442,7 +448,7 @@ async def test_a_cancelled_episode_closes_its_connections(tmp_path):
 
 
 async def test_fifty_agents_leave_no_descriptors_and_one_port():
-    async with hosted(AGENT) as host:
+    async with hosted(AGENT, max_turns=2) as host:
         before = await host.run(task("count descriptors"), Scripted())
         async with asyncio.TaskGroup() as tasks:
             for i in range(50):

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from actors.reference_scorer import ReferenceScorer
 from actors.reward_service import judging
@@ -23,7 +24,7 @@ from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
 from tests.unit.actors.environments.test_failures import is_gone, until
 
-pytestmark = pytest.mark.slow  # all of it: each judge is a process
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # judges are processes
 
 JUDGES = "tests.unit.actors.judges"
 SYNC = f"{JUDGES}:obedient"
@@ -45,23 +46,30 @@ async def service(judge: str | Plugin, **settings: Any) -> AsyncIterator[RewardS
         await made.close()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[dict[str, RewardService]]:
+    """For tests that leave it as they found it: a process of a judge takes a third of a second to start."""
+    async with service(SYNC) as sync, service(ASYNC) as in_loop:
+        yield {SYNC: sync, ASYNC: in_loop}
+
+
 async def pid_of_judge(rewards: RewardService) -> int:
     return int((await rewards.score(batch_of(["pid"])))[0]["reward"][0].as_py())
 
 
 @both_kinds
-async def test_rewards_and_components_reach_their_rows(judge):
-    async with service(judge) as rewards:
-        scored, _ = await rewards.score(batch_of(["good", "parts"]))
+async def test_rewards_and_components_reach_their_rows(judge, shared):
+    rewards = shared[judge]
+    scored, _ = await rewards.score(batch_of(["good", "parts"]))
     assert scored["reward"].to_pylist() == [1.0, 0.5]
     assert scored["reward_status"].to_pylist() == ["ok", "ok"]
     assert scored["reward_components"].to_pylist() == [[], [("format", 1.0), ("length", 0.25)]]
 
 
 @both_kinds
-async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
-    async with service(judge) as rewards:
-        scored, _ = await rewards.score(batch_of(["raise", "nan", "text", "good"]))
+async def test_a_failed_reward_is_a_status_and_not_a_zero(judge, shared):
+    rewards = shared[judge]
+    scored, _ = await rewards.score(batch_of(["raise", "nan", "text", "good"]))
     assert scored["reward"].to_pylist() == [None, None, None, 1.0]
     assert scored["reward_status"].to_pylist() == ["error", "error", "error", "ok"]
     assert scored["reward_message"].to_pylist() == [
@@ -73,59 +81,59 @@ async def test_a_failed_reward_is_a_status_and_not_a_zero(judge):
 
 
 @both_kinds
-async def test_an_exception_whose_message_cannot_be_read_fails_one_row_and_none_beside_it(judge):
-    async with service(judge) as rewards:
-        scored, _ = await rewards.score(batch_of(["slow", "raise the unspeakable", "slow"]))
+async def test_an_exception_whose_message_cannot_be_read_fails_one_row_and_none_beside_it(judge, shared):
+    rewards = shared[judge]
+    scored, _ = await rewards.score(batch_of(["slow", "raise the unspeakable", "slow"]))
     assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
     assert scored["reward_message"][1].as_py() == "UnspeakableError: its message cannot be read"
 
 
 @both_kinds
-async def test_a_judge_that_wants_to_leave_its_process_fails_one_row_and_none_beside_it(judge):
-    async with service(judge) as rewards:
-        scored, _ = await rewards.score(batch_of(["slow", "leave", "slow"]))
+async def test_a_judge_that_wants_to_leave_its_process_fails_one_row_and_none_beside_it(judge, shared):
+    rewards = shared[judge]
+    scored, _ = await rewards.score(batch_of(["slow", "leave", "slow"]))
     assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
     assert scored["reward_message"][1].as_py() == "SystemExit: usage: judge FILE"
 
 
-async def test_a_child_that_a_judge_forks_ends_with_its_own_exit_code():
-    async with service(f"{JUDGES}:obedient") as rewards:
-        scored, _ = await rewards.score(batch_of(["child leaves"]))
+async def test_a_child_that_a_judge_forks_ends_with_its_own_exit_code(shared):
+    rewards = shared[SYNC]
+    scored, _ = await rewards.score(batch_of(["child leaves"]))
     assert scored["reward"].to_pylist() == [3.0]
 
 
 @both_kinds
-async def test_half_characters_of_a_judge_are_written_as_question_marks(judge):
-    async with service(judge) as rewards:
-        scored, _ = await rewards.score(batch_of(["raise half", "half a name", "good"]))
+async def test_half_characters_of_a_judge_are_written_as_question_marks(judge, shared):
+    rewards = shared[judge]
+    scored, _ = await rewards.score(batch_of(["raise half", "half a name", "good"]))
     assert scored["reward"].to_pylist() == [None, 0.5, 1.0]
     assert scored["reward_message"][0].as_py() == "ValueError: no city ?"
     assert scored["reward_components"][1].as_py() == [("?", 1.0)]
 
 
-async def test_a_trajectory_that_failed_while_it_was_sampled_is_not_judged_and_keeps_its_status():
+async def test_a_trajectory_that_failed_while_it_was_sampled_is_not_judged_and_keeps_its_status(shared):
     group = with_columns(
         batch_of(["good", "", "good"]),
         reward_status=[None, "timeout", None],
         reward_message=[None, "the environment took 10 s", None],
     )
-    async with service(SYNC) as rewards:
-        scored, told = await rewards.score(group)
+    rewards = shared[SYNC]
+    scored, told = await rewards.score(group)
     assert scored["reward"].to_pylist() == [1.0, None, 1.0]
     assert scored["reward_message"].to_pylist() == [None, "the environment took 10 s", None]
     assert (told["num_reward_timeouts"], told["part_stats"][""].num_failed) == (1, 0)
 
 
-async def test_a_group_of_which_all_failed_while_they_were_sampled_needs_no_judge():
-    async with service(SYNC) as rewards:
-        scored, _ = await rewards.score(with_columns(batch_of(["", ""]), reward_status=["error"] * 2))
+async def test_a_group_of_which_all_failed_while_they_were_sampled_needs_no_judge(shared):
+    rewards = shared[SYNC]
+    scored, _ = await rewards.score(with_columns(batch_of(["", ""]), reward_status=["error"] * 2))
     assert scored["reward_status"].to_pylist() == ["error", "error"]
 
 
-async def test_an_episode_is_judged_once_with_all_its_segments():
+async def test_an_episode_is_judged_once_with_all_its_segments(shared):
     segments = {"sample_index": [0, 0, 1], "segment_index": [0, 1, 0], "num_segments": [2, 2, 1]}
-    async with service(SYNC) as rewards:
-        scored, told = await rewards.score(with_columns(batch_of(["go", "od", "parts"]), **segments))
+    rewards = shared[SYNC]
+    scored, told = await rewards.score(with_columns(batch_of(["go", "od", "parts"]), **segments))
     assert scored["reward"].to_pylist() == [1.0, 1.0, 0.5]
     assert told["rewards"] == (1.0, 0.5)
 
@@ -138,9 +146,9 @@ async def test_a_hanging_judge_costs_one_row_and_one_deadline(judge):
     assert "reward.timeout_s=2" in scored["reward_message"][1].as_py()
 
 
-async def test_a_judges_own_timeout_error_is_an_error():
-    async with service(ASYNC) as rewards:
-        scored, _ = await rewards.score(batch_of(["timeout error"]))
+async def test_a_judges_own_timeout_error_is_an_error(shared):
+    rewards = shared[ASYNC]
+    scored, _ = await rewards.score(batch_of(["timeout error"]))
     assert scored["reward_message"].to_pylist() == ["TimeoutError: the remote server is slow"]
 
 
@@ -159,11 +167,11 @@ async def test_an_asynchronous_judge_that_blocks_meets_its_deadline_and_is_repla
         assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
-async def test_an_asynchronous_judge_that_ends_its_process_fails_what_it_had_and_is_replaced():
-    async with service(ASYNC) as rewards:
-        scored, _ = await rewards.score(batch_of(["exit"]))
-        assert "exit code 3" in scored["reward_message"][0].as_py()
-        assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
+async def test_an_asynchronous_judge_that_ends_its_process_fails_what_it_had_and_is_replaced(shared):
+    rewards = shared[ASYNC]
+    scored, _ = await rewards.score(batch_of(["exit"]))
+    assert "exit code 3" in scored["reward_message"][0].as_py()
+    assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
 @both_kinds
@@ -184,9 +192,9 @@ async def test_a_judge_that_takes_too_much_memory_fails_and_lives_on(judge):
     assert scored["reward_message"][0].as_py().startswith("MemoryError")
 
 
-async def test_a_judges_files_have_a_largest_size_and_its_end_leaves_no_core():
-    async with service(SYNC) as rewards:
-        scored, _ = await rewards.score(batch_of(["file limit", "core limit"]))
+async def test_a_judges_files_have_a_largest_size_and_its_end_leaves_no_core(shared):
+    rewards = shared[SYNC]
+    scored, _ = await rewards.score(batch_of(["file limit", "core limit"]))
     assert scored["reward"].to_pylist() == [2.0**30, 0.0]
 
 
@@ -196,16 +204,16 @@ async def test_what_a_judge_leaves_behind_has_its_processor_time_limited():
     assert 4 * 2.0 < limit < 4 * 2.0 + 10, "its deadline on four cores, after what importing took"
 
 
-async def test_a_judge_that_ends_its_process_costs_one_row():
-    async with service(SYNC) as rewards:
-        scored, _ = await rewards.score(batch_of(["good", "exit", "good"]))
+async def test_a_judge_that_ends_its_process_costs_one_row(shared):
+    rewards = shared[SYNC]
+    scored, _ = await rewards.score(batch_of(["good", "exit", "good"]))
     assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
     assert "exit code 3" in scored["reward_message"][1].as_py()
 
 
-async def test_an_answer_that_is_too_long_costs_one_row():
-    async with service(SYNC) as rewards:
-        scored, _ = await rewards.score(batch_of(["good", "talk", "good"]))
+async def test_an_answer_that_is_too_long_costs_one_row(shared):
+    rewards = shared[SYNC]
+    scored, _ = await rewards.score(batch_of(["good", "talk", "good"]))
     assert scored["reward_status"].to_pylist() == ["ok", "error", "ok"]
     assert "the judge's answer cannot be read" in scored["reward_message"][1].as_py()
 
@@ -364,10 +372,12 @@ def is_running(pid: int) -> bool:
     return True
 
 
-async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_group_that_its_summary_describes():
+async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_group_that_its_summary_describes(
+    shared,
+):
     sampled = batch_of(["good", "raise", "parts"])
-    async with service(SYNC) as rewards:
-        judged, told = await rewards.score(sampled)
+    rewards = shared[SYNC]
+    judged, told = await rewards.score(sampled)
     group = Group(pieces=(sampled,), summary=summarize(sampled)).with_columns(judged, told).of([0, 2])
     columns, (of_columns,) = ReferenceScorer(model=Fixed()).score(*group.pieces)
     group = group.with_columns(columns, of_columns)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from openai import AsyncOpenAI
-
 from cluster.contracts.episodes import Episode
 from cluster.contracts.errors import ToolError
 from cluster.contracts.protocols import EngineOutput, EngineRequest
@@ -28,6 +26,8 @@ async def two_turns(episode: Episode):
 
 async def two_raw_turns(episode: Episode, *, prompt: str, between: str):
     """Writes the chat template itself."""
+    from openai import AsyncOpenAI  # a second of processor time, which no other environment's process needs
+
     async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
         first = await client.completions.create(model="any", prompt=prompt)
         episode.log("first", first.choices[0].text)

@@ -195,7 +195,7 @@ OVERRIDES = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     path=st.sampled_from([QUICKSTART, GPU]),
     site=SITES,

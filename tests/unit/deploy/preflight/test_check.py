@@ -13,12 +13,13 @@ from rich.console import Console
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Prompt
 from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
-from deploy.preflight import check, check_assumed, check_evaluation, check_learning
+from deploy.preflight import check, check_assumed, check_evaluation, check_learning, judge
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
 from deploy.recorded import import_rows
@@ -39,6 +40,23 @@ MANIFEST = writing.Manifest(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), adds_bos=True, chat_template=TEMPLATE)
+
+
+@pytest.fixture
+def default_judge() -> None:
+    """For tests of what it says."""
+
+
+@pytest.fixture(autouse=True)
+def default_judge_untried(request, monkeypatch):
+    """It would be started in a process of its own, half a second each time. All other judges are."""
+    tried = judge.judge_samples
+
+    def judge_samples(config, *sources, **how):
+        return [] if config == RewardConfig() else tried(config, *sources, **how)
+
+    if "default_judge" not in request.fixturenames:
+        monkeypatch.setattr(judge, "judge_samples", judge_samples)
 
 
 def shown(config) -> str:
@@ -78,7 +96,7 @@ def test_a_text_that_is_sent_as_it_is_shows_as_such(tmp_path, model):
     assert "'1+1='" in text and "not applied" in text
 
 
-def test_the_judge_is_tried_on_an_empty_completion_and_on_the_answer(tmp_path, model):
+def test_the_judge_is_tried_on_an_empty_completion_and_on_the_answer(tmp_path, model, default_judge):
     lines = [line.split() for line in shown(run(tmp_path, model)).splitlines()]
     assert ["an", "empty", "completion", "0"] in lines
     assert ["what", "the", "column", "'answer'", "says", "1"] in lines
@@ -220,7 +238,7 @@ def test_a_run_dir_that_cannot_be_read_hides_no_other_problem(tmp_path, model):
     assert message.startswith("2 problems\n") and "driver.lock" in message and "a group of one" in message
 
 
-def test_the_judge_is_tried_on_the_held_out_prompts_too(tmp_path, model):
+def test_the_judge_is_tried_on_the_held_out_prompts_too(tmp_path, model, default_judge):
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text('{"prompt": "3+3=", "solution": "6"}\n')
     message = refusal(run(tmp_path, model, f"evaluation.prompts={{name: file, path: {held_out}}}"))

@@ -3,8 +3,6 @@
 import asyncio
 import random
 
-from openai import AsyncOpenAI
-
 from cluster.contracts.episodes import Episode
 
 
@@ -35,6 +33,8 @@ async def of_its_index(episode: Episode):
 
 
 async def of_its_index_by_a_raw_prompt(episode: Episode):
+    from openai import AsyncOpenAI  # a second of processor time, which no other environment's process needs
+
     async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
         await client.completions.create(model="any", prompt=f"You are number {episode.index}.")
 
