@@ -239,10 +239,11 @@ async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log:
         from learner.checkpoint import reading
 
         newest = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))[-1]
-        manifest = await asyncio.to_thread(reading.verify, newest)
+        is_rated = config.recorded is None and config.evaluation.prompts is not None
+        if is_rated and reading.read_manifest(newest).metric is None:
+            return False
+        await asyncio.to_thread(reading.verify, newest)
     except (CheckpointError, StorageError):
-        return False
-    if config.recorded is None and config.evaluation.prompts is not None and manifest.metric is None:
         return False
     schedule, more = config.optimizer.schedule, "with more num_steps the run goes on"
     if schedule != "constant":

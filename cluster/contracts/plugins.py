@@ -9,7 +9,6 @@ import difflib
 import functools
 import importlib
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from pydantic import (
 
 from cluster.contracts.discovery import Takes, callables
 from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.hiding import is_secret, shown
 from cluster.contracts.importing import importing
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
@@ -110,9 +110,9 @@ class Plugin(BaseModel):
                 return {**own, "params": params}
             unnamed = [key for key in params if not difflib.get_close_matches(str(key), own_names, cutoff=0.8)]
             if unnamed and "sources" not in own:  # beside several sources it is the parameter of none
-                raise ValueError(
-                    f"{unnamed[0]}={params[unnamed[0]]!r} stands beside no name; write {{name: NAME, {unnamed[0]}: ...}}"
-                )
+                first = unnamed[0]
+                given = shown(params[first], str(first))
+                raise ValueError(f"{first}={given} stands beside no name; write {{name: NAME, {first}: ...}}")
             return fields
         return cast(Any, value)
 
@@ -210,11 +210,13 @@ def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field
     for name, value in plugin.params.items():
         if name in home.given or (name not in own and not accepts_any):
             known = ", ".join(own) or "none"
-            if re.search(r"api_?key|secret|password|(^|_)token$", name, re.IGNORECASE):
+            if is_secret(name):
                 raise ConfigError(
                     f"{field}.{name} is not a parameter of {plugin.name!r}; secrets come from the environment; it takes: {known}"
                 )
-            raise ConfigError(f"{field}.{name}={value!r} is not a parameter of {plugin.name!r}; it takes: {known}")
+            raise ConfigError(
+                f"{field}.{name}={shown(value, name)} is not a parameter of {plugin.name!r}; it takes: {known}"
+            )
         checked[name] = _convert(value, hints.get(name, Any), field=f"{field}.{name}")
     missing = [name for name, p in own.items() if p.default is inspect.Parameter.empty and name not in plugin.params]
     if missing:
@@ -286,12 +288,14 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
         why, given = first["msg"], first["input"]
         if model := next((each for each in (hint, *typing.get_args(hint)) if _is_model(each)), None):
             inner = ".".join(map(str, (field, *first["loc"])))
-            shown = f"={given}" if isinstance(given, int | float) else ""  # a token may stand in a text
+            number = f"={given}" if isinstance(given, int | float) else ""  # a token may stand in a text
             known = ", ".join(model.model_fields)
-            raise ConfigError(f"{inner}{shown}: {why.removeprefix('Value error, ')}; {field} takes: {known}") from error
+            raise ConfigError(
+                f"{inner}{number}: {why.removeprefix('Value error, ')}; {field} takes: {known}"
+            ) from error
         # A function by its path is of any kind.
         way_out = "name one that imports, as 'my_package.module:name'" if kind is None else f"it must be {kind}"
-        raise ConfigError(f"{field}={value!r} is not valid: {why}; {way_out}") from error
+        raise ConfigError(f"{field}={shown(value, field.rpartition('.')[2])} is not valid: {why}; {way_out}") from error
 
 
 _KINDS: Mapping[Any, str | None] = {

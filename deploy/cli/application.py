@@ -78,7 +78,7 @@ def reporting(*, debug: bool) -> Iterator[CtrlC]:
     except TreadwheelError as error:
         if debug:
             raise
-        from deploy.config.loading import hidden
+        from cluster.contracts.hiding import hidden
 
         for line in (f"treadwheel: {error}", *getattr(error, "__notes__", ())):
             typer.echo(hidden(line), err=True)

@@ -14,24 +14,12 @@ from pydantic_core import ErrorDetails
 
 from cluster.contracts.config import RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.settings import fields
 from deploy.config.spelling import spelled_out
 from deploy.config.yaml_text import dumped, parse, read_yaml
 
-_SECRET = re.compile(
-    r"((^|[_-])(authorization|password|passwd|secret|token|credentials?)|[_-]key|(api|access)key)$", re.IGNORECASE
-)
-"""Names of settings, headers and URL parameters whose values are nobody's business: `openai_key`, `X-Api-Key`, `Authorization`."""
-_IN_TEXT = re.compile(
-    r"(?<=://)[^/@\s]+(?=@)|(?<=\bBearer )\S+"
-    # Tokens by their shapes: Hugging Face, OpenAI and its like, AWS, GitHub, GitLab, Slack, Google.
-    r"|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}|\bA[KS]IA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{30,}"
-    r"|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{35}"
-)
-_URL_PARAMETER = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
-_SECRET_PARAMETER = re.compile(r"(^|-)(key|sig|signature|auth)$", re.IGNORECASE)
-HIDDEN = "<hidden>"
 _NAMED_BY_USERS = ("sources", "by_source", "parts", "models", "servers")
 """Settings below which a name is the user's."""
 
@@ -196,7 +184,7 @@ def _explain(detail: ErrorDetails) -> str:
     if detail["type"] == "value_error":
         message = detail["msg"].removeprefix("Value error, ")
         return f"{name}: {message}" if name else message
-    return f"{name}={_short(detail['input'])} is not valid: {_lower_first(detail['msg'])}{hint}"
+    return f"{name}={_short(hidden(detail['input'], name))} is not valid: {_lower_first(detail['msg'])}{hint}"
 
 
 def _name_of(location: Sequence[int | str]) -> str:
@@ -224,26 +212,6 @@ def _joined(found: Sequence[str], *, source: str) -> str:
     if len(problems) == 1:
         return f"{source}: {problems[0]}"
     return f"{source}: {len(problems)} problems" + "".join(f"\n  {problem}" for problem in problems)
-
-
-def hidden(value: Any, name: str = "") -> Any:
-    if isinstance(value, dict):
-        return {key: hidden(item, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [hidden(item, name) for item in value]
-    if isinstance(value, str):
-        return HIDDEN if _SECRET.search(name) else _without_secrets(value)
-    return value
-
-
-def _without_secrets(text: str) -> str:
-    """A text that is no secret itself may carry one: user:password@ or ?token= in a URL, a bearer's token in a header."""
-
-    def shown(parameter: re.Match[str]) -> str:
-        is_secret = _SECRET.search(parameter[1]) or _SECRET_PARAMETER.search(parameter[1])
-        return f"{parameter[1]}={HIDDEN}" if is_secret else parameter[0]
-
-    return _URL_PARAMETER.sub(shown, _IN_TEXT.sub(HIDDEN, text))
 
 
 def _short(value: Any) -> str:

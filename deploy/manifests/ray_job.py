@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import hidden
 from cluster.supervision.placement import Node
 from deploy.config import loading
 from deploy.config.yaml_text import dumped
@@ -54,9 +55,7 @@ def read(path: str, overrides: Sequence[str]) -> Run:
     from learner.algorithms.objective import Objective
 
     config = loading.load(path, overrides)
-    if loading.hidden(values := loading.read(path)) != values or any(
-        loading.hidden(each) != each for each in overrides
-    ):
+    if hidden(values := loading.read(path)) != values or any(hidden(each) != each for each in overrides):
         raise ConfigError(
             f"{path} has a secret in it, which everyone who reads the manifest would see; take it from the environment, and name the "
             "variable below `secrets` in the site file"

@@ -16,8 +16,8 @@ from pydantic import (
 )
 
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import hidden
 from cluster.contracts.settings import Mark, Section
-from deploy.config.loading import hidden
 from deploy.config.yaml_text import read_yaml
 
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

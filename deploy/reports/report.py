@@ -19,9 +19,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import deploy.viewer
 from cluster.contracts.config import RunConfig
+from cluster.contracts.hiding import hidden
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, RunDirectory
 from cluster.sinks.jsonl import read_lines
-from deploy.config.loading import hidden
 from deploy.config.yaml_text import dumped
 from deploy.reports import curves
 from deploy.reports.costs import costs

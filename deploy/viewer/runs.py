@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from cluster.contracts.errors import ConfigError, DamagedError, StorageError
+from cluster.contracts.hiding import hidden
 from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
-from deploy.config.loading import hidden
 from deploy.viewer.chain import Chain, ChainReader
 from deploy.viewer.fleet import last_told
 from deploy.viewer.tail import Tail

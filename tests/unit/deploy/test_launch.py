@@ -18,7 +18,7 @@ from deploy import launch
 from deploy.cluster_up.steering import waiting_orders
 from deploy.config.loading import validated
 from deploy.reports.provenance import RunProvenance
-from learner.checkpoint import writing
+from learner.checkpoint import reading, writing
 from learner.checkpoint.manifest import Manifest
 from tests.fakes import ListedEvents, run_config
 from tests.models import make_tiny_model
@@ -144,14 +144,16 @@ async def test_a_last_step_that_was_saved_while_it_was_evaluated_is_evaluated_wh
     ],
 )
 async def test_a_run_whose_last_step_is_saved_and_evaluated_has_nothing_left(
-    recorded_steps, num_steps, metric, settings, is_done, tmp_path
+    recorded_steps, num_steps, metric, settings, is_done, tmp_path, monkeypatch
 ):
-    """Its checkpoint is of step 2."""
+    """Its checkpoint is of step 2. One that is still to be evaluated is verified by its restore, and not twice."""
     run_dir, log, config = RunDirectory(str(tmp_path)), ListedEvents(), run_config(num_steps=num_steps, **settings)
     ledger = recorded(run_dir, num_steps=recorded_steps)
     assert not await launch.is_done(config, run_dir, ledger, log)
     saved = save_step_2(tmp_path, metric=metric)
-    assert await launch.is_done(config, run_dir, ledger, log) == is_done
+    verified, verify = [], reading.verify
+    monkeypatch.setattr(reading, "verify", lambda place: verified.append(place) or verify(place))
+    assert await launch.is_done(config, run_dir, ledger, log) == is_done == bool(verified)
     assert [event["kind"] for event in log.events] == ["nothing_left"] * is_done
     (saved / "model" / "config.json").write_text("[]")
     assert not await launch.is_done(config, run_dir, ledger, log)

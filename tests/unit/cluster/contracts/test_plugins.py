@@ -121,6 +121,36 @@ def test_a_mistake_names_field_value_and_way_out(plugin, message):
     assert message in refusal(plugin)
 
 
+def _asks_elsewhere(value: float, *, api_key: str = "", password: float = 0.0, headers: str = "") -> float:
+    return value
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"api_key": 4711},
+            "my.field.api_key=<hidden> is not valid: Input should be a valid string; it must be a text",
+        ),
+        ({"password": "p4711"}, "my.field.password=<hidden> is not valid"),
+        ({"headers": {"Authorization": "Basic 4711"}}, "my.field.headers={'Authorization': '<hidden>'} is not valid"),
+        ({"headers": {1: "one"}}, "my.field.headers={1: 'one'} is not valid"),
+        ({"hf_token": "4711"}, "my.field.hf_token is not a parameter"),
+        ({"access_key": "4711"}, "my.field.access_key is not a parameter"),
+        ({"header": {"X-Api-Key": "4711"}}, "my.field.header={'X-Api-Key': '<hidden>'} is not a parameter"),
+    ],
+)
+def test_what_may_be_a_secret_is_in_no_error(params, message):
+    said = refusal(Plugin(name=f"{__name__}:_asks_elsewhere", params=params))
+    assert message in said and "4711" not in said
+
+
+def test_a_secret_beside_no_name_is_in_no_error():
+    with pytest.raises(ValueError, match="stands beside no name") as caught:
+        Plugin.model_validate({"api_key": "4711"})
+    assert "api_key=<hidden>" in caught.value.errors()[0]["msg"]
+
+
 def of_a_group(episode: object, *, episodes: int = 4) -> float:
     return 0.0
 

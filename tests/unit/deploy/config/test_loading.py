@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from cluster.contracts.algorithm_config import KlRewardConfig
 from cluster.contracts.errors import ConfigError
-from deploy.config.loading import HIDDEN, hidden, load, resolved_yaml, validated
+from cluster.contracts.hiding import HIDDEN, hidden
+from deploy.config.loading import load, resolved_yaml, validated
 from deploy.config.yaml_text import dumped, parse
 
 TRAPS = [

@@ -6,8 +6,9 @@ import math
 import huggingface_hub
 
 from cluster.contracts.config import ModelConfig
+from cluster.contracts.hiding import HIDDEN
 from cluster.record.run_directory import PASSPORT, RunDirectory
-from deploy.config.loading import HIDDEN, validated
+from deploy.config.loading import validated
 from deploy.reports.passport import tokenizer_digest, write_passport
 from deploy.reports.run_info import passport_differences
 from tests.models import make_tiny_model
