@@ -41,6 +41,7 @@ _LONGEST = (
     *(
         "interrupt",
         "faults",
+        "learner_ranks",
         "ray_cluster",
         "wait_for_nodes",
         "deltas",

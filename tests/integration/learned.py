@@ -76,12 +76,14 @@ def learned(
     without_room: int | None = None,
     full_disk: int | None = None,
     shards_alone: bool = False,
+    traces_alone: bool = False,
     rests: bool = False,
     environment: dict[str, str] | None = None,
     **learner: Any,
 ) -> Any:
     """What rank 0 found, the weights that were exported, and every rank's error. With `shards_alone` a single rank's model is sharded;
-    with `rests` the ranks rest after each step, on CPUs too."""
+    with `traces_alone` what is to be compiled is traced, and no kernel made of it; with `rests` the ranks rest after each step, on CPUs
+    too."""
     dtype, algorithm = learner.pop("dtype", "float32"), learner.pop("algorithm", {})
     asynchronous = learner.pop("asynchronous", True)
     of_run = {name: learner.pop(name) for name in ("deterministic", "sampling") if name in learner}
@@ -106,6 +108,7 @@ def learned(
         without_room=without_room,
         full_disk=full_disk,
         shards_alone=shards_alone,
+        traces_alone=traces_alone,
         rests=rests,
         environment=environment or {},
         export=str(folder / "export"),

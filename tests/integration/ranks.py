@@ -129,9 +129,11 @@ def _learner(task: dict[str, Any]) -> Any:
     from learner.learner import Learner
 
     config = RunConfig.model_validate(task["config"])
-    join = Ranks.join
+    join, compiling = Ranks.join, torch.compile
     if task.get("shards_alone"):
         Ranks.join = functools.partial(join, shards_alone=True)
+    if task.get("traces_alone"):
+        torch.compile = functools.partial(compiling, backend="aot_eager")
     try:
         return Learner(
             config,
@@ -142,7 +144,7 @@ def _learner(task: dict[str, Any]) -> Any:
             demonstrations=demonstrations(config),
         )
     finally:
-        Ranks.join = join
+        Ranks.join, torch.compile = join, compiling
 
 
 def _learn(task: dict[str, Any]) -> dict[str, Any]:

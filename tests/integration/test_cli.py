@@ -48,65 +48,74 @@ def test_check_shows_what_a_run_will_be(run_file):
     assert not (run_file.parent / "run").exists()
 
 
-@pytest.mark.parametrize("command", ["check", "train"])
+MISTAKES = [
+    ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting", "did you mean buffer.groups_per_step?"),
+    ("num_steps=many", "num_steps='many' is not valid", "should be a valid integer"),
+    ("model.path=/no/such/model", "model.path='/no/such/model' does not exist", "give a Hugging Face folder"),
+    ("model.path=HERE", "model.path='HERE' has no config.json", "give a Hugging Face model folder"),
+    (
+        "prompts.path=/no/such.jsonl",
+        "prompts='file': path='/no/such.jsonl' cannot be read",
+        "name a file that is there",
+    ),
+    ("prompts.column=question", "row 0: no 'question'", "name the prompt's column with column: NAME"),
+    ("prompts.path=EMPTY", "prompts='file': path='EMPTY' has no rows", "give one with at least one prompt"),
+    ("prompts.colour=red", "prompts.colour='red' is not a parameter of 'file'", "it takes: path, column"),
+    ("prompts.path=LONG", "prompt 'file/long.jsonl/1' has 402 tokens", "shorten or drop the prompt"),
+    ("evaluation.prompts={name: file, path: EMPTY}", "evaluation.prompts='file': path='EMPTY'", "give one with"),
+    (
+        "evaluation.prompts={name: file, path: LONG}",
+        "evaluation.prompts: prompt 'file/long.jsonl/1'",
+        "shorten or drop",
+    ),
+    (
+        "sampling.max_tokens=300",
+        "sampling.max_tokens=300 leaves no room for a prompt",
+        "lower it, or raise model.max",
+    ),
+    (
+        "reward.judge=my_rewards:judge",
+        "reward.judge='my_rewards:judge' does not import",
+        "or use one of actors.rewards: code_asserts",
+    ),
+    ("reward.judge=exact_mach", "reward.judge='exact_mach' is not there", "did you mean 'exact_match'?"),
+    ("reward.judge.answer_column=solution", "reward.judge.answer_column='solution' is not", "it takes: column"),
+    (
+        "reward.judge.column=solution",
+        "reward.judge='exact_match' fails on each of 4 samples, the first time with: DataError",
+        "(columns of the prompt 'file/prompts.jsonl/0': answer)",
+    ),
+    (
+        "algorithm.advantage=grop",
+        "advantage='grop' is not there; did you mean 'grpo'?",
+        "learner.algorithms.advantages has: cpgd, ",
+    ),
+    (
+        "metrics.sinks=[carrier_pigeon]",
+        "metrics.sinks[0]='carrier_pigeon' is not there",
+        "cluster.sinks has: console",
+    ),
+    ("weights.transport=smoke", "weights.transport='smoke' is not there", "cluster.weights has: "),
+    ("rollout.num_workers=1000", "rollout.num_workers=1000: no way to place 1002 actors", "fewer"),
+    (
+        "rollout.gpus_per_worker=64",
+        "rollout.gpus_per_worker=64 x 1: 64 GPUs asked for",
+        "use fewer ranks or",
+    ),
+    ("run_dir=OTHER", "run_dir='OTHER' belongs to another configuration: seed is 1 there", "name another run_dir"),
+    ("run_dir=EMPTY", "run_dir='EMPTY' cannot be written: EMPTY is no folder", "name another run_dir"),
+]
+"""(override, message, way out)"""
+TRAINED = ("reward.judge.column=solution", "run_dir=OTHER")
+"""`train` asks the same `preflight.check` as `check`, and imports what a run needs meanwhile, which takes ten times as long. The installed
+command is refused for settings below, for prompts in test_interrupt.py, for its place in test_bad_input.py."""
+
+
 @pytest.mark.parametrize(
-    ("override", "message", "way_out"),
+    ("command", "override", "message", "way_out"),
     [
-        ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting", "did you mean buffer.groups_per_step?"),
-        ("num_steps=many", "num_steps='many' is not valid", "should be a valid integer"),
-        ("model.path=/no/such/model", "model.path='/no/such/model' does not exist", "give a Hugging Face folder"),
-        ("model.path=HERE", "model.path='HERE' has no config.json", "give a Hugging Face model folder"),
-        (
-            "prompts.path=/no/such.jsonl",
-            "prompts='file': path='/no/such.jsonl' cannot be read",
-            "name a file that is there",
-        ),
-        ("prompts.column=question", "row 0: no 'question'", "name the prompt's column with column: NAME"),
-        ("prompts.path=EMPTY", "prompts='file': path='EMPTY' has no rows", "give one with at least one prompt"),
-        ("prompts.colour=red", "prompts.colour='red' is not a parameter of 'file'", "it takes: path, column"),
-        ("prompts.path=LONG", "prompt 'file/long.jsonl/1' has 402 tokens", "shorten or drop the prompt"),
-        ("evaluation.prompts={name: file, path: EMPTY}", "evaluation.prompts='file': path='EMPTY'", "give one with"),
-        (
-            "evaluation.prompts={name: file, path: LONG}",
-            "evaluation.prompts: prompt 'file/long.jsonl/1'",
-            "shorten or drop",
-        ),
-        (
-            "sampling.max_tokens=300",
-            "sampling.max_tokens=300 leaves no room for a prompt",
-            "lower it, or raise model.max",
-        ),
-        (
-            "reward.judge=my_rewards:judge",
-            "reward.judge='my_rewards:judge' does not import",
-            "or use one of actors.rewards: code_asserts",
-        ),
-        ("reward.judge=exact_mach", "reward.judge='exact_mach' is not there", "did you mean 'exact_match'?"),
-        ("reward.judge.answer_column=solution", "reward.judge.answer_column='solution' is not", "it takes: column"),
-        (
-            "reward.judge.column=solution",
-            "reward.judge='exact_match' fails on each of 4 samples, the first time with: DataError",
-            "(columns of the prompt 'file/prompts.jsonl/0': answer)",
-        ),
-        (
-            "algorithm.advantage=grop",
-            "advantage='grop' is not there; did you mean 'grpo'?",
-            "learner.algorithms.advantages has: cpgd, ",
-        ),
-        (
-            "metrics.sinks=[carrier_pigeon]",
-            "metrics.sinks[0]='carrier_pigeon' is not there",
-            "cluster.sinks has: console",
-        ),
-        ("weights.transport=smoke", "weights.transport='smoke' is not there", "cluster.weights has: "),
-        ("rollout.num_workers=1000", "rollout.num_workers=1000: no way to place 1002 actors", "fewer"),
-        (
-            "rollout.gpus_per_worker=64",
-            "rollout.gpus_per_worker=64 x 1: 64 GPUs asked for",
-            "use fewer ranks or",
-        ),
-        ("run_dir=OTHER", "run_dir='OTHER' belongs to another configuration: seed is 1 there", "name another run_dir"),
-        ("run_dir=EMPTY", "run_dir='EMPTY' cannot be written: EMPTY is no folder", "name another run_dir"),
+        *(("check", *mistake) for mistake in MISTAKES),
+        *(("train", *mistake) for mistake in MISTAKES if mistake[0] in TRAINED),
     ],
 )
 def test_what_cannot_work_ends_with_one_message_before_anything_starts(command, override, message, way_out, run_file):

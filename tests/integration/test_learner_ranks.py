@@ -1,9 +1,10 @@
 """Two learner ranks (FSDP2 over gloo, a process each) compute what one computes, and restore each other's checkpoints."""
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,19 +16,56 @@ from learner.checkpoint.manifest import BLOCK_BYTES, state_name
 from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints as checkpoints_below
 from learner.checkpoint.reading import read_manifest, verify
-from tests.integration.learned import OPTIONS, assert_learned_alike, learned, options_of
+from tests.integration.learned import NUM_STEPS, OPTIONS, assert_learned_alike, learned, options_of
 from tests.integration.ranks import Ranks
 from tests.models import make_tiny_model, make_tokenizer
 from tests.object_store import AWS, s3
 from tests.store_proxy import Fault, Proxy
 
-pytestmark = pytest.mark.timeout(900)  # two ranks that compile at once, with nothing kept from before
+pytestmark = pytest.mark.timeout(900)  # for two ranks that compile kernels at once, with nothing kept from before
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
     with Ranks(2) as pair:
         yield pair
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def learned_once(ranks: Ranks, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """What so many ranks learn by the options of that name: once for all tests that compare with it. One rank compiles nothing, and two
+    trace what is to be compiled: test_compiling.py proves that one compiles it well."""
+
+    @functools.cache
+    def learn(name: str, *, num_ranks: int) -> Any:
+        folder = tmp_path_factory.mktemp(name)
+        options = options_of(name, folder) | ({"compile": False} if num_ranks == 1 else {"traces_alone": True})
+        return learned(ranks, folder, model, num_ranks=num_ranks, **options)
+
+    return learn
+
+
+class Saved(NamedTuple):
+    whole: Any
+    """What two ranks learned in all steps."""
+    checkpoints: Path
+    """Of step 3 alone, which they wrote beside the steps after it."""
+
+
+@pytest.fixture(scope="module")
+def saved(ranks: Ranks, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    folder = tmp_path_factory.mktemp("saved")
+    step = folder / "checkpoints" / "step-000003"
+    whole = learned(
+        ranks, folder, model, num_ranks=2, until=3, save=str(step), beside=NUM_STEPS - 3, algorithm=AVERAGED
+    )
+    assert whole["errors"] == [None, None]
+    return Saved(whole, step.parent)
 
 
 def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: Path):
@@ -54,40 +92,60 @@ def test_a_rank_that_loads_never_holds_the_whole_model(ranks: Ranks, tmp_path: P
         assert rank["whole_bytes"] > 390e6 and rank["grown_bytes"] < rank["whole_bytes"] / 2 + 160e6
 
 
-SHARED = ("bfloat16-checkpointed", "compiled-checkpointed", "critic", "lora", "distillation", "several-updates", "sft")
+SHARED = ("bfloat16-checkpointed", "critic", "lora", "distillation", "several-updates", "sft")
 """Whose passes two ranks share as well."""
+AVERAGED = {"proximal": "ewma", "corrections": ["decoupled"]}
+"""An algorithm whose checkpoints have an average of the weights too."""
 
 
 @pytest.mark.parametrize(
     ("name", "sequence_parallel_size"), [*((name, 1) for name in OPTIONS), *((name, 2) for name in SHARED)]
 )
-def test_two_ranks_compute_what_one_computes(ranks: Ranks, tmp_path: Path, name: str, sequence_parallel_size: int):
-    model, options = make_tiny_model(tmp_path / "model"), options_of(name, tmp_path)
-    one = learned(ranks, tmp_path / "one", model, num_ranks=1, **options)
-    two = learned(ranks, tmp_path / "two", model, num_ranks=2, sequence_parallel_size=sequence_parallel_size, **options)
+def test_two_ranks_compute_what_one_computes(
+    ranks: Ranks,
+    model: Path,
+    learned_once: Callable[..., Any],
+    tmp_path: Path,
+    name: str,
+    sequence_parallel_size: int,
+):
+    options, one = options_of(name, tmp_path), learned_once(name, num_ranks=1)
+    if sequence_parallel_size == 1:
+        two = learned_once(name, num_ranks=2)
+    else:
+        two = learned(ranks, tmp_path, model, num_ranks=2, sequence_parallel_size=sequence_parallel_size, **options)
     assert ("learner/critic_gradient_norm" in one["reports"][0]) == ("value" in options.get("algorithm", {}))
     assert_learned_alike(two, one, is_half=options.get("dtype") == "bfloat16")
 
 
-def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(ranks: Ranks, tmp_path: Path):
-    model = make_tiny_model(tmp_path / "model")
-    # An average of the weights is restored too.
-    ewma = {"proximal": "ewma", "corrections": ["decoupled"]}
-    whole = learned(ranks, tmp_path / "whole", model, num_ranks=2, algorithm=ewma)
-    checkpoints = str(tmp_path / "checkpoints")
-    saved = f"{checkpoints}/step-000003"
-    learned(ranks, tmp_path / "first", model, num_ranks=2, until=3, save=saved, algorithm=ewma)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("sequence_parallel_size", [1, 2])
+def test_two_ranks_compute_with_kernels_of_the_compiler_what_one_computes_without(
+    ranks: Ranks, model: Path, learned_once: Callable[..., Any], tmp_path: Path, sequence_parallel_size: int
+):
+    options = options_of("compiled-checkpointed", tmp_path)
+    two = learned(ranks, tmp_path, model, num_ranks=2, sequence_parallel_size=sequence_parallel_size, **options)
+    assert_learned_alike(two, learned_once("compiled-checkpointed", num_ranks=1), is_half=False)
+
+
+def test_a_checkpoint_of_two_ranks_is_resumed_by_one_and_back(ranks: Ranks, model: Path, saved: Saved, tmp_path: Path):
+    whole, checkpoints = saved
     for num_ranks in (1, 2):
         resumed = learned(
-            ranks, tmp_path / f"resumed-{num_ranks}", model, num_ranks=num_ranks, restore=checkpoints, algorithm=ewma
+            ranks,
+            tmp_path / f"resumed-{num_ranks}",
+            model,
+            num_ranks=num_ranks,
+            restore=str(checkpoints),
+            algorithm=AVERAGED,
         )
         assert_weights_are_those_of_two(whole, resumed, num_ranks=num_ranks)
     # Ranks that share passes go on with it too, and leave what others go on with.
-    shared = {"num_ranks": 2, "sequence_parallel_size": 2, "algorithm": ewma}
-    learned(
-        ranks, tmp_path / "shared", model, until=4, restore=checkpoints, save=f"{checkpoints}/step-000004", **shared
-    )
-    resumed = learned(ranks, tmp_path / "unshared", model, num_ranks=1, restore=checkpoints, algorithm=ewma)
+    later = str(tmp_path / "checkpoints" / "step-000004")
+    shared = {"num_ranks": 2, "sequence_parallel_size": 2, "algorithm": AVERAGED}
+    learned(ranks, tmp_path / "shared", model, until=4, restore=str(checkpoints), save=later, **shared)
+    restore = str(tmp_path / "checkpoints")
+    resumed = learned(ranks, tmp_path / "unshared", model, num_ranks=1, restore=restore, algorithm=AVERAGED)
     assert resumed["restored"] == [{"policy_version": 4}]
     assert_weights_are_those_of_two(whole, resumed, num_ranks=1)
 
@@ -99,9 +157,7 @@ def assert_weights_are_those_of_two(whole: Any, resumed: Any, *, num_ranks: int)
         assert_close(resumed["weights"][name], tensor, rtol=0 if exact else 1e-3, atol=0 if exact else 5e-5)
 
 
-def test_two_ranks_save_beside_training_what_they_save_when_it_waits(ranks: Ranks, tmp_path: Path):
-    model = make_tiny_model(tmp_path / "model")
-
+def test_two_ranks_save_beside_training_what_they_save_when_it_waits(ranks: Ranks, model: Path, tmp_path: Path):
     def saved(name: str, **options: Any) -> tuple[Any, dict[str, bytes]]:
         folder = tmp_path / name / "checkpoints" / "step-000002"
         found = learned(ranks, tmp_path / name, model, num_ranks=2, until=2, save=str(folder), beside=2, **options)
@@ -117,10 +173,11 @@ def test_two_ranks_save_beside_training_what_they_save_when_it_waits(ranks: Rank
     assert all(torch.equal(tensor, waiting["weights"][name]) for name, tensor in beside["weights"].items())
 
 
-def test_two_ranks_that_rest_after_each_step_learn_the_same_bits(ranks: Ranks, tmp_path: Path):
+def test_two_ranks_that_rest_after_each_step_learn_the_same_bits(
+    ranks: Ranks, model: Path, learned_once: Callable[..., Any], tmp_path: Path
+):
     """Shards are emptied in place and filled again: FSDP2 and the optimizer refer to them all the time."""
-    model = make_tiny_model(tmp_path / "model")
-    awake = learned(ranks, tmp_path / "awake", model, num_ranks=2)
+    awake = learned_once("float32", num_ranks=2)
     rested = learned(ranks, tmp_path / "rested", model, num_ranks=2, rests=True)
     assert awake["at_rest"] == [[], []] and rested["at_rest"] == [[0] * 5] * 2
     losses = [[report["learner/loss"] for report in found["reports"]] for found in (awake, rested)]
@@ -129,33 +186,24 @@ def test_two_ranks_that_rest_after_each_step_learn_the_same_bits(ranks: Ranks, t
 
 
 def test_two_ranks_save_in_an_object_store_what_they_save_on_a_disk_and_any_number_restores_it(
-    ranks: Ranks, tmp_path: Path
+    ranks: Ranks, model: Path, saved: Saved, tmp_path: Path
 ):
-    model = make_tiny_model(tmp_path / "model")
-    on_disk = tmp_path / "checkpoints" / "step-000003"
-    whole = learned(ranks, tmp_path / "whole", model, num_ranks=2, until=3, save=str(on_disk), beside=2)
+    on_disk = saved.checkpoints / "step-000003"
     with s3("ranks") as proxy:
-        environment = {**AWS, "AWS_ENDPOINT_URL": proxy.url}
+        options = {"environment": {**AWS, "AWS_ENDPOINT_URL": proxy.url}, "algorithm": AVERAGED}
         checkpoints = "s3://ranks/run/checkpoints"
         url = f"{checkpoints}/step-000003"
-        saved = learned(
-            ranks, tmp_path / "first", model, num_ranks=2, until=3, save=url, beside=1, environment=environment
-        )
-        assert saved["errors"] == [None, None] and saved["are_beside"] == [True, True]
+        first = learned(ranks, tmp_path / "first", model, num_ranks=2, until=3, save=url, beside=1, **options)
+        assert first["errors"] == [None, None] and first["are_beside"] == [True, True]
         files = [str(path.relative_to(on_disk)) for path in on_disk.rglob("*") if path.is_file()]
         files.remove("manifest.json")
         stored = Storage(f"{url}/{json.loads(Storage(url).read_text('manifest.json'))['folder']}")
         assert all(stored.read_file(name).to_pybytes() == (on_disk / name).read_bytes() for name in files)
         for num_ranks in (1, 2):
             resumed = learned(
-                ranks,
-                tmp_path / f"{num_ranks}",
-                model,
-                num_ranks=num_ranks,
-                restore=checkpoints,
-                environment=environment,
+                ranks, tmp_path / f"{num_ranks}", model, num_ranks=num_ranks, restore=checkpoints, **options
             )
-            assert_weights_are_those_of_two(whole, resumed, num_ranks=num_ranks)
+            assert_weights_are_those_of_two(saved.whole, resumed, num_ranks=num_ranks)
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -189,10 +237,9 @@ def test_a_rank_that_restores_reads_its_own_rows_and_of_another_ranks_file_what_
 
 
 def test_a_save_that_fails_on_one_rank_fails_on_both_and_leaves_the_one_before(
-    ranks: Ranks, tmp_path: Path, checkpoints: tuple[str, dict[str, str], Proxy | None]
+    ranks: Ranks, model: Path, tmp_path: Path, checkpoints: tuple[str, dict[str, str], Proxy | None]
 ):
     where, environment, proxy = checkpoints
-    model = make_tiny_model(tmp_path / "model")
     options = {"num_ranks": 2, "environment": environment}
     learned(ranks, tmp_path / "first", model, until=1, save=f"{where}/step-000001", **options)
     if proxy is not None:
@@ -226,8 +273,9 @@ def _refuse_uploads_of(file: str) -> Fault:
     return lambda method, path, number: "403:AccessDenied" if method in ("PUT", "POST") and file in path else None
 
 
-def test_a_save_that_cannot_begin_fails_on_every_rank_and_none_waits_for_another(ranks: Ranks, tmp_path: Path):
-    model = make_tiny_model(tmp_path / "model")
+def test_a_save_that_cannot_begin_fails_on_every_rank_and_none_waits_for_another(
+    ranks: Ranks, model: Path, tmp_path: Path
+):
     (tmp_path / "file").write_text("where a folder should be")
     saved = str(tmp_path / "file" / "step-000001")
     found = learned(ranks, tmp_path / "run", model, num_ranks=2, until=1, save=saved)
