@@ -1,7 +1,7 @@
 """What looks like a secret is shown to nobody: by the name of what holds it, or by its own shape."""
 
 import re
-from typing import Any
+from typing import Any, cast
 
 _SECRET = re.compile(
     r"((^|[_-])(authorization|password|passwd|secret|token|credentials?)|[_-]key|(api|access)key)$", re.IGNORECASE
@@ -26,9 +26,9 @@ def is_secret(name: str) -> bool:
 def hidden(value: Any, name: str = "") -> Any:
     """The value of a setting of this name, with what looks like a secret hidden. Numbers are shown."""
     if isinstance(value, dict):
-        return {key: hidden(item, str(key)) for key, item in value.items()}
+        return {key: hidden(item, str(key)) for key, item in cast(dict[Any, Any], value).items()}
     if isinstance(value, list):
-        return [hidden(item, name) for item in value]
+        return [hidden(item, name) for item in cast(list[Any], value)]
     if isinstance(value, str):
         return HIDDEN if is_secret(name) else _without_secrets(value)
     return value
