@@ -27,7 +27,8 @@ def resumed(tmp_path_factory) -> Run:
         "saving": lambda: any((run.path / "checkpoints").glob(".*")) and run.num_steps() > max(4, num_recorded),
     }
     for name, moment in moments.items():
-        num_recorded = run.num_recorded()  # it may be beyond step 4 already: this driver is to record one, which removes the torn line
+        # It may be more than 4: this driver is to record one, which removes the torn line.
+        num_recorded = run.num_recorded()
         with run.start(run_file, "checkpoint.every_steps=1") as driver:
             if name == "updating":
                 until(lambda: run.events("launched"), process=driver)
