@@ -112,8 +112,6 @@ class _Handler(BaseHTTPRequestHandler):
         status, headers, answer = self._ask(body)
         if fault == "twice":
             status, headers, answer = self._ask(body)
-        if self.command == "PUT" and status == 200:
-            self.proxy.note_written(self.path)
         if fault == "killed_after":
             return self._strike(STRIKES[fault])
         if fault == "lost_answer":
@@ -141,6 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             connection.request(self.command, self.path, body, dict(self.headers.items()))
             answer = connection.getresponse()
+            if self.command == "PUT" and answer.status == 200:  # here: of one that is applied twice, the second may be refused
+                self.proxy.note_written(self.path)
             return answer.status, answer.getheaders(), answer.read()
         finally:
             connection.close()

@@ -135,6 +135,16 @@ def test_a_driver_that_stood_still_for_longer_than_a_request_may_take_hears_who_
     next_one.release()
 
 
+def test_a_claim_that_the_store_takes_twice_lapses_no_earlier(url, proxy):
+    """Seen before: the proxy of these tests took it for as old as what was there, and a driver that was to wait did not."""
+    proxy.pass_time(store_claim.LEASE_S + 1)
+    proxy.fault = lambda method, path, number: "twice" if method == "PUT" else None
+    directory = RunDirectory(url)
+    directory.claim(CONFIG)
+    assert RunDirectory(url).owner() is not None
+    directory.release()
+
+
 def test_a_run_directory_in_a_store_has_one_owner_and_one_run(url):
     directory, other = RunDirectory(url), RunDirectory(url)
     directory.claim(CONFIG)
