@@ -139,7 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             connection.request(self.command, self.path, body, dict(self.headers.items()))
             answer = connection.getresponse()
-            if self.command == "PUT" and answer.status == 200:  # here: of one that is applied twice, the second may be refused
+            if self.command == "PUT" and answer.status == 200:
+                # Of one that is applied twice, the second may be refused.
                 self.proxy.note_written(self.path)
             return answer.status, answer.getheaders(), answer.read()
         finally:
