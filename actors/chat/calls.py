@@ -81,9 +81,10 @@ class NamedParser:
     def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
         try:
             text, calls = self._read(text=sampled, tools=[dict(tool) for tool in tools])
-        except _OF_PARSING as error:
+            found = [{"function": call} for call in calls]
+        except Exception as error:  # foreign code
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
-        return Reply(text=str(text or ""), calls=tuple(_call({"function": call}) for call in calls))
+        return Reply(text=str(text or ""), calls=tuple(map(_call, found)))
 
 
 def _call(found: Any) -> ToolCall:

@@ -2,11 +2,12 @@ import time
 
 import pytest
 
-from actors.chat.calls import TemplateParser, ToolCall
+from actors.chat.calls import NamedParser, TemplateParser, ToolCall
 from actors.chat.derivation import derived
 from actors.chat.rendered_calls import wants_arguments_as_text
 from actors.chat.round_trip import PROBE_TOOLS, find_parser, prove
 from cluster.contracts.errors import DataError
+from cluster.contracts.plugins import Plugin
 from tests.unit.actors.chat.families import FAMILIES, report_of, turns_of
 
 READ = [
@@ -137,6 +138,21 @@ def test_a_malformed_call_is_an_error_and_not_left_out(broken):
         return
     with pytest.raises(DataError, match="a tool call is malformed"):
         read("qwen25", broken)
+
+
+def fails(text, tools):
+    raise AssertionError("no such tool")
+
+
+def gives_nothing(text, tools):
+    return text, None
+
+
+@pytest.mark.parametrize(("parser", "why"), [(fails, "no such tool"), (gives_nothing, "not iterable")])
+def test_whatever_a_users_parser_raises_makes_the_reply_malformed_and_ends_no_episode(parser, why):
+    read_by = NamedParser(Plugin(name=f"{__name__}:{parser.__name__}"))
+    with pytest.raises(DataError, match=f"a tool call is malformed: .*{why}"):
+        read_by("words", prompt="", tools=())
 
 
 @pytest.mark.parametrize("name", READ)
