@@ -1,5 +1,7 @@
 """One point a step, also of a run that goes on."""
 
+import time
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -21,6 +23,8 @@ def test_tensorboard_draws_the_evaluation_of_a_step_that_is_learned_again(direct
         sink.step(1, {"reward/mean": 0.125})
         sink.step(2, {"reward/mean": 0.25, "eval/accuracy": 0.75})
         sink.close()
+    # Files are read in the order of their names: by the second, and within it by a count of which 10 comes before 9.
+    time.sleep(1.1)
     resumed = tensorboard(directory=directory, num_steps=9)
     resumed.step(2, {"reward/mean": 0.5})
     resumed.close()
