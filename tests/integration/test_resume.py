@@ -1,6 +1,7 @@
 """What is killed and resumed equals what was left alone, bit for bit; tampering shows."""
 
 import shutil
+import signal
 
 import pytest
 
@@ -32,7 +33,9 @@ def resumed(tmp_path_factory) -> Run:
         with run.start(run_file, "checkpoint.every_steps=1") as driver:
             if name == "updating":
                 until(lambda: run.events("launched"), process=driver)
+                driver.send(signal.SIGSTOP)  # a quick run would be over before a command of a busy machine is refused
                 refused = treadwheel("train", run_file, f"run_dir={run.path}")
+                driver.send(signal.SIGCONT)
                 assert refused.returncode == 2 and "is in use by process" in refused.stderr, refused.stderr
             until(moment, process=driver)
             run.kill_driver()
