@@ -146,7 +146,7 @@ class Run:
         for event in self.events("started", "recovery", "worker_joined", "failure", "hang"):
             if event["kind"] == "started":
                 pid = event["actors"].get(actor)
-            elif event["actor"] == actor:
+            elif event["actor"] == actor and event.get("failure") != "termination":  # one that leaves lives on for a while
                 pid = None if event["kind"] in ("failure", "hang") else event["actor_pid"]
         if pid is None or is_actor(pid):
             return pid

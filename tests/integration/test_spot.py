@@ -97,7 +97,6 @@ def num_workers(run: Run) -> float:
     return [*run.metrics().values()][-1]["rollout/num_workers"]
 
 
-@pytest.mark.exhaustive  # on a fast machine its groups ended before the worker heard of the node's end
 def test_what_a_worker_cannot_finish_before_its_node_ends_goes_on_at_another_worker(tmp_path):
     """The worker is slowed: its two groups take several times the notice, on a fast machine too."""
     model = make_tiny_model(tmp_path / "model", max_context=2_500)
