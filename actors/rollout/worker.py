@@ -260,10 +260,10 @@ class RolloutWorker:
         ended = {group.ticket.group_id: _HandOver(group, kept, asyncio.Future()) for group, _ in wanted}
         for group, inbox in wanted:
             event = ended[group.ticket.group_id]
-            if group.key in self._groups:
+            if group.key in self._groups and group.key not in self._handed:
                 self._handed[group.key] = event
                 inbox.put(("", event))
-            else:  # it has ended meanwhile, and perhaps nobody reads its inbox any more
+            else:  # it has ended meanwhile, or an earlier call gets it; perhaps nobody reads its inbox any more
                 event.sampled.set_result(None)
         return [await ended[group_id].sampled if group_id in ended else None for group_id in group_ids]
 

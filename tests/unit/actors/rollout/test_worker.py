@@ -290,6 +290,22 @@ async def test_a_group_that_ends_while_it_is_handed_over_hands_over_nothing(make
     assert (kept is None) == bool(batches)
 
 
+async def test_a_group_that_several_calls_hand_over_goes_to_the_first(make_worker):
+    """The others waited for ever: the call of the group had ended, and read no more."""
+    engine = ScriptedEngine(length=lambda request: 10**9)
+    worker = make_worker(engine)
+    await worker.load(*weights(1))
+    loop, handing = asyncio.get_running_loop(), []
+
+    def ask() -> None:
+        handing.extend(asyncio.run_coroutine_threadsafe(worker.hand_over(["00000000"]), loop) for _ in range(20))
+
+    engine.at_step = {4: ask}
+    assert await collect(worker.generate([ticket(0)])) == []
+    found = await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, handing)), 10)
+    assert [kept is None for (kept,) in found] == [False] + [True] * 19
+
+
 async def test_a_group_of_which_nothing_is_sampled_hands_over_nothing(make_worker):
     worker = make_worker(ScriptedEngine())
     await worker.load(*weights(1))
