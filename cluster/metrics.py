@@ -382,7 +382,8 @@ def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[st
     return {
         **_component_means(summaries),
         "reward/mean": mean_reward(summaries),
-        **_failed_rewards(summaries),
+        # Of a selection the step's line has those of its candidates, and keeps them when the step is told again.
+        **({} if any(summary.is_chosen for summary in summaries) else failed_rewards(summaries)),
         "tokens/sampled": float(num_sampled),
         "tokens/trained": float(stats.num_trained_tokens),
         "tokens/completion_mean": num_sampled / num_trajectories,
@@ -400,10 +401,8 @@ def mean_reward(summaries: Sequence[GroupSummary]) -> float:
     return mean_of(rewards) if rewards else float("nan")
 
 
-def _failed_rewards(summaries: Sequence[GroupSummary]) -> dict[str, float]:
-    """None of a selection: the step's line has them of its candidates, and keeps them when the step is told again."""
-    if any(summary.is_chosen for summary in summaries):
-        return {}
+def failed_rewards(summaries: Sequence[GroupSummary]) -> dict[str, float]:
+    """How many trajectories were judged, and of how many of them no reward is known."""
     return {
         "buffer/num_judged": float(sum(summary.num_trajectories for summary in summaries)),
         "reward/num_errors": float(sum(summary.num_reward_errors for summary in summaries)),

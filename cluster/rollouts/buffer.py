@@ -16,6 +16,7 @@ from typing import Any
 
 from cluster.contracts.errors import DataError, DeadlineError
 from cluster.contracts.types import Group, GroupSummary, mean_of
+from cluster.metrics import failed_rewards
 from cluster.rollouts.byte_budget import ByteBudget
 from cluster.rollouts.stragglers import Stragglers, blocking
 
@@ -359,7 +360,5 @@ def _of_candidates(candidates: Sequence[GroupSummary]) -> dict[str, float]:
         return {}
     return {
         "buffer/candidate_reward": mean_of([reward for each in candidates for reward in each.known_rewards]),
-        "buffer/num_judged": float(sum(each.num_trajectories for each in candidates)),
-        "reward/num_errors": float(sum(each.num_reward_errors for each in candidates)),
-        "reward/num_timeouts": float(sum(each.num_reward_timeouts for each in candidates)),
+        **failed_rewards(candidates),
     }

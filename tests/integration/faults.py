@@ -146,7 +146,9 @@ class Run:
         for event in self.events("started", "recovery", "worker_joined", "failure", "hang"):
             if event["kind"] == "started":
                 pid = event["actors"].get(actor)
-            elif event["actor"] == actor and event.get("failure") != "termination":  # one that leaves lives on for a while
+            elif event.get("failure") == "termination":  # it leaves, and lives on for a while
+                continue
+            elif event["actor"] == actor:
                 pid = None if event["kind"] in ("failure", "hang") else event["actor_pid"]
         if pid is None or is_actor(pid):
             return pid

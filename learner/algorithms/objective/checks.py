@@ -1,6 +1,7 @@
 """Contradictions between parts of a configuration, found before anything starts."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -57,24 +58,29 @@ def _require_a_critic(parts: Parts) -> None:
 
 
 def _refuse_empty_ranges(parts: Parts) -> None:
-    for variant in parts.all():
-        for name, low in variant.parameters.items():
-            upper = next((each.name for each in variant.said_of(name) if isinstance(each, LessThan)), None)
-            if upper is not None and not low < (high := variant.parameters[upper]):
-                raise ConfigError(
-                    f"{variant.field}.{name}={low!r} is not below {upper}={high!r}; they are the ends of a range: give a lower "
-                    f"{name}, or a higher {upper}"
-                )
+    for variant, name, upper in _limited(parts, LessThan):
+        low, high = variant.parameters[name], variant.parameters[upper]
+        if not low < high:
+            raise ConfigError(
+                f"{variant.field}.{name}={low!r} is not below {upper}={high!r}; they are the ends of a range: give a lower "
+                f"{name}, or a higher {upper}"
+            )
 
 
 def _refuse_parts_beyond_the_whole(parts: Parts) -> None:
+    for variant, name, whole in _limited(parts, AtMost):
+        part, most = variant.parameters[name], variant.parameters[whole]
+        if part > most:
+            raise ConfigError(
+                f"{variant.field}.{name}={part!r} is more than {whole}={most!r}; give a lower {name}, or a higher {whole}"
+            )
+
+
+def _limited(parts: Parts, kind: type[LessThan | AtMost]) -> Iterator[tuple[Variant, str, str]]:
+    """Variants with a parameter that another of theirs limits, and the names of both."""
     for variant in parts.all():
-        for name, part in variant.parameters.items():
-            whole = next((each.name for each in variant.said_of(name) if isinstance(each, AtMost)), None)
-            if whole is not None and part > (most := variant.parameters[whole]):
-                raise ConfigError(
-                    f"{variant.field}.{name}={part!r} is more than {whole}={most!r}; give a lower {name}, or a higher {whole}"
-                )
+        for name in variant.parameters:
+            yield from ((variant, name, each.name) for each in variant.said_of(name) if isinstance(each, kind))
 
 
 def _require_an_advantage_of_a_changed_reward(parts: Parts) -> None:
