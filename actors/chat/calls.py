@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 from actors.chat.rendering import Tool, with_texts
 from actors.writable import writable
 from cluster.contracts.episodes import ToolCall
-from cluster.contracts.errors import DataError, headline
+from cluster.contracts.errors import ConfigError, DataError, headline
 from cluster.contracts.plugins import REPLY_PARSERS, Plugin, resolve
 
 _OF_PARSING = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -79,9 +79,12 @@ class NamedParser:
         self._read = resolve(parser, home=REPLY_PARSERS, field="episodes.parser")
 
     def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
+        """Raises ConfigError as the function does: no other reply would be read. Whatever else it raises makes this one malformed."""
         try:
             text, calls = self._read(text=sampled, tools=[dict(tool) for tool in tools])
             found = [{"function": call} for call in calls]
+        except ConfigError:
+            raise
         except Exception as error:  # foreign code
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
         return Reply(text=str(text or ""), calls=tuple(map(_call, found)))

@@ -6,7 +6,7 @@ from actors.chat.calls import NamedParser, TemplateParser, ToolCall
 from actors.chat.derivation import derived
 from actors.chat.rendered_calls import wants_arguments_as_text
 from actors.chat.round_trip import PROBE_TOOLS, find_parser, prove
-from cluster.contracts.errors import DataError
+from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
 from tests.unit.actors.chat.families import FAMILIES, report_of, turns_of
 
@@ -152,6 +152,16 @@ def gives_nothing(text, tools):
 def test_whatever_a_users_parser_raises_makes_the_reply_malformed_and_ends_no_episode(parser, why):
     read_by = NamedParser(Plugin(name=f"{__name__}:{parser.__name__}"))
     with pytest.raises(DataError, match=f"a tool call is malformed: .*{why}"):
+        read_by("words", prompt="", tools=())
+
+
+def refuses(text, tools):
+    raise ConfigError("hermess is no format")
+
+
+def test_a_parser_that_refuses_its_setting_is_not_taken_for_a_malformed_reply():
+    read_by = NamedParser(Plugin(name=f"{__name__}:refuses"))
+    with pytest.raises(ConfigError, match="hermess is no format"):
         read_by("words", prompt="", tools=())
 
 
