@@ -75,18 +75,29 @@ class JudgeProcess:
         sizes = {next(self._numbers): size for size, _ in calls}
         self._waiting |= {number: asyncio.get_running_loop().create_future() for number in sizes}
         numbered = [[number, *call] for number, call in zip(sizes, calls, strict=True)]
-        request: Any = {"shared": shared, "calls": numbered}
+        timeout_s = self._part.timeout_s
+        # An asynchronous judge's process keeps the deadline itself, unless its judge blocks it.
+        allowed_s = timeout_s + (_BLOCKED_S if self.facts.is_async else 0)
         judged: list[Judged | UnavailableError] = []
         try:
-            for number, size in sizes.items():
-                answer, request = await self._answer_to(number, after=request), None
-                if isinstance(answer, Reward):
-                    return [*judged, [answer] * size]
-                verdict, is_spent = answer
-                judged.append(verdict)
-                self.is_spent |= is_spent
-                if is_spent or isinstance(verdict, UnavailableError):
-                    break
+            async with asyncio.timeout(allowed_s) as deadline:
+                await self._process.send({"shared": shared, "calls": numbered})
+                for number, size in sizes.items():
+                    waiting = self._waiting[number]
+                    if judged and not waiting.done():
+                        deadline.reschedule(asyncio.get_running_loop().time() + allowed_s)
+                    answer = await waiting
+                    if isinstance(answer, Reward):
+                        return [*judged, [answer] * size]
+                    verdict, is_spent = answer
+                    judged.append(verdict)
+                    self.is_spent |= is_spent
+                    if is_spent or isinstance(verdict, UnavailableError):
+                        break
+        except TimeoutError:  # it is silent
+            await self.kill()
+            late = timed_out(timeout_s, setting=f"{self._part.setting}.timeout_s")
+            judged.append([late] * calls[len(judged)][0])
         except asyncio.CancelledError:
             await self.kill()  # it would go on with what nobody waits for
             raise
@@ -98,19 +109,6 @@ class JudgeProcess:
     async def kill(self) -> None:
         """Ends the process and whatever it started at once, and waits until it is gone."""
         await self._process.kill()
-
-    async def _answer_to(self, number: int, *, after: Any) -> _Answer | Reward:
-        """The answer; a failure if the process has ended, or is ended for its silence. An asynchronous judge's process keeps the deadline
-        itself, unless its judge blocks it."""
-        timeout_s = self._part.timeout_s
-        try:
-            async with asyncio.timeout(timeout_s + (_BLOCKED_S if self.facts.is_async else 0)):
-                if after is not None:
-                    await self._process.send(after)
-                return await self._waiting[number]
-        except TimeoutError:
-            await self.kill()
-            return timed_out(timeout_s, setting=f"{self._part.setting}.timeout_s")
 
     async def _read(self) -> None:
         """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""

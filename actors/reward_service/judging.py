@@ -210,11 +210,15 @@ class Judging:
     async def _taken_or_started(self) -> JudgeProcess | None:
         """None if one had to start and did not, while others are up: no more than these are tried from now on."""
         async with self._changed:
-            if self._under_way or self._is_starting:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE_S):
-                        await self._changed.wait_for(self._free)
-            await self._changed.wait_for(lambda: self._free() or self._may_start())
+            try:
+                if self._under_way or self._is_starting:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_PATIENCE_S):
+                            await self._changed.wait_for(self._free)
+                await self._changed.wait_for(lambda: self._free() or self._may_start())
+            except asyncio.CancelledError:
+                self._changed.notify()  # the place that woke it is another's
+                raise
             if process := self._free():
                 self._under_way[process] += 1
                 return process
@@ -252,7 +256,7 @@ class Judging:
             self._under_way[process] -= 1
             if process.is_spent and not self._under_way[process]:
                 await process.kill()
-            self._changed.notify_all()
+            self._changed.notify()  # one place, one of those who wait
 
 
 def _rewards(text: str) -> list[Reward]:

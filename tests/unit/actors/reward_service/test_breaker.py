@@ -255,3 +255,15 @@ async def test_a_hold_ends_with_the_last_call_that_waits_and_the_next_outage_has
     assert values(await waiting) == [None] and judging.hold is None
     await asyncio.sleep(905 - endpoint.now())
     assert values(await judging.judge("{}", calls(6))) == [6]
+
+
+@simulated
+async def test_a_call_that_is_cancelled_as_its_turn_comes_leaves_the_turn_to_the_next():
+    judging = Endpoint(is_async=False).judging()
+    process = await judging._take()
+    first, second = (asyncio.create_task(judging._take()) for _ in range(2))
+    await asyncio.sleep(10)
+    await judging._give_back(process)
+    first.cancel()
+    async with asyncio.timeout(60):
+        assert await second is process
