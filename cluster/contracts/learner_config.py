@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from cluster.contracts.settings import Layout, Mark, Mathematics, Resources, Section
+from cluster.contracts.settings import Layout, Mark, Mathematics, NumActors, Resources, Section
 
 
 class ModelConfig(Section, mark=Mark.MATHEMATICS):
@@ -67,7 +67,7 @@ class LoraConfig(Section, mark=Mark.MATHEMATICS):
 
 
 class LearnerConfig(Section):
-    num_ranks: Layout[PositiveInt] = 1
+    num_ranks: Layout[NumActors] = 1
     """Data-parallel ranks, sharded by FSDP2 when more than one."""
     sequence_parallel_size: Layout[PositiveInt] = 1
     """Neighbouring ranks that share each pass, a slice of its tokens each (Ulysses, arXiv:2309.14509): for sequences whose activations

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import Layout, Mathematics, Resources, Section
+from cluster.contracts.settings import Layout, Mathematics, NumActors, Resources, Section
 
 _DEFAULT = Plugin(name="exact_match")
 _TAKEN = ("mean", "num_errors", "num_timeouts", "environment", "earned")
@@ -66,7 +66,7 @@ class JudgeServerConfig(Section):
     dtype: Mathematics[Literal["float32", "bfloat16"]] = "bfloat16"
     max_model_len: Mathematics[PositiveInt | None] = None
     """Question and answer together, in tokens; None takes the model's own limit."""
-    num_servers: Layout[PositiveInt] = 1
+    num_servers: Layout[NumActors] = 1
     """Equal ones, asked in turn."""
     cpus: Layout[PositiveFloat] = 1.0
     """Of each, as `learner.cpus_per_rank`."""
@@ -111,7 +111,7 @@ class RewardConfig(Section):
     servers: Mathematics[dict[str, JudgeServerConfig]] = Field(default={})
     """Language models that the run serves for its judges, by name: `{grader: {path: org/model, gpus: 1}}`. `llm_judge` and `pairwise` ask
     one with `server: grader`; a judge of yours gets all URLs by its parameter `servers`."""
-    num_services: Resources[PositiveInt] = 1
+    num_services: Resources[NumActors] = 1
     """Reward services, each with processes of its own for every judge. A group goes to the one with the fewest groups. `treadwheel scale`
     changes their number while the run goes on. Synchronous judges of each take at most its machine's cores divided by this number; those
     of a service that joined later, too."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import Layout, Mathematics, Resources, Section
+from cluster.contracts.settings import Layout, Mathematics, NumActors, Resources, Section
 
 
 class BufferConfig(Section):
@@ -46,7 +46,7 @@ class BufferConfig(Section):
 
 
 class RolloutConfig(Section):
-    num_workers: Layout[PositiveInt] = 1
+    num_workers: Layout[NumActors] = 1
     cpus_per_worker: Layout[PositiveFloat] = 1.0
     """Places a worker, as `learner.cpus_per_rank` places a rank. A worker that joins a run whose actors share CPUs shares them too, unless
     the run is elastic: then it waits for a node."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
@@ -30,6 +30,8 @@ class Mark(StrEnum):
 Mathematics = Annotated[T, Mark.MATHEMATICS]
 Layout = Annotated[T, Mark.LAYOUT]
 Resources = Annotated[T, Mark.RESOURCES]
+NumActors = Annotated[int, Field(gt=0, le=100_000)]
+"""A slip of the hand would fill the driver's memory with plans for them."""
 
 
 class Section(BaseModel):

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import Mark, Resources, Section
+from cluster.contracts.settings import Mark, NumActors, Resources, Section
 
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABEL = re.compile(rf"([A-Za-z0-9.-]+/)?{_NAME}={_NAME}")
@@ -74,7 +74,7 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
 
 class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
-    max_workers: PositiveInt | None = None
+    max_workers: NumActors | None = None
     """Of rollout workers, whose number follows the learner's wait for groups; None does not scale by itself. The number of reward
     services changes by `treadwheel scale` alone."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3

@@ -123,6 +123,10 @@ def test_a_missing_file_says_so(tmp_path):
         ("learning_rate=1", "learning_rate=1 is not a setting; did you mean optimizer.learning_rate?"),
         ("num_steps=many", "num_steps='many' is not valid"),
         ("num_steps=0", "num_steps=0 is not valid: input should be greater than 0"),
+        (
+            "rollout.num_workers=1000000",
+            "rollout.num_workers=1000000 is not valid: input should be less than or equal to 100000",
+        ),
         ("model.dtype=float8", "model.dtype='float8' is not valid: input should be 'auto', 'float32' or 'bfloat16'"),
         (
             "learner.num_ranks=513",
