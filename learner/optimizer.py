@@ -41,7 +41,7 @@ def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak
 class Optimizer:
     """For each update `zero`, backward of every micro-batch, `gradient_norms`, then `step` or nothing.
 
-    Weight decay is decoupled and spares vectors (norms and biases).
+    Weight decay is decoupled and spares norms and biases.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class Optimizer:
                 ((rate, 0) for prefix, rate in (learning_rates or {}).items() if name.startswith(prefix)),
                 (config.learning_rate, first_step),
             )
-            groups.setdefault((peak, config.weight_decay if master.ndim > 1 else 0.0, begins), []).append(master)
+            decay = config.weight_decay if _decays(name, master) else 0.0
+            groups.setdefault((peak, decay, begins), []).append(master)
         self._adam = torch.optim.AdamW(
             [
                 {"params": masters, "weight_decay": decay, "peak": peak, "begins": begins, "lr": peak}
@@ -219,6 +220,12 @@ class Optimizer:
         self._adam.state.clear()
         for name, values in by_parameter.items():
             self._adam.state[self._masters[name]] = values
+
+
+def _decays(name: str, parameter: Tensor) -> bool:
+    """Not a vector, nor a norm that has a row for each head, nor a bias that has one for each expert."""
+    owner, _, own = name.rpartition(".")
+    return parameter.ndim > 1 and not own.endswith("bias") and "norm" not in owner.rpartition(".")[2]
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

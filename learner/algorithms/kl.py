@@ -64,20 +64,21 @@ def unbiased(
 ) -> Tensor:
     """k3 weighted by the ratio to the policy that sampled: right value and right gradient under any sampler.
 
-    Formula: ρ·k3 with ρ = π/μ, whose gradient is ρ·(log π − log π_ref)·∇log π
+    Formula: ρ·k3 with ρ = π/μ, whose gradient is ρ·(log π − log π_ref)·∇log π; a clamp holds the log-ratio in both
     Source: DeepSeek-V3.2, arXiv:2512.02556
     Degenerate: equals k3 at ρ = 1 in value, not in gradient; overflows where π_ref/μ or π/μ does
     Peers: TRL `use_bias_correction_kl`, which weighs by π/π_old
     """
-    gap_BT = log_ratio(other_logprobs_BT, over_BT=policy_logprobs_BT, mask_BT=loss_mask_BT)
-    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT)
+    gap_BT = log_ratio(other_logprobs_BT, over_BT=policy_logprobs_BT, mask_BT=loss_mask_BT).detach()
+    ratio_BT = log_ratio(policy_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT).exp()
     sampled_BT = log_ratio(other_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT)
     held_BT = gap_BT if log_ratio_clamp is None else gap_BT.clamp(-log_ratio_clamp, log_ratio_clamp)
-    # Where k3 overflows the ratio underflows; multiplied out, ρ·exp(d) is π_ref/μ, which does neither and has no gradient.
+    # Where k3 overflows the ratio underflows; multiplied out, ρ·exp(d) is π_ref/μ, which does neither.
     is_far_BT = (gap_BT.abs() > 1) & (gap_BT == held_BT)
-    far_BT = sampled_BT.exp() - ratio_BT.exp() * (1 + gap_BT)
-    near_BT = ratio_BT.exp() * expm1_minus(torch.where(is_far_BT, 0.0, held_BT))
-    return torch.where(is_far_BT, far_BT, near_BT)
+    far_BT = sampled_BT.exp() - ratio_BT * (1 + gap_BT)
+    near_BT = ratio_BT * expm1_minus(torch.where(is_far_BT, 0.0, held_BT))
+    # Of a clamped k3 the ratio alone would have a gradient: away from the reference, where that is far likelier.
+    return torch.where(is_far_BT, far_BT, near_BT).detach() - held_BT * (ratio_BT - ratio_BT.detach())
 
 
 def drift(

@@ -260,8 +260,9 @@ def without_dropout(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-        for name in ("attention_dropout", "dropout", "attn_dropout"):
-            if isinstance(getattr(part, name, None), float):
+        for name, value in vars(part).items():
+            # Layers that checkpoint train, in transformers' sense: what they drop by themselves they would drop.
+            if "drop" in name and isinstance(value, float):
                 setattr(part, name, 0.0)
 
 

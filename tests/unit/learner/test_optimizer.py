@@ -41,13 +41,23 @@ def test_the_first_adam_step_moves_by_the_learning_rate():
     assert_close(weight.detach(), torch.tensor([0.9, -1.1]))
 
 
-def test_matrices_decay_and_vectors_do_not():
-    matrix, vector = nn.Parameter(torch.ones(1, 1)), nn.Parameter(torch.ones(1))
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("layers.0.mlp.up_proj.weight", (1, 1), 0.95),
+        ("norm.linear.weight", (1, 1), 0.95),
+        ("layers.0.input_layernorm.weight", (1,), 1.0),
+        ("layers.0.self_attn.q_norm.weight", (1, 1), 1.0),  # of each head, as Cohere's and Chameleon's
+        ("layers.0.mlp.experts.down_proj_bias", (1, 1), 1.0),  # of each expert, as gpt-oss has them
+    ],
+)
+def test_weights_decay_and_norms_and_biases_do_not(name: str, shape: tuple[int, ...], expected: float):
+    parameter = nn.Parameter(torch.ones(shape))
     config = OptimizerConfig(learning_rate=0.1, weight_decay=0.5)
-    optimizer = Optimizer([("m", matrix), ("v", vector)], config=config, num_steps=1)
-    matrix.grad, vector.grad = torch.zeros(1, 1), torch.zeros(1)
+    optimizer = Optimizer([(name, parameter)], config=config, num_steps=1)
+    parameter.grad = torch.zeros(shape)
     optimizer.step(0, gradient_norms={})
-    assert_close((float(matrix.detach()), float(vector.detach())), (0.95, 1.0))
+    assert float(parameter.detach()) == pytest.approx(expected)
 
 
 def test_clipping_scales_the_gradient_to_the_limit():

@@ -43,6 +43,15 @@ def test_the_unbiased_kl_holds_its_own_log_ratio_alone():
     assert_close(kl.unbiased(row(-2.0), **given, loss_mask_BT=tensor([[True]])), row(2 * (4 - math.log(5))))
 
 
+def test_the_unbiased_kl_pulls_towards_the_reference_beyond_its_clamp_too():
+    """Seen before: a token far likelier under the reference was pushed down, by the whole of the clamped k3."""
+    policy = row(-6.0, -1.0, -2.0).requires_grad_()
+    given = {"other_logprobs_BT": row(-1.0, -6.0, -2.5), "rollout_logprobs_BT": row(-6.0 - math.log(2), -1.0, -2.0)}
+    kl.unbiased(policy, **given, loss_mask_BT=tensor([[True] * 3]), log_ratio_clamp=2.0).sum().backward()
+    # ρ times log π − log π_ref: 2 · −5, held at −2; 1 · 5, held at 2; and 1 · 0.5
+    assert_close(policy.grad, row(-4.0, 2.0, 0.5))
+
+
 def test_the_kl_over_a_partition_is_summed_over_its_parts():
     policy, other = tensor([[[0.5, 0.5], [math.nan] * 2]]).log(), tensor([[[0.25, 0.75], [math.nan] * 2]]).log()
     given = {"other_partition_BTP": other, "loss_mask_BT": tensor([[True, False]])}

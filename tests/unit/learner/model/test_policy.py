@@ -43,7 +43,7 @@ from learner.distributed import Ranks
 from learner.model import building
 from learner.model.building import build
 from learner.model.packing import Layout, lay_out
-from learner.model.policy import PolicyModel, load, prove, token_row
+from learner.model.policy import PolicyModel, load, prove, token_row, without_dropout
 from tests.models import make_tiny_model
 
 SIZES: dict[str, Any] = {
@@ -278,6 +278,14 @@ def test_quantized_weights_are_refused(tmp_path: Path):
     run = RunConfig.model_validate({"model": {"path": str(path)}, "prompts": "file"})
     with pytest.raises(ConfigError, match=r"has quantized weights \(mxfp4\).*form in bfloat16"):
         build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
+
+
+@pytest.mark.parametrize("name", ["activation_dropout", "resid_pdrop", "layerdrop"])
+def test_a_layer_drops_nothing_by_whatever_name_it_has_a_rate(name: str):
+    layer = nn.Module()
+    setattr(layer, name, 0.1)
+    without_dropout(nn.Sequential(layer))
+    assert getattr(layer, name) == 0.0
 
 
 def test_a_loaded_model_has_no_dropout(tmp_path: Path):
