@@ -217,6 +217,24 @@ BROKEN = {
         lambda job: container(job)["env"].append({"name": "PROXY", "value": "http://me:word@host"}),
         "env PROXY looks like a secret",
     ),
+    "secret of the autoscaler": (
+        lambda job: cluster_of(job)["autoscalerOptions"]["env"].append({"name": "HF_TOKEN", "value": "abc"}),
+        "autoscalerOptions: env HF_TOKEN looks like a secret in plain sight",
+    ),
+    "secret among the overrides": (
+        lambda job: job["spec"].update(entrypoint=job["spec"]["entrypoint"] + " reward.judge.api_key=abc"),
+        "entrypoint has a secret in plain sight",
+    ),
+    "secret within an override": (
+        lambda job: job["spec"].update(
+            entrypoint=job["spec"]["entrypoint"] + " 'reward.judge={name: a, api_key: abc}'"
+        ),
+        "entrypoint has a secret in plain sight",
+    ),
+    "secret of the job": (
+        lambda job: job["spec"].update(runtimeEnvYAML="env_vars: {HF_TOKEN: abc}"),
+        "runtimeEnvYAML has a secret in plain sight",
+    ),
     "image of no tag": (lambda job: container(job).update(image="ray"), "image 'ray' may be another one tomorrow"),
     "latest image": (lambda job: container(job).update(image="ray:latest"), "image 'ray:latest' may be another one"),
     "two images": (
@@ -281,6 +299,13 @@ BROKEN = {
         lambda job: without(head(job)["containers"][0]["env"], "RAY_JOB_STOP_WAIT_TIME_S"),
         "env RAY_JOB_STOP_WAIT_TIME_S is left out",
     ),
+    "killed soon": (
+        lambda job: (
+            head(job)["containers"][0]["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": "1"})
+            or head(job)["containers"][0]["env"].reverse()
+        ),
+        "env RAY_JOB_STOP_WAIT_TIME_S is 1: Ray kills a stopped job",
+    ),
     "stays for ever": (lambda job: job["spec"].pop("shutdownAfterJobFinishes"), "the cluster would stay for ever"),
     # what is no resource of KubeRay any more
     "groups of text": (
@@ -333,6 +358,10 @@ BROKEN_SERVICES = {
         "workerGroupSpecs server: no port serve with the number 80",
     ),
     "no token": (lambda service: cluster_of(service).pop("authOptions"), "authOptions.mode is not token"),
+    "a secret": (
+        applications("a", runtime_env={"env_vars": {"HF_TOKEN": "abc"}}),
+        "serveConfigV2 has a secret in plain sight",
+    ),
 }
 
 
@@ -376,6 +405,17 @@ def test_what_kuberay_takes_is_no_problem(change):
     made = resource("quickstart.yaml")
     change(made)
     assert told(made) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "written"),
+    [("run.yaml", "reward: {judge: {name: a, api_key: abc}}"), ("note", "{see hf_abcdefghijklmnopqrstuvwxyz0123")],
+)
+def test_a_secret_in_a_config_map_is_told(key, written):
+    run_file, job = committed("quickstart.yaml")
+    run_file["data"][key] = written
+    with pytest.raises(ConfigError, match=rf"ConfigMap quickstart-run: data\.{key} has a secret in plain sight"):
+        checks.check([run_file, job], source="f.yaml")
 
 
 def test_several_problems_are_told_at_once():

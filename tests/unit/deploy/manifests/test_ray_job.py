@@ -201,6 +201,15 @@ def test_a_run_file_with_a_secret_is_refused(tmp_path, secret):
         ray_job.read(str(file), [])
 
 
+@pytest.mark.parametrize(
+    "override", ["reward.judge.api_key=hunter2", "reward.judge={name: 'my:judge', api_key: hunter2}"]
+)
+def test_an_override_with_a_secret_is_refused_by_its_name_alone(override):
+    with pytest.raises(ConfigError, match=r"^override reward\.judge[a-z_.]* has a secret in it") as refused:
+        ray_job.read(QUICKSTART, ["reward.judge=my:judge", override])
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_job_is_retried_has_an_end_and_leaves_its_head_for_a_while():
     spec = job(Site(retries=2, keep_s=60, deadline_s=100))["spec"]
     assert spec["backoffLimit"] == 2 and spec["activeDeadlineSeconds"] == 100 and spec["preRunningDeadlineSeconds"] > 0
