@@ -32,6 +32,8 @@ POD_SECURITY: Manifest = {
     "runAsUser": USER,
     "runAsGroup": USER,
     "fsGroup": USER,
+    # Else, on a volume whose driver heeds fsGroup, every pod would wait until the owner of each of the run's files is set again.
+    "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 

@@ -232,6 +232,7 @@ def test_every_pod_is_nobodys_but_a_users_and_its_shared_memory_holds_rays_objec
             "runAsUser": 1000,
             "runAsGroup": 1000,
             "fsGroup": 1000,
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         }
         gib = int(spec["containers"][0]["resources"]["limits"]["memory"].removesuffix("Gi"))
