@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
-from deploy.manifests.pods import DRAIN_MARGIN_S, HOME, PORTS
+from deploy.manifests.pods import API_KEY, DRAIN_MARGIN_S, HOME, PORTS
 from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, Variable, amount, resources
 from deploy.manifests.site import DRAIN, NAME, OLDEST, is_ray, looks_secret, may_change
 from deploy.manifests.text import has_secret
@@ -135,11 +135,16 @@ def _head(cluster: Cluster) -> Problems:
         yield "headGroupSpec: rayStartParams.dashboard-host is not 0.0.0.0: the operator could not reach the dashboard; write it"
 
 
-def _workers(cluster: Cluster) -> Problems:
-    for group in cluster.worker_group_specs:
-        if group.template.spec.automount_service_account_token:
+def _api_key(cluster: Cluster) -> Problems:
+    if API_KEY not in {mount.mount_path for mount in cluster.autoscaler_options.volume_mounts}:
+        yield (
+            f"autoscalerOptions: no volume is at {API_KEY}, where the autoscaler looks for its key to the API server; mount a projected "
+            "one, as `treadwheel kubernetes` does"
+        )
+    for where, part in cluster.parts():
+        if part.template.spec.automount_service_account_token:
             yield (
-                f"workerGroupSpecs {group.group_name}: a worker that runs generated programs would hold a key to the API server; write "
+                f"{where}: containers that run generated programs would hold a key to the API server; write "
                 "automountServiceAccountToken: false"
             )
 
@@ -234,7 +239,7 @@ _CLUSTER_RULES: tuple[Callable[[Cluster], Problems], ...] = (
     _groups,
     _heads_and_workers,
     _head,
-    _workers,
+    _api_key,
 )
 _POD_RULES: tuple[Callable[[Head], Problems], ...] = (
     _ray_start,

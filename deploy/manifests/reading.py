@@ -109,6 +109,7 @@ class AutoscalerOptions(_Part):
     resources: Resources = Resources()
     security_context: dict[str, Any] = Field(default={})
     env: list[Variable] = Field(default=[])
+    volume_mounts: list[Mount] = Field(default=[])
 
 
 class AuthOptions(_Part):

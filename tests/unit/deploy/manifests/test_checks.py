@@ -41,6 +41,10 @@ def group(made):
     return cluster_of(made)["workerGroupSpecs"][0]
 
 
+def volume(pod, name):
+    return next(each for each in pod["volumes"] if each["name"] == name)
+
+
 def without(variables, name):
     variables[:] = [each for each in variables if each["name"] != name]
 
@@ -206,7 +210,15 @@ BROKEN = {
     ),
     "key to the API server": (
         lambda job: worker(job).pop("automountServiceAccountToken"),
-        "a worker that runs generated programs would hold a key",
+        "rollout-spot: containers that run generated programs would hold a key",
+    ),
+    "key of the head": (
+        lambda job: head(job).pop("automountServiceAccountToken"),
+        "headGroupSpec: containers that run generated programs would hold a key",
+    ),
+    "autoscaler of no key": (
+        lambda job: without(cluster_of(job)["autoscalerOptions"]["volumeMounts"], "api-key"),
+        "autoscalerOptions: no volume is at /var/run/secrets/kubernetes.io/serviceaccount",
     ),
     # secrets and images
     "secret in plain sight": (
@@ -288,7 +300,7 @@ BROKEN = {
     ),
     "open quote": (lambda job: job["spec"].update(entrypoint="treadwheel 'x"), "entrypoint is no line for a shell: No"),
     "run file of another name": (
-        lambda job: head(job)["volumes"][-1]["configMap"].update(name="other-run"),
+        lambda job: volume(head(job), "config")["configMap"].update(name="other-run"),
         "ConfigMap other-run with the run file is not in this file, which has quickstart-run; name that one",
     ),
     "run file nowhere": (

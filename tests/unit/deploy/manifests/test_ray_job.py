@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.autoscaler._private.kuberay import node_provider
 
 from cluster.contracts.errors import ConfigError
 from deploy.config.loading import load
@@ -241,6 +242,23 @@ def test_every_pod_is_nobodys_but_a_users_and_its_shared_memory_holds_rays_objec
         assert shared == {"medium": "Memory", "sizeLimit": f"{-(-gib * 3 // 10)}Gi"}
 
 
+@pytest.mark.parametrize("name", KUBERAY)
+def test_the_autoscaler_alone_holds_a_key_to_the_api_server(name):
+    made = resource(name)
+    for template in templates_of(made):
+        assert template["spec"]["automountServiceAccountToken"] is False
+        (container,) = template["spec"]["containers"]
+        assert "api-key" not in {mount["name"] for mount in container["volumeMounts"]}
+    mounts = cluster_of(made)["autoscalerOptions"]["volumeMounts"]
+    assert [
+        f"{mount['mountPath']}/{file}" for mount in mounts if mount["name"] == "api-key" for file in ("token", "ca.crt")
+    ] == [node_provider.IN_CLUSTER_TOKEN_PATH, node_provider.IN_CLUSTER_CA_CERT_PATH]
+    volume = next(each for each in templates_of(made)[0]["spec"]["volumes"] if each["name"] == "api-key")
+    token, authority, _ = volume["projected"]["sources"]
+    assert token["serviceAccountToken"]["path"] == "token"
+    assert authority["configMap"] == {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+
+
 @pytest.mark.parametrize(("made", "most"), [(ray_job.job, 47), (ray_job.cluster, 53)])
 def test_a_name_has_room_for_what_kuberay_appends(made, most):
     assert made(run(), Site(name="a" * most))[-1]["metadata"]["name"] == "a" * most
@@ -263,7 +281,8 @@ def test_a_cluster_for_jobs_has_the_pods_of_the_run_and_no_run_file():
     made = ray_job.cluster(run(GPU, name="gpu"), SHARED)
     assert [each["kind"] for each in made] == ["RayCluster"]
     assert [*groups_of(made[0])] == ["learner", "rollout"]
-    assert "config" not in yaml.safe_dump(made[0]["spec"]["headGroupSpec"])
+    head = yaml.safe_dump(made[0]["spec"]["headGroupSpec"])
+    assert "name: config" not in head and "/etc/treadwheel" not in head and "gpu-run" not in head
     assert ray_cluster.LARGEST_NAME == 53
 
 
