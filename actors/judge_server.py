@@ -114,6 +114,7 @@ def _arguments(config: JudgeServerConfig, *, model: str, address: str) -> list[s
         # A small model could write blanks between fields until its answer is cut off.
         "structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
         "uvicorn-log-level": "warning",
+        "middleware": "actors.judge_server_main.KeyedPathsOnly",
         **(
             {"gpu-memory-utilization": config.gpu_memory_utilization}
             if config.gpus

@@ -9,6 +9,26 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+_App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class KeyedPathsOnly:
+    """ASGI middleware, outside vLLM's own: vLLM asks for the token below /v1 and a few others, but not at /invocations, which generates
+    too, nor where it scales and is measured. Judges need /v1 alone."""
+
+    def __init__(self, app: _App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "lifespan" or path == "/health" or path.startswith("/v1/"):
+            return await self._app(scope, receive, send)
+        if scope["type"] == "http":  # a web socket is closed by not being accepted
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import StorageError
+from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats, mean_of
 from cluster.episode_metrics import EPISODE_METRICS, episode_metrics
@@ -209,9 +210,9 @@ class MetricLog:
             sink.step(version, dict(numbers))  # a copy each: a callback may alter its own
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Logs one event. A `message` among the fields is for people: the console shows it."""
+        """Logs one event, without secrets. A `message` among the fields is for people: the console shows it."""
         facts = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
-        record = finite(facts)
+        record: dict[str, Any] = hidden(finite(facts))
         for sink in (*self._listeners, *self._sinks):
             sink.event(dict(record))
         if directory := self._directory:

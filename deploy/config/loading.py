@@ -112,7 +112,7 @@ def parsed(override: str) -> tuple[str, Any]:
     name, equals, text = override.partition("=")
     if not equals or not all(name.split(".")):
         raise ConfigError(f"override {override!r} is not of the form section.setting=value, such as num_steps=20")
-    return name, parse(text, source=f"override {override!r}")
+    return name, parse(text, source=f"override {hidden(override)!r}")
 
 
 def _set(name: str, value: Any, values: dict[str, Any]) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
-from deploy.manifests.pods import DRAIN_MARGIN_S, HOME, PORTS
-from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, amount, resources
+from deploy.manifests.pods import API_KEY, DRAIN_MARGIN_S, HOME, PORTS
+from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, Variable, amount, resources
 from deploy.manifests.site import DRAIN, NAME, OLDEST, is_ray, looks_secret, may_change
+from deploy.manifests.text import has_secret
 
 Problems = Iterator[str]
 _MOST_CHARACTERS = {
@@ -29,11 +30,14 @@ def check(documents: Sequence[Any], *, source: str, installed_ray: str | None = 
     `installed_ray` is what rayVersion has to be; None takes any that treadwheel runs on.
     """
     found = resources(documents, source=source)
-    config_maps = {each["metadata"]["name"] for each in documents if _is_config_map(each)}
+    config_maps = {each["metadata"]["name"]: each.get("data") for each in documents if _is_config_map(each)}
     problems = [
-        f"{each.kind} {each.name}: {problem}"
-        for each in found
-        for problem in _problems(each, config_maps, installed_ray)
+        *(f"ConfigMap {name}: {problem}" for name, data in config_maps.items() for problem in _config_map(data)),
+        *(
+            f"{each.kind} {each.name}: {problem}"
+            for each in found
+            for problem in _problems(each, config_maps, installed_ray)
+        ),
     ]
     if problems:
         raise ConfigError("\n  ".join([f"{source}: {len(problems)} problem(s)", *problems]))
@@ -46,6 +50,12 @@ def _is_config_map(document: Any) -> bool:
             return True
         case _:
             return False
+
+
+def _config_map(data: Any) -> Problems:
+    for key, written in data.items() if isinstance(data, dict) else ():
+        if isinstance(written, str) and has_secret(written):
+            yield f"data.{key} has a secret in plain sight; take it from the environment of the pods, and name a Secret by secretKeyRef"
 
 
 def _problems(resource: Resource, config_maps: Collection[str], installed_ray: str | None) -> Problems:
@@ -84,6 +94,7 @@ def _autoscaler(cluster: Cluster) -> Problems:
     elif cluster.autoscaler_options.version != "v2":
         yield f"autoscalerOptions.version={cluster.autoscaler_options.version!r}: v2 alone drains pods before it deletes them; write v2"
     yield from pod_standard.container_problems("autoscalerOptions", cluster.autoscaler_options.security_context)
+    yield from _variables("autoscalerOptions", cluster.autoscaler_options.env)
     asked = cluster.autoscaler_options.resources.requests
     if missing := [name for name in ("cpu", "memory") if name not in asked]:
         yield f"autoscalerOptions: resources.requests has no {' and no '.join(missing)}; without it a full node ends the autoscaler"
@@ -124,11 +135,16 @@ def _head(cluster: Cluster) -> Problems:
         yield "headGroupSpec: rayStartParams.dashboard-host is not 0.0.0.0: the operator could not reach the dashboard; write it"
 
 
-def _workers(cluster: Cluster) -> Problems:
-    for group in cluster.worker_group_specs:
-        if group.template.spec.automount_service_account_token:
+def _api_key(cluster: Cluster) -> Problems:
+    if API_KEY not in {mount.mount_path for mount in cluster.autoscaler_options.volume_mounts}:
+        yield (
+            f"autoscalerOptions: no volume is at {API_KEY}, where the autoscaler looks for its key to the API server; mount a projected "
+            "one, as `treadwheel kubernetes` does"
+        )
+    for where, part in cluster.parts():
+        if part.template.spec.automount_service_account_token:
             yield (
-                f"workerGroupSpecs {group.group_name}: a worker that runs generated programs would hold a key to the API server; write "
+                f"{where}: containers that run generated programs would hold a key to the API server; write "
                 "automountServiceAccountToken: false"
             )
 
@@ -161,9 +177,13 @@ def _drain(part: Head) -> Problems:
 
 def _secrets(part: Head) -> Problems:
     for container in _containers(part.template.spec):
-        for each in container.env:
-            if each.value and looks_secret(each.name, each.value):
-                yield f"container {container.name}: env {each.name} looks like a secret in plain sight; name a Secret by secretKeyRef"
+        yield from _variables(f"container {container.name}", container.env)
+
+
+def _variables(where: str, env: Sequence[Variable]) -> Problems:
+    for each in env:
+        if each.value and looks_secret(each.name, each.value):
+            yield f"{where}: env {each.name} looks like a secret in plain sight; name a Secret by secretKeyRef"
 
 
 def _image(part: Head) -> Problems:
@@ -219,7 +239,7 @@ _CLUSTER_RULES: tuple[Callable[[Cluster], Problems], ...] = (
     _groups,
     _heads_and_workers,
     _head,
-    _workers,
+    _api_key,
 )
 _POD_RULES: tuple[Callable[[Head], Problems], ...] = (
     _ray_start,

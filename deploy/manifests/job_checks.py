@@ -1,16 +1,26 @@
 """Rules for a RayJob beside those for its cluster."""
 
+import re
 import shlex
 from collections.abc import Collection, Iterator
 
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import hidden
+from deploy.config.loading import parsed
 from deploy.manifests.pods import CONFIG, STOP_WAIT
 from deploy.manifests.reading import Job
+from deploy.manifests.text import has_secret
+
+_RAYS_OWN_WAIT_S = 3
+"""By default."""
 
 
 def problems(job: Job, config_maps: Collection[str]) -> Iterator[str]:
     """`config_maps` are those in the job's file."""
     yield from _submission(job)
     yield from _entrypoint(job, config_maps)
+    if has_secret(job.runtime_env):
+        yield "runtimeEnvYAML has a secret in plain sight; name a Secret by secretKeyRef in env of the pods"
     if not job.shutdown_after_job_finishes and job.deletion_strategy is None:
         yield "the cluster would stay for ever; write shutdownAfterJobFinishes: true, and ttlSecondsAfterFinished"
 
@@ -18,8 +28,9 @@ def problems(job: Job, config_maps: Collection[str]) -> Iterator[str]:
 def _submission(job: Job) -> Iterator[str]:
     if job.submission_mode != "HTTPMode":
         yield f"submissionMode={job.submission_mode!r}: the end of a log stream would end the run; write HTTPMode"
-    if (job.ray_cluster_spec.head_group_spec.template.spec.containers[0].variable(STOP_WAIT) or "3") == "3":
-        yield f"headGroupSpec: env {STOP_WAIT} is left out: Ray kills a stopped job after 3 s, before it is saved; write 90"
+    wait = job.ray_cluster_spec.head_group_spec.template.spec.containers[0].variable(STOP_WAIT)
+    if wait is None or not re.fullmatch("[0-9]{1,9}", wait) or int(wait) <= _RAYS_OWN_WAIT_S:
+        yield f"headGroupSpec: env {STOP_WAIT} is {wait or 'left out'}: Ray kills a stopped job before it is saved; write 90"
 
 
 def _entrypoint(job: Job, config_maps: Collection[str]) -> Iterator[str]:
@@ -30,6 +41,8 @@ def _entrypoint(job: Job, config_maps: Collection[str]) -> Iterator[str]:
         return
     if words[:1] != ["treadwheel"]:
         yield f"entrypoint begins with {words[0] if words else 'nothing'!r}; write treadwheel train RUN.yaml"
+    if any(map(_has_secret, words)):
+        yield "entrypoint has a secret in plain sight; take it from the environment, and name a Secret by secretKeyRef in env of the pods"
     if not any(word.startswith(f"{CONFIG}/") for word in words):
         return
     spec = job.ray_cluster_spec.head_group_spec.template.spec
@@ -40,3 +53,11 @@ def _entrypoint(job: Job, config_maps: Collection[str]) -> Iterator[str]:
     elif named[0] not in config_maps:
         there = ", ".join(sorted(config_maps)) or "none"
         yield f"headGroupSpec: ConfigMap {named[0]} with the run file is not in this file, which has {there}; name that one"
+
+
+def _has_secret(word: str) -> bool:
+    try:
+        name, value = parsed(word)
+    except ConfigError:
+        name, value = "", word
+    return hidden(value, name) != value

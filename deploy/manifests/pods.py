@@ -13,6 +13,10 @@ LABELS = {"app.kubernetes.io/part-of": "treadwheel"}
 """Of all that belongs to runs. A pod's app.kubernetes.io/name is left to KubeRay, which selects the head of a RayService by it."""
 RUN, CONFIG, HOME = "/treadwheel", "/etc/treadwheel", "/home/treadwheel"
 """Never /run: Kubernetes puts a pod's key to the API server below /var/run, which is a link to it in images of Debian."""
+API_KEY = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where the autoscaler alone finds its key to the API server. Kubernetes' own mount would give it to every container of the head, which may
+run a model's programs; with the key pods can be changed into others."""
+API_KEY_VOLUME = "api-key"
 _HEAD_GIB = 8
 DRAIN_MARGIN_S = 10
 """Of a pod's grace, after Ray has drained it, for its processes to end."""
@@ -32,6 +36,8 @@ POD_SECURITY: Manifest = {
     "runAsUser": USER,
     "runAsGroup": USER,
     "fsGroup": USER,
+    # Else, on a volume whose driver heeds fsGroup, every pod would wait until the owner of each of the run's files is set again.
+    "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 
@@ -48,7 +54,7 @@ def head(
     container["ports"] = [{"name": name, "containerPort": port} for name, port in PORTS.items()]
     container["resources"] = _resources(site, cpus=cpus + 2, gpus=gpus, memory_gib=memory, upload_gib=0)
     container["env"] += [{"name": STOP_WAIT, "value": str(stop_wait_s)}] if stop_wait_s is not None else []
-    volumes = _volumes(site, memory_gib=memory, config_map=config_map)
+    volumes = [*_volumes(site, memory_gib=memory, config_map=config_map), _api_key()]
     return _template(site, container, site.on_demand, gpus=gpus, grace_s=grace_s, volumes=volumes)
 
 
@@ -64,10 +70,7 @@ def worker(
         site, cpus=pods.cpus, gpus=pods.gpus, memory_gib=memory, upload_gib=pods.upload_gib
     )
     volumes = _volumes(site, memory_gib=memory, config_map=config_map)
-    template = _template(site, container, nodes, gpus=pods.gpus, grace_s=grace_s, volumes=volumes)
-    # The head's autoscaler alone talks to the API server.
-    template["spec"]["automountServiceAccountToken"] = False
-    return template
+    return _template(site, container, nodes, gpus=pods.gpus, grace_s=grace_s, volumes=volumes)
 
 
 def _grace_s(site: Site, nodes: Nodes, *, saves_in_s: int | None) -> int:
@@ -111,6 +114,17 @@ def _volumes(site: Site, *, memory_gib: int, config_map: str | None) -> list[Man
     return [*volumes, {"name": "config", "configMap": {"name": config_map}}] if config_map else volumes
 
 
+def _api_key() -> Manifest:
+    """As Kubernetes makes it for the containers of a pod."""
+    namespace: Manifest = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+    sources: list[Manifest] = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace]}},
+    ]
+    return {"name": API_KEY_VOLUME, "projected": {"sources": sources}}
+
+
 def _template(
     site: Site, container: Manifest, nodes: Nodes, *, gpus: int, grace_s: int, volumes: list[Manifest]
 ) -> Manifest:
@@ -120,6 +134,7 @@ def _template(
     spec: Manifest = {
         "securityContext": POD_SECURITY,
         "terminationGracePeriodSeconds": grace_s,
+        "automountServiceAccountToken": False,
         "containers": [container],
         "volumes": volumes,
     }

@@ -63,7 +63,11 @@ def _spec(site: Site, head: Manifest, on_head: Pods | None, *, groups: list[Mani
             "idleTimeoutSeconds": site.idle_timeout_s,
             "resources": {kind: {"cpu": "500m", "memory": "1Gi"} for kind in ("requests", "limits")},
             "securityContext": pods.CONTAINER_SECURITY,
-            "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "home", "mountPath": pods.HOME}],
+            "volumeMounts": [
+                {"name": "tmp", "mountPath": "/tmp"},
+                {"name": "home", "mountPath": pods.HOME},
+                {"name": pods.API_KEY_VOLUME, "mountPath": pods.API_KEY, "readOnly": True},
+            ],
             "env": [
                 {"name": "HOME", "value": pods.HOME},
                 *({"name": name, "value": value} for name, value in _AUTOSCALER_ENV.items()),

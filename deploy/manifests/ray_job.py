@@ -55,9 +55,14 @@ def read(path: str, overrides: Sequence[str]) -> Run:
     from learner.algorithms.objective import Objective
 
     config = loading.load(path, overrides)
-    if hidden(values := loading.read(path)) != values or any(hidden(each) != each for each in overrides):
+    values = loading.read(path)
+    written = [
+        (path, "", values),
+        *((f"override {name}", name, value) for name, value in map(loading.parsed, overrides)),
+    ]
+    if found := [source for source, name, value in written if hidden(value, name) != value]:
         raise ConfigError(
-            f"{path} has a secret in it, which everyone who reads the manifest would see; take it from the environment, and name the "
+            f"{found[0]} has a secret in it, which everyone who reads the manifest would see; take it from the environment, and name the "
             "variable below `secrets` in the site file"
         )
     needs = frozenset(Objective.of_run(config).needs)

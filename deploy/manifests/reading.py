@@ -108,6 +108,8 @@ class AutoscalerOptions(_Part):
     version: str | None = None
     resources: Resources = Resources()
     security_context: dict[str, Any] = Field(default={})
+    env: list[Variable] = Field(default=[])
+    volume_mounts: list[Mount] = Field(default=[])
 
 
 class AuthOptions(_Part):
@@ -130,6 +132,7 @@ class Cluster(_Part):
 
 class Job(_Part):
     entrypoint: str = ""
+    runtime_env: str = Field(default="", alias="runtimeEnvYAML")
     submission_mode: str = "K8sJobMode"
     shutdown_after_job_finishes: bool = False
     deletion_strategy: dict[str, Any] | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import hidden
 from deploy.config.yaml_text import NO_VALUE, Dumper, StrictLoader
 from deploy.manifests.pods import Manifest
 
@@ -31,6 +32,15 @@ def dump(manifests: Sequence[Manifest], *, comment: str = "") -> str:
     """`comment` goes on top, a "#" before each of its lines."""
     top = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     return top + yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def has_secret(written: str) -> bool:
+    """Of a text in a manifest: YAML, such as a run file, or any other."""
+    try:
+        held: Any = yaml.load(written, Loader=StrictLoader)
+    except (yaml.YAMLError, *NO_VALUE):
+        held = written
+    return hidden(held) != held
 
 
 def read(path: str) -> list[Any]:

@@ -67,6 +67,13 @@ async def test_a_judge_asks_a_real_server_which_wants_its_token_and_ends_with_it
         assert all(TOKEN not in part for process in processes for part in process.cmdline())
         async with aiohttp.ClientSession() as session, session.get(f"http://{address}/v1/models") as refused:
             assert refused.status == 401
+        asks = {"model": "grader", "prompt": "1", "max_tokens": 1}
+        for path in ("/invocations", "/tokenize", "/metrics", "/scale_elastic_ep"):
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"http://{address}{path}", json=asks) as refused,
+            ):
+                assert refused.status == 404, path
         judge = find_judge(
             Plugin(name="llm_judge", params={"rubric": rubric, "server": "grader", "asking": {"max_tokens": 32}})
         )

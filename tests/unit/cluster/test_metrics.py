@@ -81,6 +81,14 @@ def test_a_number_of_an_event_that_json_has_no_word_for_is_null(directory):
     assert directory.read_json_lines(EVENTS)[0]["metric"] is None
 
 
+def test_no_event_shows_a_secret_to_a_file_or_a_sink(directory):
+    sink = Listed()
+    with MetricLog([sink], directory=directory) as log:
+        log.event("failed", reason="https://me:hunter2@host/a does not answer", details={"api_key": "hunter2"})
+    assert directory.read_json_lines(EVENTS)[0]["reason"] == "https://<hidden>@host/a does not answer"
+    assert "hunter2" not in f"{directory.read_text(EVENTS)}{vars(sink)}"
+
+
 def test_a_sink_that_cannot_write_is_loud_and_left_out(capsys):
     healthy = Listed()
     with MetricLog([Broken(), healthy]) as log:

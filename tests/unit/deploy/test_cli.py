@@ -117,6 +117,9 @@ def test_words_in_brackets_are_printed_as_they_stand(tmp_path, capsys):
     ("command", "secret"),
     [
         (["kubernetes", QUICKSTART, "model.hf_token=hunter2"], "hunter2"),
+        (["kubernetes", QUICKSTART, "reward.token=hunter2"], "hunter2"),
+        (["kubernetes", QUICKSTART, "model.credentials={user: hunter2}"], "hunter2"),
+        (["kubernetes", QUICKSTART, "reward.judge.api_key={hunter2"], "hunter2"),
         (["kubernetes", QUICKSTART, "hf_abcdefghijklmnopqrstuvwxyz0123"], "hf_abcdefghijklmnopqrstuvwxyz0123"),
         (["serve-reward", "exact_match", "hub=hf_abcdefghijklmnopqrstuvwxyz0123"], "hf_abcdefghijklmnopqrstuvwxyz0123"),
     ],

@@ -20,6 +20,8 @@ SBATCH = "deploy/slurm/train.sbatch"
 SKYPILOT = "deploy/skypilot/train.yaml"
 SKYPILOT_GPUS = {"L4": "24GB", "L40S": "48GB"}
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+REQUEUE = "scontrol requeue incomplete 7"
+"""Of a job that still runs: without the word SLURM would queue a job again that scancel ends."""
 
 
 def cluster():
@@ -156,12 +158,12 @@ def test_an_override_of_the_wait_for_nodes_counts_in_the_batch_script(tmp_path):
 
 def test_a_run_that_a_node_ended_goes_back_into_the_queue(tmp_path):
     calls, ended = calls_of_the_batch_script(tmp_path, code=75)
-    assert ended == 75 and "scontrol requeue 7" in calls
+    assert ended == 75 and REQUEUE in calls
 
 
 def test_a_job_that_is_stopped_before_its_nodes_are_there_goes_back_into_the_queue(tmp_path):
     calls, ended = calls_of_the_batch_script(tmp_path, health_check="kill -TERM $PPID; exit 1")
-    assert ended == 143 and "scontrol requeue 7" in calls
+    assert ended == 143 and REQUEUE in calls
     assert not any("treadwheel" in call for call in calls)
 
 

@@ -199,6 +199,15 @@ def test_secrets_do_not_reach_the_resolved_text():
         ("Authorization", "Basic c2VjcmV0", HIDDEN),
         ("X-Api-Key", "sk-1", HIDDEN),
         ("apikey", "sk-1", HIDDEN),
+        ("accessToken", "t-1", HIDDEN),
+        ("dbPassword", "word", HIDDEN),
+        ("passphrase", "word", HIDDEN),
+        ("reward.judge.token", "t-1", HIDDEN),
+        ("command", "--api-key=k-1", f"--api-key={HIDDEN}"),
+        ("command", "judge.password=two words", f"judge.password={HIDDEN}"),
+        ("url", "https://user:p@ss@host/a", f"https://{HIDDEN}@host/a"),
+        ("url", "https://host/?mail=a@b", "https://host/?mail=a@b"),
+        ("header", "authorization: bearer abc.def", f"authorization: bearer {HIDDEN}"),
         ("url", "https://judge/score?model=a&token=t-1&n=2", f"https://judge/score?model=a&token={HIDDEN}&n=2"),
         ("url", "https://a/b?X-Amz-Signature=f00&key=k-1", f"https://a/b?X-Amz-Signature={HIDDEN}&key={HIDDEN}"),
         ("header", "Authorization: Bearer abc.def", f"Authorization: Bearer {HIDDEN}"),
@@ -212,11 +221,18 @@ def test_secrets_do_not_reach_the_resolved_text():
         ("column", "hf_url", "hf_url"),
         ("answer_column", "monkey", "monkey"),
         ("max_tokens", "5", "5"),
+        ("maxTokens", "5", "5"),
+        ("template", "answer=42", "answer=42"),
         ("key", "answer", "answer"),
     ],
 )
 def test_a_secret_is_known_by_its_name_and_in_the_middle_of_a_text(name, value, shown):
     assert hidden({name: [value]}) == {name: [shown]}
+
+
+def test_all_that_stands_below_a_secrets_name_is_hidden():
+    held = {"user": "me", "pins": ["p-1"], "tries": 3}
+    assert hidden({"credentials": held}) == {"credentials": {"user": HIDDEN, "pins": [HIDDEN], "tries": 3}}
 
 
 @given(

@@ -41,6 +41,10 @@ def group(made):
     return cluster_of(made)["workerGroupSpecs"][0]
 
 
+def volume(pod, name):
+    return next(each for each in pod["volumes"] if each["name"] == name)
+
+
 def without(variables, name):
     variables[:] = [each for each in variables if each["name"] != name]
 
@@ -206,7 +210,15 @@ BROKEN = {
     ),
     "key to the API server": (
         lambda job: worker(job).pop("automountServiceAccountToken"),
-        "a worker that runs generated programs would hold a key",
+        "rollout-spot: containers that run generated programs would hold a key",
+    ),
+    "key of the head": (
+        lambda job: head(job).pop("automountServiceAccountToken"),
+        "headGroupSpec: containers that run generated programs would hold a key",
+    ),
+    "autoscaler of no key": (
+        lambda job: without(cluster_of(job)["autoscalerOptions"]["volumeMounts"], "api-key"),
+        "autoscalerOptions: no volume is at /var/run/secrets/kubernetes.io/serviceaccount",
     ),
     # secrets and images
     "secret in plain sight": (
@@ -216,6 +228,24 @@ BROKEN = {
     "password in an address": (
         lambda job: container(job)["env"].append({"name": "PROXY", "value": "http://me:word@host"}),
         "env PROXY looks like a secret",
+    ),
+    "secret of the autoscaler": (
+        lambda job: cluster_of(job)["autoscalerOptions"]["env"].append({"name": "HF_TOKEN", "value": "abc"}),
+        "autoscalerOptions: env HF_TOKEN looks like a secret in plain sight",
+    ),
+    "secret among the overrides": (
+        lambda job: job["spec"].update(entrypoint=job["spec"]["entrypoint"] + " reward.judge.api_key=abc"),
+        "entrypoint has a secret in plain sight",
+    ),
+    "secret within an override": (
+        lambda job: job["spec"].update(
+            entrypoint=job["spec"]["entrypoint"] + " 'reward.judge={name: a, api_key: abc}'"
+        ),
+        "entrypoint has a secret in plain sight",
+    ),
+    "secret of the job": (
+        lambda job: job["spec"].update(runtimeEnvYAML="env_vars: {HF_TOKEN: abc}"),
+        "runtimeEnvYAML has a secret in plain sight",
     ),
     "image of no tag": (lambda job: container(job).update(image="ray"), "image 'ray' may be another one tomorrow"),
     "latest image": (lambda job: container(job).update(image="ray:latest"), "image 'ray:latest' may be another one"),
@@ -270,7 +300,7 @@ BROKEN = {
     ),
     "open quote": (lambda job: job["spec"].update(entrypoint="treadwheel 'x"), "entrypoint is no line for a shell: No"),
     "run file of another name": (
-        lambda job: head(job)["volumes"][-1]["configMap"].update(name="other-run"),
+        lambda job: volume(head(job), "config")["configMap"].update(name="other-run"),
         "ConfigMap other-run with the run file is not in this file, which has quickstart-run; name that one",
     ),
     "run file nowhere": (
@@ -280,6 +310,13 @@ BROKEN = {
     "killed before it saves": (
         lambda job: without(head(job)["containers"][0]["env"], "RAY_JOB_STOP_WAIT_TIME_S"),
         "env RAY_JOB_STOP_WAIT_TIME_S is left out",
+    ),
+    "killed soon": (
+        lambda job: (
+            head(job)["containers"][0]["env"].append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": "1"})
+            or head(job)["containers"][0]["env"].reverse()
+        ),
+        "env RAY_JOB_STOP_WAIT_TIME_S is 1: Ray kills a stopped job",
     ),
     "stays for ever": (lambda job: job["spec"].pop("shutdownAfterJobFinishes"), "the cluster would stay for ever"),
     # what is no resource of KubeRay any more
@@ -333,6 +370,10 @@ BROKEN_SERVICES = {
         "workerGroupSpecs server: no port serve with the number 80",
     ),
     "no token": (lambda service: cluster_of(service).pop("authOptions"), "authOptions.mode is not token"),
+    "a secret": (
+        applications("a", runtime_env={"env_vars": {"HF_TOKEN": "abc"}}),
+        "serveConfigV2 has a secret in plain sight",
+    ),
 }
 
 
@@ -376,6 +417,17 @@ def test_what_kuberay_takes_is_no_problem(change):
     made = resource("quickstart.yaml")
     change(made)
     assert told(made) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "written"),
+    [("run.yaml", "reward: {judge: {name: a, api_key: abc}}"), ("note", "{see hf_abcdefghijklmnopqrstuvwxyz0123")],
+)
+def test_a_secret_in_a_config_map_is_told(key, written):
+    run_file, job = committed("quickstart.yaml")
+    run_file["data"][key] = written
+    with pytest.raises(ConfigError, match=rf"ConfigMap quickstart-run: data\.{key} has a secret in plain sight"):
+        checks.check([run_file, job], source="f.yaml")
 
 
 def test_several_problems_are_told_at_once():

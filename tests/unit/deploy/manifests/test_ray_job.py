@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.autoscaler._private.kuberay import node_provider
 
 from cluster.contracts.errors import ConfigError
 from deploy.config.loading import load
@@ -201,6 +202,15 @@ def test_a_run_file_with_a_secret_is_refused(tmp_path, secret):
         ray_job.read(str(file), [])
 
 
+@pytest.mark.parametrize(
+    "override", ["reward.judge.api_key=hunter2", "reward.judge={name: 'my:judge', api_key: hunter2}"]
+)
+def test_an_override_with_a_secret_is_refused_by_its_name_alone(override):
+    with pytest.raises(ConfigError, match=r"^override reward\.judge[a-z_.]* has a secret in it") as refused:
+        ray_job.read(QUICKSTART, ["reward.judge=my:judge", override])
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_job_is_retried_has_an_end_and_leaves_its_head_for_a_while():
     spec = job(Site(retries=2, keep_s=60, deadline_s=100))["spec"]
     assert spec["backoffLimit"] == 2 and spec["activeDeadlineSeconds"] == 100 and spec["preRunningDeadlineSeconds"] > 0
@@ -223,12 +233,30 @@ def test_every_pod_is_nobodys_but_a_users_and_its_shared_memory_holds_rays_objec
             "runAsUser": 1000,
             "runAsGroup": 1000,
             "fsGroup": 1000,
+            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         }
         gib = int(spec["containers"][0]["resources"]["limits"]["memory"].removesuffix("Gi"))
         (shared,) = (each["emptyDir"] for each in spec["volumes"] if each["name"] == "shared-mem")
         # Ray takes 30 % of the memory for its objects, and the disk where shared memory has less: of 14 GiB 4.2.
         assert shared == {"medium": "Memory", "sizeLimit": f"{-(-gib * 3 // 10)}Gi"}
+
+
+@pytest.mark.parametrize("name", KUBERAY)
+def test_the_autoscaler_alone_holds_a_key_to_the_api_server(name):
+    made = resource(name)
+    for template in templates_of(made):
+        assert template["spec"]["automountServiceAccountToken"] is False
+        (container,) = template["spec"]["containers"]
+        assert "api-key" not in {mount["name"] for mount in container["volumeMounts"]}
+    mounts = cluster_of(made)["autoscalerOptions"]["volumeMounts"]
+    assert [
+        f"{mount['mountPath']}/{file}" for mount in mounts if mount["name"] == "api-key" for file in ("token", "ca.crt")
+    ] == [node_provider.IN_CLUSTER_TOKEN_PATH, node_provider.IN_CLUSTER_CA_CERT_PATH]
+    volume = next(each for each in templates_of(made)[0]["spec"]["volumes"] if each["name"] == "api-key")
+    token, authority, _ = volume["projected"]["sources"]
+    assert token["serviceAccountToken"]["path"] == "token"
+    assert authority["configMap"] == {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
 
 
 @pytest.mark.parametrize(("made", "most"), [(ray_job.job, 47), (ray_job.cluster, 53)])
@@ -253,7 +281,8 @@ def test_a_cluster_for_jobs_has_the_pods_of_the_run_and_no_run_file():
     made = ray_job.cluster(run(GPU, name="gpu"), SHARED)
     assert [each["kind"] for each in made] == ["RayCluster"]
     assert [*groups_of(made[0])] == ["learner", "rollout"]
-    assert "config" not in yaml.safe_dump(made[0]["spec"]["headGroupSpec"])
+    head = yaml.safe_dump(made[0]["spec"]["headGroupSpec"])
+    assert "name: config" not in head and "/etc/treadwheel" not in head and "gpu-run" not in head
     assert ray_cluster.LARGEST_NAME == 53
 
 
