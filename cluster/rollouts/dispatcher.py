@@ -308,6 +308,7 @@ class Dispatcher:
                 self._num_aborted += job.ticket.num_extra_trajectories
                 job.destination.hold(job.ticket, summary.size_bytes)
                 self._judging.start(job, Group(pieces=(object_ref,), summary=summary))
+                del object_ref  # the next one may come after this one is learned
             self.wake()
 
     async def _drop(self, job: Job, why: str) -> None:
