@@ -1,7 +1,9 @@
 """What is judged is judged once, whatever becomes of the judge."""
 
 import asyncio
+import gc
 import time
+import weakref
 from collections import Counter
 
 import pytest
@@ -155,6 +157,37 @@ async def test_groups_are_dealt_over_the_reward_services_and_one_that_dies_stops
     assert calls[:4] == [("reward-0", 0), ("reward-1", 1), ("reward-0", 2), ("reward-1", 3)]
     assert sorted(index for _, index in calls[4:]) == sorted(died) == [1, 3], "what the first had is judged once"
     assert [event["actor"] for event in scene.events.events if event["kind"] == "recovery"] == ["reward-1"]
+
+
+@simulated
+async def test_why_a_service_was_replaced_is_remembered_without_its_groups():
+    """Its error's traceback held those of the call that it died in, until the next one died in its place."""
+
+    class Piece:
+        def __init__(self, index):
+            self.index = index
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, asked, *pieces, deadline_s):
+            if pieces and not died:
+                died.append(self)
+                raise death(self.name, method)
+            return await super().call(method, asked, *pieces, deadline_s=deadline_s)
+
+        async def score_one(self, method, piece, *args, deadline_s):
+            return self.columns(piece.index)
+
+    died, refs = [], []
+    scene = Scene(make_scorer=Scorer)
+    async with scene.running():
+        for ticket in await scene.office.tickets(range(4), policy_version=0):
+            refs.append(weakref.ref(piece := Piece(ticket.index)))
+            group = Group(pieces=(piece,), summary=group_summary(ticket.index))
+            assert await scene.production._scorers.judge(ticket, group)
+            del piece, group
+        (place,) = scene.production.services.places()
+        gc.collect()
+        assert place.failure_of(died[0]) is not None and [ref() for ref in refs] == [None] * 4
 
 
 @simulated
