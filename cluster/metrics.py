@@ -149,6 +149,8 @@ ENDS = ("finished", "stopped", "failed")
 PATIENCE_S = 30.0
 """How long a run's end waits for its sinks to take it, and again for them to close: a tracker's server may never answer, and the numbers
 are in the run directory."""
+_MOST_BEHIND = 10_000
+"""Steps and events that a sink has not done yet: what waits is in the driver's memory."""
 
 
 class Sink(Protocol):
@@ -290,10 +292,10 @@ class _InThread:
         return type(self._sink).__name__
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        self._calls.put(lambda: self._guarded(lambda: self._sink.step(version, metrics)))
+        self._give(lambda: self._sink.step(version, metrics))
 
     def event(self, record: Mapping[str, Any]) -> None:
-        self._calls.put(lambda: self._guarded(lambda: self._sink.event(record)))
+        self._give(lambda: self._sink.event(record))
 
     def mark(self) -> threading.Event:
         """Set when it has done all that it was given."""
@@ -307,6 +309,12 @@ class _InThread:
         if self.is_late:
             self._calls.put(self._note_caught_up)
         return not self.is_late
+
+    def _give(self, call: Callable[[], None]) -> None:
+        if not self._is_left_out and self._calls.qsize() >= _MOST_BEHIND:
+            self.leave_out(f"it is {_MOST_BEHIND:,} steps and events behind")
+        if not self._is_left_out:
+            self._calls.put(lambda: self._guarded(call))
 
     def close(self) -> None:
         """Returns at once; the next mark is set when it is closed."""

@@ -95,7 +95,7 @@ class GroupInProgress:
         engine.abort(self.unfinished())
 
     def rows(self, *, run_id: str, worker: str) -> list[dict[str, Any]]:
-        """One row a trajectory, in sample order, with the index and seed it started with."""
+        """One row a trajectory, in sample order, with the index and seed it started with. The group itself keeps none of it."""
         common = {
             **columns_of(self.ticket, run_id=run_id, environment=self._environment, worker=worker),
             "prompt_token_ids": self._encoded.token_ids,
@@ -104,6 +104,7 @@ class GroupInProgress:
             "started_at": self._started_at,
             "finished_at": datetime.now(UTC),
         }
+        completions, self._completions = self._completions, {}  # a call keeps its groups until it ends
         return [
             {
                 **common,
@@ -118,7 +119,7 @@ class GroupInProgress:
                 "seed": sample_seed(self.ticket.seed, index),
             }
             for index, request_id in enumerate(self._request_ids)
-            if (completion := self._completions.get(request_id)) is not None
+            if (completion := completions.get(request_id)) is not None
         ]
 
 

@@ -178,8 +178,13 @@ class RemoteActor:
             if rest is not None:  # asked before these are looked at
                 most = max(min(num_items, _MOST_BATCHES), 1)
                 answer = self._handle.next_batches.options(num_returns=most + 1).remote(most, rest)
-            for summary, batch in zip(summaries, batches, strict=False):
-                yield summary, batch if isinstance(summary, GroupSummary) else None
+            ready = [
+                (summary, batch if isinstance(summary, GroupSummary) else None)
+                for summary, batch in zip(summaries, batches, strict=False)
+            ]
+            batches.clear()
+            while ready:  # what is held here takes room in the object store, also when it is learned
+                yield ready.pop(0)
             if rest is None:
                 return
 

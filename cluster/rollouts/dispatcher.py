@@ -212,6 +212,8 @@ class Dispatcher:
 
     def _drop_guilty(self) -> bool:
         """Whether there were any."""
+        if not self._suspects.knows_guilty:
+            return False
         guilty = [job for job in self._queue if self._suspects.is_guilty(job.ticket)]
         for job in guilty:
             self._queue.remove(job)
@@ -226,6 +228,8 @@ class Dispatcher:
         self._start_groups(lanes)
         dropped = self._drop_guilty()
         dealt = self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching)
+        if started := {job for _, jobs in dealt for job in jobs}:
+            self._queue = [job for job in self._queue if job not in started]
         for lane, jobs in dealt:
             self._start(lane, jobs)
         return dropped or bool(dealt)
@@ -234,8 +238,6 @@ class Dispatcher:
         actor = lane.member.actor
         assert actor is not None, "a worker that serves has an actor"
         alone = self._suspects.has(jobs[0].ticket)  # suspects are dealt one by one
-        started = set(jobs)
-        self._queue = [job for job in self._queue if job not in started]
         lane.take(jobs)
         self._tasks.create_task(self._sample(lane, actor, jobs, alone=alone))
 
@@ -306,6 +308,7 @@ class Dispatcher:
                 self._num_aborted += job.ticket.num_extra_trajectories
                 job.destination.hold(job.ticket, summary.size_bytes)
                 self._judging.start(job, Group(pieces=(object_ref,), summary=summary))
+                del object_ref  # the next one may come after this one is learned
             self.wake()
 
     async def _drop(self, job: Job, why: str) -> None:

@@ -122,15 +122,21 @@ class ToFreePlaces:
         self._end_trials(queue, lanes)
         free = sum(lane.num_free for lane in lanes if lane is not self._quarantine)
         # Suspects that wait for their trial take no place of these lanes.
-        num_queued = sum(not self._suspects.has(job.ticket) for job in queue)
-        return -(-free // self._sequences_per_group) - num_queued - num_fetching
+        return -(-free // self._sequences_per_group) - len(self._parted(queue)[1]) - num_fetching
 
     def deal(
         self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int
     ) -> list[tuple[Lane, Sequence[Job]]]:
-        trial = self._trial([job for job in queue if self._suspects.has(job.ticket)], lanes)
-        innocent = [job for job in queue if not self._suspects.has(job.ticket)]
+        suspects, innocent = self._parted(queue)
+        trial = self._trial(suspects, lanes)
         return [*trial, *by_free_places(innocent, [lane for lane in lanes if lane is not self._quarantine])]
+
+    def _parted(self, queue: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
+        """(suspects, innocents). An evaluation's queue is thousands of jobs long, and hardly a run has suspects."""
+        if not self._suspects.any_of(job.ticket for job in queue):
+            return (), queue
+        suspects = {job for job in queue if self._suspects.has(job.ticket)}
+        return [job for job in queue if job in suspects], [job for job in queue if job not in suspects]
 
     def _trial(self, suspects: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, Sequence[Job]]]:
         """One suspect at a time, on the worker that had least to do when the first one came."""
@@ -144,7 +150,7 @@ class ToFreePlaces:
     def _end_trials(self, queue: Sequence[Job], lanes: Sequence[Lane]) -> None:
         """Its worker is gone, or serves all again: before places are counted, or nothing would fill them until something else changes."""
         kept = self._quarantine
-        is_over = kept and not kept.under_way and not any(self._suspects.has(job.ticket) for job in queue)
+        is_over = kept and not kept.under_way and not self._suspects.any_of(job.ticket for job in queue)
         if kept not in lanes or is_over:
             self._quarantine = None
 

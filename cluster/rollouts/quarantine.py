@@ -46,7 +46,12 @@ class Suspects:
 
     def any_of(self, tickets: Iterable[Ticket]) -> bool:
         """Whether one of them must be tried alone."""
-        return any(self.has(ticket) for ticket in tickets)
+        return bool(self._num_failures) and any(self.has(ticket) for ticket in tickets)
+
+    @property
+    def knows_guilty(self) -> bool:
+        """Whether any prompt was proven guilty."""
+        return bool(self._guilty)
 
     def is_guilty(self, ticket: Ticket) -> bool:
         """Its prompt was proven guilty before, perhaps in an earlier epoch: it is not tried again."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 
 from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.protocols import Events
@@ -138,7 +139,11 @@ class Scorers:
             living = self.services.workers()
             self._calls = {each: calls for each, calls in self._calls.items() if each in living}
             self._calls[actor] = SharedCalls(
-                actor, tasks=self._tasks, deadline_s=self._judging_deadline_s, servers=self._servers
+                actor,
+                tasks=self._tasks,
+                deadline_s=self._judging_deadline_s,
+                give_up=partial(self.services.replace, actor),
+                servers=self._servers,
             )
         return self._calls[actor]
 

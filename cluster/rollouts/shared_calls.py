@@ -5,7 +5,7 @@ A call costs driver and actor milliseconds, a group in it a fraction of that.
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.contracts.errors import LostError, TreadwheelError
@@ -26,10 +26,18 @@ class SharedCalls:
     """Groups of one reward service, by one call after another."""
 
     def __init__(
-        self, actor: RemoteActor, *, tasks: asyncio.TaskGroup, deadline_s: float, servers: JudgeServers | None = None
+        self,
+        actor: RemoteActor,
+        *,
+        tasks: asyncio.TaskGroup,
+        deadline_s: float,
+        give_up: Callable[[TreadwheelError], None],
+        servers: JudgeServers | None = None,
     ) -> None:
-        """`deadline_s` bounds each group's wait for its columns. The actor hears of every move of the `servers`."""
+        """`deadline_s` bounds each group's wait for its columns. The actor hears of every move of the `servers`; `give_up` hears why it
+        could not."""
         self._actor = actor
+        self._give_up = give_up
         self._tasks = tasks
         self._deadline_s = deadline_s
         self._numbers = itertools.count()
@@ -72,7 +80,7 @@ class SharedCalls:
         while self._answers:
             try:
                 await self._tell_servers()
-                await self._take_along(list(self._new)[:_MOST_TOGETHER])
+                await self._take_along([*itertools.islice(self._new, _MOST_TOGETHER)])
             except TreadwheelError as error:
                 for number in list(self._answers):
                     self._set(number, None if number in self._new else error)
@@ -80,9 +88,15 @@ class SharedCalls:
 
     async def _tell_servers(self) -> None:
         servers = self._servers.urls() if self._servers else {}
-        if servers != self._told_servers:
+        if servers == self._told_servers:
+            return
+        try:
             await self._actor.call("note_servers", servers, deadline_s=self._deadline_s)
-            self._told_servers = servers
+        except TreadwheelError as error:
+            # No group may be there that would hear of it: all of them would come back to this actor, again and again.
+            self._give_up(error)
+            raise
+        self._told_servers = servers
 
     async def _take_along(self, numbers: Sequence[int]) -> None:
         """One call, with the groups of these numbers that still wait."""

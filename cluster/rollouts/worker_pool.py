@@ -188,9 +188,10 @@ class WorkerPool:
         if self._now() >= self._not_before:
             for _ in range(len(staying), self._num_wanted):
                 self._add()
-        staying.sort(key=self._worth, reverse=True)
-        for member in staying[self._num_wanted :]:
-            self.drain(member.name)
+        if len(staying) > self._num_wanted:
+            staying.sort(key=self._worth, reverse=True)
+            for member in staying[self._num_wanted :]:
+                self.drain(member.name)
 
     def _worth(self, member: Member) -> tuple[bool, bool, bool, int]:
         """The least leaves first, and the newest of equals: a worker that waits for a node, or for its successor; then one that joined in

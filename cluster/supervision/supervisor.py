@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import os
 import time
 from collections import Counter
@@ -139,7 +140,8 @@ class SupervisedActor:
     def give_up(self, actor: RemoteActor, error: TreadwheelError) -> None:
         """`actor` failed with `error` and gets nothing more. Only its first failure counts: its other calls end because of that one."""
         if self.failure_of(actor) is None:
-            self._given_up = (actor, error)
+            # A copy: the error's own traceback holds what was being called, as long as it is remembered.
+            self._given_up = (actor, copy.copy(error))
 
     def failure_of(self, actor: RemoteActor) -> TreadwheelError | None:
         """Why `actor` was given up; None while it was not."""

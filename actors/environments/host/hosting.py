@@ -8,6 +8,7 @@ from actors.environments.host.process import CLOSED, HostProcess
 from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Converse, EpisodeEnd, EpisodeTask
+from cluster.contracts.errors import ConfigError, failure_of_its_actor
 from cluster.contracts.plugins import Plugin
 
 
@@ -51,8 +52,8 @@ class EnvironmentHost:
         """An episode from its start to its end; `converse` speaks for the model. A synchronous environment's waits for a free process
         first, which is not counted in `timeout_s`. `alone`: the episode gets a process that runs no other one, before or after it.
 
-        Raises what `converse` raises, but for EpisodeOver and DataError, which are the environment's to handle; ConfigError and
-        WorkerError as `start`, where a new process is needed. Cancelled, it lets the environment clean up for `cleanup_s`.
+        Raises what `converse` raises, but for EpisodeOver and DataError, which are the environment's to handle, and WorkerError where a
+        new process is needed and does not start. Cancelled, it lets the environment clean up for `cleanup_s`.
         """
         async with contextlib.nullcontext() if alone else self._places, self._place(alone=alone) as process:
             return await process.run(task, converse)
@@ -80,7 +81,12 @@ class EnvironmentHost:
 
     async def _started(self) -> HostProcess:
         """One more. Those that died are forgotten."""
-        process = await HostProcess.start(self._environment, self._config, setting=self._setting, printed=self._printed)
+        try:
+            process = await HostProcess.start(
+                self._environment, self._config, setting=self._setting, printed=self._printed
+            )
+        except ConfigError as error:  # it was started before: what it imports is away, and no setting is wrong
+            raise failure_of_its_actor(error) from error
         self._processes = [*(each for each in self._processes if each.is_alive), process]
         return process
 

@@ -358,6 +358,26 @@ def test_a_sink_that_never_returns_holds_neither_the_end_nor_the_close(capsys):
     never.set()
 
 
+def test_a_sink_that_never_returns_does_not_fill_the_memory(capsys, monkeypatch):
+    monkeypatch.setattr("cluster.metrics._MOST_BEHIND", 3)
+    never, healthy = threading.Event(), Listed()
+
+    class Hanging(Listed):
+        def event(self, record):
+            never.wait()
+
+    log = MetricLog([hanging := Hanging()], patience_s=1.0)
+    log.add(healthy)
+    for number in range(10):
+        log.event("drop", number=number)
+    log.step(1, {})
+    never.set()
+    log.close()
+    assert len(hanging.seen) == 0, "left out, not even closed"
+    assert [seen["kind"] for seen in healthy.seen[:-1]] == ["drop"] * 10 + ["sink_left_out"]
+    assert "Hanging is left out from now on: it is 3 steps and events behind" in capsys.readouterr().err
+
+
 async def test_a_late_sink_holds_what_is_written_once_and_catches_up():
     is_free, seen = threading.Event(), Listed()
 

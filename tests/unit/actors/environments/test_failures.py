@@ -11,6 +11,7 @@ import pytest
 
 from actors.processes.printed import PrintedLines
 from cluster.contracts.episodes import Asked, EpisodeEnd, Said
+from cluster.contracts.errors import WorkerError
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, started, task
 
@@ -18,6 +19,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # env
 
 both_kinds = pytest.mark.parametrize("kind", ["", "_blocking"])
 GOOD = EpisodeEnd(reward=1.0)
+GONE_LATER = """
+import os
+async def ends(episode):
+    os._exit(3)
+"""
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -84,6 +90,19 @@ async def test_a_process_that_is_lost_fails_its_episodes_as_suspects_and_is_repl
         assert each.is_suspect
     assert await host.run(task("good"), Scripted()) == GOOD
     assert silent.was_cancelled  # its turn is sampled for nobody
+
+
+async def test_an_environment_that_does_not_import_a_second_time_is_a_failure_and_no_wrong_setting(
+    tmp_path, monkeypatch
+):
+    """It ended the run, which nobody had configured wrongly; another start of the worker may do better."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "gone_later.py").write_text(GONE_LATER)
+    async with hosted("gone_later:ends") as host:
+        assert (await host.run(task(), Scripted())).is_suspect
+        (tmp_path / "gone_later.py").unlink()
+        with pytest.raises(WorkerError, match="does not import"):
+            await host.run(task(), Scripted())
 
 
 @both_kinds

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from actors.chat.formatter import ChatFormatter
+from actors.rollout.group import GroupInProgress
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.errors import BroadcastError, DeadlineError, WeightsError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.schema import info_of
-from cluster.contracts.types import Prompt, RankGroup, Refusal, Ticket, sample_seed
+from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup, Refusal, Ticket, sample_seed
 from cluster.weights.attestation import Attestor
 from cluster.weights.delta import PublishedCopy
 from cluster.weights.manifest import Canary, WeightManifest
@@ -379,6 +380,26 @@ async def test_loaded_buckets_are_let_go(make_worker):
     await collect(worker.generate([ticket(0)]))
     alive = weakref.ref(bucket)
     del bucket
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_group_whose_rows_are_written_keeps_no_tokens():
+    """The call that it came with may go on for as long as the slowest group takes."""
+
+    class Tokens(list[int]):
+        """Which a weak reference can be had of."""
+
+    formatter, asked = ChatFormatter(make_tokenizer(), max_context=64), ticket(0, num_trajectories=1)
+    group = GroupInProgress(ticket=asked, encoded=formatter.encode(asked.prompt), key="0.1", decode=formatter.decode)
+    ids = Tokens([5, 6])
+    (request,) = group.requests()
+    sampled = {"rollout_logprobs": [-1.0, -1.0], "policy_versions": [1, 1], "finish_reason": FinishReason.STOP}
+    group.add(request.request_id, Completion(token_ids=ids, **sampled))
+    rows = group.rows(run_id="run", worker="w0")
+    assert rows[0]["completion_token_ids"] == [5, 6]
+    alive = weakref.ref(ids)
+    del ids, rows
     gc.collect()
     assert alive() is None
 

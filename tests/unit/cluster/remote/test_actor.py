@@ -1,15 +1,18 @@
-"""Where an actor starts when the seat that it has in its placement group is lost."""
+"""Where an actor starts when the seat that it has in its placement group is lost, and what the driver holds of what one makes."""
 
 import asyncio
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.contracts.errors import DeadlineError
-from cluster.contracts.types import ActorKind
+from cluster.contracts.types import ActorKind, Refusal
 from cluster.remote import actor as actor_module
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.remote.nodes import Seat
+from tests.fakes import group_summary
 
 
 class Seats:
@@ -101,3 +104,46 @@ async def test_an_actor_without_its_seat_stays_off_the_nodes_that_it_is_kept_fro
     spec = ActorSpec(name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={}, node_labels={"market": "!spot"})
     await RemoteActor.spawn(spec, seat=Seat(object(), 0) if is_seated else None, deadline_s=10)
     assert found.spawned == [{"num_cpus": 0.0, "label_selector": {"market": "!spot"}}]
+
+
+async def test_a_batch_that_was_taken_is_held_no_longer_while_the_next_one_is_waited_for():
+    """What is held takes room in the object store."""
+
+    class Ref:
+        """A batch's."""
+
+    refs, is_asked = list[weakref.ref[Ref]](), asyncio.Event()
+
+    def batch() -> Ref:
+        refs.append(weakref.ref(made := Ref()))
+        return made
+
+    async def told() -> Any:
+        return [group_summary(0), refusal, group_summary(2)], 7
+
+    async def never() -> Any:
+        is_asked.set()
+        await asyncio.Event().wait()
+
+    def method(*answers: Any) -> Any:
+        calls = iter(answers)
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: next(calls)()))
+
+    refusal = Refusal(group_id="1", prompt_id="p1", reason="too long")
+    handle = SimpleNamespace(
+        first_batches=method(lambda: [batch(), batch(), batch(), told()]),
+        next_batches=method(lambda: [batch(), never()]),
+    )
+    spec = ActorSpec(name="a", kind=ActorKind.ROLLOUT_WORKER, factory="f:f", arguments={})
+    came: list[bool] = []
+
+    async def take() -> None:
+        stream = RemoteActor(spec, handle, 1, "node-1").stream_batches("generate", num_items=4, deadline_s=60)
+        async for _, ref in stream:
+            came.append(ref is not None)
+            del ref
+
+    taking = asyncio.create_task(take())
+    await asyncio.wait_for(is_asked.wait(), 120)
+    taking.cancel()
+    assert came == [True, False, True] and [ref() for ref in refs[:3]] == [None] * 3

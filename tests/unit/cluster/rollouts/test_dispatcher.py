@@ -1,6 +1,7 @@
 """Tickets go to free places, and what a worker did not finish is dealt again."""
 
 import asyncio
+import weakref
 
 import pytest
 
@@ -143,6 +144,36 @@ async def test_the_surplus_of_a_group_is_counted():
     async with scene.generating(buffer):
         await buffer.take(4)
         assert scene.production.drain_stats()["rollout/num_aborted"] == 12
+
+
+@simulated
+async def test_a_group_that_is_taken_is_let_go_while_its_worker_samples_on():
+    """What a variable holds takes room in the object store."""
+
+    class Piece:
+        def __init__(self, index):
+            self.index = index
+
+    class Worker(ScriptedWorker):
+        async def stream_batches(self, method, tickets, **options):
+            async for summary, index in super().stream_batches(method, tickets, **options):
+                refs.append(weakref.ref(piece := Piece(index)))
+                yield summary, piece
+                del piece
+
+    class Scorer(ScriptedScorer):
+        async def score_one(self, method, piece, *args, deadline_s):
+            return self.columns(piece.index)
+
+    gate, refs = asyncio.Event(), []
+    scene = Scene(make_worker=Worker, make_scorer=Scorer, script=lambda ticket: gate if ticket.index == 4 else None)
+    buffer = Buffer(groups_per_step=4, max_off_policy_steps=1)
+    async with scene.generating(buffer):
+        await buffer.take(4)
+        await settled()
+        assert scene.workers[0].calls[0][:5] == [0, 1, 2, 3, 4], "one call"
+        assert [ref() for ref in refs] == [None] * 4
+        gate.set()
 
 
 @simulated

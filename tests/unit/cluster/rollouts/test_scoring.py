@@ -1,7 +1,10 @@
 """What is judged is judged once, whatever becomes of the judge."""
 
 import asyncio
+import gc
 import time
+import weakref
+from collections import Counter
 
 import pytest
 
@@ -14,6 +17,10 @@ from cluster.supervision.tasks import background
 from tests.fakes import ListedEvents, ScriptedScorer, actor_spec, death, group_summary
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene
 from tests.unit.cluster.simulated_time import simulated
+
+
+def _never(error):
+    raise AssertionError(f"gives the service up: {error}")
 
 
 @simulated
@@ -150,6 +157,37 @@ async def test_groups_are_dealt_over_the_reward_services_and_one_that_dies_stops
     assert calls[:4] == [("reward-0", 0), ("reward-1", 1), ("reward-0", 2), ("reward-1", 3)]
     assert sorted(index for _, index in calls[4:]) == sorted(died) == [1, 3], "what the first had is judged once"
     assert [event["actor"] for event in scene.events.events if event["kind"] == "recovery"] == ["reward-1"]
+
+
+@simulated
+async def test_why_a_service_was_replaced_is_remembered_without_its_groups():
+    """Its error's traceback held those of the call that it died in, until the next one died in its place."""
+
+    class Piece:
+        def __init__(self, index):
+            self.index = index
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, asked, *pieces, deadline_s):
+            if pieces and not died:
+                died.append(self)
+                raise death(self.name, method)
+            return await super().call(method, asked, *pieces, deadline_s=deadline_s)
+
+        async def score_one(self, method, piece, *args, deadline_s):
+            return self.columns(piece.index)
+
+    died, refs = [], []
+    scene = Scene(make_scorer=Scorer)
+    async with scene.running():
+        for ticket in await scene.office.tickets(range(4), policy_version=0):
+            refs.append(weakref.ref(piece := Piece(ticket.index)))
+            group = Group(pieces=(piece,), summary=group_summary(ticket.index))
+            assert await scene.production._scorers.judge(ticket, group)
+            del piece, group
+        (place,) = scene.production.services.places()
+        gc.collect()
+        assert place.failure_of(died[0]) is not None and [ref() for ref in refs] == [None] * 4
 
 
 @simulated
@@ -379,7 +417,7 @@ async def test_a_service_whose_groups_wait_hears_that_a_judge_server_moved():
 
     async with background() as tasks:
         scorer = Scorer(actor_spec("reward-0"), group_summary)
-        calls = SharedCalls(scorer, tasks=tasks, deadline_s=60, servers=Servers())
+        calls = SharedCalls(scorer, tasks=tasks, deadline_s=60, give_up=_never, servers=Servers())
         scoring = asyncio.create_task(calls.score(Group(pieces=(0,), summary=group_summary(0)), ()))
         await asyncio.sleep(1)
         urls["grader"] = ["http://new"]
@@ -410,14 +448,50 @@ async def test_of_a_services_death_hears_no_group_that_did_not_go_there(dies_in,
                 raise LostError("reward, 'score': its node is gone")
             return None if method == "note_servers" else await super().call(method, given, *refs, deadline_s=deadline_s)
 
+    given_up = []
     async with background() as tasks:
         calls = SharedCalls(
-            Scorer(actor_spec("reward-0"), group_summary), tasks=tasks, deadline_s=60, servers=Servers()
+            Scorer(actor_spec("reward-0"), group_summary),
+            tasks=tasks,
+            deadline_s=60,
+            give_up=lambda error: given_up.append(error.stage),
+            servers=Servers(),
         )
         groups = [Group(pieces=(index,), summary=group_summary(index)) for index in range(3)]
         found = await asyncio.gather(*(calls.score(group, ()) for group in groups), return_exceptions=True)
     told = [each if each is None else type(each) if isinstance(each, WorkerError) else "judged" for each in found]
     assert told == outcomes
+    assert given_up == ([dies_in] if dies_in == "note_servers" else []), "else a group that went there gives it up"
+
+
+@simulated
+async def test_a_service_that_dies_as_it_hears_of_a_server_is_replaced_at_once():
+    """Seen in review: its groups came back to it without a pause, until the next heartbeat found it dead."""
+    num_told = Counter()
+
+    class Servers:
+        def places(self):
+            return []
+
+        def urls(self):
+            return {"grader": ["http://here"]}
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, given, *refs, deadline_s):
+            if method != "note_servers":
+                return await super().call(method, given, *refs, deadline_s=deadline_s)
+            num_told[self] += 1
+            assert num_told[self] == 1, "it is asked again, though it is dead"
+            if len(num_told) == 1:
+                raise death(self.name, method)
+
+    scene = Scene(make_scorer=Scorer)
+    buffer = Buffer(groups_per_step=4)
+    async with scene.running():
+        scene.production._scorers._servers = Servers()
+        async with scene.production.generating(into=buffer):
+            assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
+    assert scene.events.kinds() == ["failure", "recovery"]
 
 
 @simulated
@@ -433,6 +507,6 @@ async def test_a_group_that_outlasts_its_deadline_says_what_its_service_does():
         detail="style waits for http://judge",
     )
     async with background() as tasks:
-        calls = SharedCalls(scorer, tasks=tasks, deadline_s=60)
+        calls = SharedCalls(scorer, tasks=tasks, deadline_s=60, give_up=_never)
         with pytest.raises(DeadlineError, match=r"within 60 s; it is in phase 'holding'.*style waits for http://judge"):
             await calls.score(Group(pieces=(0,), summary=group_summary(0)), ())

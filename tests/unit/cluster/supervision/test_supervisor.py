@@ -84,7 +84,7 @@ async def test_an_actor_that_is_replaced_is_ended_and_the_event_says_how_long_it
     await where.replace(old, DEATH)
     new = await where.ready()
     assert old.is_dead and not new.is_dead
-    assert where.failure_of(old) is DEATH and where.failure_of(new) is None
+    assert str(where.failure_of(old)) == str(DEATH) and where.failure_of(new) is None
     assert (events.kinds(), events.events[1]["seconds"]) == (["failure", "recovery"], pytest.approx(0.0, abs=60))
     await where.replace(old, WorkerError("somebody else's call ended too", actor="rollout-0"))
     assert await where.ready() is new and not new.is_dead and len(events.events) == 2
