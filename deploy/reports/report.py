@@ -83,7 +83,8 @@ def html(directory: RunDirectory) -> str:
 
 
 def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
-    events = fleet.versioned(directory.read_json_lines(EVENTS))
+    # What a judge or a server raised may quote the URL or the header that it was asked with.
+    events = fleet.versioned(hidden(directory.read_json_lines(EVENTS)))
     steps, passport = read_lines(directory), directory.read_json(PASSPORT)
     happened = _happened(events)
     return {

@@ -99,6 +99,17 @@ def test_whatever_a_run_holds_is_text(run):
     assert not [name for name, _ in tags.attributes if name.startswith("on") or name in ("style", "src", "srcset")]
 
 
+def test_no_error_brings_a_secret_into_a_page_that_is_sent(tmp_path):
+    """Seen before: what a judge raised stood in the report as it was raised, with the key in its URL."""
+    said = "HTTPStatusError: 401 for url 'https://judge.example/v1?api_key=abc123', Authorization: Bearer abc123"
+    failed = event("rewards_failed", 1001.0, failures=[{"kind": "HTTPStatusError", "count": 2, "message": said}])
+    events = [failed, event("failure", 1002.0, **FAILED | {"reason": said}), event("failed", 1003.0, reason=said)]
+    directory = write_whole_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)], events=events)
+    write_trajectories(tmp_path / "run", 1, [row(reward=None, reward_status="error", reward_message=said)])
+    page = html(directory)
+    assert page.count("judge.example/v1?api_key=&lt;hidden&gt;") >= 5 and "abc123" not in page
+
+
 def test_a_report_asks_nobody_for_anything(run):
     page = html(run)
     links = [value for name, value in Tags(page).attributes if name in ("href", "xlink:href", "action")]
