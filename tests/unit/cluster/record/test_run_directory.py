@@ -251,7 +251,14 @@ def test_what_a_killed_process_wrote_aside_is_gone_when_a_run_goes_on_and_what_m
 
 def test_a_broken_line_in_the_middle_is_an_error(directory):
     directory.write_file(EVENTS, b'{"kind"\n{"kind": "b"}\n')
-    with pytest.raises(DamagedError, match=r"events\.jsonl line 1 is not JSON"):
+    with pytest.raises(DamagedError, match=r"events\.jsonl line 1 is not JSON: .*; take that line out, or bring the file"):
+        directory.read_json_lines(EVENTS)
+
+
+def test_a_line_that_holds_no_object_is_named(directory):
+    """Seen before: its reader ended with an error of Python's."""
+    directory.write_file(EVENTS, b'{"kind": "a"}\n7\n{"kind": "b"}\n')
+    with pytest.raises(DamagedError, match=r"events\.jsonl line 2 holds no object; take that line out"):
         directory.read_json_lines(EVENTS)
 
 
