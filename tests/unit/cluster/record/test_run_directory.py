@@ -343,6 +343,16 @@ def test_the_names_of_a_new_file_and_its_new_folders_outlast_a_power_cut(tmp_pat
     assert {str(tmp_path / folder) for folder in ("", "a", "a/b")} <= {*synced}
 
 
+def test_the_name_of_a_run_outlasts_a_power_cut(tmp_path, monkeypatch):
+    """Seen in review: all that was in its folder was synced, and the names of the folder and of the one above it were not."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    directory = RunDirectory(str(tmp_path / "runs" / "mine"))
+    directory.make()
+    assert synced == [str(tmp_path), str(tmp_path / "runs")]
+    assert os.stat(directory.path()).st_mode & 0o777 == 0o700 != os.stat(tmp_path / "runs").st_mode & 0o777
+
+
 def test_an_unknown_store_is_refused():
     with pytest.raises(ConfigError, match=r"use a local path, or s3://, gs:// or az:// with the name of a bucket$"):
         RunDirectory("ftp://somewhere/run")
