@@ -12,6 +12,7 @@ _SPENT = {
     "time/broadcast_s": "weights went to the workers",
     "time/eval_s": "held-out prompts were evaluated",
 }
+_BESIDE_STEPS = ("time/eval_s",)
 _OF_ACTORS = re.compile(r"cost/([^/]+)/(.+)_s")
 
 
@@ -34,13 +35,15 @@ class Costs:
     num_drivers: int
     steps_s: float
     """Wall-clock of all steps, without start-up, evaluations and saves."""
-    spent: tuple[tuple[str, float, float], ...]
-    """What happened, its seconds, and their share of `steps_s`. They overlap where sampling, learning and broadcasts do."""
+    spent: tuple[tuple[str, float, float | None], ...]
+    """What happened, its seconds, and their share of `steps_s`; None for evaluations, which are beside the steps. The others overlap where
+    sampling, learning and broadcasts do."""
     of_actors: tuple[OfActors, ...]
     gpu_hours: float
     idle_gpu_hours: float
     """Of these, those of actors that were not busy."""
     sampled_tokens: float
+    """Those that steps consumed: of dropped groups nobody counts them."""
     trained_tokens: float
 
 
@@ -53,7 +56,7 @@ def costs(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]
         num_drivers=len(stretches),
         steps_s=steps_s,
         spent=tuple(
-            (words, seconds, seconds / steps_s if steps_s else 0.0)
+            (words, seconds, None if metric in _BESIDE_STEPS else seconds / steps_s if steps_s else 0.0)
             for metric, words in _SPENT.items()
             if (seconds := total(steps, metric))
         ),

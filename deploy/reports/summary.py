@@ -20,6 +20,7 @@ class Summary:
     eval_last: float | None
     """The last one after that."""
     sampled_tokens: int
+    """Of the groups that steps consumed; those of dropped groups are not among them."""
     trained_tokens: int
     seconds_to_first_step: float | None
     """From the start of the process that made it to the end of the first step, start-up and the first evaluation included."""

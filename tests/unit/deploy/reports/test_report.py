@@ -84,6 +84,13 @@ def test_a_report_says_what_ran_what_came_of_it_and_how_to_go_on(run):
     assert "torch 2.13.0" in said and "SHA-256 of its mathematics:" in said
 
 
+def test_a_long_run_shows_its_last_evaluations_and_says_how_many_there_are(tmp_path):
+    steps = [step(version, eval__reward=0.5, tokens__sampled=10.0, time__eval_s=1.0) for version in range(50)]
+    said = Tags(html(write_whole_run(tmp_path / "run", steps=steps))).said
+    assert "The last 40 of 50; metrics.jsonl has all." in said and "were evaluated 50.0 s 1 driver," in said
+    assert "The steps consumed 500 sampled tokens, and trained on 0. Tokens of groups that were dropped are not" in said
+
+
 def test_samples_of_the_first_and_the_last_step_stand_side_by_side(run):
     said = Tags(html(run)).said
     assert "Groups whose prompts are in both steps, and of each group the first 2 completions" in said
