@@ -31,6 +31,7 @@ PASSPORT = "passport.json"
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
+REPORT, CURVES = "report.html", "curves.png"
 STATUS = "status.json"
 PHASES = "phases.jsonl"
 """Who did what when: a line a phase of an actor."""
@@ -250,5 +251,5 @@ class RunDirectory(Storage):
             )
         of_steps = [f"{folder}/{file}" for folder in (TRAJECTORIES, LEARNED) for file in self.names(folder)]
         self.cut_records(0)
-        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, PHASES, *of_steps):
+        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, PHASES, REPORT, CURVES, *of_steps):
             self.remove(name)

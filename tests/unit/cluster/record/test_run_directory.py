@@ -90,6 +90,8 @@ def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
     directory.append_line("ledger/ledger.jsonl", "the groups of step 1, which ran out of memory")
     directory.write_file("trajectories/step-000001.arrow", b"")
     directory.write_file("learned/step-000001.arrow", b"")
+    for page in ("report.html", "curves.png"):
+        directory.write_file(page, b"of another run")
     directory.append_line(VERDICTS, '{"key": "of another judge", "verdict": [[1.0, {}]]}')
     directory.append_json(EVENTS, {"kind": "failure", "policy_version": 0})
     directory.release()
@@ -97,6 +99,7 @@ def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
     directory.claim(OTHER)
     assert directory.read_lines("ledger/ledger.jsonl") == []
     assert directory.names("trajectories") == directory.names("learned") == [] and not directory.exists(VERDICTS)
+    assert not directory.exists("report.html") and not directory.exists("curves.png")
     assert yaml.safe_load(directory.read_text(RUN_YAML))["optimizer"] == {"learning_rate": 0.2}
 
 
