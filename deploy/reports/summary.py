@@ -12,7 +12,8 @@ class Summary:
 
     num_steps: int
     train_seconds: float
-    """Sum of the steps' wall-clock seconds: start-up and evaluations are not in it."""
+    """Sum of the steps' wall-clock seconds: start-up and evaluations are not in it, nor a step in which a driver died, which was learned
+    again at a start."""
     reward_first: float | None
     reward_last: float | None
     eval_first: float | None
