@@ -151,6 +151,14 @@ def test_another_versions_checkpoint_is_not_restored_and_its_weights_may_begin_a
     verify_model(directory / "model")
 
 
+def test_a_checkpoint_of_a_version_that_says_more_is_of_another_version_and_not_altered(tmp_path: Path):
+    """Seen in review: its manifest was called altered, and the one before it was offered."""
+    manifest = _save(tmp_path / "step-000001", version="treadwheel-checkpoint-99") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("{", '{"sealed_by": "a later version",', 1))
+    with pytest.raises(CheckpointError, match=r"another version of treadwheel, in format 'treadwheel-ch.*-99'.*; go on with"):
+        verify(Place.of(tmp_path / "step-000001"))
+
+
 def test_a_manifest_of_the_version_before_has_its_digest_still():
     """Its weights may begin a run, and its files had no blocks."""
     entry = FileEntry(size_bytes=4, sha256="ab")
