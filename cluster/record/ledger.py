@@ -157,8 +157,8 @@ def checked(lines: Sequence[str], *, before: Record | None = None) -> Iterator[R
             wrong = error.errors(include_url=False)[0]
             field = ".".join(map(str, wrong["loc"])) or "it"
             raise LedgerError(
-                f"{NAME} line {number} is not a record of this version of treadwheel ({field}: {wrong['msg']}); go on with the version that "
-                "wrote it, or bring it back from a copy"
+                f"{NAME} line {number} is not a record of this version of treadwheel ({field}: {wrong['msg']}); go on with the version "
+                "that wrote it, or bring it back from a copy"
             ) from error
         _check_follows(record, before, number)
         yield record

@@ -156,7 +156,9 @@ class Storage:
             self.replace_lines(name, self._text_of(name).split("\n")[:-1])
 
     def _damaged(self, name: str, number: int, why: str) -> DamagedError:
-        return DamagedError(f"{self.path(name)} line {number} {why}; take that line out, or bring the file back from a copy")
+        return DamagedError(
+            f"{self.path(name)} line {number} {why}; take that line out, or bring the file back from a copy"
+        )
 
     def _text_of(self, name: str) -> str:
         try:

@@ -66,7 +66,9 @@ def write_passport(
 def _with_defaults(run: Mapping[str, Any]) -> dict[str, Any]:
     """Judges, prompts and environments with all their parameters, as the formula has its parts: two spellings of one are the same, and a
     default that another version changed differs. One that JSON does not know is told by its type: its text may be of this process alone."""
-    return to_jsonable_python(spelled_out(run), fallback=lambda value: f"{type(value).__module__}.{type(value).__name__}")
+    return to_jsonable_python(
+        spelled_out(run), fallback=lambda value: f"{type(value).__module__}.{type(value).__name__}"
+    )
 
 
 def _demonstrations(run: Mapping[str, Any]) -> dict[str, Any]:

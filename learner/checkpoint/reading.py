@@ -37,7 +37,9 @@ def read_manifest(place: Place, *, expected_parameters: str | None = None, expec
         raise CheckpointError(f"checkpoint {place} cannot be read: {error}{_offer(place)}") from error
     except (UnicodeDecodeError, ValidationError) as error:
         if (other := _format_in(text)) not in (None, FORMAT):  # whose manifest may say something else
-            raise _of_another_version(place, other, way_out="copy its folder model elsewhere and begin with that") from error
+            raise _of_another_version(
+                place, other, way_out="copy its folder model elsewhere and begin with that"
+            ) from error
         raise unfit(place, f"has a {MANIFEST} that cannot be read or was altered") from error
     if manifest.digest != manifest.own_digest():
         raise unfit(place, f"was altered: {MANIFEST} has another digest")

@@ -99,7 +99,9 @@ def test_a_record_takes_the_place_of_a_torn_last_line(paper):
 def test_a_last_record_of_another_version_is_not_torn(paper, field, says):
     """Seen before: it was taken for one that a crash had torn, and the next step took its place."""
     paper.lines[-1] = json.dumps(json.loads(paper.lines[-1]) | field)
-    with pytest.raises(LedgerError, match=rf"line 3 is not a record of this version of treadwheel \({says}.*; go on with"):
+    with pytest.raises(
+        LedgerError, match=rf"line 3 is not a record of this version of treadwheel \({says}.*; go on with"
+    ):
         Ledger(paper)
 
 

@@ -254,7 +254,9 @@ def test_what_a_killed_process_wrote_aside_is_gone_when_a_run_goes_on_and_what_m
 
 def test_a_broken_line_in_the_middle_is_an_error(directory):
     directory.write_file(EVENTS, b'{"kind"\n{"kind": "b"}\n')
-    with pytest.raises(DamagedError, match=r"events\.jsonl line 1 is not JSON: .*; take that line out, or bring the file"):
+    with pytest.raises(
+        DamagedError, match=r"events\.jsonl line 1 is not JSON: .*; take that line out, or bring the file"
+    ):
         directory.read_json_lines(EVENTS)
 
 

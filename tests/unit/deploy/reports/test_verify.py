@@ -46,7 +46,9 @@ def test_damaged_metrics_are_one_problem_among_the_others(directory):
     directory.write_file("trajectories/step-000002.arrow", b"other")
     verdict = verify(directory, CONFIG)
     of_step, of_metrics = verdict.problems
-    assert of_step.startswith("step 2: ") and "metrics.jsonl line 2 is not JSON: " in of_metrics and verdict.num_steps == 3
+    assert (
+        of_step.startswith("step 2: ") and "metrics.jsonl line 2 is not JSON: " in of_metrics and verdict.num_steps == 3
+    )
 
 
 def test_an_altered_trajectory_is_named_by_its_step(directory):

@@ -155,7 +155,9 @@ def test_a_checkpoint_of_a_version_that_says_more_is_of_another_version_and_not_
     """Seen in review: its manifest was called altered, and the one before it was offered."""
     manifest = _save(tmp_path / "step-000001", version="treadwheel-checkpoint-99") / "manifest.json"
     manifest.write_text(manifest.read_text().replace("{", '{"sealed_by": "a later version",', 1))
-    with pytest.raises(CheckpointError, match=r"another version of treadwheel, in format 'treadwheel-ch.*-99'.*; go on with"):
+    with pytest.raises(
+        CheckpointError, match=r"another version of treadwheel, in format 'treadwheel-ch.*-99'.*; go on with"
+    ):
         verify(Place.of(tmp_path / "step-000001"))
 
 
