@@ -53,7 +53,7 @@ METRICS: dict[str, str] = {
     **EPISODE_METRICS,
     "tokens/sampled": "Completion tokens of the groups that the step consumed; those of dropped groups are not among them.",
     "tokens/trained": "Sampled completion tokens of the trajectories whose reward is known; those that filters leave out count too.",
-    "tokens/completion_mean": "Mean completion length of the step's trajectories, in tokens.",
+    "tokens/completion_mean": "Mean completion length of the step's trajectories, in sampled tokens: of an episode the model's alone.",
     "tokens/truncated_share": "Share of trajectories that were cut off at `sampling.max_tokens` or by the context, or as episodes by any "
     "limit.",
     "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",

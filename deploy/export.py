@@ -20,6 +20,7 @@ from cluster.contracts.schema import SCHEMA
 from cluster.contracts.segments import episodes
 from cluster.contracts.types import FinishReason, RewardStatus
 from cluster.record.ledger import Ledger, Record
+from cluster.record.local_files import sync_files, sync_folder
 from cluster.record.recorder import Recorder, num_pruned_steps
 from cluster.record.run_directory import RunDirectory
 from deploy.step_range import step_range
@@ -63,13 +64,15 @@ def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> i
 
 @contextlib.contextmanager
 def _aside(out: str) -> Iterator[str]:
-    """The path to write to. It becomes `out` at the end, and is removed where that is not reached."""
+    """The path to write to. It becomes `out` at the end, whole after a power cut too, and is removed where that is not reached."""
     folder, name = os.path.split(os.path.abspath(out))
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as beside:
         aside = os.path.join(beside, name)
         yield aside
+        sync_files(aside)
         os.rename(aside, out)
+    sync_folder(folder)
 
 
 def _records(run_dir: RunDirectory, steps: str | None) -> list[Record]:

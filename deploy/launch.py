@@ -189,6 +189,7 @@ async def _train(
     ledger = open_ledger(run_dir, log)
     if await is_done(config, run_dir, ledger, log):
         return
+    note_resumed(ledger, log)
     office = ticket_office(config, ledger)
     evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
@@ -222,13 +223,17 @@ async def _train(
 
 
 def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
-    """Says where the run stood, and what a crash tore."""
+    """Says what a crash tore."""
     ledger = Ledger(run_dir)
-    if ledger.version:
-        log.event("resumed", recorded_steps=ledger.version)
     if ledger.num_torn_lines:
         log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
     return ledger
+
+
+def note_resumed(ledger: Ledger, log: MetricLog) -> None:
+    """Says from where the run goes on. One of which nothing is left does not."""
+    if ledger.version:
+        log.event("resumed", recorded_steps=ledger.version)
 
 
 async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: MetricLog) -> bool:

@@ -24,7 +24,7 @@ from cluster.supervision.supervisor import SupervisedActor
 from deploy.cluster_up.connection import connected, named
 from deploy.cluster_up.start_up import learner_alone, note_passport, restore
 from deploy.cluster_up.stopping import saved_when_stopped
-from deploy.launch import as_a_run, is_done, noting_the_end, open_ledger, save_the_end
+from deploy.launch import as_a_run, is_done, note_resumed, noting_the_end, open_ledger, save_the_end
 from deploy.recorded import RecordedGroups
 from deploy.replay import weights_digest
 from deploy.reports.provenance import RunProvenance
@@ -57,6 +57,7 @@ async def _learn(
     log.event("recorded", num_groups=len(data), digest=data.digest, message=message)
     if await is_done(config, run_dir, ledger, log):
         return
+    note_resumed(ledger, log)
     if ignored := _ignored(config):
         message = f"nothing is sampled, and these sections act on nothing: {', '.join(ignored)}; `treadwheel eval` evaluates a checkpoint"
         log.event("ignored", sections=ignored, message=message)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import ModelConfig, RunConfig
-from cluster.contracts.errors import ConfigError, DataError, StorageError
+from cluster.contracts.errors import ConfigError, DataError, StorageError, headline
 from cluster.contracts.plugins import Plugin, prompt_source
 from cluster.contracts.schema import SCHEMA, summarize, to_batch, validate, with_columns
 from cluster.contracts.segments import episodes
@@ -221,12 +221,11 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
         try:
             content = files.read_file(each)
             seen(content)
-            with pa.ipc.open_file(content) as reader:
-                batches = [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
-                table = pa.Table.from_batches(batches, schema=batches[0].schema) if batches else SCHEMA.empty_table()
+            batches = _batches(content)
+            table = pa.Table.from_batches(batches, schema=batches[0].schema) if batches else SCHEMA.empty_table()
         except StorageError as error:
             raise ConfigError(f"recorded={place!r}: {error}") from error
-        except (DataError, pa.ArrowInvalid) as error:
+        except DataError as error:
             raise DataError(f"{files.path(each)}: {error}") from error
         places: dict[str, list[int]] = {}
         for row, group_id in enumerate(table["group_id"].to_pylist()):
@@ -234,3 +233,16 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
         for rows in places.values():
             # `cast`: nullability of an older file's columns may differ.
             yield table.take(rows).cast(SCHEMA).combine_chunks().to_batches()[0]
+
+
+def _batches(content: pa.Buffer) -> list[pa.RecordBatch]:
+    """Of a file that comes from anywhere. Raises DataError for one that cannot be read, or breaks the schema."""
+    try:
+        with pa.ipc.open_file(content) as reader:
+            found = [reader.get_batch(place) for place in range(reader.num_record_batches)]
+        for batch in found:
+            # A wrong offset would be read beyond the file's end.
+            batch.validate(full=True)
+        return [validate(batch) for batch in found]
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise DataError(f"a damaged file of trajectories: {headline(error)}") from error

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from cluster.contracts.errors import StorageError
+from cluster.record.local_files import sync_folder, write_synced
 
 
 def write_whole(path: str, text: str, *, option: str) -> None:
@@ -16,7 +17,8 @@ def write_whole(path: str, text: str, *, option: str) -> None:
             return
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as aside:
             written = Path(aside) / place.name
-            written.write_text(text, encoding="utf-8")
+            write_synced(written, text.encode())
             written.replace(place)
+        sync_folder(place.parent)
     except OSError as error:
         raise StorageError(f"{option}={path!r} cannot be written: {error.strerror}") from error

@@ -146,12 +146,19 @@ def checked(lines: Sequence[str], *, before: Record | None = None) -> Iterator[R
     for number, line in enumerate(lines, start=first):
         try:
             record = _parsed(line)
-        except (json.JSONDecodeError, ValidationError) as error:
+        except json.JSONDecodeError as error:
             last = first + len(lines) - 1
             if number == last:
                 return
             raise LedgerError(
                 f"{NAME} line {number} of {last} is not a record, and is not the last one: {error}"
+            ) from error
+        except ValidationError as error:  # whole, and so not torn: to cut it would lose a step
+            wrong = error.errors(include_url=False)[0]
+            field = ".".join(map(str, wrong["loc"])) or "it"
+            raise LedgerError(
+                f"{NAME} line {number} is not a record of this version of treadwheel ({field}: {wrong['msg']}); go on with the version "
+                "that wrote it, or bring it back from a copy"
             ) from error
         _check_follows(record, before, number)
         yield record

@@ -104,7 +104,7 @@ class LocalFiles:
     def append(self, name: str, line: str, *, is_durable: bool) -> None:
         path = self.path(name)
         with naming(path):
-            _make_folder(os.path.dirname(path))
+            make_folder(os.path.dirname(path))
             # One write call: a reader sees a whole line, or a torn last one, and never two mixed.
             with open(path, "ab", buffering=0) as file:
                 before = file.seek(0, os.SEEK_END)
@@ -146,7 +146,7 @@ class LocalFiles:
     def _aside(self, name: str) -> Iterator[str]:
         """A path beside the file's for what becomes it; in the end it is gone, and the file's name outlasts a power cut."""
         target = self.path(name)
-        _make_folder(os.path.dirname(target))
+        make_folder(os.path.dirname(target))
         aside = f"{target}.tmp-{os.getpid()}"
         try:
             yield aside
@@ -173,18 +173,32 @@ def write_synced(path: str | os.PathLike[str], content: "pa.Buffer | bytes") -> 
 
 def _copy_synced(source: str, target: str) -> None:
     shutil.copyfile(source, target)
-    with open(target, "rb") as file:
+    _sync_file(target)
+
+
+def _sync_file(path: str | os.PathLike[str]) -> None:
+    with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
-def _make_folder(path: str) -> None:
-    """And those above it; their names outlast a power cut."""
+def make_folder(path: str, *, mode: int = 0o777) -> None:
+    """And those above it; their names outlast a power cut. `mode` is of this one, where it is new."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
-    _make_folder(parent)
-    os.makedirs(path, exist_ok=True)
+    make_folder(parent)
+    os.makedirs(path, mode=mode, exist_ok=True)
     sync_folder(parent)
+
+
+def sync_files(path: str | os.PathLike[str]) -> None:
+    """Makes what a file holds, or a folder with all below it, outlast a power cut."""
+    if os.path.isfile(path):
+        return _sync_file(path)
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _sync_file(os.path.join(folder, name))
+        sync_folder(folder)
 
 
 def sync_folder(path: str | os.PathLike[str]) -> None:

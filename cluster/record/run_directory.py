@@ -18,7 +18,7 @@ from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record import store_claim
 from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
-from cluster.record.local_files import naming, reason, remove_leftovers
+from cluster.record.local_files import make_folder, naming, reason, remove_leftovers
 from cluster.record.lock import Claim, in_use, owner_of
 from cluster.record.resume_rules import check_same_run, differing
 from cluster.record.step_objects import StepObjects
@@ -31,6 +31,7 @@ PASSPORT = "passport.json"
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
+REPORT, CURVES = "report.html", "curves.png"
 STATUS = "status.json"
 PHASES = "phases.jsonl"
 """Who did what when: a line a phase of an actor."""
@@ -106,7 +107,7 @@ class RunDirectory(Storage):
         """The folder, so that nobody else on the machine reads it. One that is there stays as it is."""
         if self.is_local:
             with naming(self.path()):
-                os.makedirs(self.path(), mode=_OWNER_ONLY, exist_ok=True)
+                make_folder(self.path(), mode=_OWNER_ONLY)
 
     def refuse_if_busy(self) -> None:
         """Raises InUseError when another driver has the directory. Reads one small file: everything else can wait for the answer."""
@@ -193,7 +194,7 @@ class RunDirectory(Storage):
 
     def _locked(self) -> Claim:
         try:
-            os.makedirs(self.path(), mode=_OWNER_ONLY, exist_ok=True)
+            make_folder(self.path(), mode=_OWNER_ONLY)
             return Claim(self.path(_LOCK))
         except OSError as error:
             raise ConfigError(
@@ -250,5 +251,5 @@ class RunDirectory(Storage):
             )
         of_steps = [f"{folder}/{file}" for folder in (TRAJECTORIES, LEARNED) for file in self.names(folder)]
         self.cut_records(0)
-        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, PHASES, *of_steps):
+        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, PHASES, REPORT, CURVES, *of_steps):
             self.remove(name)

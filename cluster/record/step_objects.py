@@ -5,8 +5,9 @@ Each says which driver wrote it: a driver whose answer was lost finds its own re
 
 import json
 import re
+from typing import Any
 
-from cluster.contracts.errors import AlreadyExistsError, LedgerError
+from cluster.contracts.errors import AlreadyExistsError, DamagedError, LedgerError
 from cluster.record.lock import this_driver
 from cluster.record.object_store import ObjectStore
 
@@ -26,7 +27,7 @@ class StepObjects:
         try:
             self._store.create(_name(step), content.encode())
         except AlreadyExistsError:
-            other = json.loads(self._store.read(_name(step)).to_pybytes())["driver"]
+            other = self._entry(_name(step), self._store.read(_name(step)).to_pybytes())["driver"]
             raise LedgerError(
                 f"step {step} of run_dir={self._store.url!r} was recorded by {other}: another driver runs there, and this one ends. "
                 "Its step was not learned; nothing is lost or doubled"
@@ -35,13 +36,25 @@ class StepObjects:
     def read_records(self, after: int) -> list[str]:
         # Not `splitlines`, which ends a line at characters that JSON leaves as they are.
         copied = self._store.read_appended(self._file).split("\n")[:-1]
-        found = self._store.read_many([_name(step) for step in self._steps() if step > max(after, len(copied))])
-        return [*copied[after:], *(json.dumps(json.loads(content)["record"]) for content in found if content)]
+        names = [_name(step) for step in self._steps() if step > max(after, len(copied))]
+        found = zip(names, self._store.read_many(names), strict=True)
+        entries = (self._entry(name, content) for name, content in found if content is not None)
+        return [*copied[after:], *(json.dumps(entry["record"]) for entry in entries)]
 
     def cut_records(self, number: int) -> None:
         self._store.delete([_name(step) for step in self._steps() if step > number])
         if number == 0:
             self._store.remove(self._file)
+
+    def _entry(self, name: str, content: bytes) -> dict[str, Any]:
+        """An object's record and driver. Raises DamagedError for one that holds neither."""
+        try:
+            entry = json.loads(content)
+            return {"record": entry["record"], "driver": entry["driver"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError(
+                f"{self._store.path(name)} is damaged: it holds no record of a step; bring it back from a copy"
+            ) from error
 
     def _steps(self) -> list[int]:
         found = (re.fullmatch(r"(\d{6,})\.json", name) for name in self._store.names(_FOLDER))

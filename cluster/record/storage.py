@@ -131,15 +131,19 @@ class Storage:
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
         """Each whole line's object. The last line of a living or killed run may be torn, and is left out. Raises DamagedError for another
-        line that is not JSON."""
+        line that holds no object."""
         lines = self.read_lines(name)
         records: list[dict[str, Any]] = []
         for number, line in enumerate(lines, start=1):
             try:
-                records.append(json.loads(line))
+                record = json.loads(line)
             except json.JSONDecodeError as error:
                 if number < len(lines):
-                    raise DamagedError(f"{self.path(name)} line {number} is not JSON: {error}") from error
+                    raise self._damaged(name, number, f"is not JSON: {error}") from error
+                break
+            if not isinstance(record, dict):
+                raise self._damaged(name, number, "holds no object")
+            records.append(record)
         return records
 
     def replace_lines(self, name: str, lines: Sequence[str]) -> None:
@@ -150,6 +154,11 @@ class Storage:
         # A run of weeks has gigabytes of them: the last byte tells.
         if self.is_local and (size := self.size_bytes(name)) and self.read_range(name, size - 1, 1) != b"\n":
             self.replace_lines(name, self._text_of(name).split("\n")[:-1])
+
+    def _damaged(self, name: str, number: int, why: str) -> DamagedError:
+        return DamagedError(
+            f"{self.path(name)} line {number} {why}; take that line out, or bring the file back from a copy"
+        )
 
     def _text_of(self, name: str) -> str:
         try:

@@ -12,6 +12,7 @@ _SPENT = {
     "time/broadcast_s": "weights went to the workers",
     "time/eval_s": "held-out prompts were evaluated",
 }
+_BESIDE_STEPS = ("time/eval_s",)
 _OF_ACTORS = re.compile(r"cost/([^/]+)/(.+)_s")
 
 
@@ -33,29 +34,31 @@ class Costs:
     """From the start of each driver to its last sign."""
     num_drivers: int
     steps_s: float
-    """Wall-clock of all steps, without start-up, evaluations and saves."""
-    spent: tuple[tuple[str, float, float], ...]
-    """What happened, its seconds, and their share of `steps_s`. They overlap where sampling, learning and broadcasts do."""
+    """Wall-clock of all steps, without start-up, evaluations and saves. One in which a driver died was learned again at a start."""
+    spent: tuple[tuple[str, float, float | None], ...]
+    """What happened, its seconds, and their share of `steps_s`; None for evaluations, which are beside the steps. The others are those of
+    the same steps, and overlap where sampling, learning and broadcasts do."""
     of_actors: tuple[OfActors, ...]
     gpu_hours: float
     idle_gpu_hours: float
     """Of these, those of actors that were not busy."""
     sampled_tokens: float
+    """Those that steps consumed: of dropped groups nobody counts them."""
     trained_tokens: float
 
 
 def costs(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Costs:
     """`steps` are lines of metrics.jsonl by version."""
-    steps_s = total(steps, "time/step_s")
+    steps_s, timed = total(steps, "time/step_s"), [step for step in steps if step.get("time/step_s") is not None]
     stretches = list(_driven(steps, events))
     return Costs(
         driven_s=sum(stretches),
         num_drivers=len(stretches),
         steps_s=steps_s,
         spent=tuple(
-            (words, seconds, seconds / steps_s if steps_s else 0.0)
+            (words, seconds, None if metric in _BESIDE_STEPS else seconds / steps_s if steps_s else 0.0)
             for metric, words in _SPENT.items()
-            if (seconds := total(steps, metric))
+            if (seconds := total(steps if metric in _BESIDE_STEPS else timed, metric))
         ),
         of_actors=tuple(of_actors(steps)),
         gpu_hours=total(steps, "cost/gpu_hours"),

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.record.run_directory import EVENTS, RunDirectory
+from cluster.record.run_directory import CURVES, EVENTS, RunDirectory
 from cluster.sinks.jsonl import read_lines
 from deploy.reports import panels
 from deploy.reports.panels import Curve, Mark, Panel
@@ -15,7 +15,6 @@ from deploy.viewer.fleet import versioned
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAME = "curves.png"
 _COLORS = ("#0b6e7a", "#c05600", "#0060a8", "#a8437f", "#7a6a00", "#4b4fa8")
 """Okabe and Ito's, darkened: told apart by every eye, and on white paper."""
 _INK, _SOFT, _LINE, _WARN, _BAD = "#16202a", "#566472", "#dde2e7", "#8a5a00", "#c4271b"
@@ -31,7 +30,7 @@ def draw(directory: RunDirectory) -> bool:
         return False
     interruptions = panels.marks(versioned(directory.read_json_lines(EVENTS)))
     title = f"{directory.name}, {steps[-1]['policy_version']} steps"
-    directory.write_file(NAME, page(shown, interruptions, title=title))
+    directory.write_file(CURVES, page(shown, interruptions, title=title))
     return True
 
 

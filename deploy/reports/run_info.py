@@ -12,7 +12,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.settings import differences, in_words
 from cluster.contracts.types import PART_LEFT
-from cluster.record.run_directory import EVENTS, PASSPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
+from cluster.record.run_directory import CURVES, EVENTS, PASSPORT, REPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from cluster.sinks.console.drawing import duration
 from cluster.sinks.jsonl import read_steps
 from deploy.config import loading as configuration
@@ -62,7 +62,7 @@ def print_summary(directory: RunDirectory, summary: Summary) -> None:
     ):
         if first is not None and last is not None:
             print(f"{name}: {first:.3f} -> {last:.3f}")
-    pages = [name for name in ("report.html", "curves.png") if directory.exists(name)]
+    pages = [name for name in (REPORT, CURVES) if directory.exists(name)]
     print(f"everything is in {directory.path()}" + (f" ({', '.join(pages)})" if pages else ""))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 
 from cluster.contracts.errors import DataError, StorageError
+from cluster.contracts.hiding import hidden
 from cluster.record.recorder import step_of
 from cluster.record.run_directory import TRAJECTORIES, RunDirectory
 from deploy.viewer.runs import Run
@@ -103,7 +104,7 @@ def _completion(trajectory: Trajectory, text: str) -> Completion:
     return Completion(
         text=_cut(text),
         reward=trajectory.reward,
-        status="" if trajectory.reward is not None else why.strip().partition("\n")[0][:200],
+        status="" if trajectory.reward is not None else hidden(why).strip().partition("\n")[0][:200],
         num_tokens=trajectory.num_tokens,
         finish_reason=trajectory.finish_reason,
     )

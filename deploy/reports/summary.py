@@ -12,7 +12,8 @@ class Summary:
 
     num_steps: int
     train_seconds: float
-    """Sum of the steps' wall-clock seconds: start-up and evaluations are not in it."""
+    """Sum of the steps' wall-clock seconds: start-up and evaluations are not in it, nor a step in which a driver died, which was learned
+    again at a start."""
     reward_first: float | None
     reward_last: float | None
     eval_first: float | None
@@ -20,6 +21,7 @@ class Summary:
     eval_last: float | None
     """The last one after that."""
     sampled_tokens: int
+    """Of the groups that steps consumed; those of dropped groups are not among them."""
     trained_tokens: int
     seconds_to_first_step: float | None
     """From the start of the process that made it to the end of the first step, start-up and the first evaluation included."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, TreadwheelError
+from cluster.contracts.errors import CheckpointError, DamagedError, TreadwheelError
 from cluster.contracts.segments import episodes
 from cluster.record.ledger import NAME, Ledger, Record
 from cluster.record.recorder import Recorder, num_pruned_steps
@@ -126,7 +126,10 @@ def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
 
 def _check_metrics(run_dir: RunDirectory, ledger: Ledger) -> list[str]:
     """A run may log no metrics, or only a part of itself: what it did log must be whole."""
-    logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)} - {0}
+    try:
+        logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)} - {0}
+    except DamagedError as error:
+        return [str(error)]
     steps = range(1, ledger.version + 1)
     missing = [step for step in steps if logged and min(logged) < step < max(logged) and step not in logged]
     return [f"{METRICS}: steps {missing[:8]} are missing"] if missing else []

@@ -33,6 +33,8 @@ _MOST_BYTES = 64_000_000
 _SEGMENT = ("sample_index", "segment_index", "prompt_text", "prompt_token_ids", "completion_token_ids", "turns", "messages",
             "token_rewards", "episode")  # fmt: skip
 _TOKENS = ("loss_mask", "policy_versions", "rollout_logprobs", "reference_logprobs", "token_rewards")
+_DAMAGED = (pa.ArrowException, OSError, LookupError, ValueError)
+"""What Arrow raises for a damaged file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class RecordedStep:
                 self._read(place, ("ticket_index",))["ticket_index"][0].as_py(): place
                 for place in range(self._reader.num_record_batches)
             }
-        except (pa.ArrowException, OSError, IndexError) as error:
+        except _DAMAGED as error:
             raise DataError(f"{self.path} is damaged: {error}") from error
 
     @property
@@ -140,7 +142,10 @@ class RecordedStep:
     def prompt(self, ticket: int) -> tuple[str, Mapping[str, Any]]:
         """The prompt's text as the policy saw it, and its columns: `messages` where it was a conversation, an answer, or other things."""
         batch = self.columns(ticket, "prompt_text", "info")
-        return batch["prompt_text"][0].as_py(), _columns(batch["info"][0].as_py())
+        try:
+            return batch["prompt_text"][0].as_py(), _columns(batch["info"][0].as_py())
+        except ValueError as error:
+            raise DataError(f"{self.path} is damaged: {error}") from error
 
     def completions(self, ticket: int) -> dict[int, str]:
         """Texts of a group's completions by sample, without special tokens; of an episode, what the model said last."""
@@ -216,7 +221,7 @@ class RecordedStep:
         try:
             batch = upgraded(self._reader.get_batch(place)).select(list(needed))
             batch.validate(full=True)
-        except (pa.ArrowInvalid, OSError) as error:
+        except _DAMAGED as error:
             raise DataError(f"{self.path} is damaged: {error}") from error
         return batch
 

@@ -1,5 +1,6 @@
 """Checkpoints as they are found: which there are, whether one is whole, and what to do where it is not."""
 
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -26,13 +27,19 @@ def read_manifest(place: Place, *, expected_parameters: str | None = None, expec
     `expected_parameters` is asked for a checkpoint that is to be restored: it must be of this version and of the run's model, and where
     both name one of the same base.
     """
+    text = "{}"
     try:
-        manifest = Manifest.model_validate_json(place.read_text(MANIFEST))
+        text = place.read_text(MANIFEST)
+        manifest = Manifest.model_validate_json(text)
     except StorageError as error:
         if not place.exists(MANIFEST):
             raise CheckpointError(f"{place} is not a checkpoint: it has no {MANIFEST}{_offer(place)}") from error
         raise CheckpointError(f"checkpoint {place} cannot be read: {error}{_offer(place)}") from error
     except (UnicodeDecodeError, ValidationError) as error:
+        if (other := _format_in(text)) not in (None, FORMAT):  # whose manifest may say something else
+            raise _of_another_version(
+                place, other, way_out="copy its folder model elsewhere and begin with that"
+            ) from error
         raise unfit(place, f"has a {MANIFEST} that cannot be read or was altered") from error
     if manifest.digest != manifest.own_digest():
         raise unfit(place, f"was altered: {MANIFEST} has another digest")
@@ -94,14 +101,28 @@ def unfit(place: Place, problem: str) -> CheckpointError:
 
 def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str, expected_base: str) -> None:
     if manifest.format != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {place} was written by another version of treadwheel, in format {manifest.format!r} instead of {FORMAT!r}; "
-            f"go on with that version, or begin another run_dir with its weights: model.path={place.path(MODEL)}"
-        )
+        way_out = f"begin another run_dir with its weights: model.path={place.path(MODEL)}"
+        raise _of_another_version(place, manifest.format, way_out=way_out)
     if manifest.parameters_digest != expected_parameters:
         raise unfit(place, "is foreign: its parameters are not those of this run's model")
     if manifest.base and expected_base and manifest.base != expected_base:
         raise unfit(place, "is foreign: its adapters were trained on other weights than model.path has now")
+
+
+def _format_in(manifest: str) -> str | None:
+    """What a manifest of ours says, whatever else it says; None for any other text."""
+    try:
+        told = json.loads(manifest)["format"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return told if isinstance(told, str) and told.startswith(f"{OURS}-") else None
+
+
+def _of_another_version(place: Place, other: str | None, *, way_out: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {place} was written by another version of treadwheel, in format {other!r} instead of {FORMAT!r}; "
+        f"go on with that version, or {way_out}"
+    )
 
 
 def _offer(place: Place) -> str:

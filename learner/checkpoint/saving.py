@@ -169,7 +169,7 @@ class Saver:
                 with writing.saving(directory):
                     aside = writing.begin(directory)
                     self._model.write(aside, weights, policy_version=policy_version, extra=extra)
-                    writing.aside_of(directory).rename(directory)
+                    writing.place(aside, directory)
         finally:
             _iterate(weights)
             if self._ranks.rank == 0:

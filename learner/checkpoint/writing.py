@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cluster.contracts.errors import CheckpointError, StorageError
-from cluster.record.local_files import sync_folder, write_synced
+from cluster.record.local_files import make_folder, sync_folder, write_synced
 from cluster.record.storage import Storage
 from learner.checkpoint.digests import entry_of
 from learner.checkpoint.manifest import MANIFEST, FileEntry, Manifest
@@ -42,7 +42,8 @@ def begin(directory: Path) -> Path:
     """That folder, empty."""
     aside = aside_of(directory)
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    make_folder(os.path.abspath(aside.parent))
+    aside.mkdir()
     return aside
 
 
@@ -64,8 +65,7 @@ def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
     """Makes the folder, with its sealed manifest, a checkpoint under its final name. One of that name goes out of the way: `prune` removes
     it."""
     write_synced(aside / MANIFEST, manifest.as_json())
-    for folder, _, _ in os.walk(aside):
-        sync_folder(folder)
+    _sync_folders(aside)
     if directory.exists():
         _hide(directory, suffix=_REPLACED)
     try:
@@ -74,6 +74,18 @@ def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
         adopt(directory.parent)
         raise
     sync_folder(directory.parent)
+
+
+def place(aside: Path, directory: Path) -> None:
+    """Gives the folder, whose files are sealed, its final name."""
+    _sync_folders(aside)
+    os.rename(aside, directory)
+    sync_folder(directory.parent)
+
+
+def _sync_folders(folder: Path) -> None:
+    for each, _, _ in os.walk(folder):
+        sync_folder(each)
 
 
 def discard(folder: Path) -> None:

@@ -76,6 +76,8 @@ def _text(passport: dict[str, Any], *, has_critic: bool) -> str:
     line = f"{passport['aggregation']['name']}[{' '.join(terms)}]"
     if has_critic:
         line += f" + {passport['value']['coefficient']}·{passport['value']['aggregation']['name']}[{passport['value']['loss']['name']}]"
+    if router := passport["router_aux_loss"]["coefficient"]:
+        line += f" + {router}·E·Σₑ fₑ·Pₑ"
     if passport["sft"]:
         line += f" − {passport['sft']['coefficient']}·token_mean[log π(demonstrations)]"
     if in_reward:

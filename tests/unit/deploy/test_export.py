@@ -1,6 +1,7 @@
 """What others can learn from what a run recorded."""
 
 import json
+import os
 
 import pyarrow.parquet
 import pytest
@@ -177,3 +178,15 @@ def test_what_is_there_is_not_overwritten(tmp_path):
     (tmp_path / "out").write_text("mine")
     refused = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "out"), "--format", "sft"])
     assert refused.exit_code == 2 and (tmp_path / "out").read_text() == "mine"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_export_is_whole_after_a_power_cut_too(format, tmp_path, monkeypatch):
+    """Seen in review: its name could outlast what was in it."""
+    recorded(tmp_path / "run", GROUP)
+    order, rename = [], os.rename
+    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(os, "rename", lambda path, to: order.append("renamed") or rename(path, to))
+    export(RunDirectory(str(tmp_path / "run")), str(tmp_path / "out"), format=format, chosen=Chosen())
+    files = ["step-000001.parquet", "out"] if format == "parquet" else ["out"]
+    assert [os.path.basename(each) for each in order] == [*files, "renamed", tmp_path.name]

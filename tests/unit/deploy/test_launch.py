@@ -159,6 +159,20 @@ async def test_a_run_whose_last_step_is_saved_and_evaluated_has_nothing_left(
     assert not await launch.is_done(config, run_dir, ledger, log)
 
 
+async def test_a_run_of_which_nothing_is_left_has_not_gone_on(tmp_path):
+    """Seen before: a finished run that was asked for again had an interruption in its report, and a mark in its curves."""
+    run_dir, log = RunDirectory(str(tmp_path)), ListedEvents()
+    recorded(run_dir, num_steps=2)
+    save_step_2(tmp_path, metric=None)
+    asked = {"interrupted": asyncio.Event(), "address": None}
+    await launch._train(run_config(num_steps=2), run_dir, log, **asked)
+    assert [event["kind"] for event in log.events] == ["nothing_left"]
+    for each, kinds in ((Ledger(run_dir), ["resumed"]), (Ledger(RunDirectory(str(tmp_path / "new"))), [])):
+        log.events.clear()
+        launch.note_resumed(each, log)
+        assert [event["kind"] for event in log.events] == kinds
+
+
 @pytest.mark.parametrize(
     ("schedule", "way_on"),
     [("constant", "with more num_steps"), ("linear", "model.path={run_dir}/checkpoints/step-000002/model")],

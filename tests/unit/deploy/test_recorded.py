@@ -1,6 +1,7 @@
 """Groups that exist already: which are read, how they are named, and what an import makes of rows."""
 
 import json
+import struct
 
 import pyarrow as pa
 import pytest
@@ -173,6 +174,30 @@ def test_what_is_no_trajectory_is_named_with_its_file(tmp_path):
     (tmp_path / "a.arrow").write_bytes(b"none")
     with pytest.raises(DataError, match=r"a\.arrow: "):
         opened(str(tmp_path / "a.arrow"))
+
+
+def test_a_file_whose_lists_end_beyond_it_is_damaged(tmp_path):
+    """Seen before: Arrow read beyond the file, and `treadwheel learn` ended by a signal."""
+    place = write(tmp_path / "a.arrow", make_group(3))
+    content = (tmp_path / "a.arrow").read_bytes()
+    ends = struct.pack("<4i", 0, 3, 6, 8)  # of the three completions
+    (tmp_path / "a.arrow").write_bytes(content.replace(ends, struct.pack("<4i", 0, 3, 6, 2**30)))
+    with pytest.raises(DataError, match=r"a\.arrow: a damaged file of trajectories: "):
+        opened(place)
+
+
+def test_a_file_with_a_damaged_end_is_named_whichever_byte_it_is(tmp_path):
+    """Seen before: an OSError of Arrow's, without the file's name."""
+    place = write(tmp_path / "a.arrow", make_group(3))
+    content, refused = (tmp_path / "a.arrow").read_bytes(), 0
+    for at in range(1, 300):
+        (tmp_path / "a.arrow").write_bytes(content[:-at] + b"\xff" + content[len(content) - at + 1 :])
+        try:
+            opened(place)
+        except DataError as error:
+            assert "a.arrow: " in str(error)
+            refused += 1
+    assert refused > 100
 
 
 def test_an_import_writes_tokens_as_the_model_would_have_sampled_them(tmp_path, model):

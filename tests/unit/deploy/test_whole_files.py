@@ -5,6 +5,7 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,17 @@ def test_what_was_there_stays_where_the_disk_is_full(tmp_path):
     ):
         write_whole(str(out), "x" * 100_000, option="--out")
     assert out.read_text() == "before" and [each.name for each in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_file_is_whole_after_a_power_cut_before_it_takes_the_place_of_another(tmp_path, monkeypatch):
+    """Seen in review: an empty file could take the place of a whole one."""
+    order = []
+    replace = Path.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(Path, "replace", lambda path, to: order.append("replaced") or replace(path, to))
+    write_whole(str(tmp_path / "trace.json"), "text", option="--out")
+    written, *then = order
+    assert written.endswith("/trace.json") and then == ["replaced", str(tmp_path)]
 
 
 def test_a_link_goes_on_to_the_file_behind_it(tmp_path):

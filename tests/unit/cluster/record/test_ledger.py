@@ -95,6 +95,16 @@ def test_a_record_takes_the_place_of_a_torn_last_line(paper):
     assert [record.groups for record in Ledger(paper).records()] == [(0, 1), (2, 4), (5, 6)]
 
 
+@pytest.mark.parametrize(("field", "says"), [({"learner": 7}, "learner: Extra inputs"), ({"groups": None}, "groups: ")])
+def test_a_last_record_of_another_version_is_not_torn(paper, field, says):
+    """Seen before: it was taken for one that a crash had torn, and the next step took its place."""
+    paper.lines[-1] = json.dumps(json.loads(paper.lines[-1]) | field)
+    with pytest.raises(
+        LedgerError, match=rf"line 3 is not a record of this version of treadwheel \({says}.*; go on with"
+    ):
+        Ledger(paper)
+
+
 def test_an_altered_record_is_found_by_its_successor(paper):
     record = json.loads(paper.lines[0])
     paper.lines[0] = json.dumps({**record, "groups": [0, 9]})

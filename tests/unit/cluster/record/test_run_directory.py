@@ -90,6 +90,8 @@ def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
     directory.append_line("ledger/ledger.jsonl", "the groups of step 1, which ran out of memory")
     directory.write_file("trajectories/step-000001.arrow", b"")
     directory.write_file("learned/step-000001.arrow", b"")
+    for page in ("report.html", "curves.png"):
+        directory.write_file(page, b"of another run")
     directory.append_line(VERDICTS, '{"key": "of another judge", "verdict": [[1.0, {}]]}')
     directory.append_json(EVENTS, {"kind": "failure", "policy_version": 0})
     directory.release()
@@ -97,6 +99,7 @@ def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
     directory.claim(OTHER)
     assert directory.read_lines("ledger/ledger.jsonl") == []
     assert directory.names("trajectories") == directory.names("learned") == [] and not directory.exists(VERDICTS)
+    assert not directory.exists("report.html") and not directory.exists("curves.png")
     assert yaml.safe_load(directory.read_text(RUN_YAML))["optimizer"] == {"learning_rate": 0.2}
 
 
@@ -251,7 +254,16 @@ def test_what_a_killed_process_wrote_aside_is_gone_when_a_run_goes_on_and_what_m
 
 def test_a_broken_line_in_the_middle_is_an_error(directory):
     directory.write_file(EVENTS, b'{"kind"\n{"kind": "b"}\n')
-    with pytest.raises(DamagedError, match=r"events\.jsonl line 1 is not JSON"):
+    with pytest.raises(
+        DamagedError, match=r"events\.jsonl line 1 is not JSON: .*; take that line out, or bring the file"
+    ):
+        directory.read_json_lines(EVENTS)
+
+
+def test_a_line_that_holds_no_object_is_named(directory):
+    """Seen before: its reader ended with an error of Python's."""
+    directory.write_file(EVENTS, b'{"kind": "a"}\n7\n{"kind": "b"}\n')
+    with pytest.raises(DamagedError, match=r"events\.jsonl line 2 holds no object; take that line out"):
         directory.read_json_lines(EVENTS)
 
 
@@ -334,6 +346,16 @@ def test_the_names_of_a_new_file_and_its_new_folders_outlast_a_power_cut(tmp_pat
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     write(LocalFiles(str(tmp_path)))
     assert {str(tmp_path / folder) for folder in ("", "a", "a/b")} <= {*synced}
+
+
+def test_the_name_of_a_run_outlasts_a_power_cut(tmp_path, monkeypatch):
+    """Seen in review: all that was in its folder was synced, and the names of the folder and of the one above it were not."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    directory = RunDirectory(str(tmp_path / "runs" / "mine"))
+    directory.make()
+    assert synced == [str(tmp_path), str(tmp_path / "runs")]
+    assert os.stat(directory.path()).st_mode & 0o777 == 0o700 != os.stat(tmp_path / "runs").st_mode & 0o777
 
 
 def test_an_unknown_store_is_refused():

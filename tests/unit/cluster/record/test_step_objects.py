@@ -1,6 +1,9 @@
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
+from cluster.contracts.errors import DamagedError
 from cluster.record.step_objects import StepObjects
 
 
@@ -11,3 +14,12 @@ def test_a_record_that_was_copied_from_a_disk_is_one_line_whatever_characters_st
     store.names.return_value, store.read_many.return_value = [], []
     assert StepObjects(store, file="ledger.jsonl").read_records(0) == lines
     assert StepObjects(store, file="ledger.jsonl").read_records(1) == lines[1:]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"record": {', b"\xff", b"[]", b'{"driver": "a"}'])
+def test_a_record_that_is_damaged_is_named(content):
+    """Seen before: its reader ended with an error of Python's, and an empty one was passed over."""
+    store: Any = Mock(read_appended=lambda name: "", path=lambda name: f"s3://bucket/run/{name}")
+    store.names.return_value, store.read_many.return_value = ["000001.json"], [content]
+    with pytest.raises(DamagedError, match=r"s3://bucket/run/ledger/000001\.json is damaged: .*; bring it back"):
+        StepObjects(store, file="ledger.jsonl").read_records(0)

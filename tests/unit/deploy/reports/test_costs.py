@@ -9,6 +9,18 @@ def test_seconds_are_summed_by_what_happened_in_them():
     assert spent.spent == (("the learner learned", 8.0, 0.4), ("weights went to the workers", 2.0, 0.1))
 
 
+def test_an_evaluation_is_no_share_of_the_steps_which_it_is_beside():
+    """Seen before: 106 % of the steps' time."""
+    spent = costs([step(0, time__eval_s=2.0), step(1, time__step_s=1.0, time__learning_s=0.5, time__eval_s=2.0)], [])
+    assert spent.spent == (("the learner learned", 0.5, 0.5), ("held-out prompts were evaluated", 4.0, None))
+
+
+def test_a_step_that_was_learned_again_at_a_start_is_in_no_share_of_the_steps():
+    """Seen in a run whose driver was killed: its learning counted, and its wall-clock is not known. A store loses more than one."""
+    spent = costs([step(1, time__step_s=10.0, time__learning_s=4.0), step(2, time__learning_s=20.0)], [])
+    assert spent.spent == (("the learner learned", 4.0, 0.4),)
+
+
 def test_what_actors_told_is_summed_by_kind_and_cause():
     told = {
         "cost/rollout_worker/busy_s": 3.0,

@@ -1,5 +1,5 @@
-from cluster.record.run_directory import RunDirectory
-from deploy.reports.curves import NAME, draw
+from cluster.record.run_directory import CURVES, RunDirectory
+from deploy.reports.curves import draw
 from tests.unit.deploy.viewer.run_files import event, step, write_run
 
 
@@ -13,7 +13,7 @@ def test_curves_are_an_image(tmp_path):
     steps = [step(0, eval__reward=0.25), *(step(version, **numbers, **{"reward__$x_": 1.0}) for version in range(1, 4))]
     directory = RunDirectory(str(write_run(tmp_path / "$run_", steps=steps, events=[failed])))
     assert draw(directory)
-    assert directory.read_file(NAME).to_pybytes().startswith(b"\x89PNG")
+    assert directory.read_file(CURVES).to_pybytes().startswith(b"\x89PNG")
 
 
 def test_one_step_is_enough_to_draw(tmp_path):

@@ -32,6 +32,28 @@ def test_prompts_are_mathematics_and_deadlines_are_not(tmp_path):
     assert passport_differences(left, right) == {"mathematics.prompts.path": ("a.jsonl", "b.jsonl")}
 
 
+def test_a_judge_has_the_parameters_that_are_left_at_their_defaults_too(tmp_path):
+    """Seen before: two spellings of one judge were other mathematics, and a default that a version changed was not."""
+    left = written(tmp_path / "a", "algorithm.sft.prompts={name: file, path: b.jsonl}")
+    right = written(tmp_path / "b", "reward.judge={name: exact_match, column: answer}", "prompts.text_as=auto",
+                    "algorithm.sft.prompts={name: file, path: b.jsonl, text_as: auto}")  # fmt: skip
+    assert passport_differences(left, right) == {}
+    mathematics = RunDirectory(left).read_json(PASSPORT)["mathematics"]
+    assert mathematics["reward"]["judge"] == {"name": "exact_match", "column": "answer", "ignore_case": False}
+    assert mathematics["environment"] == {"name": "single_turn"}
+    assert mathematics["prompts"]["text_as"] == mathematics["sft"]["prompts"]["text_as"] == "auto"
+
+
+def judged(*, completion: str, columns: dict, scale: object = object(), words: tuple[str, ...] = ("a",)) -> float:
+    return 0.0
+
+
+def test_a_default_that_json_does_not_know_is_told_by_its_type(tmp_path):
+    folder = written(tmp_path, f"reward.judge={__name__}:judged")
+    judge = RunDirectory(folder).read_json(PASSPORT)["mathematics"]["reward"]["judge"]
+    assert judge == {"name": f"{__name__}:judged", "scale": "builtins.object", "words": ["a"]}
+
+
 def test_the_number_of_steps_is_mathematics_where_a_schedule_ends_with_the_run(tmp_path):
     constant = [written(tmp_path / str(steps), f"num_steps={steps}") for steps in (10, 20)]
     assert passport_differences(*constant) == {}

@@ -2,15 +2,16 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from cluster.contracts.errors import ConfigError, StorageError
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import REPORT, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
-from deploy.reports.report import NAME, html, leave, state_of, write
+from deploy.reports.report import html, leave, state_of, write
 from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.run_files import append, event, step, write_run, write_trajectories
 
@@ -84,6 +85,21 @@ def test_a_report_says_what_ran_what_came_of_it_and_how_to_go_on(run):
     assert "torch 2.13.0" in said and "SHA-256 of its mathematics:" in said
 
 
+def test_a_long_run_shows_its_last_evaluations_and_says_how_many_there_are(tmp_path):
+    steps = [step(version, eval__reward=0.5, tokens__sampled=10.0, time__eval_s=1.0) for version in range(50)]
+    said = Tags(html(write_whole_run(tmp_path / "run", steps=steps))).said
+    assert "The last 40 of 50; metrics.jsonl has all." in said and "were evaluated 50.0 s 1 driver," in said
+    assert "The steps consumed 500 sampled tokens, and trained on 0. Tokens of groups that were dropped are not" in said
+
+
+def test_the_report_of_a_copy_goes_on_with_the_copy(run, tmp_path):
+    """Seen in review: its command went on with the run that it is a copy of, which `run.yaml` names."""
+    shutil.copytree(run.path(), tmp_path / "my copy")
+    said = Tags(html(RunDirectory(str(tmp_path / "my copy")))).said
+    assert f"treadwheel train '{tmp_path}/my copy/run.yaml' 'run_dir={tmp_path}/my copy' Evaluate" in said
+    assert f"treadwheel train {run.url}/run.yaml Evaluate" in Tags(html(run)).said
+
+
 def test_samples_of_the_first_and_the_last_step_stand_side_by_side(run):
     said = Tags(html(run)).said
     assert "Groups whose prompts are in both steps, and of each group the first 2 completions" in said
@@ -97,6 +113,17 @@ def test_whatever_a_run_holds_is_text(run):
     assert tags.text.count(HOSTILE) >= 8
     assert {"script", "img", "iframe", "a", "form", "object"}.isdisjoint(tags.names)
     assert not [name for name, _ in tags.attributes if name.startswith("on") or name in ("style", "src", "srcset")]
+
+
+def test_no_error_brings_a_secret_into_a_page_that_is_sent(tmp_path):
+    """Seen before: what a judge raised stood in the report as it was raised, with the key in its URL."""
+    said = "HTTPStatusError: 401 for url 'https://judge.example/v1?api_key=abc123', Authorization: Bearer abc123"
+    failed = event("rewards_failed", 1001.0, failures=[{"kind": "HTTPStatusError", "count": 2, "message": said}])
+    events = [failed, event("failure", 1002.0, **FAILED | {"reason": said}), event("failed", 1003.0, reason=said)]
+    directory = write_whole_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)], events=events)
+    write_trajectories(tmp_path / "run", 1, [row(reward=None, reward_status="error", reward_message=said)])
+    page = html(directory)
+    assert page.count("judge.example/v1?api_key=&lt;hidden&gt;") >= 5 and "abc123" not in page
 
 
 def test_a_report_asks_nobody_for_anything(run):
@@ -145,7 +172,7 @@ def test_samples_whose_file_is_damaged_are_told_of(run, tmp_path):
 
 
 def test_it_is_written_where_it_is_asked_for(run, tmp_path):
-    assert write(run) == run.path(NAME) and "10 of 10" in Tags(run.read_text(NAME)).said
+    assert write(run) == run.path(REPORT) and "10 of 10" in Tags(run.read_text(REPORT)).said
     out = tmp_path / "elsewhere.html"
     assert write(run, str(out)) == str(out) and out.read_text().startswith("<!doctype html>")
     with pytest.raises(StorageError, match=r"--out='/nowhere/r\.html' cannot be written"):
@@ -156,13 +183,13 @@ def test_it_is_written_where_it_is_asked_for(run, tmp_path):
 
 def test_a_run_leaves_report_and_curves(run, capsys):
     leave(run)
-    assert run.exists(NAME) and run.exists("curves.png") and capsys.readouterr().err == ""
+    assert run.exists(REPORT) and run.exists("curves.png") and capsys.readouterr().err == ""
 
 
 def test_a_run_that_cannot_be_reported_ends_as_it_would_have(run, tmp_path, capsys):
     append(tmp_path / "run" / "metrics.jsonl", [{"no": "version"}])
     leave(run)
-    assert not run.exists(NAME)
+    assert not run.exists(REPORT)
     assert capsys.readouterr().err == "treadwheel: report.html was not written: KeyError: 'policy_version'\n"
 
 
@@ -170,7 +197,7 @@ def test_a_run_that_never_measured_anything_leaves_none(tmp_path):
     directory = write_whole_run(tmp_path / "run")
     directory.remove("metrics.jsonl")
     leave(directory)
-    assert not directory.exists(NAME)
+    assert not directory.exists(REPORT)
 
 
 @pytest.mark.parametrize(

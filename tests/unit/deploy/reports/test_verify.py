@@ -40,6 +40,17 @@ def test_metrics_that_are_there_have_no_gap(directory, logged, problems):
     assert len(found) == problems and all(line == "metrics.jsonl: steps [2] are missing" for line in found)
 
 
+def test_damaged_metrics_are_one_problem_among_the_others(directory):
+    """Seen before: the verdict was that line alone, and said nothing of steps and checkpoints."""
+    directory.write_file(METRICS, b'{"policy_version": 1}\n\0\0\0\n{"policy_version": 2}\n')
+    directory.write_file("trajectories/step-000002.arrow", b"other")
+    verdict = verify(directory, CONFIG)
+    of_step, of_metrics = verdict.problems
+    assert (
+        of_step.startswith("step 2: ") and "metrics.jsonl line 2 is not JSON: " in of_metrics and verdict.num_steps == 3
+    )
+
+
 def test_an_altered_trajectory_is_named_by_its_step(directory):
     directory.write_file("trajectories/step-000002.arrow", b"other")
     (problem,) = verify(directory, CONFIG).problems

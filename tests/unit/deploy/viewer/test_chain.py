@@ -107,4 +107,4 @@ def test_a_record_that_is_no_record_is_named_in_one_line(directory):
     lines = directory.read_lines(NAME)
     directory.write_file(NAME, "\n".join([lines[0], json.dumps({"step": 2}), lines[2], ""]).encode())
     problem = ChainReader(directory, every_s=0).read().problem
-    assert problem and problem.startswith(f"{NAME} line 2 of 3 is not a record") and "\n" not in problem
+    assert problem and problem.startswith(f"{NAME} line 2 is not a record") and "\n" not in problem

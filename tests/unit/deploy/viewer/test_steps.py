@@ -142,6 +142,15 @@ def test_a_damaged_file_is_named(run):
         open_step(run, 4)
 
 
+@pytest.mark.parametrize(("part", "other"), [(b"run_id", b"run_i\xff"), (b'{"answer": "2"}', b'{"answer": 2..}')])
+def test_a_damaged_file_is_named_whatever_is_damaged(run, part, other):
+    """Seen before: half a character in a field's name, or what is no JSON in a prompt's columns, was an error of Python's alone."""
+    content = run.directory.read_file("trajectories/step-000004.arrow").to_pybytes()
+    run.directory.write_file("trajectories/step-000004.arrow", content.replace(part, other))
+    with pytest.raises(DataError, match=r"step-000004\.arrow is damaged"):
+        open_step(run, 4).prompt(9)
+
+
 def test_neighbours_end_at_the_ends():
     assert neighbours([3, 5, 9], 5) == (3, 9)
     assert neighbours([3], 3) == (None, None)

@@ -13,7 +13,7 @@ from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, read_manifest, superfluous, verify, verify_model
 from learner.checkpoint.states import States
 from learner.checkpoint.targets import FolderTarget
-from learner.checkpoint.writing import aside_of, begin, commit, discard, prune, saving, write_tensors
+from learner.checkpoint.writing import aside_of, begin, commit, discard, place, prune, saving, write_tensors
 from tests.unit.learner.disk import largest_file
 
 
@@ -42,6 +42,17 @@ def test_what_is_written_is_verified_and_read(tmp_path: Path):
     manifest = verify(Place.of(directory))
     assert manifest == read_manifest(Place.of(directory), expected_parameters="p") and manifest.extra == {"a": 1}
     assert States(Place.of(directory), manifest).rows("weight/w").tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_names_of_a_first_checkpoint_and_of_an_exported_folder_outlast_a_power_cut(tmp_path: Path, monkeypatch):
+    """Seen in review: what was in them was synced, and not the name of the run's folder of checkpoints, nor that of what was exported."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    _save(tmp_path / "checkpoints" / "step-000001")
+    assert str(tmp_path) in synced and synced[-1] == str(tmp_path / "checkpoints")
+    synced.clear()
+    place(begin(tmp_path / "exported"), tmp_path / "exported")
+    assert (tmp_path / "exported").is_dir() and synced == [str(aside_of(tmp_path / "exported")), str(tmp_path)]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +149,16 @@ def test_another_versions_checkpoint_is_not_restored_and_its_weights_may_begin_a
     assert f"model.path={directory}/model" in str(error.value)
     verify(Place.of(directory))
     verify_model(directory / "model")
+
+
+def test_a_checkpoint_of_a_version_that_says_more_is_of_another_version_and_not_altered(tmp_path: Path):
+    """Seen in review: its manifest was called altered, and the one before it was offered."""
+    manifest = _save(tmp_path / "step-000001", version="treadwheel-checkpoint-99") / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("{", '{"sealed_by": "a later version",', 1))
+    with pytest.raises(
+        CheckpointError, match=r"another version of treadwheel, in format 'treadwheel-ch.*-99'.*; go on with"
+    ):
+        verify(Place.of(tmp_path / "step-000001"))
 
 
 def test_a_manifest_of_the_version_before_has_its_digest_still():

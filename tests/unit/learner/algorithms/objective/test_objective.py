@@ -47,6 +47,12 @@ def test_the_default_is_grpo_and_needs_nothing_more():
     assert made.formula()["text"] == "token_mean[ppo_clip(A = grpo)]"
 
 
+def test_the_objective_in_one_line_has_the_load_balance_of_experts():
+    """Seen in review: it is minimised, and the line that says what is minimised left it out."""
+    made = make(router_aux_loss_coefficient=0.001)
+    assert made.formula()["text"] == "token_mean[ppo_clip(A = grpo)] + 0.001·E·Σₑ fₑ·Pₑ"
+
+
 def test_needs_follow_from_the_parts():
     assert make(kl={"loss": {"coefficient": 0.1}}).needs == {"reference_logprobs"}
     assert make(monitor={"reference_kl": 10}).needs == {"reference_logprobs"}
