@@ -25,8 +25,6 @@ _LOOK_EVERY_S, _LOOK_SHARE = 5.0, 20
 """A look at a large tree takes long: at most this share of the time is spent looking."""
 _DEPTH = 3
 """Folders below a named one that may hold runs."""
-_SILENT_S = 60.0
-"""A store has no lock to ask: its driver writes status.json every few seconds."""
 _MOST_PHASES_BYTES = 8_000_000
 """Of a run on a disk: those of the last thousands of steps."""
 
@@ -93,17 +91,11 @@ class Run:
     def state(self) -> str:
         """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
         told = last_told(self.events())
-        if self._is_driven():
+        # To ask a store for the owner takes requests: a run that told its end has none.
+        is_over = not self.directory.is_local and told is not None and told["kind"] in ENDS
+        if not is_over and self.directory.owner_seen() is not None:
             return "running"
         return "starting" if told is None else "killed" if told["kind"] == "launched" else told["kind"]
-
-    def _is_driven(self) -> bool:
-        """In a store by the age of its status: to ask for the claim would write, and the viewer may not."""
-        if self.directory.is_local:
-            return self.directory.owner() is not None
-        told = last_told(self.events())
-        is_over = told is not None and told["kind"] in ENDS
-        return not is_over and time.time() - self.status().get("time", 0.0) < _SILENT_S
 
 
 @functools.lru_cache(maxsize=256)
