@@ -26,7 +26,7 @@ _LOOK_EVERY_S, _LOOK_SHARE = 5.0, 20
 _DEPTH = 3
 """Folders below a named one that may hold runs."""
 _MOST_PHASES_BYTES = 8_000_000
-"""Of a run on a disk: those of the last thousands of steps."""
+"""Those of the last thousands of steps."""
 
 
 class Run:

@@ -1,10 +1,12 @@
 """JSON lines of a file that grows: each is read and parsed once."""
 
 import json
+import math
 import posixpath
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.contracts.errors import DamagedError, StorageError
@@ -25,8 +27,8 @@ class Tail:
     def __init__(
         self, directory: RunDirectory, name: str, *, newest_bytes: int | None = None, store_every_s: float = 5.0
     ) -> None:
-        """Touches nothing. Of a file on a disk that has more than `newest_bytes` already, the lines before them are left out. An object
-        store is asked every `store_every_s` seconds at most."""
+        """Touches nothing. Of a file that has more than `newest_bytes` already, the lines before them are left out, in an object store by
+        whole segments. A store is asked every `store_every_s` seconds at most."""
         self._directory = directory
         self._name = name
         self._newest_bytes = newest_bytes
@@ -109,7 +111,7 @@ class Tail:
         if not new and order == list(self._segments):
             return
         try:
-            read = {each: self._parsed(self._directory.read_file(each).to_pybytes()) for each in new}
+            read = self._read_new(new)
         except StorageError:
             if all(map(self._directory.exists, new)):
                 raise
@@ -120,6 +122,17 @@ class Tail:
         records = [record for _, lines in self._segments.values() for record in lines]
         self.generation += records[: len(self._records)] != self._records
         self._records = records
+
+    def _read_new(self, segments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """Lines of each. At the first look no more segments are read, from the newest on, than `newest_bytes` ask for."""
+        is_first = not self._segments and self._newest_bytes is not None
+        wanted = float(self._newest_bytes or 0) if is_first else math.inf
+        read: dict[str, list[dict[str, Any]]] = {}
+        for each in reversed(segments):
+            content = self._directory.read_file(each).to_pybytes() if wanted > 0 else b""
+            wanted -= len(content)
+            read[each] = self._parsed(content)
+        return read
 
     def _parsed(self, content: bytes) -> list[dict[str, Any]]:
         """Of whole lines: a last one without an end is left out."""
