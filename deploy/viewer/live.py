@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from cluster.contracts.errors import TreadwheelError
 from deploy.viewer import fleet
 from deploy.viewer.page import run_of
 from deploy.viewer.runs import Run
@@ -20,7 +21,7 @@ _ALIVE_EVERY_S = 10.0
 
 async def follow(request: Request) -> StreamingResponse:
     """`news` with new `steps` and `marks`, and how `actors`, `facts` and `state` are; `again` when the page's lines are no longer true:
-    then it must load them anew."""
+    then it must load them anew; `away` while the run cannot be read, with the `reason`."""
     run = await asyncio.to_thread(run_of, request, request.path_params["run"])
     after = request.headers.get("last-event-id") or request.query_params.get("after", "")
     # nginx holds a response back until it has 4 kB of it, unless it is told not to.
@@ -32,7 +33,10 @@ async def _messages(run: Run, after: str) -> AsyncIterator[str]:
     yield "retry: 2000\n\n"
     quiet_s, before = 0.0, None
     while True:
-        name, news, after = await asyncio.to_thread(since, run, after)
+        try:
+            name, news, after = await asyncio.to_thread(since, run, after)
+        except TreadwheelError as error:  # a store that does not answer; the next look may find it
+            name, news = "away", {"reason": str(error)}
         said = json.dumps(news)
         if name == "again" or said != before:
             before, quiet_s = said, 0.0

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer import live
 from deploy.viewer.runs import Run
@@ -45,3 +46,17 @@ def test_a_page_whose_lines_were_written_anew_loads_again(folder):
 @pytest.mark.parametrize("mark", ["", "nonsense", "1/2", "1/x/0.0", "../../etc"])
 def test_a_mark_that_is_none_loads_again(folder, mark):
     assert live.since(_run(folder), mark)[0] == "again"
+
+
+async def test_a_run_that_cannot_be_read_for_a_while_says_so_and_is_followed_on(folder, monkeypatch):
+    def refuse(_):
+        raise StorageError("the store does not answer")
+
+    run = _run(folder)
+    run.poll_s = 0.001
+    messages = live._messages(run, run.mark())
+    assert await anext(messages) == "retry: 2000\n\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "mark", refuse)
+        assert 'event: away\ndata: {"reason": "the store does not answer"}' in await anext(messages)
+    assert "event: news" in await anext(messages)
