@@ -118,20 +118,25 @@ class Runs:
             if not (os.path.isdir(root.path()) if root.is_local else root.names()):
                 raise ConfigError(f"{root.url!r} is no folder; name a run directory, or a folder that holds some")
         self._by_place: dict[str, Run] = {}
+        self._there: list[Run] = []
+        """Those whose folders were not removed since."""
         self._next_look = 0.0
         self._lock = threading.Lock()
         self.all()
 
     def all(self) -> list[Run]:
-        """In the order in which they lie. A folder below a root that cannot be read is left out. Raises StorageError for a root."""
+        """By their names. A folder below a root that cannot be read is left out, and so is a run whose folder was removed from a disk.
+        Raises StorageError for a root."""
         with self._lock:
             if (began := time.monotonic()) >= self._next_look:
                 try:
                     for root in self._roots:
                         self._look(root, relative="", depth=_DEPTH)
+                    found = self._by_place.values()
+                    self._there = [run for run in found if not run.directory.is_local or os.path.isdir(run.place)]
                 finally:  # the page that says that a root is away asks for all runs too
                     self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
-            return sorted(self._by_place.values(), key=lambda run: run.name)
+            return sorted(self._there, key=lambda run: run.name)
 
     def get(self, name: str) -> Run | None:
         return next((run for run in self.all() if run.name == name), None)

@@ -1,6 +1,7 @@
 """Runs have short names that last, and say how they are."""
 
 import json
+import shutil
 
 import pytest
 from starlette.testclient import TestClient
@@ -35,6 +36,18 @@ def test_a_run_that_begins_later_is_found_and_takes_no_name_that_is_in_use(tmp_p
     runs = Runs([str(tmp_path)])
     early = write_run(tmp_path / "x-b")
     assert _names(runs) == {"x-b": str(late), "x-b-2": str(early)}
+
+
+def test_a_run_that_was_removed_is_not_listed_and_one_in_its_place_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("deploy.viewer.runs._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("deploy.viewer.runs._LOOK_SHARE", 0)
+    kept, removed = write_run(tmp_path / "kept"), write_run(tmp_path / "removed", steps=[step(1, reward__mean=0.5)])
+    runs = Runs([str(tmp_path)])
+    assert runs.get("removed").metrics() != []
+    shutil.rmtree(removed)
+    assert _names(runs) == {"kept": str(kept)} and runs.get("removed") is None
+    write_run(removed)
+    assert _names(runs) == {"kept": str(kept), "removed": str(removed)} and runs.get("removed").metrics() == []
 
 
 def _refuse(monkeypatch, *folders) -> None:
