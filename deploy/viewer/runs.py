@@ -27,6 +27,8 @@ _DEPTH = 3
 """Folders below a named one that may hold runs."""
 _MOST_PHASES_BYTES = 8_000_000
 """Those of the last thousands of steps."""
+Standing = tuple[str, str, dict[str, Any]]
+"""Mark, state and status of a run."""
 
 
 class Run:
@@ -90,12 +92,17 @@ class Run:
 
     def state(self) -> str:
         """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
+        if self.directory.is_local and self.directory.owner_seen():
+            return "running"
         told = last_told(self.events())
-        # To ask a store for the owner takes requests: a run that told its end has none.
-        is_over = not self.directory.is_local and told is not None and told["kind"] in ENDS
-        if not is_over and self.directory.owner_seen() is not None:
+        is_over = told is not None and told["kind"] in ENDS
+        if not is_over and not self.directory.is_local and self.directory.owner_seen():
             return "running"
         return "starting" if told is None else "killed" if told["kind"] == "launched" else told["kind"]
+
+    def standing(self) -> Standing:
+        """What changes when anything does that a live page shows. Of a long run it costs a small part of what is shown."""
+        return self.mark(), self.state(), self.status()
 
 
 @functools.lru_cache(maxsize=256)
