@@ -17,6 +17,7 @@ from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
 from deploy.viewer.chain import Chain, ChainReader
 from deploy.viewer.fleet import last_told
+from deploy.viewer.series import SHOWN_OF_A_RUN
 from deploy.viewer.tail import Tail
 
 _LINES = {EVENTS, METRICS, "events", "metrics"}
@@ -41,6 +42,8 @@ class Run:
         self.poll_s = 1.0 if directory.is_local else 5.0
         """How often it is worth to look for something new."""
         self._metrics, self._events = (Tail(directory, name) for name in (METRICS, EVENTS))
+        self._shown = Tail(directory, METRICS, keep=_shown_in_a_list)
+        self._drivers = Tail(directory, EVENTS, keep=_told_by_a_driver)
         self._phases = Tail(directory, PHASES, newest_bytes=_MOST_PHASES_BYTES)
         self._chain = ChainReader(directory, every_s=self.poll_s)
 
@@ -51,6 +54,10 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl by policy version, each version once."""
         return self._metrics.records(key="policy_version")
+
+    def glance(self) -> list[dict[str, Any]]:
+        """As `metrics`, with the numbers of a list of runs alone: all numbers of many long runs take gigabytes."""
+        return (self._metrics if self._metrics.is_read else self._shown).records(key="policy_version")
 
     def events(self) -> list[dict[str, Any]]:
         return self._events.records()
@@ -94,7 +101,7 @@ class Run:
         """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
         if self.directory.is_local and self.directory.owner_seen():
             return "running"
-        told = last_told(self.events())
+        told = last_told((self._events if self._events.is_read else self._drivers).records())
         is_over = told is not None and told["kind"] in ENDS
         if not is_over and not self.directory.is_local and self.directory.owner_seen():
             return "running"
@@ -103,6 +110,15 @@ class Run:
     def standing(self) -> Standing:
         """What changes when anything does that a live page shows. Of a long run it costs a small part of what is shown."""
         return self.mark(), self.state(), self.status()
+
+
+def _shown_in_a_list(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in SHOWN_OF_A_RUN if name in line}
+
+
+def _told_by_a_driver(event: dict[str, Any]) -> dict[str, Any] | None:
+    """How it ended, or that it was launched."""
+    return {"kind": event["kind"]} if last_told([event]) else None
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ import posixpath
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.contracts.errors import DamagedError, StorageError
@@ -21,15 +21,26 @@ _PIECE_BYTES = 4_000_000
 """That are read at a time, unless a line is longer."""
 
 
+Keep = Callable[[dict[str, Any]], dict[str, Any] | None]
+"""What is kept of a line; None for nothing."""
+
+
 class Tail:
     """Lines of one file of a run. A torn last line waits for its end. Several threads may use it."""
 
     def __init__(
-        self, directory: RunDirectory, name: str, *, newest_bytes: int | None = None, store_every_s: float = 5.0
+        self,
+        directory: RunDirectory,
+        name: str,
+        *,
+        keep: Keep | None = None,
+        newest_bytes: int | None = None,
+        store_every_s: float = 5.0,
     ) -> None:
         """Touches nothing. Of a file that has more than `newest_bytes` already, the lines before them are left out, in an object store by
         whole segments. A store is asked every `store_every_s` seconds at most."""
         self._directory = directory
+        self._keep = keep
         self._name = name
         self._newest_bytes = newest_bytes
         self._store_every_s = store_every_s
@@ -43,6 +54,10 @@ class Tail:
         """Grows when lines that were read are no longer what they were."""
         self._told = (0, 0)
         """The generation of what `new_records` returned, and how many lines of it."""
+
+    @property
+    def is_read(self) -> bool:
+        return bool(self._records)
 
     def records(self, *, key: str | None = None) -> list[dict[str, Any]]:
         """All lines up to now. With `key`, the last line for each value of it, in its order."""
@@ -138,7 +153,10 @@ class Tail:
         """Of whole lines: a last one without an end is left out."""
         whole = content[: content.rfind(b"\n") + 1]
         try:
-            return [json.loads(line, object_pairs_hook=_object) for line in whole.splitlines() if line.strip()]
+            lines = [line for line in whole.splitlines() if line.strip()]
+            if keep := self._keep:
+                return [kept for line in lines if (kept := keep(json.loads(line))) is not None]
+            return [json.loads(line, object_pairs_hook=_object) for line in lines]
         except ValueError as error:
             raise DamagedError(f"{self._directory.path(self._name)} has a line that is not JSON: {error}") from error
 
