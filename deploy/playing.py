@@ -31,10 +31,11 @@ from cluster.contracts.episodes import (
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Prompt, RewardStatus
-from cluster.record.run_directory import RUN_YAML
+from cluster.record.run_directory import RUN_YAML, RunDirectory
 from cluster.rollouts.mixture import open_prompts
 from deploy.config import loading as configuration
 from deploy.config.yaml_text import parse
+from deploy.reports.run_info import config_of
 
 if TYPE_CHECKING:
     from deploy.playing_tokens import Tokens
@@ -89,14 +90,14 @@ def game(
     environment: str, params: Sequence[str], prompt: str | None, columns: str, env: Collection[str], *, seed: int
 ) -> Game:
     """Of the words of a command line. Raises ConfigError for those that do not fit."""
-    if os.path.isfile(os.path.join(environment, RUN_YAML)):
-        environment = os.path.join(environment, RUN_YAML)
-    if environment.endswith((".yaml", ".yml")):
+    is_run = "://" in environment or os.path.isfile(os.path.join(environment, RUN_YAML))
+    if is_run or environment.endswith((".yaml", ".yml")):
         if prompt is not None or columns != "{}" or env:
             raise ConfigError(
                 f"{environment} brings prompt, columns and env of its own; leave --prompt, --columns, --env out"
             )
-        return Game.of_run(configuration.load(environment, params), seed=seed)
+        config = config_of(RunDirectory(environment), params) if is_run else configuration.load(environment, params)
+        return Game.of_run(config, seed=seed)
     read = parse(columns, source=f"--columns={columns!r}")
     if not isinstance(read, dict):
         raise ConfigError(f"--columns={columns!r} must be a mapping, such as '{{answer: 42}}'")

@@ -165,6 +165,10 @@ class RunDirectory(Storage):
         with naming(self.path(_LOCK)):
             return owner_of(self.path(_LOCK))
 
+    def owner_seen(self) -> str | None:
+        """As `owner`, without a write: in a store by this machine's clock."""
+        return store_claim.owner_by_this_clock(self._store, _LOCK) if self._store else self.owner()
+
     # The ledger's journal
 
     def append_record(self, step: int, line: str) -> None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
+from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker, without_terminal
 
 _package = tracker("swanlab")
 _STATES = {"finished": "success", "failed": "crashed"}
@@ -18,7 +18,9 @@ class SwanLab(Tracked):
     in_store = ("SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_LOGDIR")
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        self._run = self._run or self._opened()
+        if self._run is None:
+            with without_terminal():
+                self._run = self._opened()
         row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}
         if shown := self._trajectories(version):
             row["trajectories"] = [

@@ -31,20 +31,31 @@ class TensorBoard:
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         if self._before is None:
-            self._writer.add_event(
-                Event(step=version, session_log=SessionLog(status=SessionLog.START), wall_time=time.time())
-            )
-            # What TensorBoard drops and a step that is learned again does not say again: its evaluation, its timing.
-            self._before = {each: said for each, said in read_steps(self._directory).items() if each >= version}
-        numbers = {**self._before.pop(version, {}), **metrics}
-        numbers.pop("time", None)
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self._writer.add_event(Event(step=version, summary=Summary(value=values), wall_time=time.time()))
+            self._before = self._begun(version)
+        self._draw(version, {**self._before.pop(version, {}), **metrics}, at=time.time())
         if time.monotonic() - self._uploaded_s >= _UPLOAD_EVERY_S:
             self._uploaded_s = time.monotonic()
             self._writer.flush()
             with contextlib.suppress(StorageError):  # a later upload has it all
                 self._upload()
+
+    def _begun(self, version: int) -> dict[int, dict[str, float]]:
+        """What TensorBoard drops and a step that is learned again does not say again: its evaluation, its timing.
+
+        In an object store the steps before it are drawn again that a killed driver may not have uploaded."""
+        steps = read_steps(self._directory)
+        earlier = sorted(each for each in steps if each < version) if self._here else []
+        since = max((steps[each].get("time", 0.0) for each in earlier), default=0.0) - 2 * _UPLOAD_EVERY_S
+        unsure = [each for each in earlier if steps[each].get("time", 0.0) > since]
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(step=min([*unsure, version]), session_log=start, wall_time=time.time()))
+        for each in unsure:
+            self._draw(each, steps[each], at=steps[each].get("time", 0.0))
+        return {each: said for each, said in steps.items() if each >= version}
+
+    def _draw(self, version: int, numbers: Mapping[str, float], *, at: float) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items() if name != "time"]
+        self._writer.add_event(Event(step=version, summary=Summary(value=values), wall_time=at))
 
     def event(self, record: Mapping[str, Any]) -> None:
         """TensorBoard shows numbers."""

@@ -1,9 +1,11 @@
 """What every tracker is told of a run: which run it is, its settings and passport as flat parameters, a few trajectories of a step."""
 
+import contextlib
 import importlib
 import json
 import math
 import os
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -85,6 +87,19 @@ def tracker(package: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[{package.partition('.')[0]}]'") from error
+
+
+@contextlib.contextmanager
+def without_terminal() -> Iterator[None]:
+    """A tracker that has no login raises, where it would ask the terminal for one. That shows the run, so nobody answers, and a thread that
+    still waits for a line when the run has ended ends the process with a fatal error."""
+    before = sys.stdin
+    with open(os.devnull, encoding="utf-8") as nothing:
+        sys.stdin = nothing
+        try:
+            yield
+        finally:
+            sys.stdin = before
 
 
 def identity(directory: RunDirectory) -> str:

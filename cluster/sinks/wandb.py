@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
+from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker, without_terminal
 
 _package = tracker("wandb")
 _STEP = "policy_version"
@@ -18,7 +18,9 @@ class Wandb(Tracked):
     in_store = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR")
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        self._run = self._run or self._opened()
+        if self._run is None:
+            with without_terminal():
+                self._run = self._opened()
         row: dict[str, Any] = {**finite_only(metrics), _STEP: version}
         if shown := self._trajectories(version):
             row["trajectories"] = _package.Table(

@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from actors.writable import writable
 from cluster.contracts.errors import ConfigError
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.page import HERE
@@ -44,7 +45,7 @@ def export(run_dir: str, *, step: int | None, file: str) -> str:
         data = _data(run, chosen)
     except HTTPException as error:
         raise ConfigError(f"{run_dir}: {error.detail}") from error
-    write_whole(file, _page(data, title=f"Step {chosen} of {run.name}"), option="--export")
+    write_whole(file, writable(_page(data, title=f"Step {chosen} of {run.name}")), option="--export")
     num_trajectories = sum(len(group["trajectories"]) for group in data["groups"])
     left_out = f"; {data['num_left_out']} groups left out" if data["num_left_out"] else ""
     return f"step {chosen} of {run.name}: {len(data['groups'])} groups, {num_trajectories} trajectories in {file}{left_out}"

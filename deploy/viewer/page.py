@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import json
 import math
 import pkgutil
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from actors.writable import writable
 from deploy.viewer import pages
 from deploy.viewer.runs import Run
 
@@ -33,6 +35,13 @@ NAVIGATION = (
 """Module of a page, its path below the run's, and its name."""
 
 
+class _Json(JSONResponse):
+    """Also of texts with halves of characters, which a prompt's columns and the messages of errors may have."""
+
+    def render(self, content: Any) -> bytes:
+        return writable(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
+
+
 def page(path: str, data: Data, *, template: str, here: str | None = None) -> list[Route]:
     """The page at `path` ("/run/{run}/...", or one that is of no run), and its JSON at the same path with `.json`. `here` is its entry of
     the navigation, if that is another than its module's."""
@@ -43,7 +52,7 @@ def page(path: str, data: Data, *, template: str, here: str | None = None) -> li
         return render(request, template, run=run, here=here, data=data(run, request))
 
     def show_json(request: Request) -> Response:
-        return JSONResponse(data(named_run(request), request))
+        return _Json(data(named_run(request), request))
 
     # JSON first: "{step}" would take "12.json".
     json_path = f"{path}index.json" if path.endswith("/") else f"{path}.json"
@@ -80,7 +89,7 @@ def render(
             **context,
         )
     )
-    return HTMLResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
+    return HTMLResponse(writable(content), status_code=status, headers={"Cache-Control": "no-store"})
 
 
 def routes() -> list[Route]:

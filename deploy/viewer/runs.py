@@ -17,6 +17,7 @@ from cluster.metrics import ENDS
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, RunDirectory
 from deploy.viewer.chain import Chain, ChainReader
 from deploy.viewer.fleet import last_told
+from deploy.viewer.series import SHOWN_OF_A_RUN
 from deploy.viewer.tail import Tail
 
 _LINES = {EVENTS, METRICS, "events", "metrics"}
@@ -25,10 +26,10 @@ _LOOK_EVERY_S, _LOOK_SHARE = 5.0, 20
 """A look at a large tree takes long: at most this share of the time is spent looking."""
 _DEPTH = 3
 """Folders below a named one that may hold runs."""
-_SILENT_S = 60.0
-"""A store has no lock to ask: its driver writes status.json every few seconds."""
 _MOST_PHASES_BYTES = 8_000_000
-"""Of a run on a disk: those of the last thousands of steps."""
+"""Those of the last thousands of steps."""
+Standing = tuple[str, str, dict[str, Any]]
+"""Mark, state and status of a run."""
 
 
 class Run:
@@ -41,6 +42,8 @@ class Run:
         self.poll_s = 1.0 if directory.is_local else 5.0
         """How often it is worth to look for something new."""
         self._metrics, self._events = (Tail(directory, name) for name in (METRICS, EVENTS))
+        self._shown = Tail(directory, METRICS, keep=_shown_in_a_list)
+        self._drivers = Tail(directory, EVENTS, keep=_told_by_a_driver)
         self._phases = Tail(directory, PHASES, newest_bytes=_MOST_PHASES_BYTES)
         self._chain = ChainReader(directory, every_s=self.poll_s)
 
@@ -51,6 +54,10 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl by policy version, each version once."""
         return self._metrics.records(key="policy_version")
+
+    def glance(self) -> list[dict[str, Any]]:
+        """As `metrics`, with the numbers of a list of runs alone: all numbers of many long runs take gigabytes."""
+        return (self._metrics if self._metrics.is_read else self._shown).records(key="policy_version")
 
     def events(self) -> list[dict[str, Any]]:
         return self._events.records()
@@ -92,18 +99,26 @@ class Run:
 
     def state(self) -> str:
         """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
-        told = last_told(self.events())
-        if self._is_driven():
+        if self.directory.is_local and self.directory.owner_seen():
+            return "running"
+        told = last_told((self._events if self._events.is_read else self._drivers).records())
+        is_over = told is not None and told["kind"] in ENDS
+        if not is_over and not self.directory.is_local and self.directory.owner_seen():
             return "running"
         return "starting" if told is None else "killed" if told["kind"] == "launched" else told["kind"]
 
-    def _is_driven(self) -> bool:
-        """In a store by the age of its status: to ask for the claim would write, and the viewer may not."""
-        if self.directory.is_local:
-            return self.directory.owner() is not None
-        told = last_told(self.events())
-        is_over = told is not None and told["kind"] in ENDS
-        return not is_over and time.time() - self.status().get("time", 0.0) < _SILENT_S
+    def standing(self) -> Standing:
+        """What changes when anything does that a live page shows. Of a long run it costs a small part of what is shown."""
+        return self.mark(), self.state(), self.status()
+
+
+def _shown_in_a_list(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in SHOWN_OF_A_RUN if name in line}
+
+
+def _told_by_a_driver(event: dict[str, Any]) -> dict[str, Any] | None:
+    """How it ended, or that it was launched."""
+    return {"kind": event["kind"]} if last_told([event]) else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -126,20 +141,25 @@ class Runs:
             if not (os.path.isdir(root.path()) if root.is_local else root.names()):
                 raise ConfigError(f"{root.url!r} is no folder; name a run directory, or a folder that holds some")
         self._by_place: dict[str, Run] = {}
+        self._there: list[Run] = []
+        """Those whose folders were not removed since."""
         self._next_look = 0.0
         self._lock = threading.Lock()
         self.all()
 
     def all(self) -> list[Run]:
-        """In the order in which they lie. A folder below a root that cannot be read is left out. Raises StorageError for a root."""
+        """By their names. A folder below a root that cannot be read is left out, and so is a run whose folder was removed from a disk.
+        Raises StorageError for a root."""
         with self._lock:
             if (began := time.monotonic()) >= self._next_look:
                 try:
                     for root in self._roots:
                         self._look(root, relative="", depth=_DEPTH)
+                    found = self._by_place.values()
+                    self._there = [run for run in found if not run.directory.is_local or os.path.isdir(run.place)]
                 finally:  # the page that says that a root is away asks for all runs too
                     self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
-            return sorted(self._by_place.values(), key=lambda run: run.name)
+            return sorted(self._there, key=lambda run: run.name)
 
     def get(self, name: str) -> Run | None:
         return next((run for run in self.all() if run.name == name), None)

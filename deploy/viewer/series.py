@@ -149,6 +149,19 @@ def spark(points: Sequence[Point], *, width: float = 100.0, height: float = 24.0
     return "M" + "L".join(places)
 
 
+SHOWN_OF_A_RUN = (
+    "policy_version",
+    "time",
+    "time/step_s",
+    "reward/mean",
+    "eval/accuracy",
+    "speed/sampling_tokens_per_s",
+    "speed/learning_tokens_per_s",
+    "staleness/max",
+)
+"""Of a line of metrics, what `facts` reads."""
+
+
 def facts(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, state: str) -> dict[str, Any]:
     """Numbers beside the name of the run; None for one that it has not."""
     done = steps[-1]["policy_version"] if steps else 0

@@ -1,10 +1,12 @@
 """JSON lines of a file that grows: each is read and parsed once."""
 
 import json
+import math
 import posixpath
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.contracts.errors import DamagedError, StorageError
@@ -19,15 +21,26 @@ _PIECE_BYTES = 4_000_000
 """That are read at a time, unless a line is longer."""
 
 
+Keep = Callable[[dict[str, Any]], dict[str, Any] | None]
+"""What is kept of a line; None for nothing."""
+
+
 class Tail:
     """Lines of one file of a run. A torn last line waits for its end. Several threads may use it."""
 
     def __init__(
-        self, directory: RunDirectory, name: str, *, newest_bytes: int | None = None, store_every_s: float = 5.0
+        self,
+        directory: RunDirectory,
+        name: str,
+        *,
+        keep: Keep | None = None,
+        newest_bytes: int | None = None,
+        store_every_s: float = 5.0,
     ) -> None:
-        """Touches nothing. Of a file on a disk that has more than `newest_bytes` already, the lines before them are left out. An object
-        store is asked every `store_every_s` seconds at most."""
+        """Touches nothing. Of a file that has more than `newest_bytes` already, the lines before them are left out, in an object store by
+        whole segments. A store is asked every `store_every_s` seconds at most."""
         self._directory = directory
+        self._keep = keep
         self._name = name
         self._newest_bytes = newest_bytes
         self._store_every_s = store_every_s
@@ -41,6 +54,10 @@ class Tail:
         """Grows when lines that were read are no longer what they were."""
         self._told = (0, 0)
         """The generation of what `new_records` returned, and how many lines of it."""
+
+    @property
+    def is_read(self) -> bool:
+        return bool(self._records)
 
     def records(self, *, key: str | None = None) -> list[dict[str, Any]]:
         """All lines up to now. With `key`, the last line for each value of it, in its order."""
@@ -109,7 +126,7 @@ class Tail:
         if not new and order == list(self._segments):
             return
         try:
-            read = {each: self._parsed(self._directory.read_file(each).to_pybytes()) for each in new}
+            read = self._read_new(new)
         except StorageError:
             if all(map(self._directory.exists, new)):
                 raise
@@ -121,11 +138,25 @@ class Tail:
         self.generation += records[: len(self._records)] != self._records
         self._records = records
 
+    def _read_new(self, segments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """Lines of each. At the first look no more segments are read, from the newest on, than `newest_bytes` ask for."""
+        is_first = not self._segments and self._newest_bytes is not None
+        wanted = float(self._newest_bytes or 0) if is_first else math.inf
+        read: dict[str, list[dict[str, Any]]] = {}
+        for each in reversed(segments):
+            content = self._directory.read_file(each).to_pybytes() if wanted > 0 else b""
+            wanted -= len(content)
+            read[each] = self._parsed(content)
+        return read
+
     def _parsed(self, content: bytes) -> list[dict[str, Any]]:
         """Of whole lines: a last one without an end is left out."""
         whole = content[: content.rfind(b"\n") + 1]
         try:
-            return [json.loads(line, object_pairs_hook=_object) for line in whole.splitlines() if line.strip()]
+            lines = [line for line in whole.splitlines() if line.strip()]
+            if keep := self._keep:
+                return [kept for line in lines if (kept := keep(json.loads(line))) is not None]
+            return [json.loads(line, object_pairs_hook=_object) for line in lines]
         except ValueError as error:
             raise DamagedError(f"{self._directory.path(self._name)} has a line that is not JSON: {error}") from error
 

@@ -16,6 +16,7 @@ from cluster.contracts.schema import to_batch
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import RunDirectory
 from tests import tracker_files
+from tests.integration.terminals import Terminal
 from tests.unit.cluster.contracts.rows import row
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,19 @@ with open_log(config, directory=RunDirectory(folder), num_steps=5) as log:
     for sink in log._sinks:
         sink.mark().wait()  # its start may take longer than an end waits for
     log.end("stopped")
+"""
+_ALONE = """
+import sys
+from cluster.contracts.config import MetricsConfig
+from cluster.metrics import open_log
+from cluster.record.run_directory import RunDirectory
+
+folder, tracker = sys.argv[1:]
+with open_log(MetricsConfig(sinks=[{"name": tracker}]), directory=RunDirectory(folder), num_steps=1) as log:
+    log.step(1, {"reward/mean": 0.5})
+    log._sinks[0].mark().wait(20)
+    log._patience_s = 1.0
+    log.end("finished")
 """
 _KEY = "0123456789abcdef0123456789abcdef01234567"
 _SECRETS = ("WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN")
@@ -126,3 +140,14 @@ def test_a_run_that_is_killed_and_then_preempted_is_one_run_with_all_its_steps_a
     ] in told
     leaks = [file for file in tmp_path.rglob("*") if file.is_file() and _KEY.encode() in file.read_bytes()]
     assert leaks == [], "the key of the environment"
+
+
+@pytest.mark.parametrize("tracker", ["swanlab", "wandb"])
+def test_a_tracker_without_a_login_asks_no_terminal_for_one_and_is_left_out(tracker, tmp_path):
+    (tmp_path / "run.yaml").write_text(_RUN_YAML)
+    online = {"HOME": str(tmp_path), "WANDB_MODE": "online", "SWANLAB_MODE": "online"}
+    with Terminal(sys.executable, "-c", _ALONE, str(tmp_path), tracker, env=online, columns=200) as terminal:
+        assert terminal.exit_code() == 0
+        assert "choice" not in terminal.everything
+        assert f"metrics sink {tracker} is left out" in terminal.everything.lower()
+        assert {"swanlab": "no TTY", "wandb": "No API key"}[tracker] in terminal.everything

@@ -140,6 +140,25 @@ def test_every_page_of_the_record_fits_and_names_what_it_has(browser, folder):
                     assert page.evaluate(NAMELESS) == [], path
 
 
+def test_names_and_messages_of_one_long_word_leave_every_page_as_wide_as_the_window(browser, tmp_path):
+    word = "of_one_word_" * 20
+    name = f"run_{word}"[:100]
+    events = [event("drop", 1001.0, group_id="00000002", reason=word), event("failed", 1002.0, reason=word)]
+    folder = write_run(tmp_path / name, steps=[step(1, reward__mean=0.5)], events=events)
+    (folder / "run.yaml").write_text(f"model: {{path: {word}}}")
+    parts = {"reward_components": [(word, 0.5)]}
+    record(folder, [group(0, 0.5, prompt_text=word, **parts), group(1, None, completion_text=word), group(3, 1.0)])
+    write_run(tmp_path / f"other_{name}", steps=[step(1, reward__mean=0.5)])
+    pages = ["", "step/1", "rewards", "ledger?ticket=2", "search", "step/1/group/0", "step/1/group/0/0"]
+    with viewing(tmp_path) as (url, _):
+        for width in (390, 1280):
+            with looking(browser, url, width=width) as page:
+                for path in ("runs", f"compare?run={name}&run=other_{name}", *(f"run/{name}/{each}" for each in pages)):
+                    page.goto(f"{url}{path}")
+                    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+                    assert wide <= 0, f"{path.replace(name, 'RUN')} is {wide} px wider than {width}"
+
+
 def test_of_ten_thousand_steps_an_answer_has_fifty(browser, tmp_path):
     folder = write_run(tmp_path / "run", steps=[step(at, reward__mean=at % 7) for at in range(1, 10_001)])
     write_ledger(folder, num_steps=10_000)

@@ -1,5 +1,6 @@
 """Who did what when: a Gantt of the actors' lives and phases, with restarts, joins and departures."""
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -36,13 +37,14 @@ def actors(run: Run, request: Request) -> dict[str, Any]:
     phases = run.phases()
     end = _end(events, phases, status, is_running=state == "running")
     asked = request.query_params.get("window", str(_WINDOWS[1]))
+    window = int(asked) if re.fullmatch(r"\d{1,12}", asked) else None
     begin = _begin(events, phases)
-    if asked.isdecimal():
-        begin = max(begin, end - int(asked))
+    if window is not None:
+        begin = max(begin, end - window)
     return {
         "run": run.name,
         "mark": mark,
-        "window": asked if asked.isdecimal() else "all",
+        "window": "all" if window is None else str(window),
         "windows": [*map(str, _WINDOWS), "all"],
         "begin": begin,
         "end": end,

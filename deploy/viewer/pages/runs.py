@@ -29,7 +29,7 @@ def runs(found: Sequence[Run]) -> dict[str, Any]:
 def _row(run: Run) -> dict[str, Any]:
     """One that cannot be read hides no other."""
     try:
-        return _told(run, run.metrics(), run.config(), state=run.state())
+        return _told(run, run.glance(), run.config(), state=run.state())
     except (TreadwheelError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return {**_told(run, [], {}, state="damaged"), "reason": " ".join(str(error).split())[:_MOST_CHARACTERS]}
 

@@ -2,10 +2,11 @@
 const RETRY_MS = 2000;
 const pill = document.querySelector("#state");
 
-export function say(state, words = state) {
+export function say(state, words = state, why = "") {
   if (!pill || (pill.dataset.state === state && pill.textContent === words)) return;
   pill.dataset.state = state;
   pill.textContent = words;
+  pill.title = why;
 }
 
 /** Calls `news(content)` from `mark` on, and `again()` when what the page shows is no longer true. A hidden page does not listen:
@@ -27,6 +28,7 @@ export function follow(url, mark, { news, again }) {
       mark = message.lastEventId;
       again();
     });
+    source.addEventListener("away", (message) => say("away", "run cannot be read", JSON.parse(message.data).reason));
     source.onerror = () => {
       say("away", "viewer does not answer");
       if (source?.readyState !== EventSource.CLOSED) return; // the browser tries again by itself

@@ -14,9 +14,11 @@ from transformers import Qwen3Config
 from typer.testing import CliRunner, Result
 
 from cluster.contracts.episodes import ToolCall
+from cluster.record.run_directory import RunDirectory
 from deploy.cli import app
 from deploy.config.yaml_text import dumped
 from deploy.playing import call_of
+from tests.object_store import s3
 from tests.unit.actors.chat.families import tokenizer_of
 
 pytestmark = pytest.mark.slow  # nearly all of it: each environment is a process
@@ -150,6 +152,21 @@ def test_a_run_files_own_column_of_sources_is_read_as_its_run_reads_it(tmp_path)
     (tmp_path / "run.yaml").write_text(dumped(run))
     result = played(str(tmp_path / "run.yaml"), *said("1"))
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_a_run_is_played_wherever_its_directory_is(tmp_path, place):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Guess."}\n')
+    run = {
+        "model": {"path": "none"},
+        "prompts": {"name": "file", "path": str(tmp_path / "rows.jsonl")},
+        "environment": {"name": f"{HERE}:guess", "top": 1},
+    }
+    with s3("bucket"):
+        directory = RunDirectory("s3://bucket/run" if place == "store" else str(tmp_path))
+        directory.write_file("run.yaml", dumped({"run_dir": directory.url, **run}).encode())
+        result = played(directory.url, *said("1"))
+    assert result.exit_code == 0 and result.output.splitlines()[-1] == "ended: reward 1", result.output
 
 
 def model_of(family: str, folder: Path) -> str:

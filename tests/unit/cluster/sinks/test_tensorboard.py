@@ -33,6 +33,23 @@ def test_tensorboard_draws_the_evaluation_of_a_step_that_is_learned_again(direct
     assert [(event.step, event.value) for event in read.Scalars("eval/accuracy")] == [(2, 0.75)]
 
 
+def test_in_an_object_store_the_next_driver_draws_what_a_killed_one_had_not_uploaded(tmp_path):
+    with s3("bucket"):
+        directory = RunDirectory("s3://bucket/killed")
+        killed = [tensorboard(directory=directory, num_steps=9), JsonLines(directory)]
+        for version in (1, 2, 3):
+            for sink in killed:
+                sink.step(version, {"reward/mean": version / 8})
+        directory.flush_lines()
+        next_one = tensorboard(directory=RunDirectory("s3://bucket/killed"), num_steps=9)
+        next_one.step(3, {"reward/mean": 0.5})
+        next_one.close()
+        (name,) = directory.names("tensorboard")
+        directory.download(f"tensorboard/{name}", str(tmp_path / name))
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("reward/mean")] == [(1, 0.125), (2, 0.25), (3, 0.5)]
+
+
 def test_the_file_of_a_run_in_an_object_store_is_uploaded(tmp_path, monkeypatch):
     monkeypatch.setattr("cluster.sinks.tensorboard._UPLOAD_EVERY_S", 0.0)
     with s3("bucket"):

@@ -1,10 +1,17 @@
 """The viewer starts at once: nothing that trains or samples is imported for it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+from starlette.testclient import TestClient
+
 from deploy.viewer import page
+from deploy.viewer.app import create_app
+from deploy.viewer.export import export
+from tests.unit.cluster.contracts.rows import row
+from tests.unit.deploy.viewer.run_files import event, write_run, write_trajectories
 
 _HEAVY = ("ray", "torch", "vllm", "transformers", "matplotlib")
 _CODE = f"""
@@ -18,6 +25,26 @@ print(*[name for name in {_HEAVY} if name in sys.modules])
 def test_all_pages_come_without_ray_torch_and_vllm():
     told = subprocess.run([sys.executable, "-c", _CODE], capture_output=True, text=True, check=True)
     assert told.stdout.split() == []
+
+
+def test_half_a_character_of_a_prompt_or_of_an_error_breaks_no_page(tmp_path):
+    folder = write_run(tmp_path / "run", events=[event("failed", 1001.0, reason="no city \ud83d")])
+    info = json.dumps({"messages": [{"role": "user", "content": "half \ud83d"}], "b": "\udc00"})
+    write_trajectories(folder, 1, [row(info=info)])
+    browser = TestClient(create_app([str(folder)]), base_url="http://localhost")
+    for path in (
+        "",
+        "index.json",
+        "step/1",
+        "step/1.json",
+        "step/1/group/7",
+        "step/1/group/7.json",
+        "step/1/group/7/0.json",
+    ):
+        assert browser.get(f"/run/run/{path}").status_code == 200, path
+    assert browser.get("/run/run/step/1/group/7.json").json()["prompt"]["columns"] == {"b": "?"}
+    export(str(folder), step=1, file=str(tmp_path / "step.html"))
+    assert "half ?" in (tmp_path / "step.html").read_text()
 
 
 def test_a_template_has_no_script_and_no_style_of_its_own():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer import live
 from deploy.viewer.runs import Run
@@ -45,3 +46,31 @@ def test_a_page_whose_lines_were_written_anew_loads_again(folder):
 @pytest.mark.parametrize("mark", ["", "nonsense", "1/2", "1/x/0.0", "../../etc"])
 def test_a_mark_that_is_none_loads_again(folder, mark):
     assert live.since(_run(folder), mark)[0] == "again"
+
+
+async def test_a_run_that_cannot_be_read_for_a_while_says_so_and_is_followed_on(folder, monkeypatch):
+    def refuse(_):
+        raise StorageError("the store does not answer")
+
+    run = _run(folder)
+    run.poll_s = 0.001
+    messages = live._messages(run, run.mark())
+    assert await anext(messages) == "retry: 2000\n\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "mark", refuse)
+        assert 'event: away\ndata: {"reason": "the store does not answer"}' in await anext(messages)
+    assert "event: news" in await anext(messages)
+
+
+async def test_of_a_run_that_stands_still_nothing_is_worked_out_again(folder, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(live, "since", lambda run, after, since=live.since: asked.append(after) or since(run, after))
+    monkeypatch.setattr(live, "_ALIVE_EVERY_S", 0.01)
+    run = _run(folder)
+    run.poll_s = 0.001
+    messages = live._messages(run, "")
+    assert [(await anext(messages)).partition("\n")[0] for _ in range(2)] == ["retry: 2000", f"id: {run.mark()}"]
+    assert "event: news" in await anext(messages)
+    assert await anext(messages) == ": alive\n\n" and asked == ["", run.mark()]
+    append(folder / "metrics.jsonl", [step(2, reward__mean=0.75)])
+    assert '"policy_version": 2' in await anext(messages)

@@ -1,12 +1,13 @@
 """Runs have short names that last, and say how they are."""
 
 import json
-import time
+import shutil
 
 import pytest
 from starlette.testclient import TestClient
 
 from cluster.contracts.errors import StorageError
+from cluster.record import store_claim
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.app import create_app
 from deploy.viewer.runs import Run, Runs
@@ -35,6 +36,18 @@ def test_a_run_that_begins_later_is_found_and_takes_no_name_that_is_in_use(tmp_p
     runs = Runs([str(tmp_path)])
     early = write_run(tmp_path / "x-b")
     assert _names(runs) == {"x-b": str(late), "x-b-2": str(early)}
+
+
+def test_a_run_that_was_removed_is_not_listed_and_one_in_its_place_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("deploy.viewer.runs._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("deploy.viewer.runs._LOOK_SHARE", 0)
+    kept, removed = write_run(tmp_path / "kept"), write_run(tmp_path / "removed", steps=[step(1, reward__mean=0.5)])
+    runs = Runs([str(tmp_path)])
+    assert runs.get("removed").metrics() != []
+    shutil.rmtree(removed)
+    assert _names(runs) == {"kept": str(kept)} and runs.get("removed") is None
+    write_run(removed)
+    assert _names(runs) == {"kept": str(kept), "removed": str(removed)} and runs.get("removed").metrics() == []
 
 
 def _refuse(monkeypatch, *folders) -> None:
@@ -102,23 +115,23 @@ def test_a_run_whose_status_cannot_be_read_tells_of_no_actor(status, tmp_path):
     assert Run("run", RunDirectory(str(folder))).status() == {"time": 0.0, "actors": []}
 
 
-def test_a_run_in_an_object_store_is_found_and_read_without_a_write():
-    with s3("runs-to-view") as proxy:
-        writer = RunDirectory("s3://runs-to-view/team/first")
-        writer.write_file("run.yaml", b"num_steps: 3\n")
-        writer.append_json("metrics.jsonl", step(1, reward__mean=0.5))
-        writer.append_json("events.jsonl", event("launched", 1000.0))
-        writer.flush_lines()
-        writer.write_json("status.json", {"time": time.time(), "actors": []})
-        before = _objects(writer)
-        runs = Runs(["s3://runs-to-view"])
-        (run,) = runs.all()
-        assert (run.name, run.state()) == ("team-first", "running")
+def test_a_run_in_an_object_store_is_found_and_read_without_a_write(monkeypatch):
+    with s3("runs-to-view"):
+        driver = RunDirectory("s3://runs-to-view/team/first")
+        driver.claim("num_steps: 3\n")
+        driver.append_json("metrics.jsonl", step(1, reward__mean=0.5))
+        driver.append_json("events.jsonl", event("launched", 1000.0))
+        driver.flush_lines()
+        before = _objects(driver)
+        (run,) = Runs(["s3://runs-to-view"]).all()
+        assert (run.name, run.state()) == ("team-first", "running"), "it says nothing yet of its actors"
         assert json.dumps(run.metrics()) == json.dumps([step(1, reward__mean=0.5)])
-        writer.write_json("status.json", {"time": time.time() - 600, "actors": []})
+        with monkeypatch.context() as patch:
+            patch.setattr(store_claim, "LEASE_S", -1.0)
+            assert run.state() == "killed"
+        assert _objects(driver) == before
+        driver.release()
         assert run.state() == "killed"
-        assert _objects(writer) == before
-        assert proxy.url
 
 
 def _objects(directory: RunDirectory) -> list[str]:

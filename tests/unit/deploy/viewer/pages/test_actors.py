@@ -1,6 +1,10 @@
 """A Gantt of few bars that hides nobody's death."""
 
+import pytest
+
 from deploy.viewer.pages import actors
+from tests.unit.deploy.viewer.recorded import asking, opened
+from tests.unit.deploy.viewer.run_files import event, write_run
 
 ALIVE = {"state": "healthy", "start": 0.0, "end": 50.0, "words": None}
 DEAD = {"state": "dead", "start": 50.0, "end": None, "words": "signal 9"}
@@ -50,3 +54,12 @@ def test_what_a_living_actor_does_now_is_drawn_from_where_its_lines_end():
         [("waiting", 10.0, 35.0), ("sampling", 35.0, 50.0)],
         [("waiting", 20.0, 50.0)],
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "window", "begins"), [("60", "60", 1040.0), ("all", "all", 1000.0), ("9" * 5000, "all", 1000.0)]
+)
+def test_a_window_reaches_back_from_the_runs_end_and_one_without_end_is_all(tmp_path, asked, window, begins):
+    folder = write_run(tmp_path / "run", events=[event("finished", 1100.0)])
+    told = actors.actors(opened(folder), asking(f"window={asked}"))
+    assert (told["window"], told["begin"], told["end"]) == (window, begins, 1100.0)

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from deploy.viewer.app import create_app
 from deploy.viewer.pages.runs import differences
-from tests.unit.deploy.viewer.run_files import step, write_run
+from tests.unit.deploy.viewer.run_files import event, step, write_run
 
 
 def test_what_is_equal_is_left_out_and_what_is_absent_is_none():
@@ -35,6 +35,20 @@ def test_two_runs_are_compared_down_to_their_passports(tmp_path):
     assert page.status_code == 200 and "mathematics.seed" in page.text
     assert browser.get("/compare?run=one&run=nothing").status_code == 404
     assert browser.get("/compare").status_code == 400
+
+
+def test_the_list_of_runs_keeps_few_numbers_of_each_and_says_the_same_when_a_run_was_opened(tmp_path):
+    lines = [step(at, reward__mean=at / 8, time__step_s=2.0, other__number=0.5) for at in (1, 2, 3)]
+    write_run(tmp_path / "run", steps=lines, events=[event("drop", 1001.0, reason="x"), event("finished", 1002.0)])
+    app = create_app([str(tmp_path)])
+    browser = TestClient(app, base_url="http://localhost")
+    (row,) = browser.get("/runs.json").json()["runs"]
+    assert (row["state"], row["reward"], row["step_s"], row["spark"] != "") == ("finished", 0.375, 2.0, True)
+    run = app.state.runs.get("run")
+    assert run.glance()[0] == {"policy_version": 1, "time": 1001.0, "reward/mean": 0.125, "time/step_s": 2.0}
+    assert not run._metrics.is_read and not run._events.is_read
+    assert browser.get("/run/run/").status_code == 200 and run._metrics.is_read
+    assert browser.get("/runs.json").json()["runs"] == [row]
 
 
 def test_every_page_of_a_run_that_has_just_begun_is_there(tmp_path):
