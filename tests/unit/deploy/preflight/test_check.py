@@ -384,6 +384,24 @@ def test_a_reference_to_which_an_id_means_another_token_is_refused(tmp_path, mod
     assert "has another vocabulary: token" in refusal(run(tmp_path, model, f"reference.path={teacher}"))
 
 
+def without_tokenizer(model: Path, at: Path) -> Path:
+    folder = shutil.copytree(model, at)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    return folder
+
+
+def test_a_model_without_a_tokenizer_is_refused_by_that_name(tmp_path, model):
+    folder = without_tokenizer(model, tmp_path / "bare")
+    message = refusal(run(tmp_path, folder))
+    assert f"model.path='{folder}' has no tokenizer; copy the files" in message
+    assert "is empty" not in message, "prompts are not judged by it"
+
+
+def test_a_reference_needs_no_tokenizer_of_its_own(tmp_path, model):
+    check(run(tmp_path, model, f"reference.path={without_tokenizer(model, tmp_path / 'bare')}"))
+
+
 def test_a_critic_of_another_vocabulary_or_architecture_is_refused(tmp_path, model):
     def with_critic(path: Path):
         return run(tmp_path, model, "algorithm.preset=ppo", f"algorithm.value.path={path}")
