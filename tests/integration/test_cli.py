@@ -50,7 +50,7 @@ def test_check_shows_what_a_run_will_be(run_file):
 
 MISTAKES = [
     ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting", "did you mean buffer.groups_per_step?"),
-    ("num_steps=many", "num_steps='many' is not valid", "should be a valid integer"),
+    ("num_steps=many", "num_steps='many' is not valid", "it must be a whole number"),
     ("model.path=/no/such/model", "model.path='/no/such/model' does not exist", "give a Hugging Face folder"),
     ("model.path=HERE", "model.path='HERE' has no config.json", "give a Hugging Face model folder"),
     (
