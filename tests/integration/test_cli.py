@@ -76,7 +76,7 @@ MISTAKES = [
     (
         "reward.judge=my_rewards:judge",
         "reward.judge='my_rewards:judge' does not import",
-        "or use one of actors.rewards: code_asserts",
+        "start the command in the folder of my_rewards.py",
     ),
     ("reward.judge=exact_mach", "reward.judge='exact_mach' is not there", "did you mean 'exact_match'?"),
     ("reward.judge.answer_column=solution", "reward.judge.answer_column='solution' is not", "it takes: column"),
