@@ -65,7 +65,7 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
     for source, weight in zip(mixture.sources, mixture.weights, strict=True):
         share = float(weight / sum(mixture.weights))
         repeats = f" and {source.num_duplicates:,} repeated ones" if config.prompts.deduplicate else ""
-        epochs = f"{config.num_steps} steps see each {num_groups * share / len(source.rows):.2g} times"
+        epochs = f"{config.num_steps} steps see each {_few_digits(num_groups * share / len(source.rows))} times"
         name = source.name or config.prompts.name or ""
         yield (
             "prompts",
@@ -176,6 +176,10 @@ def _said(reward: Reward) -> str:
         f"{name} {'none' if value is None else f'{value:g}'}" for name, value in reward.components.items()
     )
     return f"{reward.value:g}" + (f" ({components})" if components else "")
+
+
+def _few_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _shortened(text: str) -> str:

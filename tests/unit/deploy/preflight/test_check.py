@@ -623,7 +623,7 @@ LONG = ({"prompt": "1+1="}, {"prompt": "7" * 40}, {"prompt": "1+1="}, {"prompt":
 def test_what_is_too_long_or_repeated_is_counted(tmp_path, model, rule, counts):
     limit = ("prompts.max_prompt_tokens=30", f"prompts.on_long_prompt={rule}", "prompts.deduplicate=true")
     text = shown(run(tmp_path, model, *limit, rows=LONG))
-    assert "3 and 1 repeated ones; 100 steps see each 1.3e+02 times" in text
+    assert "3 and 1 repeated ones; 100 steps see each 133 times" in text
     assert "58 tokens" in text and f"beyond 30 tokens {counts}" in " ".join(text.split())
 
 
