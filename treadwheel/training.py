@@ -114,9 +114,7 @@ def check(
 def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
     """Runs `work`, and returns what it returns. In a notebook, where this thread has an event loop already, it runs in another thread, and
     "interrupt the kernel" stops it there."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _has_a_loop():
         return work()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="treadwheel") as threads:
         done = threads.submit(work)
@@ -127,6 +125,14 @@ def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
                 if done.done():
                     raise
                 stop.press()
+
+
+def _has_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _new_stop() -> Stop:

@@ -154,3 +154,12 @@ async def test_beside_a_running_loop_work_has_a_thread_of_its_own():
 
 def test_without_one_it_stays_where_signals_are_heard():
     assert beside_a_loop(threading.current_thread, Stop()) is threading.main_thread()
+
+
+def test_an_error_outside_a_notebook_comes_alone():
+    def refused() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError) as error:
+        beside_a_loop(refused, Stop())
+    assert error.value.__context__ is None, "a traceback shows one error"
