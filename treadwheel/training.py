@@ -63,7 +63,7 @@ def train(
     refuse_import_time("train")
     run_config, rows = _configured(config, overrides, judge, environment, prompts)
     stop = _new_stop()
-    heard = [_Heard(callback, stop) for callback in callbacks]
+    heard = _hearing(callbacks, stop)
 
     def work() -> None:
         from deploy import preflight
@@ -135,6 +135,18 @@ def _has_a_loop() -> bool:
     return True
 
 
+def _hearing(callbacks: object, stop: Stop) -> list[_Heard]:
+    """Raises ConfigError for what is no list of functions: the run would find out after its first step."""
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise ConfigError(f"callbacks={callbacks!r} is no list; give one of functions, such as [my_callback]")
+    for index, callback in enumerate(cast("Sequence[object]", callbacks)):
+        if not callable(callback):
+            raise ConfigError(
+                f"callbacks[{index}]={callback!r} is no function; it is called as callback(step, metrics)"
+            )
+    return [_Heard(callback, stop) for callback in cast("Sequence[Callback]", callbacks)]
+
+
 def _new_stop() -> Stop:
     from deploy.cluster_up.stopping import Stop
 
@@ -198,6 +210,8 @@ def _configured(
     """With the rows whose file it names, where `prompts` are rows; nothing is written."""
     from deploy.config import loading
 
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(f"overrides is a {type(overrides).__name__}; give a list, such as ['num_steps=50']")
     _search_here()
     values, source = _read(config)
     if judge is not None:
