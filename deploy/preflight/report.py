@@ -14,7 +14,7 @@ from cluster.rollouts.mixture import Mixture
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
 from deploy.preflight.machine import GIB, Memory
-from deploy.preflight.prompts import Looks, trained_on, unseen_sources
+from deploy.preflight.prompts import Looks, answered, trained_on, unseen_sources
 
 if TYPE_CHECKING:
     from actors.reward_model import Reading
@@ -78,6 +78,8 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
     yield from limit_rows(config.prompts, looks, "prompts")
     yield "prompts", "first, as the model sees it", _shortened(looks.first_text)
     yield "prompts", "its tokens", _ends(looks.first_tokens)
+    if note := answered(mixture):
+        yield "prompts", "note", note
     if config.reference.by_source and (note := unseen_sources(mixture, config)):
         yield "prompts", "note", note
     yield "prompts", "chat template", "applied" if looks.is_templated else "not applied: the text is sent as it is"

@@ -614,6 +614,14 @@ def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_ta
     assert "learner.gpus_per_rank=9 x 1: 9 GPUs asked for" in str(refused.value)
 
 
+def test_prompts_that_hold_their_answers_are_noted(tmp_path, model):
+    asked = {"role": "user", "content": "1+1="}
+    rows = ({"messages": [asked]}, {"messages": [asked, {"role": "assistant", "content": "2"}]})
+    text = " ".join(shown(run(tmp_path, model, rows=rows)).split())
+    assert "1 of the first 2 end with a message of the assistant, and the model begins another one after it;" in text
+    assert "end with a message of the assistant" not in shown(run(tmp_path, model, rows=rows[:1]))
+
+
 LONG = ({"prompt": "1+1="}, {"prompt": "7" * 40}, {"prompt": "1+1="}, {"prompt": "2+2=", "answer": "4"})
 
 
