@@ -1,7 +1,11 @@
 """What a user's function returns or raises for a trajectory: numbers become a `Reward`, anything else is refused by name."""
 
 import math
+import os
+import sysconfig
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from actors.writable import writable
@@ -10,6 +14,15 @@ from cluster.contracts.types import Reward, RewardStatus
 
 MAX_MESSAGE = 500
 """Characters of an error kept per trajectory: a message goes into every row that failed."""
+
+_FOREIGN = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        *(str(Path(__file__).parents[1] / own) for own in ("actors", "cluster", "deploy", "learner", "treadwheel")),
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    )
+)
+"""Folders of code that is none of the user's: this project's, Python's, installed packages'."""
 
 
 def to_reward(value: Any, *, by: str = "the judge") -> Reward:
@@ -38,6 +51,13 @@ def described(error: BaseException) -> str:
     except BaseException:  # noqa: BLE001 - foreign code: a __str__ of the user's
         message = "its message cannot be read"
     return f"{type(error).__name__}: {message}".removesuffix(": ")
+
+
+def line_of(error: BaseException) -> str:
+    """The last line of the user's own that it came through, as ` (my_rewards.py, line 12)`; empty where there is none."""
+    lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    own = [(file, number) for file, number in lines if os.path.isabs(file) and not file.startswith(_FOREIGN)]
+    return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
 
 
 def finite(value: Any, what: str, *, by: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from transformers import AutoConfig, AutoTokenizer
 
-from actors.chat.hub import why_not_loaded
+from actors.chat.hub import refuse_empty_tokenizer, why_not_loaded
 from actors.reward_service.service import Told, told
 from cluster.contracts import schema
 from cluster.contracts.errors import ConfigError, DataError, headline
@@ -32,6 +32,7 @@ class Reading:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{field}.path={config.path!r} does not load: {why_not_loaded(error)}") from error
+        refuse_empty_tokenizer(self._tokenizer, path=config.path, field=f"{field}.path")
         if not any("ForSequenceClassification" in each for each in model.architectures or ()):
             raise ConfigError(
                 f"{field}.path={config.path!r} is a {', '.join(model.architectures or ('model',))} without a classification head; "

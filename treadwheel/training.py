@@ -63,7 +63,7 @@ def train(
     refuse_import_time("train")
     run_config, rows = _configured(config, overrides, judge, environment, prompts)
     stop = _new_stop()
-    heard = [_Heard(callback, stop) for callback in callbacks]
+    heard = _hearing(callbacks, stop)
 
     def work() -> None:
         from deploy import preflight
@@ -114,9 +114,7 @@ def check(
 def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
     """Runs `work`, and returns what it returns. In a notebook, where this thread has an event loop already, it runs in another thread, and
     "interrupt the kernel" stops it there."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _has_a_loop():
         return work()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="treadwheel") as threads:
         done = threads.submit(work)
@@ -127,6 +125,26 @@ def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
                 if done.done():
                     raise
                 stop.press()
+
+
+def _has_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _hearing(callbacks: object, stop: Stop) -> list[_Heard]:
+    """Raises ConfigError for what is no list of functions: the run would find out after its first step."""
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise ConfigError(f"callbacks={callbacks!r} is no list; give one of functions, such as [my_callback]")
+    for index, callback in enumerate(cast("Sequence[object]", callbacks)):
+        if not callable(callback):
+            raise ConfigError(
+                f"callbacks[{index}]={callback!r} is no function; it is called as callback(step, metrics)"
+            )
+    return [_Heard(callback, stop) for callback in cast("Sequence[Callback]", callbacks)]
 
 
 def _new_stop() -> Stop:
@@ -192,6 +210,8 @@ def _configured(
     """With the rows whose file it names, where `prompts` are rows; nothing is written."""
     from deploy.config import loading
 
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(f"overrides is a {type(overrides).__name__}; give a list, such as ['num_steps=50']")
     _search_here()
     values, source = _read(config)
     if judge is not None:

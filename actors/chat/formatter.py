@@ -8,7 +8,7 @@ from typing import Any, Self
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
 from actors.chat.encoding import TextEncoder
-from actors.chat.hub import why_not_loaded
+from actors.chat.hub import refuse_empty_tokenizer, why_not_loaded
 from actors.chat.rendering import ChatTemplate, Message, fresh_word
 from actors.chat.turns import Turns
 from cluster.contracts.config import ModelConfig
@@ -61,6 +61,7 @@ class ChatFormatter:
             tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path={model.path!r} does not load: {why_not_loaded(error)}") from error
+        refuse_empty_tokenizer(tokenizer, path=model.path, field="model.path")
         if model.chat_template is not None:
             tokenizer.chat_template = model.chat_template
         stop_token_ids = _stop_token_ids(model, config)

@@ -1,6 +1,7 @@
-"""Why a model does not load from the hub, in one sentence."""
+"""Why a model does not load, in one sentence."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -10,7 +11,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from cluster.contracts.errors import headline
+from cluster.contracts.errors import ConfigError, headline
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     # The first that fits: a gated repository is one that is not found, too.
@@ -32,6 +33,20 @@ def why_not_loaded(error: BaseException) -> str:
         if any(isinstance(each, kind) for each in behind):
             return reason
     return f"{headline(error)} It must be a Hugging Face folder with config.json and a tokenizer, or a hub name"
+
+
+def is_empty(tokenizer: Any) -> bool:
+    """Whether it is what transformers makes of a folder without a tokenizer's files: special tokens, and at most one other."""
+    return len(tokenizer) - len(tokenizer.all_special_ids) < 2
+
+
+def refuse_empty_tokenizer(tokenizer: Any, *, path: str, field: str) -> None:
+    """Raises ConfigError for a tokenizer that `is_empty`."""
+    if is_empty(tokenizer):
+        raise ConfigError(
+            f"{field}={path!r} has no tokenizer; copy the files of the model's own there, tokenizer.json and tokenizer_config.json, or "
+            "save it with the tokenizer's save_pretrained"
+        )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -41,6 +41,11 @@ def _read(path: str) -> Rows:
     try:
         with _opened(path) as source:
             return _READERS[suffix](source, path)
+    except FileNotFoundError as error:
+        begins = "" if os.path.isabs(path) or "://" in path else f"; the command runs in {os.getcwd()}"
+        raise ConfigError(
+            f"path={path!r} cannot be read: it is not there{begins}; name a file that is there"
+        ) from error
     except (OSError, StorageError) as error:
         raise ConfigError(f"path={path!r} cannot be read: {error}; name a file that is there") from error
     except pa.ArrowInvalid as error:

@@ -79,11 +79,11 @@ class RowPrompts:
             is_optional = self._text_as == "auto" and self._system_prompt is None
             return value if is_optional else None, self._with_system_prompt([{"role": "user", "content": value}])
         if not isinstance(value, list) or not value:
-            raise DataError(f"{where}: must be a text or a list of messages, got {str(value)[:80]!r}")
+            raise DataError(f"{where}: must be a text or a list of messages, got {repr(value)[:80]}")
         messages: list[dict[str, Any]] = []
         for message in _without_absent(value) if isinstance(self._rows, TableRows) else cast(list[Any], value):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-                raise DataError(f"{where}: a message must have 'role' and 'content', got {str(message)[:80]!r}")
+                raise DataError(f"{where}: a message must have 'role' and 'content', got {repr(message)[:80]}")
             messages.append(cast(dict[str, Any], message))
         return None, self._with_system_prompt(messages)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from actors.returned import MAX_MESSAGE, described, to_reward
+from actors.returned import MAX_MESSAGE, described, line_of, to_reward
 from actors.writable import writable
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, is_async, resolve
@@ -123,7 +123,10 @@ def to_rewards(value: Any, *, size: int) -> Judged:
 
 def failed(error: BaseException, *, stage: str = "") -> Reward:
     stage = stage or getattr(error, "stage", None) or ""
-    message = writable(f"{stage} {described(error)}".lstrip())[:MAX_MESSAGE]
+    said, line = described(error), line_of(error)
+    if line and ": " not in said:  # a bare `assert`
+        said += ":"
+    message = writable(f"{stage} {said}".lstrip()[: MAX_MESSAGE - len(line)] + line)
     return Reward(value=None, status=RewardStatus.ERROR, message=message)
 
 

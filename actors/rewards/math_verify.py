@@ -1,6 +1,7 @@
 """Reward for a mathematically equal answer, by the math-verify package: LaTeX, fractions, sets, intervals, units."""
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ import math_verify as package
 from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
+
+# It warns of deadlines that are off, once in each process; why they are, stands below.
+logging.getLogger(package.__name__).setLevel(logging.ERROR)
 
 
 def math_verify(*, prompt: str, completion: str, columns: Mapping[str, Any], column: str = "answer") -> float:

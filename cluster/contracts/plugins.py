@@ -31,6 +31,7 @@ from cluster.contracts.hiding import is_secret, shown
 from cluster.contracts.importing import importing
 from cluster.contracts.protocols import PromptSource
 from cluster.contracts.types import Prompt
+from cluster.contracts.unimported import why_not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,8 @@ class Home:
     """Names that no parameter may have: they will mean something."""
     works_on: frozenset[str] = frozenset()
     """A variant's first parameter is one of these, which tells this kind from its neighbours. Empty: it may be any."""
+    advice: str = ""
+    """For users whose own function needs what is given to none."""
 
     @property
     def given(self) -> frozenset[str]:
@@ -79,7 +82,12 @@ OF_ONE_OR_ALL = {
 OF_EITHER = ("columns", "rewards", "servers")
 """What both kinds of judge may ask for: the prompt's columns, what the other parts gave, and the URLs of `reward.servers`."""
 
-REWARDS = Home(package="actors.rewards", offers=frozenset((*OF_ONE_OR_ALL, *OF_ONE_OR_ALL.values(), *OF_EITHER)))
+REWARDS = Home(
+    package="actors.rewards",
+    offers=frozenset((*OF_ONE_OR_ALL, *OF_ONE_OR_ALL.values(), *OF_EITHER)),
+    advice="columns of the prompt are in the parameter `columns`, and a function written for TRL, verl or OpenRLHF is called by the judge "
+    "of that name, as {name: trl, function: 'my_package.module:name'}",
+)
 # `episodes`: for environments that play a whole group.
 ENVIRONMENTS = Home(package="actors.environments", called_with=("episode",), reserved=frozenset({"episodes"}))
 REPLY_PARSERS = Home(package="actors.reply_parsers", called_with=("text", "tools"))
@@ -153,12 +161,16 @@ def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
         with importing():
             found = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:  # foreign code: the user sees what its import raises, as one message
+        if colon:
+            raise ConfigError(f"{field}={plugin.name!r} does not import: {why_not(plugin.name, error)}") from error
         raise ConfigError(
             f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}; mend it, or use one of "
             f"{home.package}: {', '.join(names(home))}"
         ) from error
     if not callable(found):
-        raise ConfigError(f"{field}={plugin.name!r} is a {type(found).__name__}; it must be a function or a class")
+        raise ConfigError(
+            f"{field}={plugin.name!r} is of type {type(found).__name__}; it must be a function or a class"
+        )
     try:
         takes = _takes(found)
     except ValueError as error:
@@ -222,6 +234,7 @@ def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field
     if missing:
         raise ConfigError(
             f"{field}={plugin.name!r} needs {', '.join(missing)}; write {field}: {{name: {plugin.name}, {missing[0]}: ...}}"
+            + (f"; {home.advice}" if home.advice and ":" in plugin.name else "")
         )
     return checked
 
@@ -244,11 +257,21 @@ def _module_of(name: str, *, home: Home, field: str) -> str:
     if name in modules:
         return modules[name]
     close = difflib.get_close_matches(name, modules, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    stem, dot, end = name.rpartition(".")
+    if home is PROMPTS and end in _DATA:
+        hint = f"a file goes as {{name: file, path: {name}}}; "
+    elif dot:
+        hint = f"did you mean '{stem}:{end}'? "
+    else:
+        hint = f"did you mean {close[0]!r}? " if close else ""
     raise ConfigError(
         f"{field}={name!r} is not there; {hint}{home.package} has: {', '.join(sorted(modules)) or 'nothing'}; "
         "your own goes by full path, 'my_package.module:name'"
     )
+
+
+_DATA = ("json", "jsonl", "ndjson", "parquet", "arrow", "feather", "csv")
+"""How files of prompts end, those too that are none here."""
 
 
 def _takes(found: Callable[..., Any]) -> Takes:

@@ -1,5 +1,6 @@
 """Which settings a resumed run may change: the mark that each carries where it is declared decides."""
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +37,7 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
     return {
         name: values
         for name, values in found.items()
-        if not _is_of_another_variant(name, found) and not _may_change(name, theirs)
+        if not _is_of_another_variant(name, found) and not _may_change(name, theirs) and not _are_one_place(*values)
     }
 
 
@@ -60,6 +61,14 @@ def check_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, run_di
 def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
     mark = mark_of(name, theirs)
     return mark is Mark.RESOURCES or (mark is Mark.LAYOUT and not theirs.get("deterministic", False))
+
+
+def _are_one_place(was: Any, now: Any) -> bool:
+    """Whether both are paths to the same file or folder, which is there: `model` and `/home/me/model`."""
+    if not isinstance(was, str) or not isinstance(now, str) or "/" not in was + now:
+        return False
+    first, second = (os.path.realpath(os.path.expanduser(each)) for each in (was, now))
+    return first == second and os.path.exists(first)
 
 
 def _is_of_another_variant(name: str, found: Mapping[str, Any]) -> bool:

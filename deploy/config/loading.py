@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from cluster.contracts.config import RunConfig, SamplingConfig
+from cluster.contracts.config import AlgorithmConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import fields
+from cluster.contracts.settings import fields, section_in
 from deploy.config.spelling import spelled_out
 from deploy.config.yaml_text import dumped, parse, read_yaml
 
@@ -56,7 +56,7 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     settings: list[tuple[str, Any]] = []
     for override in overrides:
         with _noting(problems):
-            settings.append(parsed(override))
+            settings.append(_setting(override))
     if any(name == "algorithm.preset" and value is not None for name, value in settings):
         # The preset stands for the whole section, and not only for what the file leaves out.
         values = values | {"algorithm": {}}
@@ -105,6 +105,14 @@ def _noting(problems: list[str]) -> Iterator[None]:
         yield
     except ConfigError as error:
         problems.append(str(error))
+
+
+def _setting(override: str) -> tuple[str, Any]:
+    """As `parsed`. Raises ConfigError for an empty value too: `run_dir=$OUT` of a shell that knows no OUT would mean the default."""
+    name, value = parsed(override)
+    if not override.partition("=")[2].strip():
+        raise ConfigError(f"override {override!r} has no value; write one, or {name}=null for the default")
+    return name, value
 
 
 def parsed(override: str) -> tuple[str, Any]:
@@ -169,22 +177,68 @@ def _is_played(environment: Any) -> bool:
 
 
 def _explain(detail: ErrorDetails) -> str:
-    name = _name_of(detail["loc"])
-    # `reward.parts.right.weight` is the setting `reward.parts.weight`.
-    around = zip((None, *detail["loc"]), detail["loc"], strict=False)
-    setting = _name_of([part for before, part in around if before not in _NAMED_BY_USERS])
     known = dict(fields(RunConfig))
     if detail["type"] == "extra_forbidden":
-        shown = _short(hidden(detail["input"], name))
-        return f"{name}={shown} is not a setting; {_suggestion(setting, known)}"
+        return _unknown(detail, known)
+    name, setting = _name_of(detail["loc"]), _setting_of(detail["loc"])
     meaning = known[setting].description if setting in known else None
     hint = f" ({_first_sentence(meaning)})" if meaning else ""
     if detail["type"] == "missing":
-        return f"{name} is missing; set it{hint}"
+        inner = section_in(known[setting]) if setting in known else None
+        needed = [each for each, field in inner.model_fields.items() if field.is_required()] if inner else []
+        return f"{name} is missing; set {f'{name}.{needed[0]}' if needed else 'it'}{hint}"
     if detail["type"] == "value_error":
         message = detail["msg"].removeprefix("Value error, ")
         return f"{name}: {message}" if name else message
-    return f"{name}={_short(hidden(detail['input'], name))} is not valid: {_lower_first(detail['msg'])}{hint}"
+    if detail["type"] == "model_type":
+        why = _form(setting, known)
+    elif wanted := _IN_WORDS.get(detail["type"]):
+        why = f"it must be {wanted}"
+    else:
+        why = _lower_first(detail["msg"])
+    return f"{name}={_short(hidden(detail['input'], name))} is not valid: {why}{hint}"
+
+
+_IN_WORDS = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+}
+"""Kinds of pydantic's errors, for people who write YAML."""
+
+
+def _form(setting: str, known: Mapping[str, FieldInfo]) -> str:
+    """Of a setting that is a mapping: a section, or a variant with parameters."""
+    inner = section_in(known[setting]) if setting in known else None
+    if inner is None or issubclass(inner, Plugin):
+        return "it must be a name, or a mapping of name and parameters"
+    preset = (
+        ("preset",) if inner is AlgorithmConfig else ()
+    )  # replaced by what it stands for, before anything is checked
+    return f"it must be a mapping of settings; there are: {', '.join((*preset, *inner.model_fields))}"
+
+
+def _unknown(detail: ErrorDetails, known: Mapping[str, FieldInfo]) -> str:
+    *place, key = detail["loc"]
+    parent = _setting_of(place)
+    name = ".".join(filter(None, (_name_of(place), str(key))))
+    setting = ".".join(filter(None, (parent, str(key))))
+    section, dot, rest = str(key).partition(".")
+    way_out = f"write {section}: {{{rest}: ...}}" if dot and setting in known else _suggestion(setting, known)
+    return f"{name}={_short(hidden(detail['input'], name))} is not a setting; {way_out}"
+
+
+def _setting_of(location: Sequence[int | str]) -> str:
+    """`reward.parts.right.weight` is the setting `reward.parts.weight`."""
+    around = zip((None, *location), location, strict=False)
+    return _name_of([part for before, part in around if before not in _NAMED_BY_USERS])
 
 
 def _name_of(location: Sequence[int | str]) -> str:

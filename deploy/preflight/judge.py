@@ -87,7 +87,7 @@ def _refuse_failure(samples: Sequence[Sample], config: RewardConfig) -> None:
     judges = f"reward.judge={config.only_judge.name!r}" if config.only_judge else "reward.parts"
     raise ConfigError(
         f"{first.field}: {judges} fails on each of {len(samples)} samples, the first time with: "
-        f"{first.reward.message}; mend it (columns of the prompt {first.prompt.prompt_id!r}: {columns})"
+        f"{first.reward.message}; mend it (the parameter `columns` has, of the prompt {first.prompt.prompt_id!r}: {columns})"
     )
 
 

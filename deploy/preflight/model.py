@@ -239,11 +239,14 @@ def _vocabulary(model: ModelConfig) -> dict[str, int]:
     """Empty for a model without a tokenizer at hand."""
     from transformers import AutoTokenizer
 
+    from actors.chat.hub import is_empty
+
     options = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     try:
-        return AutoTokenizer.from_pretrained(model.path, **options).get_vocab()
+        tokenizer = AutoTokenizer.from_pretrained(model.path, **options)
     except (OSError, ValueError):
         return {}
+    return {} if is_empty(tokenizer) else tokenizer.get_vocab()
 
 
 def _check_targets(targets: Sequence[str], linear: Sequence[str]) -> None:

@@ -109,6 +109,18 @@ def trained_on(source: PromptSource, held_out: PromptSource) -> str | None:
     )
 
 
+def answered(source: PromptSource) -> str | None:
+    """A sentence for people where prompts hold the answer already, as data sets for supervised training do."""
+    looked_at = firsts(source)
+    num_answered = sum(bool(each.messages) and each.messages[-1].get("role") == "assistant" for each in looked_at)
+    if num_answered == 0:
+        return None
+    return (
+        f"{num_answered} of the first {len(looked_at)} end with a message of the assistant, and the model begins another one after it; "
+        "leave the answer out of the messages, and give it in a column of its own"
+    )
+
+
 def check_demonstrations(config: RunConfig) -> None:
     """Raises ConfigError for demonstrations of which those of the first update cannot be learned from."""
     from deploy.cluster_up.factories import demonstrations

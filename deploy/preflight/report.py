@@ -14,7 +14,7 @@ from cluster.rollouts.mixture import Mixture
 from cluster.supervision.placement import PlacementPlan
 from deploy.preflight.judge import Sample
 from deploy.preflight.machine import GIB, Memory
-from deploy.preflight.prompts import Looks, trained_on, unseen_sources
+from deploy.preflight.prompts import Looks, answered, trained_on, unseen_sources
 
 if TYPE_CHECKING:
     from actors.reward_model import Reading
@@ -65,7 +65,7 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
     for source, weight in zip(mixture.sources, mixture.weights, strict=True):
         share = float(weight / sum(mixture.weights))
         repeats = f" and {source.num_duplicates:,} repeated ones" if config.prompts.deduplicate else ""
-        epochs = f"{config.num_steps} steps see each {num_groups * share / len(source.rows):.2g} times"
+        epochs = f"{config.num_steps} steps see each {_few_digits(num_groups * share / len(source.rows))} times"
         name = source.name or config.prompts.name or ""
         yield (
             "prompts",
@@ -78,6 +78,8 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
     yield from limit_rows(config.prompts, looks, "prompts")
     yield "prompts", "first, as the model sees it", _shortened(looks.first_text)
     yield "prompts", "its tokens", _ends(looks.first_tokens)
+    if note := answered(mixture):
+        yield "prompts", "note", note
     if config.reference.by_source and (note := unseen_sources(mixture, config)):
         yield "prompts", "note", note
     yield "prompts", "chat template", "applied" if looks.is_templated else "not applied: the text is sent as it is"
@@ -176,6 +178,10 @@ def _said(reward: Reward) -> str:
         f"{name} {'none' if value is None else f'{value:g}'}" for name, value in reward.components.items()
     )
     return f"{reward.value:g}" + (f" ({components})" if components else "")
+
+
+def _few_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _shortened(text: str) -> str:

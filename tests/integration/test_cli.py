@@ -50,7 +50,7 @@ def test_check_shows_what_a_run_will_be(run_file):
 
 MISTAKES = [
     ("buffer.group_per_step=8", "buffer.group_per_step=8 is not a setting", "did you mean buffer.groups_per_step?"),
-    ("num_steps=many", "num_steps='many' is not valid", "should be a valid integer"),
+    ("num_steps=many", "num_steps='many' is not valid", "it must be a whole number"),
     ("model.path=/no/such/model", "model.path='/no/such/model' does not exist", "give a Hugging Face folder"),
     ("model.path=HERE", "model.path='HERE' has no config.json", "give a Hugging Face model folder"),
     (
@@ -76,14 +76,14 @@ MISTAKES = [
     (
         "reward.judge=my_rewards:judge",
         "reward.judge='my_rewards:judge' does not import",
-        "or use one of actors.rewards: code_asserts",
+        "start the command in the folder of my_rewards.py",
     ),
     ("reward.judge=exact_mach", "reward.judge='exact_mach' is not there", "did you mean 'exact_match'?"),
     ("reward.judge.answer_column=solution", "reward.judge.answer_column='solution' is not", "it takes: column"),
     (
         "reward.judge.column=solution",
         "reward.judge='exact_match' fails on each of 4 samples, the first time with: DataError",
-        "(columns of the prompt 'file/prompts.jsonl/0': answer)",
+        "(the parameter `columns` has, of the prompt 'file/prompts.jsonl/0': answer)",
     ),
     (
         "algorithm.advantage=grop",

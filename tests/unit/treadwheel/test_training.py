@@ -15,7 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from deploy.cluster_up.stopping import Stop
 from deploy.config.loading import validated
 from tests.unit.treadwheel import my_functions
-from treadwheel.training import _configured, _Heard, _there, beside_a_loop
+from treadwheel.training import _configured, _Heard, _there, beside_a_loop, train
 
 RUN = {"model": {"path": "m"}, "prompts": {"name": "file", "path": "p.jsonl", "max_prompt_tokens": 7}}
 
@@ -112,6 +112,8 @@ def test_paths_and_numbers_of_numpy_are_what_a_run_file_has_for_them(tmp_path):
             {"prompts": [{"prompt": "a"}, {"prompt": "b", "day": date(2026, 1, 2)}]},
             r"prompts: row 1, column 'day': .* is a date; give",
         ),
+        ({"overrides": "num_steps=3"}, r"overrides is a str; give a list, such as \['num_steps=50'\]"),
+        ({"overrides": {"num_steps": 3}}, "overrides is a dict; give a list"),
         ({"config": None}, "config=None is no run; give a run file, a mapping like one, or a RunConfig"),
         ({"config": {**RUN, "num_steps": {1, 2}}}, "the configuration: {1, 2} is a set; give a text"),
     ],
@@ -119,6 +121,18 @@ def test_paths_and_numbers_of_numpy_are_what_a_run_file_has_for_them(tmp_path):
 def test_what_no_run_file_could_say_is_refused_by_its_name(given, why):
     with pytest.raises(ConfigError, match=why):
         configured(**given)
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "why"),
+    [
+        (print, "callbacks=<built-in function print> is no list; give one of functions"),
+        ([print, 5], r"callbacks\[1\]=5 is no function; it is called as callback\(step, metrics\)"),
+    ],
+)
+def test_callbacks_that_cannot_be_called_are_refused_before_anything_starts(callbacks, why):
+    with pytest.raises(ConfigError, match=why):
+        train(RUN, callbacks=callbacks)
 
 
 def test_no_rows_are_no_prompts():
@@ -154,3 +168,12 @@ async def test_beside_a_running_loop_work_has_a_thread_of_its_own():
 
 def test_without_one_it_stays_where_signals_are_heard():
     assert beside_a_loop(threading.current_thread, Stop()) is threading.main_thread()
+
+
+def test_an_error_outside_a_notebook_comes_alone():
+    def refused() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError) as error:
+        beside_a_loop(refused, Stop())
+    assert error.value.__context__ is None, "a traceback shows one error"

@@ -152,7 +152,7 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
         ),
         ('{"prompt": "a"}\n[1]\n', r"prompts.jsonl, line 2: a row must be an object, got list"),
         ('{"prompt": "  "}\n', r"row 0, column 'prompt': the text is empty"),
-        ('{"prompt": 7}\n', r"row 0, column 'prompt': must be a text or a list of messages, got '7'"),
+        ('{"prompt": 7}\n', r"row 0, column 'prompt': must be a text or a list of messages, got 7$"),
         (r'{"prompt": "a \ud83d"}', r"row 0, column 'prompt': '\\ud83d' is half of a character"),
         (r'{"prompt": "a", "answer": ["\ud83d"]}', r"row 0, column 'answer': '\\ud83d' is half of a character"),
         ('{"messages": []}\n', r"row 0, column 'messages': must be"),
@@ -182,8 +182,15 @@ def test_an_empty_file_is_refused(tmp_path):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"^path=.*nowhere.jsonl.*cannot be read"):
+    with pytest.raises(ConfigError, match=r"^path='/.*nowhere.jsonl' cannot be read: it is not there; name a file"):
         file(path=str(tmp_path / "nowhere.jsonl"))
+
+
+def test_a_missing_file_is_looked_for_where_the_command_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        file(path="nowhere.jsonl")
+    assert f"it is not there; the command runs in {tmp_path}; name a file that is there" in str(refused.value)
 
 
 def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path):

@@ -66,6 +66,13 @@ def test_math_verify_sees_through_notation(completion, answer):
     assert said(math_verify, completion, {"answer": answer}) == 1.0
 
 
+def test_math_verify_warns_nobody_of_deadlines_that_are_off_by_intention(monkeypatch, caplog):
+    for part in ("parser", "grader"):
+        monkeypatch.setattr(f"math_verify.{part}.TIMEOUT_WARNING_SHOWN", False)
+    said(math_verify, "2", {"answer": "2"})
+    assert caplog.records == []
+
+
 def test_math_verify_blames_a_bad_answer_on_the_data():
     with pytest.raises(DataError, match="not a mathematical expression"):
         said(math_verify, "1", {"answer": ""})

@@ -103,7 +103,23 @@ def test_a_full_path_needs_no_home():
     [
         (Plugin(name="doubld"), "my.field='doubld' is not there; did you mean 'doubled'?"),
         (Plugin(name="absent"), "has: anything, doubled, of_every_kind, scaled, twice; your own"),
-        (Plugin(name="no.such:thing"), "my.field='no.such:thing' does not import: ModuleNotFoundError"),
+        (
+            Plugin(name="no.such:thing"),
+            "my.field='no.such:thing' does not import: there is no module 'no'; start the command in the folder of no.py, or name that "
+            "folder in PYTHONPATH",
+        ),
+        (Plugin(name="sys:judge"), "my.field='sys:judge' does not import: sys has no 'judge'; "),
+        (
+            Plugin(name=f"{__name__}:without_value"),
+            f"{__file__} has no 'without_value'; did you mean 'without_the_value'? ",
+        ),
+        (Plugin(name=f"{__name__}:QQQ"), f"{__file__} has no 'QQQ'; it has: "),
+        (Plugin(name="./mine/rewards.py:judge"), "a module goes without folder and .py: rewards:judge"),
+        (Plugin(name="rewards.py:judge"), "a module goes without folder and .py: rewards:judge"),
+        (
+            Plugin(name="my_rewards.judge"),
+            "my.field='my_rewards.judge' is not there; did you mean 'my_rewards:judge'? ",
+        ),
         (Plugin(name="scaled"), "my.field='scaled' needs factor; write my.field: {name: scaled, factor: ...}"),
         (Plugin(name="scaled", params={"factor": "wide"}), "my.field.factor='wide' is not valid"),
         (
@@ -112,7 +128,7 @@ def test_a_full_path_needs_no_home():
         ),
         (Plugin(name="scaled", params={"factor": 1, "value": 2}), "my.field.value=2 is not a parameter"),
         (Plugin(name="anything", params={"value": 2}), "my.field.value=2 is not a parameter"),
-        (Plugin(name=f"{__name__}:NUMBER"), "is a int; it must be a function or a class"),
+        (Plugin(name=f"{__name__}:NUMBER"), "is of type int; it must be a function or a class"),
         (Plugin(name="builtins:max"), "my.field='builtins:max' has no signature"),
         (Plugin(name=f"{__name__}:without_the_value"), "does not take value; it is called with value"),
     ],
@@ -242,6 +258,33 @@ def package(tmp_path, monkeypatch) -> Home:
 
 def test_a_file_of_its_own_name_holds_one_variant_and_another_file_all_that_have_the_right_signature(package):
     assert names(package) == ["classy", "one", "other", "regex", "script"]
+
+
+def test_an_own_module_that_raises_or_misses_another_one_says_why(package, tmp_path):
+    for name, text in {"raises": "1 / 0", "misses": "import not_installed_here"}.items():
+        (tmp_path / f"own_{name}.py").write_text(f"{text}\ndef judge(pattern): ...\n")
+    with pytest.raises(ConfigError, match=r"does not import: ZeroDivisionError: division by zero; mend it$"):
+        find(Plugin(name="own_raises:judge"), home=package, field="x")
+    with pytest.raises(ConfigError, match=r"ModuleNotFoundError: No module named 'not_installed_here'; mend it$"):
+        find(Plugin(name="own_misses:judge"), home=package, field="x")
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "data/train.parquet"])
+def test_a_file_in_the_place_of_a_source_of_prompts_is_told_how_files_go(name):
+    with pytest.raises(ConfigError, match=rf"x='{name}' is not there; a file goes as {{name: file, path: {name}}}; "):
+        find(Plugin(name=name), home=PROMPTS, field="x")
+
+
+def _like_trl(completions: list[str], answer: list[str], **others: object) -> list[float]:
+    return [float(each == right) for each, right in zip(completions, answer, strict=True)]
+
+
+def test_a_judge_that_asks_for_a_column_is_told_where_columns_are():
+    with pytest.raises(ConfigError) as error:
+        resolve(Plugin(name=f"{__name__}:_like_trl"), home=REWARDS, field="reward.judge")
+    assert "needs answer; write reward.judge: " in str(error.value)
+    assert "columns of the prompt are in the parameter `columns`" in str(error.value)
+    assert "{name: trl, function: 'my_package.module:name'}" in str(error.value)
 
 
 def test_a_variant_that_is_there_and_does_not_import_says_why(package):

@@ -130,3 +130,16 @@ def test_a_refusal_shows_every_difference():
 )
 def test_the_documentation_says_when(name, when):
     assert when_it_may_change(name) == when
+
+
+def test_two_paths_to_one_folder_are_one_model(tmp_path, monkeypatch):
+    """`make train` names the small model by a relative path, `treadwheel quickstart` by a whole one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+    whole = resolved(model={"path": str(tmp_path / "model")})
+    assert differing(resolved(model={"path": "model"}), whole) == {}
+    assert differing(resolved(model={"path": "./model"}), whole) == {}
+    assert differing(resolved(model={"path": "other"}), whole) == {"model.path": ("other", str(tmp_path / "model"))}
+    (tmp_path / "model").rmdir()
+    assert "model.path" in differing(resolved(model={"path": "model"}), whole), "nobody knows what stood there"

@@ -121,7 +121,27 @@ def test_a_missing_file_says_so(tmp_path):
             "rollout.expert_parallel_size=2 is not a setting; did you mean rollout.tensor_parallel_size?",
         ),
         ("learning_rate=1", "learning_rate=1 is not a setting; did you mean optimizer.learning_rate?"),
-        ("num_steps=many", "num_steps='many' is not valid"),
+        ("num_steps=many", "num_steps='many' is not valid: it must be a whole number"),
+        ("num_steps=2.5", "num_steps=2.5 is not valid: it must be a whole number"),
+        ("optimizer.learning_rate=low", "optimizer.learning_rate='low' is not valid: it must be a number"),
+        ("deterministic=maybe", "deterministic='maybe' is not valid: it must be true or false"),
+        ("model.path=3", "model.path=3 is not valid: it must be a text"),
+        ("sampling.stop=x", "sampling.stop='x' is not valid: it must be a list"),
+        ("reward.parts=[regex]", "reward.parts=['regex'] is not valid: it must be a mapping"),
+        ("reward.judge=5", "reward.judge=5 is not valid: it must be a name, or a mapping of name and parameters"),
+        ("prompts=[a.jsonl]", "prompts=['a.jsonl'] is not valid: it must be a name, or a mapping of name and"),
+        (
+            "learner.lora=16",
+            "learner.lora=16 is not valid: it must be a mapping of settings; there are: rank, alpha,",
+        ),
+        (
+            "reward.parts={right: regex}",
+            "reward.parts.right='regex' is not valid: it must be a mapping of settings; there are: judge, weight,",
+        ),
+        ("algorithm=grpo", "algorithm='grpo' is not valid: it must be a mapping of settings; there are: preset, "),
+        ("Model={path: x}", "Model={'path': 'x'} is not a setting; did you mean model?"),
+        ("run_dir=", "override 'run_dir=' has no value; write one, or run_dir=null for the default"),
+        ("run_dir= ", "override 'run_dir= ' has no value"),
         ("num_steps=0", "num_steps=0 is not valid: input should be greater than 0"),
         (
             "rollout.num_workers=1000000",
@@ -151,6 +171,17 @@ def test_a_missing_file_says_so(tmp_path):
 )
 def test_a_mistake_names_field_value_and_way_out(override, advice):
     assert advice in refusal(smallest(), override)
+
+
+def test_a_name_with_dots_in_a_file_is_a_mapping_of_settings():
+    said = smallest() | {"sampling.max_tokens": 5, "sampling.x": 1}
+    message = refusal(said)
+    assert "sampling.max_tokens=5 is not a setting; write sampling: {max_tokens: ...}" in message
+    assert "sampling.x=1 is not a setting; sampling has: max_tokens, " in message
+
+
+def test_a_missing_section_is_told_with_what_it_needs():
+    assert "model is missing; set model.path" in refusal({"prompts": "file"})
 
 
 def test_all_mistakes_come_at_once():

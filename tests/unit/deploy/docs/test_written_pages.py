@@ -104,9 +104,10 @@ def parsed(arguments: list[str], *, is_whole: bool) -> None:
 
 
 def settings_of(arguments: list[str]) -> list[str]:
-    """That a command has for its run."""
+    """That a command has for its run. A variable of the shell, where the words are cut, stands for a value."""
     is_of_run = arguments[0] in ("train", "quickstart", "learn")
-    return [word for word in arguments if re.match(r"[a-z_.]+=", word)] if is_of_run else []
+    found = [word for word in arguments if re.match(r"[a-z_.]+=", word)] if is_of_run else []
+    return [f"{word}VALUE" if word.endswith("=") else word for word in found]
 
 
 @pytest.mark.parametrize("block", places(lambda block: True))

@@ -384,6 +384,24 @@ def test_a_reference_to_which_an_id_means_another_token_is_refused(tmp_path, mod
     assert "has another vocabulary: token" in refusal(run(tmp_path, model, f"reference.path={teacher}"))
 
 
+def without_tokenizer(model: Path, at: Path) -> Path:
+    folder = shutil.copytree(model, at)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    return folder
+
+
+def test_a_model_without_a_tokenizer_is_refused_by_that_name(tmp_path, model):
+    folder = without_tokenizer(model, tmp_path / "bare")
+    message = refusal(run(tmp_path, folder))
+    assert f"model.path='{folder}' has no tokenizer; copy the files" in message
+    assert "is empty" not in message, "prompts are not judged by it"
+
+
+def test_a_reference_needs_no_tokenizer_of_its_own(tmp_path, model):
+    check(run(tmp_path, model, f"reference.path={without_tokenizer(model, tmp_path / 'bare')}"))
+
+
 def test_a_critic_of_another_vocabulary_or_architecture_is_refused(tmp_path, model):
     def with_critic(path: Path):
         return run(tmp_path, model, "algorithm.preset=ppo", f"algorithm.value.path={path}")
@@ -596,6 +614,14 @@ def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_ta
     assert "learner.gpus_per_rank=9 x 1: 9 GPUs asked for" in str(refused.value)
 
 
+def test_prompts_that_hold_their_answers_are_noted(tmp_path, model):
+    asked = {"role": "user", "content": "1+1="}
+    rows = ({"messages": [asked]}, {"messages": [asked, {"role": "assistant", "content": "2"}]})
+    text = " ".join(shown(run(tmp_path, model, rows=rows)).split())
+    assert "1 of the first 2 end with a message of the assistant, and the model begins another one after it;" in text
+    assert "end with a message of the assistant" not in shown(run(tmp_path, model, rows=rows[:1]))
+
+
 LONG = ({"prompt": "1+1="}, {"prompt": "7" * 40}, {"prompt": "1+1="}, {"prompt": "2+2=", "answer": "4"})
 
 
@@ -605,7 +631,7 @@ LONG = ({"prompt": "1+1="}, {"prompt": "7" * 40}, {"prompt": "1+1="}, {"prompt":
 def test_what_is_too_long_or_repeated_is_counted(tmp_path, model, rule, counts):
     limit = ("prompts.max_prompt_tokens=30", f"prompts.on_long_prompt={rule}", "prompts.deduplicate=true")
     text = shown(run(tmp_path, model, *limit, rows=LONG))
-    assert "3 and 1 repeated ones; 100 steps see each 1.3e+02 times" in text
+    assert "3 and 1 repeated ones; 100 steps see each 133 times" in text
     assert "58 tokens" in text and f"beyond 30 tokens {counts}" in " ".join(text.split())
 
 

@@ -40,7 +40,8 @@ def test_what_the_judge_said_is_kept():
 
 def test_a_judge_that_fails_on_some_samples_passes_and_tells():
     _, answer = samples(f"{JUDGES}:obedient", Says("raise"))
-    assert (answer.reward.status, answer.reward.message) == (RewardStatus.ERROR, "ValueError: no opinion")
+    assert answer.reward.status is RewardStatus.ERROR
+    assert answer.reward.message and answer.reward.message.startswith("ValueError: no opinion (judges.py, line ")
 
 
 @pytest.mark.parametrize(
