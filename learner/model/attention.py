@@ -174,14 +174,19 @@ def attend_in_buckets(
 
 
 def flash_attention(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' own under the name `flash_attention_2`. Its kernels take 16 bits: float32, in which an only rank proves its model, is
     rounded for them."""
     if query.dtype != torch.float32:
-        return flash_attention_forward(module, query, key, value, *args, **options)
-    rounded = (x.to(torch.bfloat16) for x in (query, key, value))
-    attended, none = flash_attention_forward(module, *rounded, *args, **options)
+        return flash_attention_forward(module, query, key, value, attention_mask, **options)
+    half_query, half_key, half_value = (x.to(torch.bfloat16) for x in (query, key, value))
+    attended, none = flash_attention_forward(module, half_query, half_key, half_value, attention_mask, **options)
     return attended.to(query.dtype), none
 
 
