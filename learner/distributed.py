@@ -7,11 +7,13 @@ With one rank everything here is the identity, and no process group exists.
 import atexit
 import contextlib
 import ctypes
+import os
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ from transformers import PreTrainedModel
 from cluster.contracts.config import LearnerConfig
 from cluster.contracts.errors import ConfigError, DeadlineError, headline
 from cluster.contracts.sockets import patience
-from cluster.weights.process_group import store_at, store_of
+from cluster.weights.process_group import address_towards, store_at, store_of
 from learner.sequence_parallel import SequenceGroup
 
 MAX_UNREDUCED_BYTES = 2 * 1024**3
@@ -91,6 +93,7 @@ class Ranks:
                 f"there; rank {rank} got {rendezvous!r} and {'no socket' if listener is None else 'a socket'}"
             )
         store = _meet(rank=rank, size=size, rendezvous=rendezvous, listener=listener, timeout_s=timeout_s)
+        _listen_towards(rendezvous)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -190,6 +193,15 @@ def _meet(*, rank: int, size: int, rendezvous: str, listener: socket.socket | No
     if missing:
         raise DeadlineError(f"{in_vain} {', '.join(map(str, missing))}")
     return store
+
+
+def _listen_towards(rendezvous: str) -> None:
+    """Has gloo, in this process, listen where the others reach it, unless the user names an interface. By itself it takes the address of
+    the host's name, which many machines know as one of their own alone (127.0.1.1)."""
+    own = address_towards(rendezvous)
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(each.address == own for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def _return_large_blocks() -> None:

@@ -16,7 +16,7 @@ from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.machine import free_memory_bytes
 from learner.distributed import MAX_UNREDUCED_BYTES, decoder_layers
-from learner.model.attention import MAX_MASK_CELLS
+from learner.model.attention import FLASH, MAX_MASK_CELLS
 from learner.model.compute_type import multiplies_in_float32
 from learner.model.critic import critic_config
 from learner.model.flash import has_flash, takes_lengths
@@ -202,7 +202,7 @@ def free_bytes(device: torch.device | None = None) -> int:
 
 def _attention_bytes(text: PretrainedConfig, *, config: RunConfig, tokens: int, longest: int, has_flash: bool) -> int:
     """Of a pass of so many tokens, in sequences of at most `longest`: see `MemoryEstimate.attention_bytes`."""
-    if config.model.attention == "flash_attention_2" or config.buffer.trajectories_per_group == 1:
+    if config.model.attention == FLASH or config.buffer.trajectories_per_group == 1:
         return 0
     item = config.model.item_bytes
     num_kept = 1 if config.learner.activation_checkpointing else text.num_hidden_layers

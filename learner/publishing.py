@@ -103,16 +103,15 @@ def exported_adapter(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Itera
 
 
 @torch.no_grad()
-def exported(
-    causal_lm: PreTrainedModel, *, dtype: torch.dtype, with_buffers: bool = False
-) -> Iterator[tuple[str, Tensor]]:
+def exported(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, whole tensor in `dtype`), tied ones once; a sharded model is gathered tensor by tensor, on all ranks.
 
-    Buffers that a checkpoint has, such as a router's bias, are not trained: engines have them from the start. They keep their type.
+    Buffers that a checkpoint has, such as a router's bias, come last and keep their type. They are not trained, and engines need them
+    all the same: vLLM loads a layer whole, and one that sleeps without its weights has none of them.
     """
     converts = bool(getattr(causal_lm, "_weight_conversions", None))
     named = ((name, tensor.to(dtype)) for name, tensor in merged(causal_lm))
-    for name, tensor in chain(named, _stored_buffers(causal_lm) if with_buffers else ()):
+    for name, tensor in chain(named, _stored_buffers(causal_lm)):
         # Some families are computed in another form than they are stored (fused experts).
         yield from revert_weight_conversion(causal_lm, {name: tensor}).items() if converts else [(name, tensor)]
 

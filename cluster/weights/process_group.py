@@ -344,7 +344,7 @@ def store_at(address: str, *, within_s: float) -> TCPStore:
 def _gloo(store: c10d.Store, group: RankGroup, *, rank: int) -> Any:
     gloo: Any = c10d.ProcessGroupGloo  # torch's own way to give it a device; its stubs have another name for it
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=_address_towards(group.address))]
+    options._devices = [gloo.create_device(hostname=address_towards(group.address))]
     options._timeout = patience(group.timeout_s)
     return gloo(store, rank, group.size, options)
 
@@ -366,7 +366,7 @@ def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.devic
             os.environ[name] = before
 
 
-def _address_towards(address: str) -> str:
+def address_towards(address: str) -> str:
     """This machine's address on the way to `address` (host:port): what the others reach it by. Nothing is sent."""
     host, _, port = address.rpartition(":")
     family = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0][0]

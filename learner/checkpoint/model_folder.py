@@ -43,7 +43,7 @@ class ModelFolder:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor on the CPU), gathered from all ranks one at a time: every rank must iterate, also if it writes nothing."""
-        return self._on_cpu(exported(self._causal_lm, dtype=self._dtype, with_buffers=True))
+        return self._on_cpu(exported(self._causal_lm, dtype=self._dtype))
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """The adapter's matrices, as `weights`; none without LoRA."""

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from learner.algorithms.placing import placed
@@ -30,6 +31,7 @@ from learner.model.flash import Lengths, Segment, attend_lengths, has_flash, lai
 from learner.sequence_parallel import SequenceGroup
 
 PACKED = "treadwheel_packed"
+FLASH = "flash_attention_2"
 MAX_MASK_CELLS = 2**24
 """Cells of one bucket's mask; longer segments go into buckets of their own, without a mask where their prompt is not longer."""
 MIN_FILL = 0.75
@@ -171,6 +173,23 @@ def attend_in_buckets(
     return group.to_positions(attended)
 
 
+def flash_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' own under the name `flash_attention_2`. Its kernels take 16 bits: float32, in which an only rank proves its model, is
+    rounded for them."""
+    if query.dtype != torch.float32:
+        return flash_attention_forward(module, query, key, value, attention_mask, **options)
+    half_query, half_key, half_value = (x.to(torch.bfloat16) for x in (query, key, value))
+    attended, none = flash_attention_forward(module, half_query, half_key, half_value, attention_mask, **options)
+    return attended.to(query.dtype), none
+
+
 @contextmanager
 def windows_seen() -> Iterator[set[int | None]]:
     """The windows that a model's layers ask packed attention for while this is open; None is for one that sees all."""
@@ -292,3 +311,4 @@ def _bucket_size(order: Sequence[Segment]) -> int:
 
 
 ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
+ALL_ATTENTION_FUNCTIONS.register(FLASH, flash_attention)

@@ -13,6 +13,7 @@ from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import LearnerConfig, ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import Ranks, reshard, shard
+from learner.model.attention import FLASH
 from learner.model.compiling import compile_layers
 from learner.model.critic import Critic, Networks, check_sequence_parallel, critic_config, refuse_another_architecture
 from learner.model.linear import multiply_fast
@@ -33,7 +34,8 @@ from learner.model.policy import (
 def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     """Policy and critic (None: no critic), and how they were loaded: whole on one rank, as float32 shards on several.
 
-    One rank proves and returns them in float32; several gather their shards in the model's dtype, and prove that.
+    One rank proves and returns them in float32, but for flash attention, which has 16 bits; several gather their shards in the model's
+    dtype, and prove that.
     """
     model, learner, value = config.model, config.learner, config.algorithm.value
     compute_dtype: torch.dtype = getattr(torch, model.dtype)
@@ -73,7 +75,7 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
         own_logits=networks.own_logits,
         model=model,
         packing=learner.packing,
-        dtype=compute_dtype if is_sharded else torch.float32,
+        dtype=compute_dtype if is_sharded or model.attention == FLASH else torch.float32,
         splits_sequences=ranks.sequence_group is not None,
     )
     if networks.critic is not None and networks.critic.backbone is not None:

@@ -35,7 +35,7 @@ from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.model_files import refuse_unpinned_code
-from learner.model.attention import PACKED, windows_seen
+from learner.model.attention import FLASH, PACKED, windows_seen
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
 from learner.model.routing import Routing
@@ -431,7 +431,7 @@ def _shorter_windows(causal_lm: PreTrainedModel, *, model: ModelConfig) -> set[i
 
 
 def _layouts(packing: str, *, attention: str) -> tuple[Layout, ...]:
-    packed: tuple[Layout, ...] = ("packed",) if attention == "flash_attention_2" else ("shared", "packed")
+    packed: tuple[Layout, ...] = ("packed",) if attention == FLASH else ("shared", "packed")
     if packing == "padded" or (packing == "auto" and attention == "eager"):
         return ("padded",)
     return packed if packing == "packed" else (*packed, "padded")

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import ApertusConfig, ApertusForCausalLM
 
 from cluster.contracts.errors import BroadcastError, WeightsError
 from cluster.contracts.types import Completion, FinishReason, Prompt, RankGroup
 from cluster.weights.process_group import Incoming, Member, Sender
+from learner.publishing import exported
 from tests.integration.commands import Background
 from tests.integration.engines import (
     PROBE,
@@ -30,7 +32,7 @@ from tests.integration.engines import (
     ticket,
 )
 from tests.integration.faults import Run, stand_still_in_mid_broadcast, until, write_endless_run
-from tests.models import make_tiny_model
+from tests.models import make_tiny_model, save_model
 
 pytestmark = pytest.mark.engine
 
@@ -59,6 +61,22 @@ def test_ten_updates_leave_engine_and_learner_in_agreement(tmp_path, architectur
             assert largest_error(one.rollout_logprobs, expected) < 1e-4
             if is_mixture:
                 assert recorded_experts(one, prompt).equal(reference.experts([*prompt, *one.token_ids[:-1]]))
+
+
+def test_an_update_leaves_the_buffers_of_a_layer_as_its_files_have_them(tmp_path):
+    """Apertus's activation has two beside its parameters. vLLM makes the layer anew, and what it is not given is memory as it was found."""
+    rotation = {"rope_type": "default", "rope_theta": 10_000.0}
+    shape = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = ApertusConfig(
+        vocab_size=128, max_position_embeddings=256, initializer_range=0.2, rope_parameters=rotation, **shape
+    )
+    path = save_model(lambda: ApertusForCausalLM(config), tmp_path, dtype="float32")
+    engine, reference = start_engine(path), Reference(path)
+    for number in range(2):
+        reference.perturb(seed=number)
+        engine.load(exported(reference.model, dtype=torch.float32))
+        # vLLM has this activation's numbers in bfloat16.
+        assert mean_error(engine.prompt_logprobs(PROBE), reference.logprobs(PROBE)) < 0.02
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,8 +1,10 @@
 """Where the learner's ranks meet: real gloo groups, a process each. A rank that does not come is named, and nobody waits without end."""
 
 import multiprocessing
+import socket
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -22,16 +24,25 @@ def joined(rank: int, rendezvous: str, *, listener: Any = None, size: int = 2, t
 
 
 def meeting(pipe: Any, rank: int, rendezvous: str, listener: Any, timeout_s: float) -> None:
-    """A process: says what its number and the others' add up to."""
+    """A process: says what its number and the others' add up to, and at which addresses it has connections."""
     torch.set_num_threads(1)
     ranks = joined(rank, rendezvous, listener=listener, timeout_s=timeout_s)
-    pipe.send(ranks.sum(torch.tensor(10.0 + rank)).item())
+    total = ranks.beside(timeout_s=timeout_s).sum(ranks.sum(torch.tensor(10.0 + rank)))
+    connections = psutil.Process().net_connections("tcp")
+    pipe.send((total.item(), {each.laddr.ip.removeprefix("::ffff:") for each in connections}))
     leave()
+
+
+def own_address() -> str:
+    """That other machines know this one by, if there are any: the host's name may mean another."""
+    addresses = (each for part in psutil.net_if_addrs().values() for each in part if each.family == socket.AF_INET)
+    return next((each.address for each in addresses if not each.address.startswith("127.")), "127.0.0.1")
 
 
 @pytest.mark.parametrize("timeout_s", [240.0, 1e18], ids=["minutes", "for ever"])
 def test_two_ranks_meet_where_the_first_one_listens(timeout_s):
-    listener, address = bound("127.0.0.1")
+    host = own_address()
+    listener, address = bound(host)
     pipe, theirs = PROCESSES.Pipe()
     # The second one comes first, and tries again until somebody listens.
     processes = [
@@ -41,13 +52,13 @@ def test_two_ranks_meet_where_the_first_one_listens(timeout_s):
     for process in processes:
         process.start()
     listener.close()
-    sums = []
+    told = []
     for _ in processes:
         assert pipe.poll(240), "no answer"
-        sums.append(pipe.recv())
+        told.append(pipe.recv())
     for process in processes:
         process.join()
-    assert sums == [21.0, 21.0]
+    assert told == [(42.0, {host}), (42.0, {host})]
     assert [process.exitcode for process in processes] == [0, 0]
 
 

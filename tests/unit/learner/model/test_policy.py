@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 from transformers import (
@@ -34,8 +35,10 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    modeling_utils,
 )
 from transformers.core_model_loading import Chunk, WeightConverter
+from transformers.integrations import flash_attention as transformers_flash
 
 from cluster.contracts.config import ModelConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
@@ -241,6 +244,32 @@ def test_a_soft_cap_of_attention_is_computed_with_in_every_layout(tmp_path: Path
     expected_LV = Gemma2ForCausalLM.from_pretrained(path, attn_implementation="eager")(ids[None]).logits[0]
     expected_C = expected_LV.log_softmax(-1)[2:-1].gather(1, ids[3:, None])[:, 0]
     assert_close(logprobs_C, expected_C, rtol=1e-4, atol=1e-4)
+
+
+def kernel_of_16_bits(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, position_ids: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Stands for the package's: [1, T, A, D]; a sequence begins at each position 0."""
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    sequence_T = (position_ids[0] == 0).cumsum(0)
+    mask_TT = (sequence_T[:, None] == sequence_T).tril()
+    heads = (x.transpose(1, 2) for x in (query, key, value))
+    return F.scaled_dot_product_attention(*heads, attn_mask=mask_TT, enable_gqa=True).transpose(1, 2)
+
+
+def test_an_only_rank_packs_with_flash_attention_whose_kernels_take_16_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It proves its model in float32, which they refuse."""
+    monkeypatch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", lambda *args, **options: True)
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *args, **options: None)
+    monkeypatch.setattr(transformers_flash, "_flash_attention_forward", kernel_of_16_bits)
+    model = {"path": str(make_tiny_model(tmp_path)), "attention": "flash_attention_2"}
+    run = RunConfig.model_validate({"model": model, "prompts": "file"})
+    networks, _ = build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
+    assert networks.policy.layout == "packed"
+    assert networks.policy.causal_lm.config._attn_implementation == "flash_attention_2"
 
 
 def test_an_attention_that_leaves_out_the_models_soft_cap_is_refused(tmp_path: Path):
