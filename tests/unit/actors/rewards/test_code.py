@@ -1,4 +1,5 @@
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -156,10 +157,8 @@ def test_tests_that_do_not_compile_are_an_error_of_the_data():
 
 
 def test_only_a_sandbox_that_fails_is_a_failed_reward(monkeypatch):
-    def broken(self, *args, **kwargs):
-        raise WorkerError("sandbox_failed: no answer", stage="sandbox")
-
-    monkeypatch.setattr(HostProcess, "exchange", broken)
+    error = WorkerError("sandbox_failed: no answer", stage="sandbox")
+    monkeypatch.setattr(HostProcess, "exchange", Mock(side_effect=error))
     reward = judged("code_stdin", "print(2)", DOUBLES)
     assert (reward.value, reward.status) == (None, RewardStatus.ERROR)
     assert reward.message == "sandbox WorkerError: sandbox_failed: no answer"
