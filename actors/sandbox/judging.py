@@ -26,7 +26,7 @@ def program_of(completion: str, *, language: str = "python") -> str | None:
         stripped = line.strip()
         # With another backtick in the line it is code within a sentence.
         if block is None and stripped.startswith(_FENCE) and "`" not in stripped.lstrip("`"):
-            block, mark = [], stripped.strip("`").strip().lower()
+            block, mark = [], next(iter(stripped.strip("`").lower().split()), "")
         elif block is not None and stripped == _FENCE:
             text, block = "\n".join(block) + "\n", None
             found, unmarked = (text if mark in marks else found), (unmarked if mark else text)

@@ -8,8 +8,10 @@ import atexit
 import builtins
 import importlib
 import json
+import keyword
 import os
 import random
+import re
 import sys
 import threading
 import types
@@ -22,6 +24,16 @@ _PROGRAM = 3
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 2**1024
 """The absolute value from which a whole number passes in hexadecimal: Python refuses to write or read more than 4,300 decimals."""
+_NOT_RAISED = (
+    # These would end a loop of the test, which then looks as if it had passed (as PEP 479 has it).
+    StopIteration,
+    StopAsyncIteration,
+    # A message does not make these.
+    UnicodeDecodeError,
+    UnicodeEncodeError,
+    UnicodeTranslateError,
+    ExceptionGroup,
+)
 _KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -70,7 +82,7 @@ def _serve(source: str) -> None:
             what, *values = decode(json.loads(line), objects.__getitem__)
             answer = json.dumps(["ok", _encode(_answer(space, what, values), objects)])
         except BaseException as error:  # noqa: BLE001 - foreign code; its name and message are the answer
-            answer = json.dumps(["raised", type(error).__name__, _message(error)])
+            answer = json.dumps(["raised", [kind.__name__ for kind in type(error).__mro__], _message(error)])
         _say(answers, answer)
 
 
@@ -110,9 +122,14 @@ def _test(source: str) -> None:
 
 
 def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any]]:
-    """Those that the program defines. A name of Python's own, or a module's that the tests look into, means what it says."""
-    for name in program.ask("names"):
-        if hasattr(builtins, name) or name in ("inf", "nan") or not any(name in question for question in questions):
+    """Those that the program defines. A name of Python's own, or a module's that the tests look into, means what it says; but where the
+    tests name nothing else of either's, it is what they test."""
+    found = [name for name in program.ask("names") if any(name in question for question in questions)]
+    words = {word for question in questions for word in re.findall(r"\w+", question)}
+    of_python = {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
+    is_tested = len(of_python) == 1 and words.isdisjoint(set(found) - of_python)
+    for name in found:
+        if name in ("inf", "nan") or (hasattr(builtins, name) and not is_tested):
             continue
         is_module = name in sys.stdlib_module_names and any(f"{name}." in question for question in questions)
         yield name, importlib.import_module(name) if is_module else program.ask("global", name)
@@ -131,7 +148,7 @@ class _Program:
         self.has_ended = False
 
     def ask(self, *what: Any) -> Any:
-        """Raises what the program raised: the exception of Python's own of that name, else RuntimeError."""
+        """Raises what the program raised: the nearest class of it that is Python's own and takes a message, else RuntimeError."""
         question = json.dumps(_encode(list(what), None))
         try:
             _say(self._questions, question)
@@ -144,10 +161,9 @@ class _Program:
         status, *answer = json.loads(line)
         if status == "ok":
             return decode(answer[0], lambda number: _Object(self, number))
-        kind = getattr(builtins, answer[0], RuntimeError)
-        is_like = isinstance(kind, type) and issubclass(kind, Exception)
-        # These would end a loop of the test, which then looks as if it had passed (as PEP 479 has it).
-        raise (kind if is_like and kind not in (StopIteration, StopAsyncIteration) else RuntimeError)(answer[1])
+        kinds = [getattr(builtins, name, None) for name in answer[0]]
+        likes = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)]
+        raise next((kind for kind in likes if kind not in _NOT_RAISED), RuntimeError)(answer[1])
 
 
 class _Object:
@@ -175,6 +191,10 @@ def _encode(value: Any, objects: list[Any] | None) -> Any:
         return ["int", hex(value)]
     if isinstance(value, _SCALARS):
         return value
+    if isinstance(value, complex):
+        return ["complex", [value.real, value.imag]]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
     if isinstance(value, _Object):
         return ["object", value._number]
     if isinstance(value, dict):
@@ -199,6 +219,10 @@ def decode(value: Any, find: Callable[[int], Any]) -> Any:
         return find(items)
     if kind == "int":
         return int(items, 16)
+    if kind == "complex":
+        return complex(*items)
+    if kind == "bytes":
+        return bytes.fromhex(items)
     if kind == "dict":
         return {decode(key, find): decode(item, find) for key, item in items}
     return _KINDS[kind](decode(item, find) for item in items)

@@ -32,6 +32,7 @@ def judged_text(name, completion, columns, **params):
         ("```\na\n```", "a\n"),
         ("```\na\n```\n```\nb\n```", "b\n"),
         ("```python\na\n```\nIt prints:\n```\n5\n```", "a\n"),
+        ('```python title="a.py"\na\n```\n```\n5\n```', "a\n"),
         ("```print(1)```\n```python\na\n```", "a\n"),
         ("```python\ns = 'a\x0cb\u2028c'\r\n```\r\n", "s = 'a\x0cb\u2028c'\n"),
         ("```python\na", None),

@@ -248,6 +248,36 @@ def test_a_whole_number_of_any_length_is_an_answer(sandbox):
     assert answers[0].value == -(10**5000)
 
 
+def test_complex_numbers_and_bytes_are_plain_values(sandbox):
+    program = "import cmath\ndef f(x): return [x, cmath.phase(x)]\ndef g(x): return (x, {x: b'\\xff'})"
+    questions = ["assert f(-1 + 0j) == [-1 + 0j, math.pi]", "assert g(b'a') == (b'a', {b'a': b'\\xff'})", "f(1j)[0]"]
+    answers = sandbox.ask(program, ["import math", *questions])
+    assert [answer.verdict for answer in answers] == [Verdict.OK] * 4, answers
+    assert answers[3].value == 1j
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("import json\n    json.loads(x)", "ValueError"),
+        ("b'\\xff'.decode()", "ValueError"),
+        ("class Mine(KeyError): pass\n    raise Mine(x)", "LookupError"),
+    ],
+)
+def test_an_error_is_caught_as_the_class_of_pythons_own_that_it_comes_from(body, expected, sandbox):
+    question = f"try:\n    f('x')\nexcept {expected}:\n    pass\nelse:\n    assert False"
+    (answer,) = sandbox.ask(f"def f(x):\n    {body}", [question])
+    assert answer.verdict is Verdict.OK, answer
+
+
+def test_a_function_with_a_name_of_pythons_own_is_the_programs_where_it_alone_is_tested(sandbox):
+    program = "n = 5\ndef sum(a, b): return 6\ndef abs(x): return 0"
+    tests = ["assert sum(10, 15) == 6", "assert sum(4, 6) == 6"]
+    assert [answer.verdict for answer in sandbox.ask(program, tests)] == [Verdict.OK] * 2
+    (both,) = sandbox.ask(program, ["assert abs(sum(10, 15) - 7) < 1"])
+    assert both.verdict is Verdict.CRASHED, "which of the two is tested cannot be known"
+
+
 SEEKS_THE_SOCKET = """
 import os, stat
 for number in range(3, 300):
