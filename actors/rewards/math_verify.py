@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import math_verify as package
@@ -21,7 +22,11 @@ def math_verify(*, prompt: str, completion: str, columns: Mapping[str, Any], col
 
     Raises DataError when the prompt has no such column, or what it holds does not parse: the completion is not to blame.
     """
-    gold = _gold(text_of(columns, column))
+    text = text_of(columns, column)
+    gold = _gold(text)
+    if isinstance(columns[column], float) and "e" in text:
+        # Python writes 0.00001 as 1e-05, which is read as Euler's number minus 5.
+        gold = _gold(f"{Decimal(text):f}") + gold
     # The package's own deadlines are alarm signals, which exist on main threads alone: the reward service has the deadline.
     said = package.parse(after_reasoning(completion), parsing_timeout=0)
     return float(package.verify(gold, said, timeout_seconds=None))

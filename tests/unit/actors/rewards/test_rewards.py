@@ -66,6 +66,11 @@ def test_math_verify_sees_through_notation(completion, answer):
     assert said(math_verify, completion, {"answer": answer}) == 1.0
 
 
+@pytest.mark.parametrize("completion", [r"\boxed{10^{-5}}", r"\boxed{0.00001}", r"\boxed{1e-05}"])
+def test_math_verify_reads_a_small_number_of_a_column_as_the_number(completion):
+    assert said(math_verify, completion, {"answer": 1e-05}) == 1.0
+
+
 def test_math_verify_warns_nobody_of_deadlines_that_are_off_by_intention(monkeypatch, caplog):
     for part in ("parser", "grader"):
         monkeypatch.setattr(f"math_verify.{part}.TIMEOUT_WARNING_SHOWN", False)
