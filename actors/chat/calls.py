@@ -1,5 +1,6 @@
 """Replies with tool calls: from the text that a model sampled to words, reasoning and calls."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,6 +98,11 @@ def _call(found: Any) -> ToolCall:
         raise DataError(f"a tool call is malformed: it needs a name and an object of arguments, got {str(found)[:200]}")
     if _is_deep(arguments):
         raise DataError(f"a tool call is malformed: its arguments have more than {_MOST_LEVELS} levels")
+    try:
+        # Python's parser takes NaN and 1e999, which an agent's client could not read, and no later turn could show the model again.
+        json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a tool call is malformed: its arguments are not JSON: {error}") from error
     return ToolCall(name=writable(name), arguments=with_texts(arguments, writable))
 
 

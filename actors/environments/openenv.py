@@ -75,22 +75,31 @@ async def openenv(
 async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str, Any], Awaitable[dict[str, Any]]]]:
     """A function that sends the server a message of a kind, and returns its answer. Raises ToolError for a step that it finds malformed,
     WorkerError for its other errors and when it closes the session, TimeoutError when it does not answer."""
-    timeout = aiohttp.ClientTimeout(total=None, connect=timeout_s)
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as http,
-        http.ws_connect(f"{url.rstrip('/')}/ws", max_msg_size=_MAX_BYTES) as socket,
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)))
+        connecting = http.ws_connect(f"{url.rstrip('/')}/ws", max_msg_size=_MAX_BYTES)
+        try:
+            # Not as a `ClientTimeout`: it ends before a server that accepts a connection has answered on it.
+            async with asyncio.timeout(timeout_s):
+                socket = await stack.enter_async_context(connecting)
+        except TimeoutError:
+            raise TimeoutError(f"{url} opens no session within timeout_s={timeout_s:g}") from None
+        heard: asyncio.Queue[str | None] = asyncio.Queue()
+        # Also while the model speaks: pings are answered while messages are received, and a server ends a session that answers none.
+        listening = asyncio.create_task(_listen(socket, heard))
+        stack.callback(listening.cancel)
 
         async def call(kind: str, data: Any) -> dict[str, Any]:
-            await socket.send_str(json.dumps({"type": kind, "data": data}))
             try:
                 async with asyncio.timeout(timeout_s):
-                    message = await socket.receive()
+                    with contextlib.suppress(ConnectionError):  # the end of the session is among what was heard
+                        await socket.send_str(json.dumps({"type": kind, "data": data}))
+                    message = await heard.get()
             except TimeoutError:
                 raise TimeoutError(f"{url} does not answer a {kind} within timeout_s={timeout_s:g}") from None
-            if message.type is not aiohttp.WSMsgType.TEXT:
+            if message is None:
                 raise WorkerError(f"{url} closed the session")
-            return _answered(json.loads(message.data), kind, url)
+            return _answered(json.loads(message), kind, url)
 
         try:
             yield call
@@ -99,7 +108,15 @@ async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await socket.send_str(json.dumps({"type": "close"}))
                 async with asyncio.timeout(_CLOSE_S):
-                    await socket.receive()
+                    await heard.get()
+
+
+async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Queue[str | None]) -> None:
+    """Texts as they come. The end of the session, or any other message, is the last one."""
+    with contextlib.suppress(ConnectionError):  # of the answer to a ping
+        while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+            heard.put_nowait(message.data)
+    heard.put_nowait(None)
 
 
 def _answered(message: Mapping[str, Any], kind: str, url: str) -> dict[str, Any]:

@@ -128,6 +128,8 @@ def test_a_value_in_tags_keeps_its_white_space_and_is_a_number_where_the_schema_
         '<tool_call>\n{"name": ["multiply"], "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "multiply", "arguments": "6"}\n</tool_call>',
         '<tool_call>\n{"name": "multiply", "arguments": {"a": 6}}',
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": NaN}}\n</tool_call>',
+        '<tool_call>\n{"name": "multiply", "arguments": {"a": [1e999]}}\n</tool_call>',
         f'<tool_call>\n{{"name": "multiply", "arguments": {{"a": {"[" * 300}{"]" * 300}}}}}\n</tool_call>',
         f'<tool_call>\n{{"name": "multiply", "arguments": {{"a": {"[" * 5000}\n</tool_call>',
     ],

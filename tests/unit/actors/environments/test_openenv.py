@@ -1,14 +1,16 @@
 """A client of OpenEnv's messages, against a small server that speaks them."""
 
+import asyncio
 import contextlib
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
-from cluster.contracts.episodes import Earned, Logged
+from cluster.contracts.episodes import Asked, Earned, Logged, Said
 from cluster.contracts.errors import ToolError
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.adapters import hosted_variant
@@ -74,8 +76,14 @@ def a_number(text: str) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def played(game: Game, **params: Any):
+    async with served(game.serve, **params) as host:
+        yield host
+
+
+@contextlib.asynccontextmanager
+async def served(serve: Callable[[web.Request], Awaitable[web.StreamResponse]], **params: Any):
     app = web.Application()
-    app.router.add_get("/ws", game.serve)
+    app.router.add_get("/ws", serve)
     async with TestServer(app) as server, hosted_variant("openenv", url=str(server.make_url("/")), **params) as host:
         yield host
 
@@ -131,6 +139,50 @@ async def test_a_row_may_say_how_its_session_is_reset():
         refused = await host.run(task(), Scripted("0"))
     assert game.sessions[0][0]["data"]["map"] == "maze"
     assert "reset_column='level': the prompt has None there" in (refused.message or "")
+
+
+async def test_a_ping_is_answered_while_the_model_speaks():
+    is_answered = asyncio.Event()
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(autoping=False)
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type is WSMsgType.PONG:
+                is_answered.set()
+            elif json.loads(message.data)["type"] == "reset":
+                await socket.send_json(observed(text="guess", reward=None))
+                await socket.ping()
+            else:
+                await socket.send_json(observed(text="right", reward=1.0, done=True))
+        return socket
+
+    class Slow(Scripted):
+        async def __call__(self, asked: Asked) -> Said:
+            async with asyncio.timeout(10):
+                await is_answered.wait()
+            return await super().__call__(asked)
+
+    async with served(serve) as host:
+        end = await host.run(task(), Slow("0"))
+    assert end.status is RewardStatus.OK
+
+
+async def test_a_server_that_accepts_a_connection_and_opens_no_session_is_a_failure():
+    is_over = asyncio.Event()
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        await is_over.wait()
+        return web.Response()
+
+    async with served(serve, timeout_s=0.5) as host:
+        try:
+            async with asyncio.timeout(20):
+                end = await host.run(task(), Scripted())
+        finally:
+            is_over.set()
+    assert end.status is RewardStatus.ERROR
+    assert "opens no session within timeout_s=0.5" in (end.message or "")
 
 
 async def test_no_server_is_a_failure():
