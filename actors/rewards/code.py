@@ -22,6 +22,7 @@ from actors.sandbox.judging import (
     same_value,
     texts_of,
 )
+from actors.sandbox.roles import PROGRAM
 from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
 from cluster.contracts.errors import DataError
 
@@ -84,7 +85,7 @@ def code_function(
         raise DataError(f"an input in the column {column!r} is no list; it must hold the arguments of one call")
     if (program := program_of(completion)) is None:
         return reward_of(None, score=score)
-    questions = [f"{name}(*{list(given)!r})" for given, _ in cases]
+    questions = [f"{PROGRAM}.{name}(*{list(given)!r})" for given, _ in cases]
     # As above; an empty list takes six times as much on its way as it takes in a data set.
     expected_bytes = len(json.dumps([expected for _, expected in cases], default=str))
     answers = _sandbox(sandbox).ask(program, questions, output_bytes=8 * expected_bytes)

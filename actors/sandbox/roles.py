@@ -20,6 +20,8 @@ from typing import Any, NoReturn, TextIO
 
 OUT_OF_MEMORY = 77
 """Exit code after a MemoryError that nobody caught."""
+PROGRAM = "__program__"
+"""By this name a question asks for what the program defines, whatever Python has of the name."""
 _PROGRAM = 3
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 2**1024
@@ -104,7 +106,7 @@ def _test(source: str) -> None:
     """Runs each question of a JSON list, an expression or statements, and writes to file 6 what it came to."""
     questions: list[str] = json.loads(source)
     program, results = _Program(os.fdopen(4), os.fdopen(5, "w")), os.fdopen(6, "w")
-    space: dict[str, Any] = {"__name__": "tests", "inf": float("inf"), "nan": float("nan")}
+    space: dict[str, Any] = {"__name__": "tests", "inf": float("inf"), "nan": float("nan"), PROGRAM: _Globals(program)}
     try:
         space |= dict(_names(program, questions))
     except _Ended:
@@ -164,6 +166,16 @@ class _Program:
         kinds = [getattr(builtins, name, None) for name in answer[0]]
         likes = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)]
         raise next((kind for kind in likes if kind not in _NOT_RAISED), RuntimeError)(answer[1])
+
+
+class _Globals:
+    """What the program defines, and nothing of Python's own."""
+
+    def __init__(self, program: _Program) -> None:
+        self._program = program
+
+    def __getattr__(self, name: str) -> Any:
+        return self._program.ask("global", name)
 
 
 class _Object:

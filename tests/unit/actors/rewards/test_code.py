@@ -105,6 +105,13 @@ def test_a_function_is_called_with_each_case():
     assert judged("code_function", solution, cases, function="Solution().add").value == 1.0
 
 
+@pytest.mark.parametrize(("program", "value"), [("x = 1", 0.0), ("def max(a, b): return 2", 1.0), ("max = min", 0.0)])
+def test_a_function_of_pythons_own_name_is_the_programs(program, value):
+    """`max` answered for a program that has none."""
+    cases = {"fn_name": "max", "cases": [{"input": [1, 2], "output": 2}]}
+    assert judged("code_function", program, cases).value == value
+
+
 def test_what_the_data_set_expects_of_a_function_is_not_too_long():
     long = {"cases": [{"input": [100_000], "output": list(range(100_000))}] * 2}
     assert judged("code_function", "def f(n): return list(range(n))", long, function="f").value == 1.0
