@@ -22,7 +22,7 @@ OUT_OF_MEMORY = 77
 """Exit code after a MemoryError that nobody caught."""
 PROGRAM = "__program__"
 """By this name a question asks for what the program defines, whatever Python has of the name."""
-_PROGRAM = 3
+_SOURCE = 3
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 2**1024
 """The absolute value from which a whole number passes in hexadecimal: Python refuses to write or read more than 4,300 decimals."""
@@ -44,7 +44,7 @@ def run(role: str) -> NoReturn:
     random.seed(0)
     stdout = sys.stdout
     try:
-        _ROLES[role](_read(_PROGRAM))
+        _ROLES[role](_read(_SOURCE))
         code = _finish(None, stdout)
     except MemoryError:
         code = OUT_OF_MEMORY

@@ -18,9 +18,7 @@ class SwanLab(Tracked):
     in_store = ("SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_LOGDIR")
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        if self._run is None:
-            with without_terminal():
-                self._run = self._opened()
+        self._run = self._run or self._opened()
         row: dict[str, Any] = {**finite_only(metrics), "policy_version": version}
         if shown := self._trajectories(version):
             row["trajectories"] = [
@@ -42,6 +40,7 @@ class SwanLab(Tracked):
         told = f"{kind}: {reason}" if reason else kind
         self._run.finish(state=state, error=None if state == "success" else told)
 
+    @without_terminal()
     def _opened(self) -> Any:
         has_key = "SWANLAB_API_KEY" in os.environ
         return _package.init(

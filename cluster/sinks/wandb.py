@@ -18,9 +18,7 @@ class Wandb(Tracked):
     in_store = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR")
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        if self._run is None:
-            with without_terminal():
-                self._run = self._opened()
+        self._run = self._run or self._opened()
         row: dict[str, Any] = {**finite_only(metrics), _STEP: version}
         if shown := self._trajectories(version):
             row["trajectories"] = _package.Table(
@@ -40,6 +38,7 @@ class Wandb(Tracked):
             self._run.summary["status"] = ending
         self._run.finish(exit_code=_EXIT_CODES[ending or "stopped"])
 
+    @without_terminal()
     def _opened(self) -> Any:
         has_key = "WANDB_API_KEY" in os.environ
         run = _package.init(

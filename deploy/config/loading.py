@@ -219,9 +219,8 @@ def _form(setting: str, known: Mapping[str, FieldInfo]) -> str:
     inner = section_in(known[setting]) if setting in known else None
     if inner is None or issubclass(inner, Plugin):
         return "it must be a name, or a mapping of name and parameters"
-    preset = (
-        ("preset",) if inner is AlgorithmConfig else ()
-    )  # replaced by what it stands for, before anything is checked
+    # It is replaced by what it stands for, before anything is checked.
+    preset = ("preset",) if inner is AlgorithmConfig else ()
     return f"it must be a mapping of settings; there are: {', '.join((*preset, *inner.model_fields))}"
 
 

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Collection, Iterator
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.hiding import hidden
 from deploy.config.loading import parsed
 from deploy.manifests.pods import CONFIG, STOP_WAIT
 from deploy.manifests.reading import Job
+from deploy.manifests.site import looks_secret
 from deploy.manifests.text import has_secret
 
 _RAYS_OWN_WAIT_S = 3
@@ -60,4 +60,4 @@ def _has_secret(word: str) -> bool:
         name, value = parsed(word)
     except ConfigError:
         name, value = "", word
-    return hidden(value, name) != value
+    return looks_secret(name, value)

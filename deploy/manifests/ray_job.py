@@ -11,13 +11,12 @@ from pathlib import Path, PurePosixPath
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.hiding import hidden
 from cluster.supervision.placement import Node
 from deploy.config import loading
 from deploy.config.yaml_text import dumped
 from deploy.manifests import ray_cluster
 from deploy.manifests.pods import CONFIG, RUN, Manifest
-from deploy.manifests.site import NAME, Site
+from deploy.manifests.site import NAME, Site, looks_secret
 from deploy.manifests.sizes import Sizes, sizes
 
 LARGEST_NAME = 47
@@ -60,7 +59,7 @@ def read(path: str, overrides: Sequence[str]) -> Run:
         (path, "", values),
         *((f"override {name}", name, value) for name, value in map(loading.parsed, overrides)),
     ]
-    if found := [source for source, name, value in written if hidden(value, name) != value]:
+    if found := [source for source, name, value in written if looks_secret(name, value)]:
         raise ConfigError(
             f"{found[0]} has a secret in it, which everyone who reads the manifest would see; take it from the environment, and name the "
             "variable below `secrets` in the site file"

@@ -5,10 +5,10 @@ from typing import Any
 
 import yaml
 
-from cluster.contracts.hiding import hidden
 from deploy.config.yaml_text import NO_VALUE, StrictLoader
 from deploy.manifests.pods import SERVE_PORT
 from deploy.manifests.reading import Service
+from deploy.manifests.site import looks_secret
 
 
 def problems(service: Service) -> Iterator[str]:
@@ -20,7 +20,7 @@ def problems(service: Service) -> Iterator[str]:
         told = " ".join(str(error).split())
         yield f"serveConfigV2 has no list of applications: {type(error).__name__}: {told}"
         return
-    if hidden(config) != config:
+    if looks_secret("", config):
         yield "serveConfigV2 has a secret in plain sight; name a Secret by secretKeyRef in env of the pods"
     if not num_applications:
         yield "serveConfigV2 has no applications; name what is served"

@@ -220,7 +220,8 @@ def is_ray(ray_version: str, *, since: tuple[int, int]) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= since
 
 
-def looks_secret(name: str, value: str) -> bool:
+def looks_secret(name: str, value: Any) -> bool:
+    """Of a value, with all below it, of this name."""
     return hidden(value, name) != value
 
 

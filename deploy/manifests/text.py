@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.hiding import hidden
 from deploy.config.yaml_text import NO_VALUE, Dumper, StrictLoader
 from deploy.manifests.pods import Manifest
+from deploy.manifests.site import looks_secret
 
 
 class _Dumper(Dumper):
@@ -40,7 +40,7 @@ def has_secret(written: str) -> bool:
         held: Any = yaml.load(written, Loader=StrictLoader)
     except (yaml.YAMLError, *NO_VALUE):
         held = written
-    return hidden(held) != held
+    return looks_secret("", held)
 
 
 def read(path: str) -> list[Any]:

@@ -183,11 +183,11 @@ def flash_attention(
 ) -> tuple[Tensor, None]:
     """transformers' own under the name `flash_attention_2`. Its kernels take 16 bits: float32, in which an only rank proves its model, is
     rounded for them."""
-    if query.dtype != torch.float32:
-        return flash_attention_forward(module, query, key, value, attention_mask, **options)
-    half_query, half_key, half_value = (x.to(torch.bfloat16) for x in (query, key, value))
-    attended, none = flash_attention_forward(module, half_query, half_key, half_value, attention_mask, **options)
-    return attended.to(query.dtype), none
+    dtype = query.dtype
+    if dtype == torch.float32:
+        query, key, value = (x.to(torch.bfloat16) for x in (query, key, value))
+    attended, none = flash_attention_forward(module, query, key, value, attention_mask, **options)
+    return attended.to(dtype), none
 
 
 @contextmanager
