@@ -106,7 +106,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "failed_rewards": failed_rewards(events),
         "left_parts": left_parts(events),
         "costs": costs(steps, events),
-        "passport_digest": digest_of(passport) if passport else None,
+        "passport_digest": digest_of(passport),
         "versions": passport.get("versions", {}),
         "passport": json.dumps(passport, indent=1),
         "checkpoints": list(directory.checkpoints().values()),
