@@ -52,6 +52,11 @@ def printed(record: Record) -> list[str]:
     return [*more, *(f"{actor}: {_CONTROLS.sub('', str(line))}" for line in record.get("lines", ()))]
 
 
+def for_terminal(text: str) -> str:
+    """Lines without what a terminal acts on and does not show."""
+    return "\n".join(_CONTROLS.sub("", line) for line in text.split("\n"))
+
+
 def told(record: Record) -> Told | None:
     """The event in words, safe for a terminal; None for one that only programs read."""
     kind = str(record["kind"])

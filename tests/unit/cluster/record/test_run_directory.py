@@ -146,6 +146,18 @@ def test_a_second_driver_is_refused_while_the_first_lives(directory):
         RunDirectory(directory.url).claim(CONFIG)
 
 
+def test_a_disk_that_is_full_when_a_run_begins_keeps_no_later_one_out(directory, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+            directory.claim(CONFIG)
+    directory.claim(CONFIG)
+    assert directory.is_claimed
+
+
 def test_a_busy_directory_is_refused_by_a_check_already_whatever_else_is_wrong(directory):
     directory.claim(CONFIG)
     directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
