@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import deploy.viewer
+from actors.writable import writable
 from cluster.contracts.config import RunConfig
 from cluster.contracts.hiding import hidden
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, REPORT, RUN_YAML, RunDirectory
@@ -70,7 +71,7 @@ def html(directory: RunDirectory) -> str:
     """The whole page. Raises ConfigError when there is no run."""
     config = config_of(directory)
     style = "\n".join(path.read_text(encoding="utf-8") for path in _STYLES)
-    return (
+    return writable(
         _environment()
         .get_template("report.html")
         .render(

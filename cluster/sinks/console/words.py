@@ -10,6 +10,7 @@ Record = Mapping[str, Any]
 _CONTROLS = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"  # sequences: CSI, OSC, others
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+    r"|[\ud800-\udfff]"  # halves of characters, which no stream takes
 )
 """A terminal acts on these and does not show them. Judges print what a model wrote, and errors quote it."""
 

@@ -181,6 +181,12 @@ def test_it_is_written_where_it_is_asked_for(run, tmp_path):
         write(RunDirectory(str(tmp_path)))
 
 
+def test_a_half_of_a_character_in_an_error_keeps_no_run_from_its_report(run, tmp_path):
+    append(tmp_path / "run/events.jsonl", [event("failed", 1070.0, reason="a judge said \ud83d")])
+    write(run)
+    assert "a judge said ?" in run.read_text(REPORT)
+
+
 def test_a_run_leaves_report_and_curves(run, capsys):
     leave(run)
     assert run.exists(REPORT) and run.exists("curves.png") and capsys.readouterr().err == ""

@@ -37,7 +37,7 @@ def test_a_run_tells_where_it_stands(directory):
 
 
 def test_what_a_model_wrote_into_an_error_does_nothing_to_the_terminal(directory):
-    reason = "judge said \x1b[2J\x1b]0;owned\x07\x1b[31m[/INST]\x9b1m\x7f, twice\nsecond line"
+    reason = "judge said \x1b[2J\x1b]0;owned\x07\x1b[31m[/INST]\x9b1m\x7f\ud83d, twice\nsecond line"
     directory.append_json(EVENTS, {"kind": "failure", "time": 2.0, "reason": reason})
     directory.append_json(EVENTS, {"kind": "failed", "time": 3.0, "reason": reason})
     text = shown(directory)
