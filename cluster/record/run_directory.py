@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.errors import ConfigError, DamagedError, StorageError
 from cluster.contracts.hiding import hidden
 from cluster.record import store_claim
 from cluster.record.learned_files import LEARNED
@@ -102,8 +102,17 @@ class RunDirectory(Storage):
         return checkpoints_of(self)
 
     def settings(self) -> dict[str, Any]:
-        """What run.yaml says, as it stands there; empty where there is none."""
-        return (yaml.safe_load(self.read_text(RUN_YAML)) or {}) if self.exists(RUN_YAML) else {}
+        """What run.yaml says, as it stands there; empty where there is none. Raises DamagedError for one that holds no settings."""
+        if not self.exists(RUN_YAML):
+            return {}
+        damaged = f"{self.path(RUN_YAML)} is damaged: it holds no settings; bring it back from a copy"
+        try:
+            found = yaml.safe_load(self.read_text(RUN_YAML))
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
+            raise DamagedError(damaged) from error
+        if not isinstance(found, dict):
+            raise DamagedError(damaged)
+        return found
 
     def _written(self, spelled_out: SpelledOut) -> Mapping[str, Any]:
         """What run.yaml says. An earlier version may have shown what this one takes for a secret, and so hides."""

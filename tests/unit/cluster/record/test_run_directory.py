@@ -146,6 +146,17 @@ def test_a_second_driver_is_refused_while_the_first_lives(directory):
         RunDirectory(directory.url).claim(CONFIG)
 
 
+@pytest.mark.parametrize("content", [b"", b"- 1", b"seed: {1", b"seed: \xff", b"seed: \0"])
+def test_a_run_yaml_that_holds_no_settings_is_named_and_the_run_stays(directory, content):
+    directory.claim(CONFIG)
+    directory.append_line(LEDGER, "the groups of step 1")
+    directory.release()
+    directory.write_file(RUN_YAML, content)
+    with pytest.raises(DamagedError, match="run.yaml is damaged: it holds no settings; bring it back from a copy"):
+        directory.claim(CONFIG)
+    assert directory.read_lines(LEDGER) == ["the groups of step 1"] and not directory.is_claimed
+
+
 def test_a_disk_that_is_full_when_a_run_begins_keeps_no_later_one_out(directory, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
