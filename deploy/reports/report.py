@@ -21,7 +21,7 @@ import deploy.viewer
 from actors.writable import writable
 from cluster.contracts.config import RunConfig
 from cluster.contracts.hiding import hidden
-from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, REPORT, RUN_YAML, RunDirectory
+from cluster.record.run_directory import CURVES, EVENTS, METRICS, PASSPORT, REPORT, RUN_YAML, RunDirectory
 from cluster.sinks.jsonl import read_lines
 from deploy.config.yaml_text import dumped, flow
 from deploy.reports import curves
@@ -47,14 +47,15 @@ _TOLD = ("resumed", "stopping", "stopped", "preempted", "worker_left", "scale")
 
 def leave(directory: RunDirectory) -> None:
     """Curves and report of a run that ends, however it does. It never fails for them: what went wrong is a line on standard error."""
-    try:
-        directory.check_claim()
-        if directory.read_lines(METRICS):
-            curves.draw(directory)
-            write(directory)
-    except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
-        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
-            print(f"treadwheel: {REPORT} was not written: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    for name, make in ((CURVES, curves.draw), (REPORT, write)):
+        try:
+            directory.check_claim()
+            if directory.read_lines(METRICS):
+                make(directory)
+        except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
+            with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+                told = f"treadwheel: {name} was not written: {type(error).__name__}: {error}"
+                print(told, file=sys.stderr, flush=True)
 
 
 def write(directory: RunDirectory, out: str | None = None) -> str:
