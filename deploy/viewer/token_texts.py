@@ -96,7 +96,7 @@ def _read(folder: str, version: str) -> TokenTexts:
     content = files.read_file(_FILE).to_pybytes()
     try:
         return _parsed(content.decode())
-    except Exception as error:  # noqa: BLE001  the tokenizer's library raises nothing narrower
+    except Exception as error:  # the tokenizer's library raises nothing narrower
         raise DamagedError(f"{files.path(_FILE)} is no tokenizer: {error}; bring it back from a copy") from error
 
 

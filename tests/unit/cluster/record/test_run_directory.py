@@ -152,7 +152,7 @@ def test_a_run_yaml_that_holds_no_settings_is_named_and_the_run_stays(directory,
     directory.append_line(LEDGER, "the groups of step 1")
     directory.release()
     directory.write_file(RUN_YAML, content)
-    with pytest.raises(DamagedError, match="run.yaml is damaged: it holds no settings; bring it back from a copy"):
+    with pytest.raises(DamagedError, match=r"run\.yaml is damaged: it holds no settings; bring it back from a copy"):
         directory.claim(CONFIG)
     assert directory.read_lines(LEDGER) == ["the groups of step 1"] and not directory.is_claimed
 
