@@ -10,7 +10,6 @@ Record = Mapping[str, Any]
 _CONTROLS = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"  # sequences: CSI, OSC, others
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
-    r"|[\ud800-\udfff]"  # halves of characters, which no stream takes
 )
 """A terminal acts on these and does not show them. Judges print what a model wrote, and errors quote it."""
 
@@ -54,8 +53,9 @@ def printed(record: Record) -> list[str]:
 
 
 def for_terminal(text: str) -> str:
-    """Lines without what a terminal acts on and does not show."""
-    return "\n".join(_CONTROLS.sub("", line) for line in text.split("\n"))
+    """Lines without what a terminal acts on and does not show; a question mark stands for half a character, which no stream takes."""
+    shown = "\n".join(_CONTROLS.sub("", line) for line in text.split("\n"))
+    return shown.encode(errors="replace").decode()
 
 
 def told(record: Record) -> Told | None:
