@@ -26,6 +26,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import LostError
 from cluster.contracts.protocols import Demonstrations
 from cluster.contracts.types import Packed, Progress, RankGroup, StepStats
+from cluster.record.run_directory import QUARANTINE
 from cluster.record.storage import Storage
 from cluster.weights.manifest import WeightManifest
 from cluster.weights.process_group import Sender
@@ -109,7 +110,7 @@ class Learner:
         self._guard = NonFiniteGuard(
             max_in_a_row=config.learner.max_non_finite_updates,
             ranks=self._ranks,
-            folder=Path(run_dir) / "quarantine" if run_dir and "://" not in run_dir else None,
+            folder=Path(run_dir) / QUARANTINE if run_dir and "://" not in run_dir else None,
         )
         self._updater = Updater(
             self._passes,

@@ -16,7 +16,7 @@ class Claim:
     """The lock, ours until `release` or the end of this process, whichever way that ends."""
 
     def __init__(self, path: str) -> None:
-        """Raises InUseError naming the living owner."""
+        """Raises InUseError naming the living owner, OSError where the disk does not take the name of this one."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         for _ in range(_TRIES):
             if _is_free(self._descriptor, fcntl.LOCK_EX):
@@ -26,8 +26,12 @@ class Claim:
             owner = _name_in(self._descriptor)
             os.close(self._descriptor)
             raise in_use(os.path.dirname(path), owner)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, this_process().encode(), 0)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, this_process().encode(), 0)
+        except OSError:  # a full disk: else the lock would stay ours until this process ends
+            os.close(self._descriptor)
+            raise
 
     def release(self) -> None:
         os.ftruncate(self._descriptor, 0)

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.errors import ConfigError, DamagedError, StorageError
+from cluster.contracts.hiding import hidden
 from cluster.record import store_claim
 from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
@@ -40,6 +41,7 @@ TRACKED = "tracked.json"
 """The name by which trackers know the run, whichever driver speaks."""
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
+TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
 CHECKPOINT_MANIFEST = "manifest.json"
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
@@ -100,8 +102,21 @@ class RunDirectory(Storage):
         return checkpoints_of(self)
 
     def settings(self) -> dict[str, Any]:
-        """What run.yaml says, as it stands there; empty where there is none."""
-        return (yaml.safe_load(self.read_text(RUN_YAML)) or {}) if self.exists(RUN_YAML) else {}
+        """What run.yaml says, as it stands there; empty where there is none. Raises DamagedError for one that holds no settings."""
+        if not self.exists(RUN_YAML):
+            return {}
+        damaged = f"{self.path(RUN_YAML)} is damaged: it holds no settings; bring it back from a copy"
+        try:
+            found = yaml.safe_load(self.read_text(RUN_YAML))
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
+            raise DamagedError(damaged) from error
+        if not isinstance(found, dict):
+            raise DamagedError(damaged)
+        return found
+
+    def _written(self, spelled_out: SpelledOut) -> Mapping[str, Any]:
+        """What run.yaml says. An earlier version may have shown what this one takes for a secret, and so hides."""
+        return spelled_out(hidden(self.settings()))
 
     def make(self) -> None:
         """The folder, so that nobody else on the machine reads it. One that is there stays as it is."""
@@ -227,7 +242,7 @@ class RunDirectory(Storage):
     def _take_over(self, run_yaml: str, spelled_out: SpelledOut) -> None:
         self._check_same_run(run_yaml, spelled_out)
         ours = spelled_out(yaml.safe_load(run_yaml))
-        if self.exists(RUN_YAML) and differing(spelled_out(self.settings()), ours):
+        if self.exists(RUN_YAML) and differing(self._written(spelled_out), ours):
             self._start_over()
         for name in (METRICS, EVENTS, VERDICTS, PHASES):
             self.remove_torn_line(name)
@@ -238,8 +253,8 @@ class RunDirectory(Storage):
 
     def _check_same_run(self, run_yaml: str, spelled_out: SpelledOut) -> None:
         if self.exists(RUN_YAML) and self._has_finished_a_step():
-            theirs, ours = spelled_out(self.settings()), spelled_out(yaml.safe_load(run_yaml))
-            check_same_run(theirs, ours, run_dir=self.url)
+            ours = spelled_out(yaml.safe_load(run_yaml))
+            check_same_run(self._written(spelled_out), ours, run_dir=self.url)
 
     def _has_finished_a_step(self) -> bool:
         """A recorded step is finished when the next one is recorded, an event knows its version or a checkpoint has it."""
@@ -255,5 +270,7 @@ class RunDirectory(Storage):
             )
         of_steps = [f"{folder}/{file}" for folder in (TRAJECTORIES, LEARNED) for file in self.names(folder)]
         self.cut_records(0)
-        for name in (METRICS, PASSPORT, VERDICTS, TRACKED, PHASES, REPORT, CURVES, *of_steps):
+        for name in (METRICS, EVENTS, PASSPORT, VERDICTS, TRACKED, PHASES, REPORT, CURVES, *of_steps):
             self.remove(name)
+        for folder in (TENSORBOARD, QUARANTINE):
+            self.remove_folder(folder)

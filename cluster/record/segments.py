@@ -150,7 +150,11 @@ class Segments:
         """Under the number that it was written under, in case that it is there."""
         number, content = self._unsure[name]
         spans = self._written_spans(name)
-        if not number or any(first <= number <= last for first, last in spans if first != last):
+        merged = [span for span in spans if span[0] <= number <= span[1] and not _is_one(span)]
+        if merged and self._holds(name, merged, content):
+            self._unsure.pop(name, None)
+            return
+        if merged or not number:
             number = max((last for _, last in spans), default=0) + 1
         while True:
             self._unsure[name] = (number, content)
@@ -164,6 +168,10 @@ class Segments:
         if len(small) >= MERGED_AT:
             with contextlib.suppress(StorageError):  # these lines are there; the next segment merges
                 self._merge(name, small)
+
+    def _holds(self, name: str, spans: Sequence[Span], lines: bytes) -> bool:
+        found = self._objects.read_many([_object(name, span) for span in spans])
+        return any(b"\n" + lines in b"\n" + each for each in found if each)
 
     def _merge(self, name: str, spans: Sequence[Span]) -> None:
         found = self._objects.read_many([_object(name, span) for span in spans])

@@ -41,10 +41,14 @@ class Writer:
         call()
 
     def _note_error(self, done: "Future[None]") -> None:
-        self._error = self._error or done.exception()
+        """In the writer's thread, or in that of a `put` whose call was made at once: none takes another's error away."""
+        error = done.exception()
+        with self._lock:
+            self._error = self._error or error
 
     def _taken_error(self) -> BaseException | None:
-        error, self._error = self._error, None
+        with self._lock:
+            error, self._error = self._error, None
         return error
 
 

@@ -12,10 +12,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[repo
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cluster.contracts.errors import StorageError
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import TENSORBOARD, RunDirectory
 from cluster.sinks.jsonl import read_steps
 
-_FOLDER = "tensorboard"
 _UPLOAD_EVERY_S = 60.0
 
 
@@ -26,7 +25,7 @@ class TensorBoard:
         self._directory = directory
         self._here = None if directory.is_local else tempfile.TemporaryDirectory(prefix="treadwheel-tensorboard-")
         self._uploaded_s = time.monotonic()
-        self._writer = EventFileWriter(self._here.name if self._here else directory.path(_FOLDER))
+        self._writer = EventFileWriter(self._here.name if self._here else directory.path(TENSORBOARD))
         self._before: dict[int, dict[str, float]] | None = None
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
@@ -70,7 +69,7 @@ class TensorBoard:
         if not self._here:
             return
         for name in os.listdir(self._here.name):
-            self._directory.upload(f"{_FOLDER}/{name}", os.path.join(self._here.name, name))
+            self._directory.upload(f"{TENSORBOARD}/{name}", os.path.join(self._here.name, name))
 
 
 def tensorboard(*, directory: RunDirectory, num_steps: int) -> TensorBoard:

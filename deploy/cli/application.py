@@ -79,9 +79,10 @@ def reporting(*, debug: bool) -> Iterator[CtrlC]:
         if debug:
             raise
         from cluster.contracts.hiding import hidden
+        from cluster.sinks.console.words import for_terminal
 
         for line in (f"treadwheel: {error}", *getattr(error, "__notes__", ())):
-            typer.echo(hidden(line), err=True)
+            typer.echo(for_terminal(hidden(line)), err=True)
         raise typer.Exit(next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)) from None
     finally:
         signal.signal(signal.SIGINT, before)

@@ -124,8 +124,8 @@ def end() -> None:
 def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
     """Where the run is, how it is looked at, and the digest of its passport, which a run has once its first driver has started it."""
     told = {"run_dir": run_dir.path(), "viewer": shlex.join(["treadwheel", "view", run_dir.path()])}
-    passport = run_dir.read_json(PASSPORT)
-    return told | ({"passport": digest_of(passport)} if passport else {})
+    passport_digest = digest_of(run_dir.read_json(PASSPORT))
+    return told | ({"passport": passport_digest} if passport_digest else {})
 
 
 def named(address: str | None) -> str | None:

@@ -39,14 +39,16 @@ class RunProvenance:
         evaluations = dict(self._evaluations)  # the run goes on meanwhile
         made = sorted(each for each in evaluations if each <= version)
         return Provenance(
-            passport_digest=digest_of(self._passport) if self._passport else None,
+            passport_digest=digest_of(self._passport),
             versions=self._passport.get("versions", {}),
             evaluations={each: evaluations[each] for each in dict.fromkeys([*made[:1], *made[-1:]])},
         )
 
 
-def digest_of(passport: Mapping[str, Any]) -> str:
-    """SHA-256 of what the run computes, whatever it was computed with."""
+def digest_of(passport: Mapping[str, Any]) -> str | None:
+    """SHA-256 of what the run computes, whatever it was computed with; None where the passport does not say."""
+    if "mathematics" not in passport:
+        return None
     return hashlib.sha256(json.dumps(passport["mathematics"], sort_keys=True).encode()).hexdigest()
 
 

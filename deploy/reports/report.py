@@ -18,9 +18,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import deploy.viewer
+from actors.writable import writable
 from cluster.contracts.config import RunConfig
 from cluster.contracts.hiding import hidden
-from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, REPORT, RUN_YAML, RunDirectory
+from cluster.record.run_directory import CURVES, EVENTS, METRICS, PASSPORT, REPORT, RUN_YAML, RunDirectory
 from cluster.sinks.jsonl import read_lines
 from deploy.config.yaml_text import dumped, flow
 from deploy.reports import curves
@@ -46,14 +47,15 @@ _TOLD = ("resumed", "stopping", "stopped", "preempted", "worker_left", "scale")
 
 def leave(directory: RunDirectory) -> None:
     """Curves and report of a run that ends, however it does. It never fails for them: what went wrong is a line on standard error."""
-    try:
-        directory.check_claim()
-        if directory.read_lines(METRICS):
-            curves.draw(directory)
-            write(directory)
-    except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
-        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
-            print(f"treadwheel: {REPORT} was not written: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    for name, make in ((CURVES, curves.draw), (REPORT, write)):
+        try:
+            directory.check_claim()
+            if directory.read_lines(METRICS):
+                make(directory)
+        except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
+            with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+                told = f"treadwheel: {name} was not written: {type(error).__name__}: {error}"
+                print(told, file=sys.stderr, flush=True)
 
 
 def write(directory: RunDirectory, out: str | None = None) -> str:
@@ -70,7 +72,7 @@ def html(directory: RunDirectory) -> str:
     """The whole page. Raises ConfigError when there is no run."""
     config = config_of(directory)
     style = "\n".join(path.read_text(encoding="utf-8") for path in _STYLES)
-    return (
+    return writable(
         _environment()
         .get_template("report.html")
         .render(
@@ -106,7 +108,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "failed_rewards": failed_rewards(events),
         "left_parts": left_parts(events),
         "costs": costs(steps, events),
-        "passport_digest": digest_of(passport) if passport else None,
+        "passport_digest": digest_of(passport),
         "versions": passport.get("versions", {}),
         "passport": json.dumps(passport, indent=1),
         "checkpoints": list(directory.checkpoints().values()),

@@ -14,6 +14,7 @@ from cluster.contracts.settings import differences, in_words
 from cluster.contracts.types import PART_LEFT
 from cluster.record.run_directory import CURVES, EVENTS, PASSPORT, REPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from cluster.sinks.console.drawing import duration
+from cluster.sinks.console.words import for_terminal
 from cluster.sinks.jsonl import read_steps
 from deploy.config import loading as configuration
 from deploy.config.written import settings_in
@@ -49,7 +50,7 @@ def table(directory: RunDirectory) -> Table:
     events = directory.read_json_lines(EVENTS)
     shown = Table(title=directory.url, show_header=False, box=None, title_justify="left")
     for name, value in _rows(config, steps, events, directory):
-        shown.add_row(name, value)
+        shown.add_row(for_terminal(name), for_terminal(value))
     return shown
 
 

@@ -14,6 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer
 
+from cluster.contracts.errors import DamagedError
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, CHECKPOINTS, RunDirectory
 from cluster.record.storage import Storage
 from deploy.viewer.runs import Run
@@ -71,7 +72,8 @@ class TokenTexts:
 
 
 def token_texts(run: Run) -> TokenTexts | None:
-    """By the tokenizer in the run's newest checkpoint, in the folder of its model, or in the hub's cache; None where it is in none."""
+    """By the tokenizer in the run's newest checkpoint, in the folder of its model, or in the hub's cache; None where it is in none. Raises
+    DamagedError for one that cannot be read, such as a pointer to a file that was not downloaded."""
     directory = run.directory
     for name in reversed(directory.checkpoints().values()):
         folder = _model_in(directory, f"{CHECKPOINTS}/{name}")
@@ -90,7 +92,12 @@ def token_texts(run: Run) -> TokenTexts | None:
 @functools.lru_cache(maxsize=8)
 def _read(folder: str, version: str) -> TokenTexts:
     """`version` is that of the file: a run that was begun anew may have another tokenizer at the same place."""
-    return _parsed(Storage(folder).read_text(_FILE))
+    files = Storage(folder)
+    content = files.read_file(_FILE).to_pybytes()
+    try:
+        return _parsed(content.decode())
+    except Exception as error:  # the tokenizer's library raises nothing narrower
+        raise DamagedError(f"{files.path(_FILE)} is no tokenizer: {error}; bring it back from a copy") from error
 
 
 @functools.lru_cache(maxsize=2)

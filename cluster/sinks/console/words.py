@@ -52,6 +52,12 @@ def printed(record: Record) -> list[str]:
     return [*more, *(f"{actor}: {_CONTROLS.sub('', str(line))}" for line in record.get("lines", ()))]
 
 
+def for_terminal(text: str) -> str:
+    """Lines without what a terminal acts on and does not show; a question mark stands for half a character, which no stream takes."""
+    shown = "\n".join(_CONTROLS.sub("", line) for line in text.split("\n"))
+    return shown.encode(errors="replace").decode()
+
+
 def told(record: Record) -> Told | None:
     """The event in words, safe for a terminal; None for one that only programs read."""
     kind = str(record["kind"])

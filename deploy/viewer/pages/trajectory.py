@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from cluster.contracts.errors import DataError, StorageError
+from cluster.contracts.errors import DamagedError, DataError, StorageError
 from cluster.contracts.learned import Learned, LearnedTrajectory
 from deploy.viewer.episodes import conversation
 from deploy.viewer.page import page
@@ -42,7 +42,7 @@ class TokensOfStep:
         """Reads the record of learning and the tokenizer; a run without them has tokens too."""
         self._run = run
         self._step = step
-        self._texts = token_texts(run)
+        self._texts, self._why_numbers = _texts_of(run)
         self._learned, self._why_not_learned = _learned_of(run, step)
 
     def of(self, ticket: int, sample: int) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class TokensOfStep:
             "missing": {name: said for name, said in missing.items() if said},
             "conversation": _conversation(self._step.segments(ticket, sample)),
             "proximal": (self._run.config().get("algorithm") or {}).get("proximal", "rollout"),
-            "tokenizer": _why_numbers(self._run) if self._texts is None else None,
+            "tokenizer": self._why_numbers,
         }
 
     def _why_not(self, ticket: int) -> str:
@@ -106,7 +106,16 @@ def _shown(texts: TokenTexts | None, token_ids: list[int]) -> dict[str, Any]:
     return asdict(texts.shown(token_ids))
 
 
-def _why_numbers(run: Run) -> str:
+def _texts_of(run: Run) -> tuple[TokenTexts | None, str | None]:
+    """Or why tokens are shown by their numbers."""
+    try:
+        texts = token_texts(run)
+    except DamagedError as error:
+        return None, f"Tokens are shown by their numbers: {error}."
+    return texts, None if texts else _not_here(run)
+
+
+def _not_here(run: Run) -> str:
     model = (run.config().get("model") or {}).get("path")
     return (
         f"The tokenizer of {model} is not on this machine, so tokens are shown by their numbers. It is looked for in the run's "

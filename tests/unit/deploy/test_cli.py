@@ -14,6 +14,7 @@ from deploy import evaluation, launch, preflight
 from deploy.cli import app, running
 from deploy.cluster_up.ahead import RayAhead
 from deploy.config.loading import load, resolved_yaml
+from deploy.reports import run_info
 from deploy.reports.run_info import print_summary
 from deploy.reports.summary import summarize
 
@@ -127,6 +128,15 @@ def test_words_in_brackets_are_printed_as_they_stand(tmp_path, capsys):
 def test_an_error_shows_no_secret(command, secret):
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 2 and "<hidden>" in refused.output and secret not in refused.output
+
+
+def test_what_a_model_wrote_into_an_error_does_nothing_to_the_terminal(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ConfigError("a judge said \x1b[2J\x1b]0;owned\x07[/INST]\ud83d, twice\n  and more")
+
+    monkeypatch.setattr(run_info, "table", fail)
+    ended = CliRunner().invoke(app, ["info", str(tmp_path)])
+    assert ended.exit_code == 2 and ended.stderr == "treadwheel: a judge said [/INST]?, twice\n  and more\n"
 
 
 def test_all_that_is_to_be_evaluated_is_checked_before_the_first_of_it_is(tmp_path, monkeypatch):

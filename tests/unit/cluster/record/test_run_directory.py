@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from cluster.contracts.errors import ConfigError, DamagedError, StorageError
+from cluster.contracts.hiding import hidden
 from cluster.record import lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
@@ -94,13 +95,33 @@ def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
         directory.write_file(page, b"of another run")
     directory.append_line(VERDICTS, '{"key": "of another judge", "verdict": [[1.0, {}]]}')
     directory.append_json(EVENTS, {"kind": "failure", "policy_version": 0})
+    for file in ("tensorboard/events.out.tfevents.1.node", "quarantine/step-000001.arrow"):
+        directory.write_file(file, b"of another run")
     directory.release()
     directory.check(OTHER)
+    assert directory.read_json_lines(EVENTS), "a check removes nothing"
     directory.claim(OTHER)
+    assert directory.read_lines(EVENTS) == directory.names("tensorboard") == directory.names("quarantine") == []
     assert directory.read_lines("ledger/ledger.jsonl") == []
     assert directory.names("trajectories") == directory.names("learned") == [] and not directory.exists(VERDICTS)
     assert not directory.exists("report.html") and not directory.exists("curves.png")
     assert yaml.safe_load(directory.read_text(RUN_YAML))["optimizer"] == {"learning_rate": 0.2}
+
+
+def test_a_run_goes_on_where_an_earlier_version_wrote_a_secret_that_is_hidden_now(directory):
+    without_token = {"seed": 1, "environment": {"name": "chat"}}
+    written = {"seed": 1, "environment": {"name": "chat", "session_token": "abc"}, "base": "https://me:pass@host"}
+    directory.claim(yaml.safe_dump(written))
+    directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
+    directory.release()
+    directory.claim(yaml.safe_dump(hidden(written)))
+    assert directory.settings() == hidden(written) != written
+    assert directory.read_json_lines(EVENTS), "the run goes on"
+    directory.release()
+    directory.write_file(RUN_YAML, yaml.safe_dump(written).encode())
+    with pytest.raises(ConfigError, match="session_token is '<hidden>' there and None here") as error:
+        directory.check(yaml.safe_dump(without_token))
+    assert "'abc'" not in str(error.value) and "pass@" not in str(error.value)
 
 
 def test_a_run_with_a_second_record_has_finished_a_step(directory):
@@ -123,6 +144,29 @@ def test_a_second_driver_is_refused_while_the_first_lives(directory):
     directory.claim(CONFIG)
     with pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on "):
         RunDirectory(directory.url).claim(CONFIG)
+
+
+@pytest.mark.parametrize("content", [b"", b"- 1", b"seed: {1", b"seed: \xff", b"seed: \0"])
+def test_a_run_yaml_that_holds_no_settings_is_named_and_the_run_stays(directory, content):
+    directory.claim(CONFIG)
+    directory.append_line(LEDGER, "the groups of step 1")
+    directory.release()
+    directory.write_file(RUN_YAML, content)
+    with pytest.raises(DamagedError, match=r"run\.yaml is damaged: it holds no settings; bring it back from a copy"):
+        directory.claim(CONFIG)
+    assert directory.read_lines(LEDGER) == ["the groups of step 1"] and not directory.is_claimed
+
+
+def test_a_disk_that_is_full_when_a_run_begins_keeps_no_later_one_out(directory, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+            directory.claim(CONFIG)
+    directory.claim(CONFIG)
+    assert directory.is_claimed
 
 
 def test_a_busy_directory_is_refused_by_a_check_already_whatever_else_is_wrong(directory):

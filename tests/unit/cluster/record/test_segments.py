@@ -242,6 +242,22 @@ def test_a_segment_whose_answer_was_lost_is_not_written_twice(store, monkeypatch
     assert store.read_appended(NAME) == "a\nb\n"
 
 
+def test_a_segment_whose_answer_was_lost_and_that_others_merged_meanwhile_is_not_written_twice(store, monkeypatch):
+    append(store, "a")
+    store.flush()
+    create = store.create
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create", lambda *args: (create(*args), refuse()))
+        append(store, "b", "c")
+        with pytest.raises(StorageError, match="busy"):
+            store.flush()
+    write(store, _000001_000003=["a", "b", "c", "theirs"])
+    for number in (1, 2):
+        store.delete([f"metrics/{number:06d}.jsonl"])
+    append(store, "d")
+    assert store.read_appended(NAME) == "a\nb\nc\ntheirs\nd\n"
+
+
 def test_a_segment_that_was_refused_is_not_hidden_by_one_that_others_merged_meanwhile(store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(store, "create", refuse)

@@ -1,10 +1,30 @@
+import json
+import threading
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from obstore.store import MemoryStore
 
 from cluster.contracts.errors import DamagedError
+from cluster.record.object_store import ObjectStore
 from cluster.record.step_objects import StepObjects
+
+
+def test_a_long_ledger_is_read_sixteen_records_at_a_time_and_comes_in_order(monkeypatch):
+    store = ObjectStore("s3://memory/run", store=MemoryStore())
+    records = StepObjects(store, file="ledger.jsonl")
+    lines = [json.dumps({"step": step}) for step in range(1, 65)]
+    for step, line in enumerate(lines, start=1):
+        records.append_record(step, line)
+    sixteen, read = threading.Barrier(16), store.read_tagged
+
+    def read_beside_others(name: str):
+        sixteen.wait(timeout=60)
+        return read(name)
+
+    monkeypatch.setattr(store, "read_tagged", read_beside_others)
+    assert records.read_records(0) == lines
 
 
 def test_a_record_that_was_copied_from_a_disk_is_one_line_whatever_characters_stand_in_it():

@@ -1,6 +1,7 @@
 """A slow disk delays nobody, and what it is given arrives in order."""
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -57,3 +58,18 @@ def test_an_error_comes_up_once_and_later_calls_are_made():
     writer.put(lambda: disk.write("after"))
     writer.flush()
     assert disk.written == ["after"]
+
+
+def test_a_call_that_succeeds_does_not_take_the_error_of_another_away():
+    """Callbacks of two calls run at once where a call was made before `put` had hung its callback on."""
+    writer, failed = Writer(), Future[None]()
+    failed.set_exception(StorageError("disk full"))
+
+    class Done(Future[None]):
+        def exception(self, timeout: float | None = None) -> BaseException | None:
+            writer._note_error(failed)
+            return None
+
+    writer._note_error(Done())
+    with pytest.raises(StorageError, match="disk full"):
+        writer.flush()

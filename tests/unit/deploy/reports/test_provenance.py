@@ -14,6 +14,15 @@ def test_a_resumed_run_knows_the_evaluations_of_its_earlier_part(tmp_path):
     assert run.at(1).evaluations == {0: {"eval/reward": 0.25}}
 
 
+def test_a_passport_that_does_not_say_what_the_run_computes_has_no_digest(tmp_path):
+    directory = RunDirectory(str(tmp_path))
+    directory.write_json(PASSPORT, {"versions": {"torch": "2"}})
+    assert (RunProvenance(directory).at(0).passport_digest, RunProvenance(directory).at(0).versions) == (
+        None,
+        {"torch": "2"},
+    )
+
+
 def test_the_passport_is_told_once_it_is_written(tmp_path):
     directory = RunDirectory(str(tmp_path))
     run = RunProvenance(directory)

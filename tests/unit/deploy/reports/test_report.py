@@ -11,6 +11,7 @@ import pytest
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record.run_directory import REPORT, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
+from deploy.reports import curves
 from deploy.reports.report import html, leave, state_of, write
 from tests.unit.cluster.contracts.rows import row
 from tests.unit.deploy.viewer.run_files import append, event, step, write_run, write_trajectories
@@ -181,6 +182,12 @@ def test_it_is_written_where_it_is_asked_for(run, tmp_path):
         write(RunDirectory(str(tmp_path)))
 
 
+def test_a_half_of_a_character_in_an_error_keeps_no_run_from_its_report(run, tmp_path):
+    append(tmp_path / "run/events.jsonl", [event("failed", 1070.0, reason="a judge said \ud83d")])
+    write(run)
+    assert "a judge said ?" in run.read_text(REPORT)
+
+
 def test_a_run_leaves_report_and_curves(run, capsys):
     leave(run)
     assert run.exists(REPORT) and run.exists("curves.png") and capsys.readouterr().err == ""
@@ -190,7 +197,19 @@ def test_a_run_that_cannot_be_reported_ends_as_it_would_have(run, tmp_path, caps
     append(tmp_path / "run" / "metrics.jsonl", [{"no": "version"}])
     leave(run)
     assert not run.exists(REPORT)
-    assert capsys.readouterr().err == "treadwheel: report.html was not written: KeyError: 'policy_version'\n"
+    assert capsys.readouterr().err.splitlines() == [
+        f"treadwheel: {name} was not written: KeyError: 'policy_version'" for name in ("curves.png", "report.html")
+    ]
+
+
+def test_curves_that_cannot_be_drawn_keep_no_run_from_its_report(run, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise ValueError("Axis limits cannot be NaN or Inf")
+
+    monkeypatch.setattr(curves, "page", fail)
+    leave(run)
+    assert run.exists(REPORT) and not run.exists("curves.png")
+    assert capsys.readouterr().err.startswith("treadwheel: curves.png was not written: ValueError: Axis limits")
 
 
 def test_a_run_that_never_measured_anything_leaves_none(tmp_path):

@@ -23,7 +23,7 @@ def directory(tmp_path):
 
 def shown(directory: RunDirectory) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(table(directory))
+    Console(file=out, width=200, markup=False, emoji=False).print(table(directory))
     return out.getvalue()
 
 
@@ -34,6 +34,15 @@ def test_a_run_tells_where_it_stands(directory):
     text = shown(directory)
     assert "7 of 40" in text and "0.25" in text and "0.5" in text
     assert "event failure" in text and "rollout-0 died" in text
+
+
+def test_what_a_model_wrote_into_an_error_does_nothing_to_the_terminal(directory):
+    reason = "judge said \x1b[2J\x1b]0;owned\x07\x1b[31m[/INST]\x9b1m\x7f\ud83d, twice\nsecond line"
+    directory.append_json(EVENTS, {"kind": "failure", "time": 2.0, "reason": reason})
+    directory.append_json(EVENTS, {"kind": "failed", "time": 3.0, "reason": reason})
+    text = shown(directory)
+    assert text.count("judge said [/INST]1m?, twice") == 2 and "second line" in text
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,18 @@ def test_each_look_takes_in_what_is_new(directory):
     assert watched.look() == []
 
 
+def test_a_clock_that_was_set_back_between_two_drivers_ends_no_run_that_goes_on(directory):
+    standing = standing_of(directory)
+    for kind, at in (("launched", 5000.0), ("failed", 6000.0), ("launched", 1000.0), ("resumed", 1001.0)):
+        directory.append_json(EVENTS, {"kind": kind, "time": at, "reason": "a full disk", "recorded_steps": 1})
+    step(directory, 1, 5500.0)
+    step(directory, 2, 1010.0)
+    news = Watched(directory, standing).look()
+    assert [each["kind"] for each in news if each["kind"] != "step"] == ["launched", "failed", "launched", "resumed"]
+    assert [each["policy_version"] for each in news if each["kind"] == "step"] == [1, 2]
+    assert not standing.is_over and standing.version == 2
+
+
 def test_a_line_that_is_being_written_is_taken_in_when_it_is_whole(directory, tmp_path):
     standing = standing_of(directory)
     watched = Watched(directory, standing)

@@ -94,3 +94,11 @@ def test_without_the_tokenizer_tokens_are_numbers_and_the_page_says_where_it_was
     tokens = _tokens(run)
     assert tokens["texts"] == ["⟨3⟩", "⟨4⟩", "⟨5⟩"]
     assert "The tokenizer of a-model is not on this machine" in tokens["tokenizer"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff", b"version https://git-lfs.github.com/spec/v1\n"])
+def test_a_tokenizer_that_cannot_be_read_is_named_and_tokens_are_numbers(run, content):
+    run.directory.write_file("checkpoints/step-000004/model/tokenizer.json", content)
+    tokens = _tokens(run)
+    assert tokens["texts"] == ["⟨3⟩", "⟨4⟩", "⟨5⟩"]
+    assert "step-000004/model/tokenizer.json is no tokenizer: " in tokens["tokenizer"]
