@@ -55,6 +55,8 @@ def check_reference(config: RunConfig) -> None:
 
 def readings(reward: RewardConfig) -> dict[str, "Reading"]:
     """Of the reward models, without their weights. Raises ConfigError for one that cannot read or judge."""
+    if not reward.models:
+        return {}  # what follows imports transformers
     from actors.reward_model import Reading
 
     for name, model in reward.models.items():
@@ -106,12 +108,17 @@ def check_folder(path: str, *, field: str) -> None:
         ) from error
 
 
+def refuse_absent(path: str, *, field: str) -> None:
+    """Raises OSError for one that cannot be looked up."""
+    if not Path(os.path.expanduser(path)).exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise ConfigError(
+            f"{field}={path!r} does not exist; give a Hugging Face folder, or a hub name such as org/model"
+        )
+
+
 def _check_folder(folder: Path, path: str, *, field: str) -> None:
+    refuse_absent(path, field=field)
     if not folder.exists():
-        if path.startswith((".", "/", "~")) or path.count("/") > 1:
-            raise ConfigError(
-                f"{field}={path!r} does not exist; give a Hugging Face folder, or a hub name such as org/model"
-            )
         return
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{field}={path!r} has no config.json; give a Hugging Face model folder")

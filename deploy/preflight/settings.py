@@ -57,14 +57,16 @@ def check_tensor_parallel(config: RunConfig) -> None:
         )
 
 
+def check_transport(config: RunConfig) -> None:
+    resolve(config.weights.transport, home=TRANSPORTS, field="weights.transport")  # torch
+
+
 def check_weights(config: RunConfig) -> None:
     if (adapter := config.published_adapter) is not None:
         _check_adapter(adapter, config)
-    transport = config.weights.transport
-    resolve(transport, home=TRANSPORTS, field="weights.transport")
     if config.weights.deltas:
         _check_deltas(config)
-    if transport.name != "collective":
+    if config.weights.transport.name != "collective":
         return
     learner, rollout = config.learner, config.rollout
     if config.weights_backend == "nccl" and not config.weights_find_whole_gpus:
