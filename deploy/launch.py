@@ -36,7 +36,7 @@ from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
 from deploy.preflight.compute_type import with_compute_type
 from deploy.preflight.machine import is_own_cluster
-from deploy.preflight.report import biased_sampling, quantized_sampling
+from deploy.preflight.report import biased_sampling, long_warmup, quantized_sampling
 from deploy.reports.provenance import RunProvenance
 from deploy.reports.report import leave
 from deploy.reports.summary import Summary, summarize
@@ -112,6 +112,8 @@ async def _owning(
                     log.event("launched", started_at=psutil.Process().create_time())
                     if chosen is not None:
                         log.event("compute_type", dtype=config.model.dtype, message=f"computes in {chosen}")
+                    if note := long_warmup(config):
+                        log.event("long_warmup", message=note)
                     paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
                     await asyncio.to_thread(_verify_models, *paths)
                     await work(log)

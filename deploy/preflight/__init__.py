@@ -188,7 +188,9 @@ def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None"
     problems.attempt(settings.check_weights, config)
     for index in range(len(config.metrics.sinks)):
         problems.attempt(resolve_sink, config.metrics, index)
-    return problems.attempt(settings.check_mathematics, config)
+    if objective := problems.attempt(settings.check_mathematics, config):
+        problems.attempt(settings.check_reference_is_asked, config, needs=objective.needs)
+    return objective
 
 
 def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "ChatFormatter | None":

@@ -1,14 +1,15 @@
 """Settings against each other, against the run directory, and against the environment."""
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.importing import importing
 from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.plugins import TRANSPORTS, resolve
-from cluster.contracts.upkeep_config import ElasticConfig
+from cluster.contracts.settings import fields
 from cluster.record.run_directory import RUN_YAML, RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -18,6 +19,34 @@ if TYPE_CHECKING:
     from learner.algorithms.objective import Objective
 
 _MAX_ADAPTER_RANK = 512
+
+_ELASTIC = ("min_workers", "scale_up_wait_share", "max_step_factor", "scale_down_full_steps")
+_ACTING: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
+    (
+        tuple(f"elastic.{name}" for name in _ELASTIC),
+        lambda config: config.elastic.max_workers is not None,
+        "without elastic.max_workers",
+    ),
+    (
+        ("optimizer.min_learning_rate_share",),
+        lambda config: config.optimizer.schedule != "constant",
+        "with optimizer.schedule='constant'",
+    ),
+    (
+        ("weights.backend",),
+        lambda config: config.weights.transport.name != "object_store",
+        "with weights.transport='object_store'",
+    ),
+    (
+        ("reference.source_column",),
+        lambda config: bool(config.reference.by_source),
+        "without reference.by_source",
+    ),
+    (("episodes.column",), lambda config: bool(config.environments), "without environments"),
+    (("reward.environment_weight",), lambda config: config.has_episodes, "without an environment"),
+)
+"""Settings, when they act, and beside what they do not. Not those that a run file may keep while an override leaves out what they are for:
+of an evaluation, of GPUs, of actors that this run does not have."""
 
 
 def check_run_dir(config: RunConfig) -> None:
@@ -30,14 +59,39 @@ def check_run_dir(config: RunConfig) -> None:
 
 def check_effects(config: RunConfig) -> None:
     """Raises ConfigError for what would not act beside the other settings. A run that began with it can still be looked at."""
-    fewest, most = config.elastic.min_workers, config.elastic.max_workers
-    if config.deterministic and most is not None:
-        raise ConfigError(
+    told: list[str] = []
+    if config.deterministic and (most := config.elastic.max_workers) is not None:
+        told.append(
             f"elastic.max_workers={most} with deterministic=true: which worker samples what is fixed, so none joins or leaves; leave it "
             "out, and set rollout.num_workers"
         )
-    if fewest != ElasticConfig.model_fields["min_workers"].default and most is None:
-        raise ConfigError(f"elastic.min_workers={fewest} says nothing without elastic.max_workers; leave it out")
+    for names, act, beside in _ACTING:
+        set_away = {} if act(config) else _set_away_from_default(config, names)
+        told += [f"{name}={value!r} says nothing {beside}; leave it out" for name, value in set_away.items()]
+    if told:
+        raise ConfigError("; ".join(told))
+
+
+def check_reference_is_asked(config: RunConfig, *, needs: Collection[str]) -> None:
+    """Raises ConfigError for a reference model of its own that the mathematics of a run never asks."""
+    named = _set_away_from_default(config, ("reference.path", "reference.by_source"))
+    if named and "reference_logprobs" not in needs:
+        name, value = next(iter(named.items()))
+        raise ConfigError(
+            f"{name}={value!r} is never asked: nothing in `algorithm` learns from the reference; leave it out, or add a KL to it "
+            "(algorithm.kl), algorithm.distillation or algorithm.monitor.reference_kl"
+        )
+
+
+def _set_away_from_default(config: RunConfig, names: Collection[str]) -> dict[str, Any]:
+    """Those of these settings of a section that have another value than the default, by name."""
+    known, found = dict(fields(RunConfig)), dict[str, Any]()
+    for name in names:
+        section, _, own = name.partition(".")
+        value = getattr(getattr(config, section), own)
+        if value != known[name].get_default(call_default_factory=True):
+            found[name] = value
+    return found
 
 
 def check_compute_type(config: RunConfig) -> None:
