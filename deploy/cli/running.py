@@ -77,7 +77,7 @@ def _train(
             ahead.import_for(config)
             with _checking(config):
                 preflight.check(config, address=address, looks_good=ahead.start, ask=ahead.ask)
-                from deploy import launch  # torch, which not every refused run needs
+                from deploy import launch  # Ray, which not every refused run needs
 
             ctrl_c.raise_if_pressed()
             return launch.train(config, address=address, ahead=ahead)

@@ -195,7 +195,7 @@ def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None"
 
 def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "ChatFormatter | None":
     """The policy's, and the models beside it."""
-    formatter = problems.attempt(model.load_formatter, config)
+    formatter = problems.attempt(model.formatter_of, config)
     problems.attempt(model.check_reference, config)
     problems.attempt(model.check_critic, config)
     if formatter is not None:

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, RewardConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
-from cluster.contracts.importing import importing, tokenizers_alone
+from cluster.contracts.importing import importing
+from deploy.formatters import load_formatter
 from deploy.preflight.engine_memory import check_divisible
 from deploy.preflight.quantization import check_layers
 
@@ -24,14 +25,10 @@ if TYPE_CHECKING:
 _LFS_POINTER = b"version https://git-lfs"
 
 
-def load_formatter(config: RunConfig) -> "ChatFormatter":
-    with importing():  # transformers
-        tokenizers_alone()
-        from actors.chat.formatter import ChatFormatter
-
+def formatter_of(config: RunConfig) -> "ChatFormatter":
     check_folder(config.model.path, field="model.path")
     hush_hub()
-    return ChatFormatter.load(config.model)
+    return load_formatter(config.model)
 
 
 def hush_hub() -> None:
