@@ -98,4 +98,3 @@ def _at(config: RunConfig, setting: str) -> Any:
     for key in setting.split("."):
         value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
     return value
-

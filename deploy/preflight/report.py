@@ -131,14 +131,16 @@ def quantized_sampling(config: RunConfig) -> str | None:
 def long_warmup(config: RunConfig) -> str | None:
     """A sentence for people where the run ends while its learning rate still rises, or before it falls."""
     optimizer, value = config.optimizer, config.algorithm.value
-    warmup, steps = optimizer.warmup_steps, config.num_steps - (0 if value is None else value.warmup_steps)
-    after = "" if value is None or not value.warmup_steps else f" after algorithm.value.warmup_steps={value.warmup_steps}"
+    warmup, before = optimizer.warmup_steps, 0 if value is None else value.warmup_steps
+    steps = config.num_steps - before
+    after = f" after algorithm.value.warmup_steps={before}" if before else ""
     beside = f"optimizer.warmup_steps={warmup} with num_steps={config.num_steps}{after}"
     if warmup > steps:
         return f"{beside}: the learning rate rises to {steps / warmup:.0%} of optimizer.learning_rate in the last step; use fewer"
     falls = optimizer.schedule != "constant" and optimizer.min_learning_rate_share < 1
     if falls and 0 < warmup >= steps - 1:
-        return f"{beside}: the last step has the highest learning rate, and optimizer.schedule={optimizer.schedule!r} never lowers it; use fewer"
+        never = f"optimizer.schedule={optimizer.schedule!r} never lowers it"
+        return f"{beside}: the last step has the highest learning rate, and {never}; use fewer"
     return None
 
 

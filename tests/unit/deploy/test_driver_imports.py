@@ -13,6 +13,13 @@ for module in sys.argv[1:]:
     importlib.import_module(module)
 print(sorted(set({HEAVY}) & {{name for name, module in sys.modules.items() if module is not None}}))
 """
+LOADS = """
+import sys
+from cluster.contracts.config import ModelConfig
+from deploy.formatters import load_formatter
+load_formatter(ModelConfig(path="deploy/quickstart/model"))
+print("torch._dynamo" in sys.modules)
+"""
 
 
 def imported_with(*modules: str) -> str:
@@ -38,7 +45,5 @@ def test_what_is_heavy_is_seen():
 
 
 def test_a_formatter_comes_without_torchs_compiler():
-    loads = "from deploy.formatters import load_formatter; from cluster.contracts.config import ModelConfig; import sys; "
-    loads += "load_formatter(ModelConfig(path='deploy/quickstart/model')); print('torch._dynamo' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

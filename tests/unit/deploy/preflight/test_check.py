@@ -245,7 +245,9 @@ def test_a_warmup_that_the_run_does_not_outlast_is_noted(settings, said, tmp_pat
     noted, after_critic = long_warmup(config), 4 if config.algorithm.value else 0
     assert noted is None if said is None else said in (noted or "")
     num_steps = config.num_steps - after_critic
-    rates = [learning_rate_at(step, config=config.optimizer, num_steps=num_steps, peak=1.0) for step in range(num_steps)]
+    rates = [
+        learning_rate_at(step, config=config.optimizer, num_steps=num_steps, peak=1.0) for step in range(num_steps)
+    ]
     ends_well = rates[-1] < 1 if config.optimizer.schedule != "constant" else rates[-1] == 1
     assert config.optimizer.min_learning_rate_share == 1 or ends_well == (noted is None), rates
     rows = {value for _, name, value in mathematics_rows(config, frozenset()) if name == "note"}
@@ -475,7 +477,9 @@ def test_a_reference_needs_no_tokenizer_of_its_own(tmp_path, model):
 
 def test_a_reference_that_nothing_asks_is_refused(tmp_path, model):
     message = refusal(run(tmp_path, model, f"reference.path={model}"))
-    assert message.startswith(f"reference.path='{model}' is never asked: nothing in `algorithm` learns from the reference")
+    assert message.startswith(
+        f"reference.path='{model}' is never asked: nothing in `algorithm` learns from the reference"
+    )
     named = refusal(run(tmp_path, model, f"reference.by_source={{math: {model}}}", rows=OF_MATH))
     assert named.startswith("reference.by_source={'math': ")
     check(run(tmp_path, model, f"reference.path={model}", "algorithm.monitor.reference_kl=5"))
