@@ -9,7 +9,8 @@ from cluster.contracts.errors import ConfigError
 from cluster.contracts.importing import importing
 from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.plugins import TRANSPORTS, resolve
-from cluster.contracts.settings import fields
+from cluster.contracts.settings import Mark, fields
+from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import RUN_YAML, RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -58,7 +59,7 @@ def check_run_dir(config: RunConfig) -> None:
 
 
 def check_effects(config: RunConfig) -> None:
-    """Raises ConfigError for what would not act beside the other settings. A run that began with it can still be looked at."""
+    """Raises ConfigError for what would not act beside the other settings. A run that began with it keeps what is fixed for its life."""
     told: list[str] = []
     if config.deterministic and (most := config.elastic.max_workers) is not None:
         told.append(
@@ -66,15 +67,15 @@ def check_effects(config: RunConfig) -> None:
             "out, and set rollout.num_workers"
         )
     for names, act, beside in _ACTING:
-        set_away = {} if act(config) else _set_away_from_default(config, names)
+        set_away = {} if act(config) else _changeable(config, names)
         told += [f"{name}={value!r} says nothing {beside}; leave it out" for name, value in set_away.items()]
     if told:
         raise ConfigError("; ".join(told))
 
 
 def check_reference_is_asked(config: RunConfig, *, needs: Collection[str]) -> None:
-    """Raises ConfigError for a reference model of its own that the mathematics of a run never asks."""
-    named = _set_away_from_default(config, ("reference.path", "reference.by_source"))
+    """Raises ConfigError for a reference model of its own that the mathematics of a run never asks, as `check_effects`."""
+    named = _changeable(config, ("reference.path", "reference.by_source"))
     if named and "reference_logprobs" not in needs:
         name, value = next(iter(named.items()))
         raise ConfigError(
@@ -83,14 +84,16 @@ def check_reference_is_asked(config: RunConfig, *, needs: Collection[str]) -> No
         )
 
 
-def _set_away_from_default(config: RunConfig, names: Collection[str]) -> dict[str, Any]:
-    """Those of these settings of a section that have another value than the default, by name."""
+def _changeable(config: RunConfig, names: Collection[str]) -> dict[str, Any]:
+    """Those of these settings of a section that have another value than the default, by name, and that a run may still change."""
     known, found = dict(fields(RunConfig)), dict[str, Any]()
     for name in names:
         section, _, own = name.partition(".")
         value = getattr(getattr(config, section), own)
         if value != known[name].get_default(call_default_factory=True):
             found[name] = value
+    if found and RunDirectory(config.run_dir).exists(RUN_YAML):
+        return {name: value for name, value in found.items() if mark_of(name, {}) is not Mark.MATHEMATICS}
     return found
 
 

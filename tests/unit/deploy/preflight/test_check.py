@@ -210,6 +210,16 @@ def test_a_setting_that_nothing_reads_is_refused(settings, said, tmp_path):
     assert [each for each in said if each not in str(refused.value)] == []
 
 
+def test_a_run_that_began_with_what_nothing_reads_goes_on_unless_it_may_leave_it_out(tmp_path, model):
+    fixed = ("optimizer.min_learning_rate_share=0", f"reference.path={model}")
+    config = run(tmp_path, model, *fixed)
+    begun = RunDirectory(config.run_dir)
+    begun.claim(resolved_yaml(config))
+    begun.release()
+    check(config)
+    assert refusal(run(tmp_path, model, *fixed, "elastic.min_workers=2")).startswith("elastic.min_workers=2 says")
+
+
 @pytest.mark.parametrize(
     "settings",
     [
