@@ -18,8 +18,10 @@ from deploy.reports import run_info
 def check(target: str, overrides: Sequence[str] = (), *, address: str | None = None) -> None:
     """Raises one ConfigError with all for which `target` cannot be evaluated."""
     from deploy import preflight
+    from deploy.preflight.at_once import check_settings_of_evaluation
 
     with _configured(target, overrides) as config:
+        check_settings_of_evaluation(config, address=address)
         preflight.check_evaluation(config, address=address)
 
 

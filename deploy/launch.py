@@ -6,10 +6,11 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
+from actors.chat.limit import PromptLimit
 from cluster.contracts.config import ModelConfig, PromptsConfig, RunConfig
 from cluster.contracts.errors import CheckpointError, ConfigError, PreemptedError, StorageError, TreadwheelError
 from cluster.contracts.types import Prompt
@@ -34,15 +35,13 @@ from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped,
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
+from deploy.formatters import load_formatter
 from deploy.preflight.compute_type import with_compute_type
 from deploy.preflight.machine import is_own_cluster
-from deploy.preflight.report import biased_sampling, quantized_sampling
+from deploy.preflight.report import biased_sampling, long_warmup, quantized_sampling
 from deploy.reports.provenance import RunProvenance
 from deploy.reports.report import leave
 from deploy.reports.summary import Summary, summarize
-
-if TYPE_CHECKING:
-    from actors.chat.limit import PromptLimit
 
 
 def train(
@@ -112,6 +111,8 @@ async def _owning(
                     log.event("launched", started_at=psutil.Process().create_time())
                     if chosen is not None:
                         log.event("compute_type", dtype=config.model.dtype, message=f"computes in {chosen}")
+                    if note := long_warmup(config):
+                        log.event("long_warmup", message=note)
                     paths = (config.model.path, config.reference.path, *config.reference.by_source.values())
                     await asyncio.to_thread(_verify_models, *paths)
                     await work(log)
@@ -356,14 +357,11 @@ def _pass_rates(config: RunConfig, ledger: Ledger) -> PassRates | None:
     return PassRates(config.prompts.difficulty, lag=lag, recorded=recorded)
 
 
-def _prompt_limit(prompts: PromptsConfig, model: ModelConfig, *, field: str) -> "PromptLimit | None":
+def _prompt_limit(prompts: PromptsConfig, model: ModelConfig, *, field: str) -> PromptLimit | None:
     """None where there is no limit but the context. Raises ConfigError for a tokenizer that cannot be opened."""
     if prompts.max_prompt_tokens is None:
         return None
-    from actors.chat.formatter import ChatFormatter  # imports transformers
-    from actors.chat.limit import PromptLimit
-
-    return PromptLimit(prompts, ChatFormatter.load(model), field=field)
+    return PromptLimit(prompts, load_formatter(model), field=field)
 
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:

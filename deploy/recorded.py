@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.chat.formatter import ChatFormatter
 from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.errors import ConfigError, DataError, StorageError, headline
 from cluster.contracts.plugins import Plugin, prompt_source
@@ -25,8 +24,10 @@ from cluster.record.recorder import step_of
 from cluster.record.run_directory import RUN_YAML, TRAJECTORIES, RunDirectory
 from cluster.record.storage import Storage
 from cluster.rollouts.tickets import epoch_order
+from deploy.formatters import load_formatter
 
 if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
     from learner.algorithms.objective import Objective
 
 
@@ -79,7 +80,7 @@ class RecordedGroups:
         )
         try:
             objective.check_recorded(smallest_group=data.smallest, is_sampler_known=data.is_sampler_known)
-            data.refuse_another_tokenizer(ChatFormatter.load(config.model))
+            data.refuse_another_tokenizer(load_formatter(config.model))
         except ConfigError as error:
             raise ConfigError(f"recorded={place!r}: {error}") from error
         return data
@@ -87,7 +88,7 @@ class RecordedGroups:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def refuse_another_tokenizer(self, formatter: ChatFormatter) -> None:
+    def refuse_another_tokenizer(self, formatter: "ChatFormatter") -> None:
         """Raises ConfigError when the tokens of the first group do not decode to its texts: a token id would mean another token."""
         first = self._groups[0]
         for tokens, text in zip(
@@ -137,7 +138,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     storage = Storage(folder or ".")
     if storage.exists(name):
         raise ConfigError(f"{out!r} exists; name another file")
-    formatter = ChatFormatter.load(model)
+    formatter = load_formatter(model)
     params = prompts.params if prompts.name == "file" else {}
     source = prompt_source(Plugin(name="file", params={**params, "path": path}), field="prompts")
     groups: dict[str, tuple[int, list[dict[str, Any]]]] = {}
@@ -159,7 +160,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     return len(groups), len(source)
 
 
-def _row(prompt: Prompt, formatter: ChatFormatter, *, group: int, sample: int) -> dict[str, Any]:
+def _row(prompt: Prompt, formatter: "ChatFormatter", *, group: int, sample: int) -> dict[str, Any]:
     completion, reward = prompt.columns.get("completion"), prompt.columns.get("reward")
     if not isinstance(completion, str):
         raise DataError(f"completion is {str(completion)[:80]!r}; it must be a text")

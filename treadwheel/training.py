@@ -68,7 +68,9 @@ def train(
     def work() -> None:
         from deploy import preflight
         from deploy.cluster_up.ahead import RayAhead
+        from deploy.preflight.at_once import check_settings
 
+        check_settings(run_config, address=address)
         with RayAhead(address) as ahead:
             ahead.import_for(run_config)
             with _there(rows) as written:

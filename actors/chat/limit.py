@@ -1,18 +1,21 @@
 """The longest prompt that a run takes, in tokens of its own tokenizer and chat template, and what becomes of longer ones."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from actors.chat.formatter import ChatFormatter
 from cluster.contracts.errors import DataError
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.contracts.types import Prompt
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter  # imports transformers
 
 
 class PromptLimit:
     """`max_prompt_tokens` and `on_long_prompt` of `field`; without them every prompt is as it is. Prompts are measured one by one, as
     they are asked for: a large source opens at once."""
 
-    def __init__(self, config: PromptsConfig, formatter: ChatFormatter, *, field: str) -> None:
+    def __init__(self, config: PromptsConfig, formatter: "ChatFormatter", *, field: str) -> None:
         self._field = field
         self.max_tokens = config.max_prompt_tokens
         self._on_long = config.on_long_prompt

@@ -152,6 +152,17 @@ def parameter_names(name: str, *, home: Home) -> tuple[str, ...]:
     return found[1].names if found else ()
 
 
+def refuse_unknown(plugin: Plugin, *, home: Home, field: str) -> None:
+    """Raises ConfigError as `resolve` does for a variant that is not there, or that has no parameter of a given name. Nothing is imported:
+    a user's own function passes."""
+    if ":" in plugin.name:
+        return
+    _module_of(plugin.name, home=home, field=field)
+    takes = callables(home.package)[plugin.name][1]
+    own = [name for name in takes.names if name not in home.given]
+    _refuse_unknown_params(plugin, own, accepts_any=takes.accepts_any, home=home, field=field)
+
+
 def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
     """The callable that `plugin.name` means. Raises ConfigError naming `field` if there is none, or it is none of this kind."""
     module, colon, attribute = plugin.name.partition(":")
@@ -217,19 +228,11 @@ def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field
     signature = inspect.signature(found)
     accepts_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     own = parameters(found, home=home)
+    _refuse_unknown_params(plugin, [*own], accepts_any=accepts_any, home=home, field=field)
     hints = type_hints(found, include_extras=True)
-    checked: dict[str, Any] = {}
-    for name, value in plugin.params.items():
-        if name in home.given or (name not in own and not accepts_any):
-            known = ", ".join(own) or "none"
-            if is_secret(name):
-                raise ConfigError(
-                    f"{field}.{name} is not a parameter of {plugin.name!r}; secrets come from the environment; it takes: {known}"
-                )
-            raise ConfigError(
-                f"{field}.{name}={shown(value, name)} is not a parameter of {plugin.name!r}; it takes: {known}"
-            )
-        checked[name] = _convert(value, hints.get(name, Any), field=f"{field}.{name}")
+    checked = {
+        name: _convert(value, hints.get(name, Any), field=f"{field}.{name}") for name, value in plugin.params.items()
+    }
     missing = [name for name, p in own.items() if p.default is inspect.Parameter.empty and name not in plugin.params]
     if missing:
         raise ConfigError(
@@ -244,6 +247,20 @@ def parameters(found: Callable[..., Any], *, home: Home) -> dict[str, inspect.Pa
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     every = inspect.signature(found).parameters.items()
     return {name: parameter for name, parameter in every if name not in home.given and parameter.kind in named}
+
+
+def _refuse_unknown_params(plugin: Plugin, own: Sequence[str], *, accepts_any: bool, home: Home, field: str) -> None:
+    for name, value in plugin.params.items():
+        if name not in home.given and (name in own or accepts_any):
+            continue
+        known = ", ".join(own) or "none"
+        if is_secret(name):
+            raise ConfigError(
+                f"{field}.{name} is not a parameter of {plugin.name!r}; secrets come from the environment; it takes: {known}"
+            )
+        raise ConfigError(
+            f"{field}.{name}={shown(value, name)} is not a parameter of {plugin.name!r}; it takes: {known}"
+        )
 
 
 @functools.cache

@@ -9,11 +9,14 @@ from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]  protobuf makes them at run time
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from cluster.contracts.errors import StorageError
+from cluster.contracts.importing import hidden
 from cluster.record.run_directory import TENSORBOARD, RunDirectory
 from cluster.sinks.jsonl import read_steps
+
+with hidden("botocore"):  # which TensorBoard imports, with boto3, for files in S3: it gets none
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 _UPLOAD_EVERY_S = 60.0
 

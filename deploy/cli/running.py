@@ -70,12 +70,14 @@ def _train(
         from deploy.durations import seconds
 
         def checked_and_trained() -> "Summary":
+            from deploy import preflight
+            from deploy.preflight.at_once import check_settings
+
+            check_settings(config, address=address)
             ahead.import_for(config)
             with _checking(config):
-                from deploy import preflight
-
                 preflight.check(config, address=address, looks_good=ahead.start, ask=ahead.ask)
-                from deploy import launch  # torch, which not every refused run needs
+                from deploy import launch  # Ray, which not every refused run needs
 
             ctrl_c.raise_if_pressed()
             return launch.train(config, address=address, ahead=ahead)
@@ -113,9 +115,11 @@ def learn(
         from deploy.durations import seconds
 
         def checked_and_learned() -> "Summary":
-            with _checking(config):
-                from deploy import preflight
+            from deploy import preflight
+            from deploy.preflight.at_once import check_settings_of_learning
 
+            check_settings_of_learning(config, address=address)
+            with _checking(config):
                 data = preflight.check_learning(config, address=address)
                 from deploy import learning
 

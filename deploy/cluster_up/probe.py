@@ -5,13 +5,17 @@ Rounding is relative to a token's nats: unlikely text blurs the difference betwe
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from actors.chat.formatter import ChatFormatter
 from actors.chat.limit import PromptLimit
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import DataError
 from cluster.contracts.protocols import PromptSource
 from cluster.rollouts.mixture import open_prompts
+from deploy.formatters import load_formatter
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
 
 _MAX_PROMPTS = 64
 """Prompts that are looked at, dropped ones aside; those are read again where they are too short for the probe."""
@@ -22,7 +26,7 @@ def probe_token_ids(config: RunConfig) -> list[int]:
 
     A function of the configuration alone: the same after a resume, and in a replay. Raises DataError when no prompt can be encoded.
     """
-    formatter = ChatFormatter.load(config.model)
+    formatter = load_formatter(config.model)
     source = open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column)
     # The engine samples one token after the probe, which has to fit as well.
     num_tokens = min(config.weights.canary_tokens, formatter.max_context - 1)
@@ -39,7 +43,9 @@ def one_text(prompts: Sequence[Sequence[int]], *, bos: int | None, num_tokens: i
     return [*front, *itertools.islice(itertools.cycle(text or front), num_tokens - len(front))]
 
 
-def _encoded(source: PromptSource, formatter: ChatFormatter, limit: PromptLimit, *, num_tokens: int) -> list[list[int]]:
+def _encoded(
+    source: PromptSource, formatter: "ChatFormatter", limit: PromptLimit, *, num_tokens: int
+) -> list[list[int]]:
     """The first prompts that are sampled, until they are `num_tokens` long; one that is refused is its group's problem, later."""
     encoded: list[list[int]] = []
     refused: list[DataError] = []

@@ -33,6 +33,11 @@ _HOMES = {
 
 def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:
     """Each variant as a mapping of its name and all its parameters, defaults too. One that does not import keeps what is written."""
+    return _spelled_section(run, "", homes_in(run))
+
+
+def homes_in(run: Mapping[str, Any]) -> dict[str, Home]:
+    """By the full name of each setting of a resolved configuration that names a variant, or several."""
     from learner.algorithms.registry.homes import HOMES
 
     parts = {f"reward.parts.{name}.judge": REWARDS for name in run.get("reward", {}).get("parts", {})}
@@ -40,8 +45,7 @@ def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:
     several = {field: prompts["sources"] for field, prompts in written.items() if _is_of_several(prompts)}
     sources = {f"{field}.sources.{name}": PROMPTS for field, named in several.items() for name in named}
     homes = _HOMES | parts | sources | {f"algorithm.{field}": home for field, home in HOMES.items()}
-    homes |= {f"environments.{name}": ENVIRONMENTS for name in run.get("environments", {})}
-    return _spelled_section(run, "", homes)
+    return homes | {f"environments.{name}": ENVIRONMENTS for name in run.get("environments", {})}
 
 
 def _spelled_section(section: Mapping[str, Any], prefix: str, homes: Mapping[str, Home]) -> dict[str, Any]:

@@ -4,15 +4,12 @@ All problems are named at once: first those of what the user wrote, then of the 
 check that needs the result of a failed one is left out. What needs torch or transformers is imported where it is used.
 """
 
-import contextlib
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import StorageError
 from cluster.metrics import resolve_sink
-from cluster.record.run_directory import RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture, open_prompts
 from cluster.supervision.placement import PlacementPlan, plan
@@ -30,6 +27,7 @@ from deploy.preflight import (
     settings,
 )
 from deploy.preflight.asked_memory import Ask, asks_nobody
+from deploy.preflight.at_once import begun
 from deploy.preflight.compute_type import of_type, with_compute_type
 from deploy.preflight.hardware import Hardware
 from deploy.preflight.judge import Sample
@@ -61,7 +59,7 @@ def check(
     setting is wrong, before what takes longer: model, prompts, judge. By `ask` the machine's memory is looked at in a process that imports
     what that takes in any case.
     """
-    problems, is_local = _begun(config, address)
+    problems, is_local = begun(config, address)
     config, chosen = _typed(config, problems, address)
     problems.attempt(settings.check_run_dir, config)
     config = with_local_models(config)
@@ -118,7 +116,7 @@ def check(
 
 def check_learning(config: RunConfig, *, address: str | None = None) -> "RecordedGroups":
     """As `check`, for a run that learns from recorded trajectories, which it opens: nothing of judge and rollout workers."""
-    problems, is_local = _begun(config, address)
+    problems, is_local = begun(config, address)
     config, _ = _typed(config, problems, address)
     problems.attempt(settings.check_run_dir, config)
     config = with_local_models(config)
@@ -139,12 +137,13 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> "Recorde
 
 def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
     """As `check`, for an evaluation of the model that `config` starts from: nothing of what a step takes."""
-    problems, is_local = _begun(config, address)
+    problems, is_local = begun(config, address)
     config, _ = _typed(config, problems, address)
     config = with_local_models(config)
     problems.attempt(settings.check_tensor_parallel, config)
     problems.attempt(quantization.check_quantization, config, is_local=is_local)
     problems.attempt(settings.check_environment, config, is_local=is_local)
+    problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_weights, config)
     objective = problems.attempt(settings.check_mathematics, config)
     formatter = _check_model(config, problems, is_local=is_local)
@@ -178,15 +177,6 @@ def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
     )
 
 
-def _begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
-    """No problems so far, and whether the run starts a cluster of its own, on this machine."""
-    # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
-    # read is a problem among others.
-    with contextlib.suppress(StorageError):
-        RunDirectory(config.run_dir).refuse_if_busy()
-    return Problems(), machine.is_own_cluster(address)
-
-
 def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[RunConfig, str | None]:
     """As `with_compute_type`. Where that fails, the other checks go on with bfloat16: they find the same with any type."""
     return problems.attempt(with_compute_type, config, address=address) or (of_type(config, "bfloat16"), None)
@@ -194,15 +184,18 @@ def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
     problems.attempt(settings.check_effects, config)
+    problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_weights, config)
     for index in range(len(config.metrics.sinks)):
         problems.attempt(resolve_sink, config.metrics, index)
-    return problems.attempt(settings.check_mathematics, config)
+    if objective := problems.attempt(settings.check_mathematics, config):
+        problems.attempt(settings.check_reference_is_asked, config, needs=objective.needs)
+    return objective
 
 
 def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "ChatFormatter | None":
     """The policy's, and the models beside it."""
-    formatter = problems.attempt(model.load_formatter, config)
+    formatter = problems.attempt(model.formatter_of, config)
     problems.attempt(model.check_reference, config)
     problems.attempt(model.check_critic, config)
     if formatter is not None:

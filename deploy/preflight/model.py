@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, RewardConfig, RunConfig
 from cluster.contracts.errors import ConfigError, headline
-from cluster.contracts.importing import importing, tokenizers_alone
+from cluster.contracts.importing import importing
+from deploy.formatters import load_formatter
 from deploy.preflight.engine_memory import check_divisible
 from deploy.preflight.quantization import check_layers
 
@@ -24,14 +25,10 @@ if TYPE_CHECKING:
 _LFS_POINTER = b"version https://git-lfs"
 
 
-def load_formatter(config: RunConfig) -> "ChatFormatter":
-    with importing():  # transformers
-        tokenizers_alone()
-        from actors.chat.formatter import ChatFormatter
-
+def formatter_of(config: RunConfig) -> "ChatFormatter":
     check_folder(config.model.path, field="model.path")
     hush_hub()
-    return ChatFormatter.load(config.model)
+    return load_formatter(config.model)
 
 
 def hush_hub() -> None:
@@ -55,6 +52,8 @@ def check_reference(config: RunConfig) -> None:
 
 def readings(reward: RewardConfig) -> dict[str, "Reading"]:
     """Of the reward models, without their weights. Raises ConfigError for one that cannot read or judge."""
+    if not reward.models:
+        return {}  # what follows imports transformers
     from actors.reward_model import Reading
 
     for name, model in reward.models.items():
@@ -106,12 +105,17 @@ def check_folder(path: str, *, field: str) -> None:
         ) from error
 
 
+def refuse_absent(path: str, *, field: str) -> None:
+    """Raises OSError for one that cannot be looked up."""
+    if not Path(os.path.expanduser(path)).exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise ConfigError(
+            f"{field}={path!r} does not exist; give a Hugging Face folder, or a hub name such as org/model"
+        )
+
+
 def _check_folder(folder: Path, path: str, *, field: str) -> None:
+    refuse_absent(path, field=field)
     if not folder.exists():
-        if path.startswith((".", "/", "~")) or path.count("/") > 1:
-            raise ConfigError(
-                f"{field}={path!r} does not exist; give a Hugging Face folder, or a hub name such as org/model"
-            )
         return
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{field}={path!r} has no config.json; give a Hugging Face model folder")

@@ -102,7 +102,7 @@ def mathematics_rows(config: RunConfig, needs: frozenset[str]) -> Rows:
     yield "algorithm", "advantage", algorithm.advantage.name
     yield "algorithm", "policy loss", algorithm.policy_loss.name
     yield "algorithm", "needs", ", ".join(sorted(needs)) or "nothing more than the rollout's log-probs"
-    for note in (biased_sampling(config.sampling), quantized_sampling(config)):
+    for note in (biased_sampling(config.sampling), quantized_sampling(config), long_warmup(config)):
         if note:
             yield "algorithm", "note", note
 
@@ -126,6 +126,22 @@ def quantized_sampling(config: RunConfig) -> str | None:
         "algorithm.corrections is empty; [tis] with algorithm.proximal=recompute weighs each token by the learner's probability over the "
         "engine's, 2 at most; mismatch/mean_abs_nats measures how far they are apart"
     )
+
+
+def long_warmup(config: RunConfig) -> str | None:
+    """A sentence for people where the run ends while its learning rate still rises, or before it falls."""
+    optimizer, value = config.optimizer, config.algorithm.value
+    warmup, before = optimizer.warmup_steps, 0 if value is None else value.warmup_steps
+    steps = config.num_steps - before
+    after = f" after algorithm.value.warmup_steps={before}" if before else ""
+    beside = f"optimizer.warmup_steps={warmup} with num_steps={config.num_steps}{after}"
+    if warmup > steps:
+        return f"{beside}: the learning rate rises to {steps / warmup:.0%} of optimizer.learning_rate in the last step; use fewer"
+    falls = optimizer.schedule != "constant" and optimizer.min_learning_rate_share < 1
+    if falls and 0 < warmup >= steps - 1:
+        never = f"optimizer.schedule={optimizer.schedule!r} never lowers it"
+        return f"{beside}: the last step has the highest learning rate, and {never}; use fewer"
+    return None
 
 
 def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:

@@ -5,10 +5,10 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from actors.http import Endpoint, tls_of
 from actors.reward_service.recipe import parts_of
 from cluster.contracts.config import RewardConfig
 from cluster.contracts.plugins import REWARDS, resolve
@@ -25,16 +25,22 @@ def server_rows(config: RewardConfig) -> Iterator[tuple[str, str, str]]:
     for part in parts_of(config):
         if ":" not in part.judge.name:  # a judge of the user's is imported in a process of its own alone
             bound = resolve(part.judge, home=REWARDS, field=f"{part.setting}.judge")
-            given = bound.keywords.items()  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
-            for name, value in given:
-                if isinstance(value, Endpoint):
-                    tls = tls_of(value.ca_file, field=f"{part.setting}.judge.{name}")
-                    asked |= {(url, value.ca_file): tls for url in value.urls}
+            given = bound.keywords  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
+            asked |= _called(given, field=f"{part.setting}.judge") if given else {}
     with ThreadPoolExecutor() as threads:
         for (url, _), answer in zip(
             asked, threads.map(_answer, (url for url, _ in asked), asked.values()), strict=True
         ):
             yield "reward", url, answer
+
+
+def _called(given: Mapping[str, Any], *, field: str) -> dict[tuple[str, str | None], ssl.SSLContext]:
+    """The URLs among a judge's parameters, with the file of the authorities that each goes by."""
+    from actors.http import Endpoint, tls_of  # imports aiohttp
+
+    servers = {name: value for name, value in given.items() if isinstance(value, Endpoint)}
+    tls = {name: tls_of(server.ca_file, field=f"{field}.{name}") for name, server in servers.items()}
+    return {(url, server.ca_file): tls[name] for name, server in servers.items() for url in server.urls}
 
 
 def _answer(url: str, tls: ssl.SSLContext) -> str:

@@ -1,14 +1,16 @@
 """Settings against each other, against the run directory, and against the environment."""
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.importing import importing
 from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.plugins import TRANSPORTS, resolve
-from cluster.contracts.upkeep_config import ElasticConfig
+from cluster.contracts.settings import Mark, fields
+from cluster.record.resume_rules import mark_of
 from cluster.record.run_directory import RUN_YAML, RunDirectory
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -18,6 +20,34 @@ if TYPE_CHECKING:
     from learner.algorithms.objective import Objective
 
 _MAX_ADAPTER_RANK = 512
+
+_ELASTIC = ("min_workers", "scale_up_wait_share", "max_step_factor", "scale_down_full_steps")
+_ACTING: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = (
+    (
+        tuple(f"elastic.{name}" for name in _ELASTIC),
+        lambda config: config.elastic.max_workers is not None,
+        "without elastic.max_workers",
+    ),
+    (
+        ("optimizer.min_learning_rate_share",),
+        lambda config: config.optimizer.schedule != "constant",
+        "with optimizer.schedule='constant'",
+    ),
+    (
+        ("weights.backend",),
+        lambda config: config.weights.transport.name != "object_store",
+        "with weights.transport='object_store'",
+    ),
+    (
+        ("reference.source_column",),
+        lambda config: bool(config.reference.by_source),
+        "without reference.by_source",
+    ),
+    (("episodes.column",), lambda config: bool(config.environments), "without environments"),
+    (("reward.environment_weight",), lambda config: config.has_episodes, "without an environment"),
+)
+"""Settings, when they act, and beside what they do not. Not those that a run file may keep while an override leaves out what they are for:
+of an evaluation, of GPUs, of actors that this run does not have."""
 
 
 def check_run_dir(config: RunConfig) -> None:
@@ -29,15 +59,42 @@ def check_run_dir(config: RunConfig) -> None:
 
 
 def check_effects(config: RunConfig) -> None:
-    """Raises ConfigError for what would not act beside the other settings. A run that began with it can still be looked at."""
-    fewest, most = config.elastic.min_workers, config.elastic.max_workers
-    if config.deterministic and most is not None:
-        raise ConfigError(
+    """Raises ConfigError for what would not act beside the other settings. A run that began with it keeps what is fixed for its life."""
+    told: list[str] = []
+    if config.deterministic and (most := config.elastic.max_workers) is not None:
+        told.append(
             f"elastic.max_workers={most} with deterministic=true: which worker samples what is fixed, so none joins or leaves; leave it "
             "out, and set rollout.num_workers"
         )
-    if fewest != ElasticConfig.model_fields["min_workers"].default and most is None:
-        raise ConfigError(f"elastic.min_workers={fewest} says nothing without elastic.max_workers; leave it out")
+    for names, act, beside in _ACTING:
+        set_away = {} if act(config) else _changeable(config, names)
+        told += [f"{name}={value!r} says nothing {beside}; leave it out" for name, value in set_away.items()]
+    if told:
+        raise ConfigError("; ".join(told))
+
+
+def check_reference_is_asked(config: RunConfig, *, needs: Collection[str]) -> None:
+    """Raises ConfigError for a reference model of its own that the mathematics of a run never asks, as `check_effects`."""
+    named = _changeable(config, ("reference.path", "reference.by_source"))
+    if named and "reference_logprobs" not in needs:
+        name, value = next(iter(named.items()))
+        raise ConfigError(
+            f"{name}={value!r} is never asked: nothing in `algorithm` learns from the reference; leave it out, or add a KL to it "
+            "(algorithm.kl), algorithm.distillation or algorithm.monitor.reference_kl"
+        )
+
+
+def _changeable(config: RunConfig, names: Collection[str]) -> dict[str, Any]:
+    """Those of these settings of a section that have another value than the default, by name, and that a run may still change."""
+    known, found = dict(fields(RunConfig)), dict[str, Any]()
+    for name in names:
+        section, _, own = name.partition(".")
+        value = getattr(getattr(config, section), own)
+        if value != known[name].get_default(call_default_factory=True):
+            found[name] = value
+    if found and RunDirectory(config.run_dir).exists(RUN_YAML):
+        return {name: value for name, value in found.items() if mark_of(name, {}) is not Mark.MATHEMATICS}
+    return found
 
 
 def check_compute_type(config: RunConfig) -> None:
@@ -57,14 +114,16 @@ def check_tensor_parallel(config: RunConfig) -> None:
         )
 
 
+def check_transport(config: RunConfig) -> None:
+    resolve(config.weights.transport, home=TRANSPORTS, field="weights.transport")  # torch
+
+
 def check_weights(config: RunConfig) -> None:
     if (adapter := config.published_adapter) is not None:
         _check_adapter(adapter, config)
-    transport = config.weights.transport
-    resolve(transport, home=TRANSPORTS, field="weights.transport")
     if config.weights.deltas:
         _check_deltas(config)
-    if transport.name != "collective":
+    if config.weights.transport.name != "collective":
         return
     learner, rollout = config.learner, config.rollout
     if config.weights_backend == "nccl" and not config.weights_find_whole_gpus:

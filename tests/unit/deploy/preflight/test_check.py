@@ -22,8 +22,11 @@ from deploy.config.loading import resolved_yaml
 from deploy.preflight import check, check_assumed, check_evaluation, check_learning, judge
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
+from deploy.preflight.report import long_warmup, mathematics_rows
+from deploy.preflight.settings import check_effects
 from deploy.recorded import import_rows
 from learner.checkpoint import writing
+from learner.optimizer import learning_rate_at
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.object_store import s3
 from tests.unit.deploy.preflight.runs import run
@@ -31,6 +34,8 @@ from tests.unit.deploy.preflight.runs import run
 pytestmark = pytest.mark.slow
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+
+OF_MATH = ({"prompt": "1+1=", "answer": "2", "source": "math"},)
 
 MANIFEST = writing.Manifest(
     policy_version=1, num_ranks=1, parameters_digest="p", metric=None, learner={}, extra={}, files={}
@@ -178,8 +183,85 @@ def test_deltas_that_nothing_carries_are_refused(tmp_path, model, setting, said)
 def test_settings_that_others_leave_without_effect_are_refused(tmp_path, model):
     message = refusal(run(tmp_path, model, "deterministic=true", "elastic.max_workers=4"))
     assert "elastic.max_workers=4 with deterministic=true: which worker samples what is fixed" in message
-    message = refusal(run(tmp_path, model, "elastic.min_workers=2"))
-    assert "elastic.min_workers=2 says nothing without elastic.max_workers; leave it out" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["elastic.min_workers=2"], ["elastic.min_workers=2 says nothing without elastic.max_workers; leave it out"]),
+        (
+            ["elastic.max_step_factor=3", "elastic.scale_up_wait_share=0.5", "elastic.scale_down_full_steps=3"],
+            [f"elastic.{each} says nothing without" for each in ("max_step_factor=3.0", "scale_up_wait_share=0.5")],
+        ),
+        (["optimizer.min_learning_rate_share=0"], ["says nothing with optimizer.schedule='constant'; leave it out"]),
+        (["weights.backend=nccl"], ["weights.backend='nccl' says nothing with weights.transport='object_store'"]),
+        (["reference.source_column=kind"], ["reference.source_column='kind' says nothing without reference.by_source"]),
+        (
+            ["environment=guess", "episodes.column=kind"],
+            ["episodes.column='kind' says nothing without environments; leave it out"],
+        ),
+        (["reward.environment_weight=2"], ["reward.environment_weight=2.0 says nothing without an environment"]),
+    ],
+    ids=lambda each: each[0].partition("=")[0],
+)
+def test_a_setting_that_nothing_reads_is_refused(settings, said, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        check_effects(run(tmp_path, "model", *settings))
+    assert [each for each in said if each not in str(refused.value)] == []
+
+
+def test_a_run_that_began_with_what_nothing_reads_goes_on_unless_it_may_leave_it_out(tmp_path, model):
+    fixed = ("optimizer.min_learning_rate_share=0", f"reference.path={model}")
+    config = run(tmp_path, model, *fixed)
+    begun = RunDirectory(config.run_dir)
+    begun.claim(resolved_yaml(config))
+    begun.release()
+    check(config)
+    assert refusal(run(tmp_path, model, *fixed, "elastic.min_workers=2")).startswith("elastic.min_workers=2 says")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["elastic={min_workers: 2, max_workers: 3, max_step_factor: 3, scale_down_full_steps: 3}"],
+        ["optimizer={schedule: cosine, min_learning_rate_share: 0}"],
+        ["weights={transport: collective, backend: gloo}"],
+        ["environments={guess: guess}", "episodes.column=kind", "reward.environment_weight=2"],
+        ["elastic.scale_up_wait_share=0.3", "weights.backend=auto"],
+    ],
+    ids=lambda each: each[0],
+)
+def test_a_setting_that_acts_or_is_the_default_is_not(settings, tmp_path):
+    check_effects(run(tmp_path, "model", *settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["num_steps=4"], "num_steps=4: the learning rate rises to 80% of optimizer.learning_rate in the last step"),
+        (["num_steps=5"], None),
+        (["num_steps=5", "optimizer.schedule=linear"], "optimizer.schedule='linear' never lowers it; use fewer"),
+        (["num_steps=6", "optimizer.schedule=cosine"], "the last step has the highest learning rate"),
+        (["num_steps=6", "optimizer={schedule: cosine, min_learning_rate_share: 1}"], None),
+        (["num_steps=7", "optimizer.schedule=linear"], None),
+        (
+            ["num_steps=8", "algorithm={preset: ppo, value: {warmup_steps: 4}}"],
+            "optimizer.warmup_steps=5 with num_steps=8 after algorithm.value.warmup_steps=4: the learning rate rises to 80%",
+        ),
+    ],
+)
+def test_a_warmup_that_the_run_does_not_outlast_is_noted(settings, said, tmp_path):
+    config = run(tmp_path, "model", *settings, "optimizer.warmup_steps=5")
+    noted, after_critic = long_warmup(config), 4 if config.algorithm.value else 0
+    assert noted is None if said is None else said in (noted or "")
+    num_steps = config.num_steps - after_critic
+    rates = [
+        learning_rate_at(step, config=config.optimizer, num_steps=num_steps, peak=1.0) for step in range(num_steps)
+    ]
+    ends_well = rates[-1] < 1 if config.optimizer.schedule != "constant" else rates[-1] == 1
+    assert config.optimizer.min_learning_rate_share == 1 or ends_well == (noted is None), rates
+    rows = {value for _, name, value in mathematics_rows(config, frozenset()) if name == "note"}
+    assert rows == ({noted} if noted else set())
 
 
 def test_adapters_of_a_rank_that_no_engine_takes_are_refused(tmp_path, model):
@@ -375,7 +457,7 @@ def test_code_of_a_reference_from_the_hub_is_refused_without_a_commit(tmp_path, 
 
 def test_a_reference_to_which_an_id_means_another_token_is_refused(tmp_path, model):
     teacher = shutil.copytree(model, tmp_path / "teacher")
-    check(run(tmp_path, model, f"reference.path={teacher}"))
+    check(run(tmp_path, model, f"reference.path={teacher}", "algorithm.kl.loss.coefficient=0.1"))
     tokenizer = json.loads((teacher / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     first, second = list(vocabulary)[-2:]
@@ -399,7 +481,18 @@ def test_a_model_without_a_tokenizer_is_refused_by_that_name(tmp_path, model):
 
 
 def test_a_reference_needs_no_tokenizer_of_its_own(tmp_path, model):
-    check(run(tmp_path, model, f"reference.path={without_tokenizer(model, tmp_path / 'bare')}"))
+    reference = f"reference.path={without_tokenizer(model, tmp_path / 'bare')}"
+    check(run(tmp_path, model, reference, "algorithm.kl.loss.coefficient=0.1"))
+
+
+def test_a_reference_that_nothing_asks_is_refused(tmp_path, model):
+    message = refusal(run(tmp_path, model, f"reference.path={model}"))
+    assert message.startswith(
+        f"reference.path='{model}' is never asked: nothing in `algorithm` learns from the reference"
+    )
+    named = refusal(run(tmp_path, model, f"reference.by_source={{math: {model}}}", rows=OF_MATH))
+    assert named.startswith("reference.by_source={'math': ")
+    check(run(tmp_path, model, f"reference.path={model}", "algorithm.monitor.reference_kl=5"))
 
 
 def test_a_critic_of_another_vocabulary_or_architecture_is_refused(tmp_path, model):

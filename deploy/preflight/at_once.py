@@ -1,0 +1,100 @@
+"""What a start is refused for within a second: wrong settings, before Ray, torch, transformers or a user's code is imported for it.
+
+`check` finds the same, and more, but takes seconds. All problems are named at once.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.plugins import Home, Plugin, refuse_unknown
+from cluster.record.run_directory import RunDirectory
+from deploy.config.spelling import homes_in
+from deploy.preflight import machine, model, quantization, settings
+from deploy.preflight.problems import Problems
+
+_OF_SAMPLING = ("environment", "episodes.", "evaluation.", "reward.")
+"""Settings that a run that learns from recorded trajectories does not read."""
+_OF_STEPS = ("algorithm.sft.", "metrics.")
+"""Settings that an evaluation does not read."""
+_ALGORITHM = "algorithm."
+
+
+def begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
+    """No problems so far, and whether the run starts a cluster of its own, on this machine."""
+    # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
+    # read is a problem among others.
+    with contextlib.suppress(StorageError):
+        RunDirectory(config.run_dir).refuse_if_busy()
+    return Problems(), machine.is_own_cluster(address)
+
+
+def check_settings(config: RunConfig, *, address: str | None = None) -> None:
+    problems, is_local = begun(config, address)
+    _check_sampling(config, problems, is_local=is_local)
+    problems.attempt(settings.check_effects, config)
+    _check_names(config, problems)
+    problems.raise_all()
+
+
+def check_settings_of_learning(config: RunConfig, *, address: str | None = None) -> None:
+    problems, _ = begun(config, address)
+    problems.attempt(settings.check_effects, config)
+    _check_names(config, problems, unread=_OF_SAMPLING)
+    problems.raise_all()
+
+
+def check_settings_of_evaluation(config: RunConfig, *, address: str | None = None) -> None:
+    problems, is_local = begun(config, address)
+    _check_sampling(config, problems, is_local=is_local)
+    _check_names(config, problems, unread=_OF_STEPS)
+    problems.raise_all()
+
+
+def _check_sampling(config: RunConfig, problems: Problems, *, is_local: bool) -> None:
+    problems.attempt(settings.check_tensor_parallel, config)
+    problems.attempt(settings.check_environment, config, is_local=is_local)
+    if config.model.dtype != "auto":  # what that is, takes longer to find out
+        problems.attempt(quantization.check_quantization, config, is_local=is_local)
+
+
+def _check_names(config: RunConfig, problems: Problems, *, unread: tuple[str, ...] = ()) -> None:
+    """Of the model, of variants and of their parameters."""
+    problems.attempt(settings.check_weights, config)
+    for setting, plugin, home in _variants(config):
+        if not setting.startswith(unread):
+            problems.attempt(_refuse_unknown, plugin, home, setting)
+    with contextlib.suppress(OSError):
+        if "://" not in config.model.path:
+            problems.attempt(model.refuse_absent, config.model.path, field="model.path")
+
+
+def _refuse_unknown(plugin: Plugin, home: Home, setting: str) -> None:
+    """In the words in which `check` says it."""
+    is_of_algorithm = setting.startswith(_ALGORITHM) and home.package.startswith("learner.algorithms")
+    try:
+        refuse_unknown(plugin, home=home, field=setting.removeprefix(_ALGORITHM) if is_of_algorithm else setting)
+    except ConfigError as error:
+        if is_of_algorithm:
+            raise ConfigError(f"algorithm: {error}") from error
+        raise
+
+
+def _variants(config: RunConfig) -> Iterator[tuple[str, Plugin, Home]]:
+    """Those that a run names, each with the setting that does."""
+    for setting, home in homes_in(config.model_dump(mode="json")).items():
+        found = _at(config, setting)
+        if isinstance(found, tuple):
+            yield from ((f"{setting}[{index}]", each, home) for index, each in enumerate(found))
+        elif isinstance(found, Plugin) and found.name:
+            yield setting, found, home
+
+
+def _at(config: RunConfig, setting: str) -> Any:
+    """None where the section is not there."""
+    value: Any = config
+    for key in setting.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+    return value
