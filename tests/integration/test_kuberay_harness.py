@@ -1,4 +1,5 @@
-"""What tests/integration/kuberay promises the tests that stand on it: long proofs, as this one is therefore."""
+"""What tests/integration/kuberay promises the tests that stand on it. Pods are preempted and killed in exhaustive proofs alone, so this is
+one too: in CI test_kuberay.py shows that a pod waits for the quota, and goes with its actor."""
 
 import contextlib
 import subprocess
@@ -11,7 +12,7 @@ from tests.integration.commands import environment
 from tests.integration.faults import until
 from tests.integration.kuberay.cluster import KubeRay, kuberay
 
-pytestmark = [pytest.mark.ray, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.ray, pytest.mark.acceptance, pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 _CONTAINER = {
     "name": "ray",

@@ -23,6 +23,8 @@ from tests.store_proxy import KINDS, Fault, Proxy, seeded
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
 STEPS = range(1, 13)
+STEPS_OF_TWO = 6
+"""Of the run that two drivers claim: three behind the one at which the first stands still."""
 AWAY_S = 3.0
 MOMENTS = (
     ("PUT trajectories/step-000002", "killed_before"),  # the recorder
@@ -117,12 +119,12 @@ def split(proxy, undisturbed) -> tuple[Run, str, str]:
     run, base = Run("s3://runs/split"), Storage("s3://runs/base")
     for path in (alone.path / "checkpoints").glob("step-000012/**/*.*"):
         base.upload(str(path.relative_to(alone.path)), str(path))
-    model = f"model.path={base.path('checkpoints/step-000012/model')}"
+    settings = (f"model.path={base.path('checkpoints/step-000012/model')}", f"num_steps={STEPS_OF_TWO}")
     proxy.fault = misfortune = Misfortune(run.path, [("PUT ledger/000003", "stopped_before")], seeded(8, share=0.02))
-    with run.start(file, model) as first:
+    with run.start(file, *settings) as first:
         until(run.directory.owner, process=first)
-        with run.start(file, model, "--wait-for-claim", "10m") as second:
-            refused = treadwheel("train", file, f"run_dir={run.path}", model)
+        with run.start(file, *settings, "--wait-for-claim", "10m") as second:
+            refused = treadwheel("train", file, f"run_dir={run.path}", *settings)
             assert refused.returncode == 2, refused.stderr
             until(lambda: misfortune.came and "s for it" in second.output, process=second)
             proxy.pass_time(LEASE_S + 1)
@@ -150,7 +152,7 @@ def test_a_second_driver_is_refused_and_one_that_wakes_ends_with_one_clear_line(
 
 def test_what_two_drivers_recorded_is_one_run(split):
     run, _, _ = split
-    assert run.groups() == [tuple(range(4 * step, 4 * step + 4)) for step in range(12)]
+    assert run.groups() == [tuple(range(4 * step, 4 * step + 4)) for step in range(STEPS_OF_TWO)]
     assert run.problems() == ()
     assert run.replay().endswith(": equal\n")
 
