@@ -172,7 +172,9 @@ def _said(values: Mapping[str, Any], section: str, name: str, *, of: type[Sectio
     """A setting of a run file, or its default, also in the place of what is refused with all other mistakes."""
     given = values.get(section)
     try:
-        return getattr(of.model_validate({name: given[name]} if isinstance(given, dict) and name in given else {}), name)
+        return getattr(
+            of.model_validate({name: given[name]} if isinstance(given, dict) and name in given else {}), name
+        )
     except ValidationError:
         return of.model_fields[name].default
 

@@ -34,7 +34,7 @@ from cluster.contracts.episodes import (
 )
 from cluster.contracts.errors import DataError, EpisodeOver, Limit, ToolError
 from cluster.contracts.tools import Tool
-from cluster.contracts.types import FinishReason, RewardStatus
+from cluster.contracts.types import RewardStatus
 
 Messages = str | Message | Sequence[Message] | None
 _LARGEST_REWARD = 3e38

@@ -14,18 +14,17 @@ _OF_SAMPLED_TOKENS = ("aggregation", "value.aggregation")
 
 
 def resolved(raw: Mapping[str, Any], *, max_tokens: int, max_turns: int | None = None) -> dict[str, Any]:
-    """`max_tokens` is `sampling.max_tokens`: the longest completion that may be sampled. `max_turns` is `episodes.max_turns`, None where all
-    have one turn: of an episode only the sampled tokens have a bound, those that aggregations count. Other variants must be told.
+    """`max_tokens` is `sampling.max_tokens`: the longest completion that may be sampled. `max_turns` is `episodes.max_turns`, None where
+    all have one turn: of an episode only the sampled tokens have a bound, those that aggregations count. Other variants must be told.
 
     Raises ConfigError as `expand` does.
     """
     section = expand(raw)
-    max_length = {field: max_tokens if max_turns is None else max_tokens * max_turns for field in _OF_SAMPLED_TOKENS}
-    if max_turns is None:
-        max_length |= dict.fromkeys(HOMES, max_tokens)
+    bounded = HOMES if max_turns is None else _OF_SAMPLED_TOKENS
+    known = {"max_length": max_tokens * (max_turns or 1)}
 
     def filled(value: Any, field: str) -> Any:
-        return _filled(value, field, {"max_length": max_length[field]} if field in max_length else {})
+        return _filled(value, field, known) if field in bounded else value
 
     value = section.get("value")
     if isinstance(value, Mapping):

@@ -82,7 +82,7 @@ async def test_mistakes_of_the_model_go_back_to_it_and_are_counted(shared):
         "error: wrong arguments of calculate: expression: Field required; expresion: Extra inputs are not permitted",
         "error: there is no tool 'calc'; there are: calculate",
         "error: the arguments of calculate must be a JSON object, not '{\"expression\": '",
-        "error: a call must be a tool's name and a JSON object of arguments, not '{\"name\": \"calculate\"'; there are: calculate",
+        'error: a call must be a tool\'s name and a JSON object of arguments, not \'{"name": "calculate"\'; there are: calculate',
         "error: 'f(1)' is no arithmetic",
     ]
 

@@ -402,7 +402,9 @@ def test_a_prompt_of_ids_is_recorded_as_its_text():
 def test_a_turn_that_its_limit_ended_has_its_whole_text():
     telling = Telling()
     assert telling.say(Asked(raw="a", stop=("top",)), telling.ids("a stop"), LENGTH).text == "a stop"
-    said = telling.say(Asked(messages=(PLAY,), stop=("top",), events=(Rewritten(messages=(PLAY,)),)), telling.ids("stop"), LENGTH)
+    said = telling.say(
+        Asked(messages=(PLAY,), stop=("top",), events=(Rewritten(messages=(PLAY,)),)), telling.ids("stop"), LENGTH
+    )
     assert (said.text, said.ending) == ("stop", "")
 
 
