@@ -140,7 +140,8 @@ class Updater:
         """What each update of the step imitates; nothing without demonstrations. Raises DataError for one that is wrong."""
         if self._demonstrations is None or not self._trains_policy(version):
             return [[]] * num_updates
-        first = version * self._config.learner.updates_per_step
+        # Counted from the first step that imitates: what would be of the critic's warm-up came an epoch later, or never.
+        first = (version - self._num_warmup_steps) * self._config.learner.updates_per_step
         found = (self._demonstrations.of_update(number) for number in range(first, first + num_updates))
         return [[token_row(prompt, completion) for prompt, completion in pairs] for pairs in found]
 
@@ -154,8 +155,13 @@ class Updater:
 
     def _trains_policy(self, version: int) -> bool:
         """False while the critic warms up."""
+        return version >= self._num_warmup_steps
+
+    @property
+    def _num_warmup_steps(self) -> int:
+        """Of the critic."""
         value = self._config.algorithm.value
-        return value is None or version >= value.warmup_steps
+        return 0 if value is None else value.warmup_steps
 
 
 def _moved(statistics: Statistics) -> float:

@@ -125,9 +125,12 @@ def _dialogues(messages: Sequence[Message], said: str) -> Iterator[list[Message]
         yield [ASKED, {"role": "assistant", "content": said}]
         return
     arguments = [{"x": "1"}] * (len(answers) - 1) + [{"x": said}]
-    for written in (dict, json.dumps):  # most templates take a call's arguments as an object, some as text
-        calls = [_call(answer, written(each)) for answer, each in zip(answers, arguments, strict=True)]
-        yield [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+    # Where a template writes one call a turn, the model may have written several all the same: their answers follow the last one.
+    for num_calls in sorted({1, len(answers)}, reverse=True):
+        for written in (dict, json.dumps):  # most templates take a call's arguments as an object, some as text
+            paired = zip(answers[-num_calls:], arguments[-num_calls:], strict=True)
+            calls = [_call(answer, written(each)) for answer, each in paired]
+            yield [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
 
 
 def _call(answer: Message, arguments: Any) -> dict[str, Any]:

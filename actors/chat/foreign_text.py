@@ -1,10 +1,16 @@
 """Ids of a rendering in which no text of a message becomes a control token, whatever a user, a tool or a web page wrote."""
 
+import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.encoding import TextEncoder
-from actors.chat.rendering import Message, fresh_word, texts, with_texts
+from actors.chat.rendering import Message, fresh_word, with_texts
 from cluster.contracts.errors import DataError
+
+_OWN = (THINK, END_OF_THINK)
+_AROUND_OWN = re.compile(f"({THINK}|{END_OF_THINK})")
 
 
 def foreign_ids(
@@ -20,12 +26,12 @@ def foreign_ids(
     `begins` a conversation.
 
     A text that writes control tokens is cut inside each, and nowhere else; texts without any get the ids of the whole encoded at once.
-    Raises DataError for control tokens in a text that cannot be told from the template's own.
+    The tags of reasoning in what the assistant said are its own: templates look for them to leave earlier reasoning out. Raises DataError
+    for control tokens in a text that cannot be told from the template's own.
     """
     encode = encoder.encode if begins else encoder.encode_on
-    foreign = [
-        each for message in messages for name, value in message.items() if name != "role" for each in texts(value)
-    ]
+    foreign: list[str] = []
+    _changed(messages, lambda each: foreign.append(each) or each)
     if not any(map(encoder.may_begin_control, foreign)):
         return encode(text)
     # The template's own control tokens, in order: right ids have these and no others.
@@ -48,7 +54,13 @@ def foreign_ids(
 
 
 def _changed(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
+    def changed(role: Any, name: str, value: Any) -> Any:
+        if name == "role":
+            return value
+        if (role, name) == ("assistant", "content") and isinstance(value, str):
+            return "".join(each if each in _OWN else change(each) for each in _AROUND_OWN.split(value))
+        return with_texts(value, change)
+
     return [
-        {name: value if name == "role" else with_texts(value, change) for name, value in message.items()}
-        for message in messages
+        {name: changed(message.get("role"), name, value) for name, value in message.items()} for message in messages
     ]

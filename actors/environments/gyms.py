@@ -40,10 +40,10 @@ async def gym(
 ) -> float:
     """Plays `gymnasium.make(id, **options)`, reset with the seed of the task, until it is terminated or truncated.
 
-    An observation that is a text is shown as it is, all others as JSON, with the `ansi` rendering below where there is one;
-    `render(observation)` replaces both. The action is the last number or name in the reply, where `actions` names the numbers in order; for
-    an action that is a text, the whole reply. `parse(text)` replaces both, and raises ToolError, with words for the model, where it finds
-    no action. Such a reply earns `unreadable_reward`.
+    An observation that is a text is shown as it is, all others as JSON, with the `ansi` rendering below where there is one and no
+    `render_mode` is given, `null` for none; `render(observation)` replaces both. The action is the last number or name in the reply, where
+    `actions` names the numbers in order; for an action that is a text, the whole reply. `parse(text)` replaces both, and raises ToolError,
+    with words for the model, where it finds no action. Such a reply earns `unreadable_reward`.
     """
     with contextlib.closing(_Game(episode, id, options, actions, render, parse, unreadable_reward)) as game:
         answer = game.begin()
@@ -86,7 +86,8 @@ class _Game:
         self._episode, self._render, self._unreadable_reward = episode, render, unreadable_reward
         self._num_steps = self._num_unreadable = 0
         env: gymnasium.Env[Any, Any] = gymnasium.make(id, **options)
-        if render is None and env.render_mode is None and "ansi" in env.metadata.get("render_modes", ()):
+        is_free = render is None and "render_mode" not in options
+        if is_free and "ansi" in env.metadata.get("render_modes", ()):
             env.close()
             env = gymnasium.make(id, render_mode="ansi", **options)
         self._env = env

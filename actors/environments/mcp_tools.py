@@ -5,8 +5,10 @@ that dies fails one episode. Such a server takes a while to start. One that keep
 named by its URL.
 """
 
+import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -45,10 +47,17 @@ async def mcp_tools(
     env: tuple[str, ...] = (),
     tools: tuple[str, ...] = (),
     timeout_s: PositiveFloat = 60.0,
+    start_timeout_s: PositiveFloat = 120.0,
 ) -> None:
     """The model answers the prompt once, with the server's tools; the judges decide. All parameters are those of `mcp_session`."""
     async with mcp_session(
-        command=command, url=url, key_env=key_env, env=env, tools=tools, timeout_s=timeout_s
+        command=command,
+        url=url,
+        key_env=key_env,
+        env=env,
+        tools=tools,
+        timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
     ) as offered:
         await episode.ask(tools=offered)
 
@@ -62,16 +71,27 @@ async def mcp_session(
     env: Sequence[str] = (),
     tools: Sequence[str] = (),
     timeout_s: float = 60.0,
+    start_timeout_s: float = 120.0,
 ) -> AsyncIterator[list[Tool]]:
     """A session with the server, for environments of your own: its tools, or those of them that `tools` names, in this order.
 
     `key_env` names the environment variable of the bearer token for `url`; `env` names variables that `command` sees. `timeout_s` is the
-    deadline of a call. What the server calls an error goes to the model; a call without an answer is the environment's failure. Raises
-    ConfigError unless exactly one of `command` and `url` is given, and for a tool that the server does not have.
+    deadline of a call, and `start_timeout_s` that of a server until it has told its tools. What the server calls an error goes to the
+    model; a call without an answer is the environment's failure. Raises ConfigError unless exactly one of `command` and `url` is given,
+    and for a tool that the server does not have.
     """
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(_client(command, url, key_env, env))
-        offered = await _tools(client, timeout_s=timeout_s)
+        try:
+            async with asyncio.timeout(start_timeout_s) as deadline:
+                client = await stack.enter_async_context(_client(command, url, key_env, env))
+                offered = await _tools(client, timeout_s=timeout_s)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            server = url or shlex.join(command)
+            raise TimeoutError(
+                f"the MCP server has not told its tools within start_timeout_s={start_timeout_s:g}: {server}"
+            ) from error
         if missing := [name for name in tools if name not in offered]:
             raise ConfigError(f"the MCP server has no tool {missing[0]!r}; it has: {', '.join(offered) or 'none'}")
         yield [offered[name] for name in tools or offered]

@@ -42,6 +42,8 @@ class Said:
     """What the model said when it was asked."""
 
     text: str
+    ending: str = ""
+    """The end of `text`, from the text of `stop` on that ended the turn; empty where none did."""
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
     """None for models that write none."""

@@ -13,10 +13,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from cluster.contracts.config import AlgorithmConfig, RunConfig, SamplingConfig
+from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import fields, section_in
+from cluster.contracts.settings import Section, fields, section_in
 from deploy.config.spelling import spelled_out
 from deploy.config.yaml_text import dumped, parse, read_yaml
 
@@ -67,8 +68,11 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     if isinstance(algorithm, dict):
         values = {name: section for name, section in values.items() if name != "algorithm"}
         with _noting(problems):  # a section whose preset is not known has no other problem that is
+            is_played = any(map(_is_played, _environments(values)))
             values["algorithm"] = _resolved(
-                algorithm, values.get("sampling"), is_single_turn=not any(map(_is_played, _environments(values)))
+                algorithm,
+                max_tokens=_said(values, "sampling", "max_tokens", of=SamplingConfig),
+                max_turns=_said(values, "episodes", "max_turns", of=EpisodesConfig) if is_played else None,
             )
     try:
         config = RunConfig.model_validate(values)
@@ -157,13 +161,22 @@ def _default_plugin(name: str) -> dict[str, Any]:
     return {"name": field.default.name, **field.default.params} if field and isinstance(field.default, Plugin) else {}
 
 
-def _resolved(algorithm: dict[str, Any], sampling: Any, *, is_single_turn: bool) -> dict[str, Any]:
-    """Without a preset, and with the longest completion where a variant takes it. That of an episode is not known."""
+def _resolved(algorithm: dict[str, Any], *, max_tokens: int, max_turns: int | None) -> dict[str, Any]:
+    """Without a preset, and with the longest completion where a variant takes it."""
     from learner.algorithms.registry.resolving import resolved
 
-    default = SamplingConfig.model_fields["max_tokens"].default
-    longest = sampling.get("max_tokens", default) if isinstance(sampling, dict) else default
-    return resolved(algorithm, max_tokens=longest if is_single_turn else None)
+    return resolved(algorithm, max_tokens=max_tokens, max_turns=max_turns)
+
+
+def _said(values: Mapping[str, Any], section: str, name: str, *, of: type[Section]) -> Any:
+    """A setting of a run file, or its default, also in the place of what is refused with all other mistakes."""
+    given = values.get(section)
+    try:
+        return getattr(
+            of.model_validate({name: given[name]} if isinstance(given, dict) and name in given else {}), name
+        )
+    except ValidationError:
+        return of.model_fields[name].default
 
 
 def _environments(values: Mapping[str, Any]) -> list[Any]:

@@ -34,7 +34,7 @@ from cluster.contracts.episodes import (
 )
 from cluster.contracts.errors import DataError, EpisodeOver, Limit, ToolError
 from cluster.contracts.tools import Tool
-from cluster.contracts.types import FinishReason, RewardStatus
+from cluster.contracts.types import RewardStatus
 
 Messages = str | Message | Sequence[Message] | None
 _LARGEST_REWARD = 3e38
@@ -157,7 +157,7 @@ class Conversation:
                 self._asks_for_endpoint = False
         if self.context is not None:
             # OpenAI's API leaves it out, and the agent's next history has what it was told.
-            said = replace(said, text=_without_stop(said, asked.stop))
+            said = replace(said, text=said.text.removesuffix(said.ending), ending="")
             self.context[-1] = _message(said)
         known = {schema["function"]["name"] for schema in asked.tools}
         self._num_calls += len(said.tool_calls)
@@ -299,13 +299,6 @@ class Conversation:
 
 def asks_at_once(episode_id: str) -> RuntimeError:
     return RuntimeError(f"two tasks ask at once in episode {episode_id!r}; its turns follow one another")
-
-
-def _without_stop(said: Said, stops: Sequence[str]) -> str:
-    """Its text up to the stop text that ended it, of which the last token may say more."""
-    if said.finish_reason is not FinishReason.STOP:
-        return said.text
-    return said.text[: min((at for stop in stops if (at := said.text.find(stop)) >= 0), default=None)]
 
 
 def _message(said: Said) -> Message:

@@ -34,7 +34,12 @@ async def answer_of(call: ToolCall, tools: Mapping[str, Tool], run_blocking: Run
     """For the model. Raises ToolError for a mistake of the model's, OverrunError at the deadline, and all other exceptions of the tool."""
     tool = tools.get(call.name)
     if tool is None:
-        raise ToolError(f"there is no tool {call.name!r}; there are: {', '.join(tools)}")
+        have = f"there are: {', '.join(tools)}"
+        if isinstance(call.arguments, str):
+            raise ToolError(
+                f"a call must be a tool's name and a JSON object of arguments, not {call.arguments[:200]!r}; {have}"
+            )
+        raise ToolError(f"there is no tool {call.name!r}; {have}")
     arguments = tool.checked(call.arguments)
     try:
         return _as_text(await _value(tool, arguments, run_blocking), name=tool.name)

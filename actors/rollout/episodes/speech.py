@@ -94,16 +94,22 @@ class Speech:
 
         The token that ended the turn is left out, as is that of `stops` that did, with what its last token says beyond it.
         """
+        if sampled_ids[-1] in self._formatter.stop_token_ids:
+            return Reply(text=self.decode_on(sampled_ids[:-1]))
+        return Reply(text=self.decode_on(sampled_ids).removesuffix(self.ending(sampled_ids, stops=stops)))
+
+    def ending(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> str:
+        """The end of what the model sampled, from the one of `stops` on that ended it; empty where none did."""
         *before, last = sampled_ids
-        if last in self._formatter.stop_token_ids:
-            return Reply(text=self.decode_on(before))
+        if not stops or last in self._formatter.stop_token_ids:
+            return ""
         text = self.decode_on(sampled_ids)
         # A character may have its other half in the last token.
         num_before = len(self.decode_on(before).rstrip(HALF_CHARACTER))
-        # As the engine looks for them: the first one that the last token completes.
+        # As the engine looks for them: the first one that the last token completes. It takes none that ended before `min_tokens`.
         starts = [(text.find(stop, max(num_before + 1 - len(stop), 0)), len(stop)) for stop in stops]
-        ended = min((each for each in starts if each[0] >= 0), key=sum, default=(None, 0))
-        return Reply(text=text[: ended[0]])
+        start, _ = min((each for each in starts if each[0] >= 0), key=sum, default=(len(text), 0))
+        return text[start:]
 
     def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Reply:
         """What the model sampled after `written_ids`, the end of its prompt. Its calls are numbered on from `num_calls`.

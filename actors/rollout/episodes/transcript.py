@@ -176,6 +176,7 @@ class Transcript:
             segment.write(prompt.written_ids, policy_version=completion.policy_versions[0])
         segment.sample(completion)
         sampled_ids, raw_text = completion.token_ids, prompt.raw_text
+        stops = asked.stop if completion.finish_reason is FinishReason.STOP else ()
         if raw_text is not None:
             self.num_uncanonical = None
         if self.num_uncanonical is not None:
@@ -186,9 +187,10 @@ class Transcript:
             heard = self._speech.hear(
                 sampled_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
             )
+            ending = self._speech.ending(sampled_ids, stops=stops)
             added, text = asked.messages, None
         else:
-            heard = self._speech.hear_raw(sampled_ids, stops=asked.stop)
+            heard, ending = self._speech.hear_raw(sampled_ids, stops=stops), ""
             added = ({"role": "user", "content": raw_text},) if raw_text else ()
             text = (raw_text if prompt.segment is None else "") + self._speech.decode_on(sampled_ids)
         self.num_turns += 1
@@ -198,6 +200,8 @@ class Transcript:
         segment.texts.append(text)
         return Said(
             text=heard.text,
+            # A parser takes the white space away that ends a text.
+            ending=next((each for each in (ending, ending.rstrip()) if heard.text.endswith(each)), ""),
             tool_calls=heard.calls,
             reasoning=heard.reasoning,
             finish_reason=completion.finish_reason,

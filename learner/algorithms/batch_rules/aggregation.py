@@ -77,8 +77,9 @@ def sequence_sum_over_length(
 
     Formula: w = m / (N · L_max), L_max = `max_length`
     Source: Dr. GRPO, arXiv:2503.20783
-    Degenerate: N counts trajectories of which filters left nothing, unless `empty_rows="exclude"`; without a `max_length`, as in
-        episodes of several turns, L_max is the longest completion of the update
+    Degenerate: N counts trajectories of which filters left nothing, unless `empty_rows="exclude"`; in a run with episodes L_max is
+        `sampling.max_tokens` times `episodes.max_turns`; with `max_length: null` the most loss tokens of a trajectory of the update, which
+        is no constant
     Peers: TRL `dr_grpo` (max_completion_length), verl `seq-mean-token-sum-norm` (padded width, exclude)
     """
     length_N = loss_mask_NT.sum(1)

@@ -10,18 +10,26 @@ from learner.algorithms.registry.presets import expand
 FILLED_IN = {"max_length": "sampling.max_tokens"}
 """Parameters of any variant that a run file need not set, and the setting that they come from."""
 
+_OF_SAMPLED_TOKENS = ("aggregation", "value.aggregation")
 
-def resolved(raw: Mapping[str, Any], *, max_tokens: int | None) -> dict[str, Any]:
-    """`max_tokens` is `sampling.max_tokens`: the longest completion that may be sampled. None: it is not known, and variants must be told.
+
+def resolved(raw: Mapping[str, Any], *, max_tokens: int, max_turns: int | None = None) -> dict[str, Any]:
+    """`max_tokens` is `sampling.max_tokens`: the longest completion that may be sampled. `max_turns` is `episodes.max_turns`, None where
+    all have one turn: of an episode only the sampled tokens have a bound, those that aggregations count. Other variants must be told.
 
     Raises ConfigError as `expand` does.
     """
-    known = {} if max_tokens is None else {"max_length": max_tokens}
     section = expand(raw)
+    bounded = HOMES if max_turns is None else _OF_SAMPLED_TOKENS
+    known = {"max_length": max_tokens * (max_turns or 1)}
+
+    def filled(value: Any, field: str) -> Any:
+        return _filled(value, field, known) if field in bounded else value
+
     value = section.get("value")
     if isinstance(value, Mapping):
-        section["value"] = {key: _filled(item, f"value.{key}", known) for key, item in value.items()}
-    return {key: _filled(item, key, known) for key, item in section.items()}
+        section["value"] = {key: filled(item, f"value.{key}") for key, item in value.items()}
+    return {key: filled(item, key) for key, item in section.items()}
 
 
 def _filled(value: Any, field: str, known: Mapping[str, Any]) -> Any:

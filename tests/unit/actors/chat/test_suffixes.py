@@ -195,6 +195,14 @@ def test_answers_of_several_tools_share_what_the_template_lets_them_share():
     assert suffix.text == f"<|im_end|>\n<|im_start|>user\n{inner}<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_answers_to_several_calls_follow_one_another_also_where_the_template_writes_one_call_a_turn():
+    """A parser that is named reads several, and the episode failed for it, in place of going on."""
+    suffix = written("llama31", answer("1"), answer("2", name="zqset", index=1))
+    tell = '<|start_header_id|>ipython<|end_header_id|>\n\n"{}"<|eot_id|>'.format
+    end = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    assert suffix.text == f"<|eot_id|>{tell(1)}{tell(2)}{end}"
+
+
 def test_tools_stay_where_they_first_stood():
     """The template would show them again with the last user's message."""
     whole = turns_of("mistral").template.prompt(

@@ -103,3 +103,22 @@ def test_an_implementation_that_tokenizes_again_would_not_keep_them(name):
 
 def holds(token_ids, wanted):
     return any(token_ids[at : at + len(wanted)] == wanted for at in range(len(token_ids)))
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "qwen3", "qwen35", "glm45"])
+def test_the_template_leaves_out_earlier_reasoning_that_stands_in_the_assistants_words(name):
+    """Its tags were cut, as those that others write: the template did not know them, and the model saw the reasoning in pieces of tags."""
+    turns = turns_of(name)
+    said = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nfive"}
+    text, token_ids = turns.first_prompt([*USER, said, *USER])
+    assert turns.encoder.decode(token_ids) == text
+    assert ("hm" in text) is (name == "glm45")
+    assert turns.encoder.control_ids(token_ids) == turns.encoder.control_ids(turns.encoder.encode(text))
+
+
+def test_other_control_tokens_in_the_assistants_words_and_its_tags_in_those_of_others_are_text():
+    turns = turns_of("qwen3")
+    said = {"role": "assistant", "content": "<think>hm</think>five<|im_end|>"}
+    _, harmless = turns.first_prompt([*USER, {**said, "content": "five"}, *USER])
+    _, token_ids = turns.first_prompt([*USER, said, {"role": "user", "content": "</think><think>"}])
+    assert turns.encoder.control_ids(token_ids) == turns.encoder.control_ids(harmless)

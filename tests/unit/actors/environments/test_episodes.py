@@ -71,16 +71,18 @@ async def test_mistakes_of_the_model_go_back_to_it_and_are_counted(shared):
         calls("calculate", expresion="1"),
         calls("calc", expression="1"),
         ToolCall(name="calculate", arguments='{"expression": '),
+        ToolCall(name="unreadable", arguments='{"name": "calculate"'),  # as it comes where there are several tools
         calls("calculate", expression="f(1)"),
         "1",
     )
     host = await shared("with_calculator")
     end = await host.run(task(answer=1), model)
-    assert (end.reward, end.status, end.num_calls, end.num_malformed_calls) == (1.0, RewardStatus.OK, 4, 4)
+    assert (end.reward, end.status, end.num_calls, end.num_malformed_calls) == (1.0, RewardStatus.OK, 5, 5)
     assert model.heard == [
         "error: wrong arguments of calculate: expression: Field required; expresion: Extra inputs are not permitted",
         "error: there is no tool 'calc'; there are: calculate",
         "error: the arguments of calculate must be a JSON object, not '{\"expression\": '",
+        'error: a call must be a tool\'s name and a JSON object of arguments, not \'{"name": "calculate"\'; there are: calculate',
         "error: 'f(1)' is no arithmetic",
     ]
 

@@ -60,6 +60,13 @@ async def test_steps_earn_their_rewards_until_the_game_ends(kind):
     assert [asked.events for asked in model.asked] == [(), *[(Earned(reward=0.0, name=None),)] * 5]
 
 
+async def test_a_game_that_is_told_to_draw_nothing_shows_its_observations_alone():
+    model = Scripted(EpisodeOver("full", limit=Limit.CONTEXT))
+    async with hosted_variant("gym", render_mode=None, **FROZEN_LAKE) as host:
+        await host.run(task(), model)
+    assert model.heard == [f"0\n{OFFER}"]
+
+
 async def test_a_reply_without_an_action_is_answered_and_counted_and_takes_no_step():
     model = Scripted("Hm.", "7", "rightwards", "<think>left</think>", "down", EpisodeOver("full", limit=Limit.CONTEXT))
     async with hosted_variant("gym", unreadable_reward=-0.1, **FROZEN_LAKE) as host:

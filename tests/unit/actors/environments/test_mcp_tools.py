@@ -20,6 +20,7 @@ from tests.unit.actors.environments.test_failures import is_gone, until
 pytestmark = pytest.mark.slow  # all of it: each environment is a process
 
 SERVER = [sys.executable, "-m", "tests.unit.actors.environments.mcp_server"]
+STANDS_STILL = [sys.executable, "-m", "timeit", "-n1", "-r1", "-s", "import time", "time.sleep(600)"]
 
 
 @contextlib.contextmanager
@@ -127,6 +128,8 @@ async def test_a_bearer_token_goes_to_the_server(monkeypatch):
         ({"command": SERVER, "tools": ["nothing"]}, "no tool 'nothing'; it has: note"),
         ({"command": ["/nowhere/server"]}, "/nowhere/server"),
         ({"command": [sys.executable, "-c", "exit(3)"]}, ""),
+        ({"command": [*STANDS_STILL], "start_timeout_s": 1}, f"within start_timeout_s=1: {sys.executable} -m timeit"),
+        ({"url": "http://127.0.0.1:9/mcp", "start_timeout_s": 1}, ""),
     ],
 )
 async def test_a_server_that_cannot_be_had_is_the_environments_failure(params, why):

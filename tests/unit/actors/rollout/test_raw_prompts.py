@@ -397,3 +397,31 @@ def test_a_prompt_of_ids_is_recorded_as_its_text():
     telling.after((*telling.encoder.encode(BEGINNING),), "yes")
     (segment,) = telling.segments
     assert segment.prompt_text == segment.messages[0]["content"] == BEGINNING
+
+
+def test_a_turn_that_its_limit_ended_has_its_whole_text():
+    telling = Telling()
+    assert telling.say(Asked(raw="a", stop=("top",)), telling.ids("a stop"), LENGTH).text == "a stop"
+    said = telling.say(
+        Asked(messages=(PLAY,), stop=("top",), events=(Rewritten(messages=(PLAY,)),)), telling.ids("stop"), LENGTH
+    )
+    assert (said.text, said.ending) == ("stop", "")
+
+
+@pytest.mark.parametrize(
+    ("sampled", "stops", "text", "ending"),
+    [
+        (["see", "\nObs"], ("\nObs",), "see\nObs", "\nObs"),
+        (["see ", "the"], ("x", "h"), "see the", "he"),
+        # The parser takes white space away that ends a text.
+        (["see.", "\n", "\n"], (".\n\n",), "see.", "."),
+        (["see", "\n"], ("\n",), "see", ""),
+        # The engine takes none before min_tokens.
+        (["a", "END", " b", "END"], ("END",), "aEND bEND", "END"),
+        (["a", "END", " b", "<|im_end|>"], ("END",), "aEND b", ""),
+    ],
+)
+def test_a_chat_tells_where_the_stop_begins_that_ended_its_turn(sampled, stops, text, ending):
+    telling = Telling()
+    said = telling.say(Asked(stop=stops), [token_id for piece in sampled for token_id in telling.ids(piece)])
+    assert (said.text, said.ending) == (text, ending)

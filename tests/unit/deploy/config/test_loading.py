@@ -86,14 +86,27 @@ def test_null_gives_a_variant_its_default_back():
         ({"environment": "single_turn"}, 7),
         ({"environment": {"name": "single_turn"}}, 7),
         ({"environments": {"a": "single_turn", "b": {"name": "single_turn"}}}, 7),
-        ({"environments": {"a": "single_turn", "b": "guess"}}, None),
-        ({"environment": {"name": "guess", "top": 5}}, None),
+        ({"environments": {"a": "single_turn", "b": "guess"}}, 7 * 16),
+        ({"environment": {"name": "guess", "top": 5}}, 7 * 16),
+        ({"environment": "guess", "episodes": {"max_turns": 3}}, 7 * 3),
     ],
 )
-def test_the_longest_completion_is_that_of_a_single_turn_however_it_is_written(said, max_length):
-    algorithm = {"aggregation": "sequence_sum_over_length"}
-    config = validated(smallest() | said | {"sampling": {"max_tokens": 7}, "algorithm": algorithm})
-    assert config.algorithm.aggregation.params.get("max_length") == max_length
+def test_dr_grpo_divides_by_the_most_tokens_that_a_trajectory_may_sample(said, max_length):
+    """A constant, as the paper's: by the longest of each update, one long episode made all others of its update count less."""
+    config = validated(smallest() | said | {"sampling": {"max_tokens": 7}, "algorithm": {"preset": "dr_grpo"}})
+    assert config.algorithm.aggregation.params["max_length"] == max_length
+
+
+def test_the_longest_completion_of_several_turns_is_not_known():
+    algorithm = {"reward_shaping": [{"name": "overlong_penalty", "cache": 2}]}
+    (shaping,) = validated(smallest() | {"environment": "guess", "algorithm": algorithm}).algorithm.reward_shaping
+    assert shaping.params == {"cache": 2}
+
+
+def test_a_setting_that_is_refused_does_not_hide_the_others():
+    values = smallest() | {"environment": "guess", "episodes": {"max_turns": "x"}, "sampling": {"max_tokens": -1}}
+    told = refusal(values | {"algorithm": {"preset": "dr_grpo", "entropy_coefficient": "y"}})
+    assert all(name in told for name in ("episodes.max_turns", "sampling.max_tokens", "entropy_coefficient"))
 
 
 def test_null_does_not_stand_for_what_is_required():
