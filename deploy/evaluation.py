@@ -53,7 +53,12 @@ def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunCon
 
 
 def print_scores(target: str, scores: Mapping[str, Any]) -> None:
-    print(f"{target}: " + "  ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items())))
+    print(f"{target}: " + "  ".join(f"{name} {_shown(value)}" for name, value in sorted(scores.items())))
+
+
+def _shown(value: float) -> str:
+    """Counts in full."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def _run_and_checkpoint(target: str) -> tuple[RunDirectory, str]:

@@ -15,7 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from deploy import launch
 from deploy.config.loading import resolved_yaml, validated
-from deploy.evaluation import evaluate
+from deploy.evaluation import evaluate, print_scores
 from deploy.preflight.model import check_folder
 from deploy.replay import replay
 from deploy.reports.verify import verify
@@ -211,3 +211,8 @@ def test_a_folder_is_named_as_it_is_whatever_yaml_makes_of_its_name(run: Path, e
     named = run.rename(run.with_name("2024-01-31 #2: mine"))
     evaluate(str(named))
     assert evaluated == [str(named / "checkpoints" / "step-000002" / "model")]
+
+
+def test_numbers_of_prompts_are_printed_in_full(capsys: pytest.CaptureFixture[str]):
+    print_scores("a", {"eval/num_prompts": 12345.0, "eval/accuracy": 0.123456, "eval/reward_stderr": float("nan")})
+    assert capsys.readouterr().out == "a: eval/accuracy 0.1235  eval/num_prompts 12345  eval/reward_stderr nan\n"
