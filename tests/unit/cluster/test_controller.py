@@ -176,7 +176,7 @@ async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its
     assert means == {0.6 / 3}, "the sum is exact"
 
 
-@pytest.mark.parametrize(("environment", "error"), [("single_turn", 0.5), ({"name": "tool_use"}, 12**-0.5)])
+@pytest.mark.parametrize(("environment", "error"), [("single_turn", 0.5), ("guess", 12**-0.5)])
 async def test_rows_of_one_prompt_are_one_prompt_to_the_standard_error_unless_an_environment_plays_them(
     environment, error
 ):
