@@ -57,7 +57,9 @@ def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunCon
 def _forbid_other_weights(target: str, overrides: Sequence[str]) -> None:
     for override in overrides:
         name, value = configuration.parsed(override)
-        if name in ("model.path", "model.revision") or (name == "model" and isinstance(value, dict) and "path" in value):
+        if name in ("model.path", "model.revision") or (
+            name == "model" and isinstance(value, dict) and "path" in value
+        ):
             raise ConfigError(
                 f"override {hidden(override)!r} names other weights than those of {target!r}, which are evaluated; leave it out, or "
                 "give it with a run file"
