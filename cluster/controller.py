@@ -155,6 +155,7 @@ class Evaluator:
                 success_at=self.config.evaluation.success_at,
                 num_samples=self.config.evaluation.num_samples,
                 sources=self._sources(tickets),
+                words=self._words(tickets),
             ),
             "eval/num_failed": float(sum(summary.num_trajectories for summary in summaries) - num_known),
             "eval/num_dropped": float(held_out.num_dropped),
@@ -171,6 +172,12 @@ class Evaluator:
             for ticket in tickets
             if column is not None and ticket.prompt.columns.get(column) is not None
         }
+
+    def _words(self, tickets: Sequence[Ticket]) -> dict[str, str]:
+        """Group id to what its prompt says. An environment may make other tasks of the same words, by seed or columns: none then."""
+        if self.config.has_episodes:
+            return {}
+        return {ticket.group_id: str((ticket.prompt.messages, ticket.prompt.text)) for ticket in tickets}
 
     def tickets(self, version: int) -> list[Ticket]:
         """The first prompts of the source, the same at every evaluation. Their indices are negative: they are never trained on, and an

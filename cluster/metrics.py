@@ -42,7 +42,8 @@ METRICS: dict[str, str] = {
     "reward/num_timeouts": "Trajectories whose reward overran its deadline; they do not train. Of candidates as `reward/num_errors`.",
     "eval/reward": "Mean reward of the held-out prompts, greedy unless `evaluation.temperature` says otherwise.",
     "eval/accuracy": "Share of the held-out completions whose reward is `evaluation.success_at` (1) or more.",
-    "eval/reward_stderr": "Standard error of `eval/reward`, over prompts; those of accuracy and pass@k over all prompts end the same.",
+    "eval/reward_stderr": "Standard error of `eval/reward`, over prompts; those of accuracy and pass@k over all prompts end the same. "
+    "Without environments, rows whose prompts are the same are one prompt.",
     "eval/pass_at_<k>": "Chance that at least one of k completions of a prompt is such a success, unbiased (arXiv:2107.03374); "
     "for `evaluation.num_samples` above 1.",
     "eval/reward/<source>": "Mean reward of the held-out prompts of a source (`evaluation.source_column`); `eval/accuracy/<source>` too.",

@@ -1,6 +1,7 @@
 """What the rewards of held-out prompts come to: means with standard errors, pass@k, and both by source.
 
-A prompt is a cluster: its completions are alike, so each error is that of a mean over prompts (Miller, arXiv:2411.00640).
+A prompt is a cluster: its completions are alike, so each error is that of a mean over prompts (Miller, arXiv:2411.00640). A
+prompt that stands in several rows is one cluster.
 """
 
 import math
@@ -12,29 +13,44 @@ NAN = float("nan")
 
 
 def scores(
-    summaries: Sequence[GroupSummary], *, success_at: float, num_samples: int, sources: Mapping[str, str]
+    summaries: Sequence[GroupSummary],
+    *,
+    success_at: float,
+    num_samples: int,
+    sources: Mapping[str, str],
+    words: Mapping[str, str],
 ) -> dict[str, float]:
     """Metrics of one evaluation. A reward that failed counts nowhere.
 
-    A completion is a success when its reward reaches `success_at`; `sources` maps a group's id to its prompt's source.
+    A completion is a success when its reward reaches `success_at`; `sources` maps a group's id to its prompt's source. `words` maps it to
+    what its prompt says: groups of the same words are one cluster, and one without an entry is its own.
     """
-    rewards_by_prompt = [list(summary.known_rewards) for summary in summaries]
-    successes_by_prompt = [
-        [float(is_success(value, at=success_at)) for value in rewards] for rewards in rewards_by_prompt
+    places: dict[str, list[int]] = {}
+    for place, summary in enumerate(summaries):
+        places.setdefault(words.get(summary.group_id, summary.group_id), []).append(place)
+
+    def error_of(values_by_group: Sequence[Sequence[float]]) -> float:
+        return standard_error(
+            [[value for place in each for value in values_by_group[place]] for each in places.values()]
+        )
+
+    rewards_by_group = [list(summary.known_rewards) for summary in summaries]
+    successes_by_group = [
+        [float(is_success(value, at=success_at)) for value in rewards] for rewards in rewards_by_group
     ]
     found = {
-        "eval/reward": _mean(rewards_by_prompt),
-        "eval/reward_stderr": standard_error(rewards_by_prompt),
-        "eval/accuracy": _mean(successes_by_prompt),
-        "eval/accuracy_stderr": standard_error(successes_by_prompt),
+        "eval/reward": _mean(rewards_by_group),
+        "eval/reward_stderr": error_of(rewards_by_group),
+        "eval/accuracy": _mean(successes_by_group),
+        "eval/accuracy_stderr": error_of(successes_by_group),
     }
     for k in _values_of_k(num_samples):
-        passes = [[pass_at_k(len(each), int(sum(each)), k)] for each in successes_by_prompt if len(each) >= k]
-        found |= {f"eval/pass_at_{k}": _mean(passes), f"eval/pass_at_{k}_stderr": standard_error(passes)}
+        passes = [[pass_at_k(len(each), int(sum(each)), k)] if len(each) >= k else [] for each in successes_by_group]
+        found |= {f"eval/pass_at_{k}": _mean(passes), f"eval/pass_at_{k}_stderr": error_of(passes)}
     for source in sorted(set(sources.values())):
-        places = [place for place, summary in enumerate(summaries) if sources.get(summary.group_id) == source]
-        found[f"eval/reward/{source}"] = _mean([rewards_by_prompt[place] for place in places])
-        found[f"eval/accuracy/{source}"] = _mean([successes_by_prompt[place] for place in places])
+        of_source = [place for place, summary in enumerate(summaries) if sources.get(summary.group_id) == source]
+        found[f"eval/reward/{source}"] = _mean([rewards_by_group[place] for place in of_source])
+        found[f"eval/accuracy/{source}"] = _mean([successes_by_group[place] for place in of_source])
     return found
 
 

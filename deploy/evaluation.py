@@ -8,6 +8,7 @@ from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import hidden
 from cluster.record.run_directory import CHECKPOINT_MANIFEST, CHECKPOINTS, RUN_YAML, RunDirectory
 from cluster.record.storage import Storage
 from deploy.config import loading as configuration
@@ -51,11 +52,29 @@ def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunCon
     if target.endswith((".yaml", ".yml")):
         return configuration.load(target, [*overrides, *own])
     run, checkpoint = _run_and_checkpoint(target)
+    _forbid_other_weights(target, overrides)
     return run_info.config_of(run, [*overrides, *own, f"model.path={flow(str(checkpoint))}"])
 
 
+def _forbid_other_weights(target: str, overrides: Sequence[str]) -> None:
+    for override in overrides:
+        name, value = configuration.parsed(override)
+        if name in ("model.path", "model.revision") or (
+            name == "model" and isinstance(value, dict) and "path" in value
+        ):
+            raise ConfigError(
+                f"override {hidden(override)!r} names other weights than those of {target!r}, which are evaluated; leave it out, or "
+                "give it with a run file"
+            )
+
+
 def print_scores(target: str, scores: Mapping[str, Any]) -> None:
-    print(f"{target}: " + "  ".join(f"{name} {value:.4g}" for name, value in sorted(scores.items())))
+    print(f"{target}: " + "  ".join(f"{name} {_shown(value)}" for name, value in sorted(scores.items())))
+
+
+def _shown(value: float) -> str:
+    """Counts in full."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def _run_and_checkpoint(target: str) -> tuple[RunDirectory, str]:

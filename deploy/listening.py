@@ -11,10 +11,9 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"--host {host} --port {port} cannot be had: {error.strerror or error}; take another"
-        ) from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a machine can be so, such as `a..b`
+        why = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"--host {host} --port {port} cannot be had: {why or error}; take another") from error
 
 
 def is_loopback(host: str) -> bool:

@@ -1,6 +1,7 @@
 """A recorded episode, played again: the environment hears what the model said in the run, and shows whether it answers as it did."""
 
 import json
+import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,11 @@ class Again:
         self._screen = screen
         self.num_differences = 0
         """Turns before which the environment says something else than in the run."""
+
+    @property
+    def num_unasked(self) -> int:
+        """Turns of the run that the environment has not asked for."""
+        return operator.length_hint(self._turns)
 
     def take(self, events: Sequence[Event]) -> None:
         pass

@@ -130,7 +130,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     Rows with the same `group` are a group; without one, rows with the same prompt. The first row's prompt_id is the group's. Nothing is
     known of the policy that wrote the completions: `rollout_logprobs` is null. The file is read as the run reads its prompts, where
     those are a file's too (`prompts.column`, `text_as`, `system_prompt`). Raises ConfigError as `prompt_source`, and for an `out` that
-    exists, DataError naming file and row for one that cannot be learned from.
+    exists or is no .arrow file, DataError naming file and row for one that cannot be learned from.
     """
     folder, name = os.path.split(out)
     if not name or ("://" in out and "://" not in folder):
@@ -138,6 +138,8 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     storage = Storage(folder or ".")
     if storage.exists(name):
         raise ConfigError(f"{out!r} exists; name another file")
+    if not name.endswith(".arrow"):
+        raise ConfigError(f"{out!r} does not end with .arrow, and `learn` reads no other file; name it {name}.arrow")
     formatter = load_formatter(model)
     params = prompts.params if prompts.name == "file" else {}
     source = prompt_source(Plugin(name="file", params={**params, "path": path}), field="prompts")

@@ -257,7 +257,9 @@ def _play_again(run_dir: str, episode: str, *, alone: bool) -> None:
     is_well = playing.play(game, playing.scripted((turn.line for turn in turns), screen), screen, mouth=again)
     if again.num_differences:
         screen.print(f"  answers that are not those of the run: {again.num_differences}")
-    if not is_well or again.num_differences:
+    if again.num_unasked:
+        screen.print(f"  turns of the run that it does not ask for any more: {again.num_unasked}")
+    if not is_well or again.num_differences or again.num_unasked:
         raise typer.Exit(1)
 
 

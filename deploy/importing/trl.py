@@ -245,7 +245,13 @@ def _steps(given: Given) -> int:
         (size,) = given.counts("num_generations")
         generations = given.counts("num_prompts")[0] * size // max(completions, 1)
         updates = math.ceil(given["num_train_epochs"] * generations * a_generation)
-    return max(int(updates) // a_generation, 1)
+    steps = max(int(updates) // a_generation, 1)
+    if steps * a_generation != updates:
+        given.note(
+            f"TRL makes {updates} updates, and each step here all {a_generation} of a generation: {steps * a_generation} in {steps} "
+            f"step{'s' if steps > 1 else ''}."
+        )
+    return steps
 
 
 def _loss(given: Given) -> Made:

@@ -269,6 +269,9 @@ def _evaluation(given: Given) -> Made:
     if given[f"{_ROLLOUT}.val_kwargs.top_p"] < 1 or given[f"{_ROLLOUT}.val_kwargs.top_k"] > 0:
         given.note("val_kwargs.top_p, val_kwargs.top_k: an evaluation here has its own temperature alone.")
     made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]) | _limits(given)}
+    given.note(
+        "verl validates on all rows of val_files. Here evaluation.num_prompts says how many: give it their number."
+    )
     made |= {"evaluation.num_samples": n, "evaluation.temperature": given[f"{_ROLLOUT}.val_kwargs.temperature"]}
     return made | ({"evaluation.every_steps": every} if every > 0 else {})
 

@@ -153,11 +153,11 @@ async def test_a_step_and_its_evaluation_are_one_line():
 class ListedRollouts:
     """Finishes an evaluation's groups in the order given."""
 
-    def __init__(self, *summaries: GroupSummary) -> None:
-        self._summaries = list(summaries)
+    def __init__(self, *summaries: GroupSummary, stall_s: float = run_config().stall_s) -> None:
+        self._summaries, self._stall_s = list(summaries), stall_s
 
     async def evaluate(self, tickets: Any, *, stall_s: float) -> Any:
-        assert stall_s == run_config().stall_s
+        assert stall_s == self._stall_s
         return SimpleNamespace(summaries=self._summaries, num_dropped=0)
 
 
@@ -174,6 +174,23 @@ async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its
         for order in (groups, groups[::-1])
     }
     assert means == {0.6 / 3}, "the sum is exact"
+
+
+@pytest.mark.parametrize(("environment", "error"), [("single_turn", 0.5), ("guess", 12**-0.5)])
+async def test_rows_of_one_prompt_are_one_prompt_to_the_standard_error_unless_an_environment_plays_them(
+    environment, error
+):
+    """Two prompts in two rows each. What an environment makes of the same words may be another task."""
+    source = [
+        Prompt(prompt_id=f"p{row}", messages=[{"role": "user", "content": words}]) for row, words in enumerate("abab")
+    ]
+    config = run_config(evaluation={"num_prompts": 4}, environment=environment)
+    groups = [
+        group_summary(-1 - row, num_trajectories=1, rewards=(value,)) for row, value in enumerate((1.0, 0.0, 1.0, 0.0))
+    ]
+    evaluator = Evaluator(config=config, source=source, thread=InlineExecutor())
+    told = await evaluator.run(ListedRollouts(*groups, stall_s=config.stall_s), version=0, log=ListedEvents())
+    assert told["eval/reward_stderr"] == pytest.approx(error) and told["eval/num_prompts"] == 4
 
 
 def test_evaluation_is_the_same_every_time_and_never_a_training_group():

@@ -9,9 +9,9 @@ from cluster.scores import pass_at_k, scores, standard_error
 from tests.fakes import group_summary
 
 
-def found(*rewards, sources=None, success_at=1.0, num_samples=1):
+def found(*rewards, sources=None, words=None, success_at=1.0, num_samples=1):
     summaries = [group_summary(index, num_trajectories=len(each), rewards=each) for index, each in enumerate(rewards)]
-    return scores(summaries, success_at=success_at, num_samples=num_samples, sources=sources or {})
+    return scores(summaries, success_at=success_at, num_samples=num_samples, sources=sources or {}, words=words or {})
 
 
 def test_a_success_is_a_reward_at_the_threshold_whatever_the_scale():
@@ -54,6 +54,15 @@ def test_the_standard_error_is_over_prompts_not_over_completions():
     """Prompt means 1 and 0: deviation sqrt(1/2), over sqrt(2) prompts. Four independent values would give 0.29."""
     assert standard_error([[1.0, 1.0], [0.0, 0.0]]) == pytest.approx(0.5)
     assert found((1.0, 1.0), (0.0, 0.0))["eval/reward_stderr"] == pytest.approx(0.5)
+
+
+def test_rows_of_the_same_words_are_one_prompt():
+    """Seen before: an error of 0.29, as of four prompts, where each of two stands in two rows."""
+    words = {f"{index:08d}": each for index, each in enumerate(("2+2?", "2+3?", "2+2?", "2+3?"))}
+    told = found((1.0, 1.0), (0.0, 0.0), (1.0, 1.0), (0.0, 0.0), words=words, num_samples=2)
+    errors = {name: value for name, value in told.items() if name.endswith("_stderr")}
+    assert len(errors) == 4 and errors == pytest.approx(dict.fromkeys(errors, 0.5))
+    assert told["eval/reward"] == told["eval/pass_at_2"] == 0.5
 
 
 def test_a_prompt_that_lost_a_sample_weighs_by_those_it_kept():

@@ -15,7 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from deploy import launch
 from deploy.config.loading import resolved_yaml, validated
-from deploy.evaluation import evaluate
+from deploy.evaluation import evaluate, print_scores
 from deploy.preflight.model import check_folder
 from deploy.replay import replay
 from deploy.reports.verify import verify
@@ -211,3 +211,16 @@ def test_a_folder_is_named_as_it_is_whatever_yaml_makes_of_its_name(run: Path, e
     named = run.rename(run.with_name("2024-01-31 #2: mine"))
     evaluate(str(named))
     assert evaluated == [str(named / "checkpoints" / "step-000002" / "model")]
+
+
+@pytest.mark.parametrize("override", ["model.path=Org/other", "model={path: Org/other}", "model.revision=v2"])
+def test_a_checkpoint_is_not_evaluated_as_another_model(run: Path, evaluated: list[str], override: str):
+    """Seen before: the override was dropped, and the checkpoint's scores came back as those of the other model."""
+    with pytest.raises(ConfigError, match=r"names other weights than those of .*give it with a run file"):
+        evaluate(str(run), [override])
+    assert evaluated == []
+
+
+def test_numbers_of_prompts_are_printed_in_full(capsys: pytest.CaptureFixture[str]):
+    print_scores("a", {"eval/num_prompts": 12345.0, "eval/accuracy": 0.123456, "eval/reward_stderr": float("nan")})
+    assert capsys.readouterr().out == "a: eval/accuracy 0.1235  eval/num_prompts 12345  eval/reward_stderr nan\n"

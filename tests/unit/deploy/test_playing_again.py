@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -86,6 +87,13 @@ def test_where_it_answers_otherwise_the_old_answer_stands_beside_the_new_one(tmp
     result = again(_guessed(tmp_path, "colder"))
     assert result.exit_code == 1 and "  in the run it said: colder" in result.output
     assert "answers that are not those of the run: 1" in result.output
+
+
+def test_an_environment_that_ends_before_the_run_did_is_told(tmp_path):
+    secret = Random(sample_seed(3, 34)).randint(1, 20)
+    recorded(tmp_path, turn(str(secret)), {"role": "user", "content": "lower"}, turn("1"), turn("2"))
+    result = again(tmp_path)
+    assert result.exit_code == 1 and "  turns of the run that it does not ask for any more: 2" in result.output
 
 
 def _guessed(folder: Path, answer: str) -> Path:

@@ -112,6 +112,11 @@ def test_an_import_without_a_file_to_write_is_refused_before_it_reads(tmp_path, 
         imported(str(tmp_path / "nowhere.jsonl"), out, model)
 
 
+def test_an_import_into_a_file_that_no_run_would_read_is_refused_before_it_reads(tmp_path, model):
+    with pytest.raises(ConfigError, match=r"rows\.bin' does not end with \.arrow.*name it rows\.bin\.arrow"):
+        imported(str(tmp_path / "nowhere.jsonl"), str(tmp_path / "rows.bin"), model)
+
+
 def test_an_import_replaces_nothing(tmp_path, model):
     source = rows(tmp_path / "in.jsonl", {"prompt": "2+2", "completion": "4", "reward": 1.0})
     before = (tmp_path / "in.jsonl").read_text()

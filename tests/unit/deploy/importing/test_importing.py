@@ -340,6 +340,25 @@ def test_files_of_like_names_stay_apart():
     assert [each["path"] for each in sources.values()] == ["a/b-c.parquet", "a/b_c.parquet", "a/b_c.jsonl"]
 
 
+def test_updates_that_are_no_whole_generation_are_told():
+    """Seen before: 500 updates were 496 without a word."""
+    said = "# TRL makes 500 updates, and each step here all 8 of a generation: 496 in 62 steps.\n"
+    assert said in text_of("trl_dapo.json", "max_steps=500")
+    assert "TRL makes" not in text_of("trl_dapo.json", "max_steps=496")
+    assert "TRL makes 3 updates, and each step here all 8 of a generation: 8 in 1 step." in text_of(
+        "trl_dapo.json", "max_steps=3"
+    )
+
+
+def test_verl_validates_on_all_rows_and_the_run_file_says_that_ours_has_a_number():
+    """Seen before: a benchmark of 1,319 rows was evaluated on its first 256 without a word."""
+    said = (
+        "# verl validates on all rows of val_files. Here evaluation.num_prompts says how many: give it their number.\n"
+    )
+    assert said in text_of("verl_gsm8k.sh") and run_of("verl_gsm8k.sh").evaluation.num_prompts == 256
+    assert said not in text_of("verl_gsm8k.sh", "data.val_files=null")
+
+
 def test_a_share_of_epochs_ends_where_trl_ends():
     # A quarter of 531 generations of 8 updates: 1,062 updates, of which the last generation has 6, and is left out.
     assert run_of("trl_dapo.json", "num_train_epochs=0.25").num_steps == 132
