@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import NonNegativeFloat
 
+from actors.reasoning import after_reasoning
 from actors.sandbox.judging import (
     Score,
     cases_of,
@@ -32,6 +33,7 @@ def code_stdin(
     prompt: str,
     completion: str,
     columns: Mapping[str, Any],
+    finish_reason: str = "",
     column: str = "cases",
     score: Score = "all",
     tolerance: NonNegativeFloat | None = None,
@@ -44,7 +46,7 @@ def code_stdin(
     total_s, memory_bytes, output_bytes, and imports: packages that programs may use. Raises DataError when the prompt has no such cases.
     """
     cases = texts_of(columns, column)
-    program = program_of(completion)
+    program = program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))
     if program is None:
         return reward_of(None, score=score)
 
@@ -66,6 +68,7 @@ def code_function(
     prompt: str,
     completion: str,
     columns: Mapping[str, Any],
+    finish_reason: str = "",
     function: str | None = None,
     column: str = "cases",
     score: Score = "all",
@@ -83,7 +86,7 @@ def code_function(
         raise DataError("the prompt has no column 'fn_name'; name the function with reward.judge.function")
     if not all(isinstance(given, list) for given, _ in cases):
         raise DataError(f"an input in the column {column!r} is no list; it must hold the arguments of one call")
-    if (program := program_of(completion)) is None:
+    if (program := program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))) is None:
         return reward_of(None, score=score)
     questions = [f"{PROGRAM}.{name}(*{list(given)!r})" for given, _ in cases]
     # As above; an empty list takes six times as much on its way as it takes in a data set.
@@ -103,6 +106,7 @@ def code_asserts(
     prompt: str,
     completion: str,
     columns: Mapping[str, Any],
+    finish_reason: str = "",
     column: str = "tests",
     entry_point: str | None = None,
     score: Score = "all",
@@ -130,7 +134,7 @@ def code_asserts(
             compile(test, "<test>", "exec")
         except SyntaxError as error:
             raise DataError(f"a test in the column {column!r} does not compile: {error}") from None
-    if (program := program_of(completion)) is None:
+    if (program := program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))) is None:
         return reward_of(None, score=score)
     answers = _sandbox(sandbox).ask(program, tests)
     return reward_of([answer.verdict for answer in answers], score=score)

@@ -25,10 +25,16 @@ _NO_ARTICLE = re.compile(
 
 
 def multiple_choice(
-    *, completion: str, columns: Mapping[str, Any], column: str = "answer", choices: str = "ABCDE"
+    *,
+    completion: str,
+    columns: Mapping[str, Any],
+    prompt: str = "",
+    finish_reason: str = "",
+    column: str = "answer",
+    choices: str = "ABCDE",
 ) -> float:
     r"""1 if the completion's last letter of `choices` is the prompt's `column`: one in \boxed{}, else one called the answer, else any that
-    stands alone, a letter that reads as an article last. What stands before a `</think>` is no answer.
+    stands alone, a letter that reads as an article last. What stands before a `</think>`, or behind a `<think>` that nothing ends, is no answer.
 
     The column holds the letter, or the place of the choice from 0 as a number. Raises DataError when it holds neither.
     """
@@ -40,7 +46,7 @@ def multiple_choice(
         raise DataError(
             f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or the place of one from 0"
         )
-    said = after_reasoning(completion)
+    said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     for pattern in (_BOXED, _CALLED_ANSWER, _NO_ARTICLE, _ALONE):
         if found := [letter for letter in map(str.upper, pattern.findall(said)) if letter in choices]:
             return float(found[-1] == wanted)

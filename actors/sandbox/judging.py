@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from actors.columns import value_of
-from actors.reasoning import after_reasoning
 from actors.sandbox.sandbox import Verdict
 from cluster.contracts.errors import DataError
 
@@ -17,12 +16,12 @@ _FENCE = "```"
 _PYTHON = ("python", "py", "python3")
 
 
-def program_of(completion: str, *, language: str = "python") -> str | None:
+def program_of(answer: str, *, language: str = "python") -> str | None:
     """The last fenced block that is marked with the language; where there is none, the last unmarked one: after a program it is often
-    what that prints. A block that is not closed is none: it was cut. What stands before a `</think>` is no program."""
+    what that prints. A block that is not closed is none: it was cut."""
     marks = _PYTHON if language == "python" else (language.lower(),)
     found, unmarked, block, mark = None, None, None, ""
-    for line in after_reasoning(completion).replace("\r\n", "\n").split("\n"):
+    for line in answer.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
         # With another backtick in the line it is code within a sentence.
         if block is None and stripped.startswith(_FENCE) and "`" not in stripped.lstrip("`"):

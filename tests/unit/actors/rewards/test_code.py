@@ -37,8 +37,6 @@ def judged_text(name, completion, columns, **params):
         ("```python\ns = 'a\x0cb\u2028c'\r\n```\r\n", "s = 'a\x0cb\u2028c'\n"),
         ("```python\na", None),
         ("a", None),
-        ("<think>\n```python\nx =\n</think>\n```python\nb\n```", "b\n"),
-        ("<think>\n```python\na\n```\n</think>\nI give up.", None),
     ],
 )
 def test_the_program_is_the_last_closed_block_of_the_language_or_else_the_last_unmarked_one(completion, program):
@@ -79,6 +77,15 @@ def test_why_a_program_fails_is_a_component_and_it_earns_nothing(program, reason
     reward = judged("code_stdin", program, DOUBLES, sandbox={"time_s": 0.5})
     assert reward.value == 0.0
     assert {name: value for name, value in reward.components.items() if value} == {reason: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [("<think>{x}</think>{y}", 1.0), ("<think>\n```python\n</think>{y}", 1.0), ("<think>{y}</think>I give up.", 0.0), ("<think>{y}", 0.0)],
+)
+def test_a_program_of_the_reasoning_is_no_answer(completion, value):
+    programs = {"x": "\n```python\nx\n```\n", "y": "\n```python\nprint(2 * int(input()))\n```\n"}
+    assert judged_text("code_stdin", completion.format(**programs), DOUBLES).value == value
 
 
 def test_a_completion_without_a_program_earns_nothing_and_says_so():
