@@ -4,6 +4,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Literal
 
 from actors.columns import value_of
@@ -98,7 +100,11 @@ def same_value(said: Any, expected: Any, *, tolerance: float | None) -> bool:
         return named.keys() == expected.keys() and all(
             same_value(value, expected[key], tolerance=tolerance) for key, value in named.items()
         )
-    if tolerance is not None and isinstance(said, int | float) and isinstance(expected, int | float):
+    if (
+        tolerance is not None
+        and isinstance(said, int | float | Decimal | Fraction)
+        and isinstance(expected, int | float)
+    ):
         return _close(said, expected, tolerance)
     return said == expected
 

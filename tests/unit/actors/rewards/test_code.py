@@ -81,7 +81,12 @@ def test_why_a_program_fails_is_a_component_and_it_earns_nothing(program, reason
 
 @pytest.mark.parametrize(
     ("completion", "value"),
-    [("<think>{x}</think>{y}", 1.0), ("<think>\n```python\n</think>{y}", 1.0), ("<think>{y}</think>I give up.", 0.0), ("<think>{y}", 0.0)],
+    [
+        ("<think>{x}</think>{y}", 1.0),
+        ("<think>\n```python\n</think>{y}", 1.0),
+        ("<think>{y}</think>I give up.", 0.0),
+        ("<think>{y}", 0.0),
+    ],
 )
 def test_a_program_of_the_reasoning_is_no_answer(completion, value):
     programs = {"x": "\n```python\nx\n```\n", "y": "\n```python\nprint(2 * int(input()))\n```\n"}
@@ -117,6 +122,15 @@ def test_a_function_of_pythons_own_name_is_the_programs(program, value):
     """`max` answered for a program that has none."""
     cases = {"fn_name": "max", "cases": [{"input": [1, 2], "output": 2}]}
     assert judged("code_function", program, cases).value == value
+
+
+def test_decimals_and_fractions_are_numbers_and_a_signaling_one_is_wrong_and_no_failure():
+    cases = {"cases": [{"input": ["0.1"], "output": 0.1}]}
+    for kind in ("decimal.Decimal", "fractions.Fraction"):
+        program = f"import {kind.partition('.')[0]}\ndef f(x): return {kind}(x)"
+        assert judged("code_function", program, cases, function="f", tolerance=1e-9).value == 1.0
+    reward = judged("code_function", "import decimal\ndef f(x): return decimal.Decimal('sNaN')", cases, function="f")
+    assert (reward.value, reward.status) == (0.0, RewardStatus.OK)
 
 
 def test_what_the_data_set_expects_of_a_function_is_not_too_long():
