@@ -53,12 +53,29 @@ from cluster.contracts.errors import ConfigError, DataError
         ("The answer is B. The answer the A-team gave is wrong.", 1.0),
         ("B is too weak. A matches the text.", 0.0),
         ("A class of its own: B", 1.0),
+        (r"\boxed{B, C}", 0.0),
+        (r"\boxed{\text{(B) or (A)}}", 0.0),
+        (r"\boxed{B}, A is wrong", 1.0),
+        ("The answer is B or A", 0.0),
+        ("The answer is **B**/**A**", 0.0),
+        ("The answer is B, A is wrong and C as well", 1.0),
+        ("The answer is B or 5 m", 1.0),
     ],
 )
 def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
     assert multiple_choice(completion=said, columns={"answer": "B"}) == reward
     assert multiple_choice(completion=said, columns={"answer": 1}) == reward, "by its place from 0"
     assert multiple_choice(completion=said, columns={"answer": "b"}, choices="abcde") == reward
+
+
+@pytest.mark.parametrize("part", [r"\boxed{", r"\text{", "( ", "answer : * ( ", "answer is the ", " ", "\n", "A ", "a"])
+def test_a_choice_in_a_long_text_is_found_in_time(part):
+    """Ten thousand boxes in each other took minutes."""
+    began = time.process_time()
+    said = rf"\boxed{{{part * 20_000}"
+    assert multiple_choice(completion=said, columns={"answer": "B"}) == 0.0
+    assert multiple_choice(completion=said + "} answer" + part * 20_000, columns={"answer": "B"}) == 0.0
+    assert time.process_time() - began < 5.0
 
 
 def test_an_answer_that_is_no_choice_is_an_error():
