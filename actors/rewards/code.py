@@ -114,13 +114,13 @@ def code_asserts(
 ) -> dict[str, float]:
     """Tests that raise unless they pass: a list of statements such as `assert f(2) == 4`, or one text.
 
-    `entry_point` names the column with the function's name, for tests that define `check(candidate)`, as HumanEval's do. The tests run
-    in a process of their own, confined as well; the program answers them with plain values from its. Instances, functions and iterators
-    of the program can be used there, but equal nothing. A list, dict, set or deque that a function changes in place is changed for the
-    tests where it returns None, as Python's own do; what else it is given are copies. A name that the tests neither import nor define, nor is Python's own, is the
-    program's, whatever it made of it: tests that compare by np.allclose or Counter must import them. A function that
-    alone is named there is the program's even where Python has one, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt
-    without tests, and for tests that do not compile.
+    `entry_point` names the column with the function's name, for tests that define `check(candidate)`, as HumanEval's do. The tests run in a
+    process of their own, confined as well; the program answers them with plain values from its. Instances, functions and iterators of the
+    program can be used there, but equal nothing. A list, dict, set or deque that a function changes in place is changed for the tests where
+    it returns None, as Python's own do; what else it is given are copies. A name that the tests neither import nor define, nor is Python's
+    own, is the program's, whatever it made of it: tests that compare by np.allclose or Counter must import them. A function that alone is
+    named there is the program's even where Python has one, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests,
+    and for tests that do not compile.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests

@@ -23,8 +23,8 @@ def json_schema(
     schema: dict[str, Any] | None = None,
     column: str | None = None,
 ) -> float:
-    """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows. What stands before a
-    `</think>`, or behind a `<think>` that nothing ends, does not count.
+    """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows. What stands before a `</think>`, or
+    behind a `<think>` that nothing ends, does not count.
 
     The schema is the run's, or the prompt's own in `column`, as a mapping or as JSON; what it refers to must be in it. Raises ConfigError
     unless one of them is given, and DataError for what is no schema.

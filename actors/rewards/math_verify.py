@@ -30,8 +30,8 @@ def math_verify(
     column: str = "answer",
 ) -> float:
     r"""1 if the completion's answer equals the prompt's `column`: its last \boxed{...}, else LaTeX, else a plain expression. Boxes that
-    only `,`, `;`, `and` or `or` join are one answer of several values. `2 1/2` is a mixed number. What stands before a `</think>`, or behind
-    a `<think>` that nothing ends, is no answer.
+    only `,`, `;`, `and` or `or` join are one answer of several values. `2 1/2` is a mixed number. What stands before a `</think>`, or
+    behind a `<think>` that nothing ends, is no answer.
 
     Raises DataError when the prompt has no such column, or what it holds does not parse: the completion is not to blame.
     """

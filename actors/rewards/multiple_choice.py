@@ -36,7 +36,8 @@ def multiple_choice(
     choices: str = "ABCDE",
 ) -> float:
     r"""1 if the completion's last letter of `choices` is the prompt's `column`: one in \boxed{}, else one called the answer, else any that
-    stands alone, a letter that reads as an article last. `\boxed{A, B}` and "the answer is A or B" are no answer. What stands before a `</think>`, or behind a `<think>` that nothing ends, is no answer.
+    stands alone, a letter that reads as an article last. `\boxed{A, B}` and "the answer is A or B" are no answer. What stands before a
+    `</think>`, or behind a `<think>` that nothing ends, is no answer.
 
     The column holds the letter, or the place of the choice from 0 as a number. Raises DataError when it holds neither.
     """

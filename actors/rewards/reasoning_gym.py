@@ -39,8 +39,8 @@ def reasoning_gym(
 ) -> float:
     """The verifier's score, usually in [0, 1]; many tasks give part of it for a right answer amid other text.
 
-    Without `answer_tag` the whole completion after its reasoning is the answer, stripped. With `answer_tag: answer` it is what stands in the last
-    `<answer>...</answer>`; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
+    Without `answer_tag` the whole completion after its reasoning is the answer, stripped. With `answer_tag: answer` it is what stands in
+    the last `<answer>...</answer>`; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
     """
     said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     return score_of(answer_of(said, answer_tag=answer_tag), columns, setting="reward.judge")

@@ -284,8 +284,9 @@ def test_complex_numbers_and_bytes_are_plain_values(sandbox):
         ("def f(x): x.discard(1)", "x = {1, 2}\nf(x)\nassert x == {2}"),
         ("class S(list):\n    pass\ndef f(x): return S(x)", "assert f([1]) == [1]"),
         (
-            "class S:\n    def __init__(self): self.a = []\n    def push(self, x): self.a.append(x)\n    def __len__(self): return len(self.a)\n"
-            "    def __getitem__(self, n): return self.a[n]\n    def __str__(self): return f'S{self.a}'",
+            "class S:\n    def __init__(self): self.a = []\n    def push(self, x): self.a.append(x)\n"
+            "    def __len__(self): return len(self.a)\n    def __getitem__(self, n): return self.a[n]\n"
+            "    def __str__(self): return f'S{self.a}'",
             "s = S()\nassert not s\ns.push(4)\nassert s and len(s) == 1 and s[0] == 4 and str(s) == 'S[4]'",
         ),
     ],
