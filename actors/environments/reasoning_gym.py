@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from actors.reasoning import after_reasoning
 from actors.rewards.reasoning_gym import answer_of, score_of
 from cluster.contracts.episodes import Episode
 from cluster.contracts.errors import EpisodeOver
@@ -35,7 +36,7 @@ async def reasoning_gym(
             if not scores:
                 raise
             break
-        answer = answer_of(said.text, answer_tag=answer_tag)
+        answer = answer_of(after_reasoning(said.text), answer_tag=answer_tag)
         scores.append(score_of(answer, episode.columns, setting="environment"))
         feedback = _WRONG if answer is not None else f"Put your answer into <{answer_tag}>...</{answer_tag}>."
     episode.log("attempts", len(scores))

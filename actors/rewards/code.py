@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import NonNegativeFloat
 
+from actors.reasoning import after_reasoning
 from actors.sandbox.judging import (
     Score,
     cases_of,
@@ -32,6 +33,7 @@ def code_stdin(
     prompt: str,
     completion: str,
     columns: Mapping[str, Any],
+    finish_reason: str = "",
     column: str = "cases",
     score: Score = "all",
     tolerance: NonNegativeFloat | None = None,
@@ -44,7 +46,7 @@ def code_stdin(
     total_s, memory_bytes, output_bytes, and imports: packages that programs may use. Raises DataError when the prompt has no such cases.
     """
     cases = texts_of(columns, column)
-    program = program_of(completion)
+    program = program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))
     if program is None:
         return reward_of(None, score=score)
 
@@ -66,6 +68,7 @@ def code_function(
     prompt: str,
     completion: str,
     columns: Mapping[str, Any],
+    finish_reason: str = "",
     function: str | None = None,
     column: str = "cases",
     score: Score = "all",
@@ -83,7 +86,7 @@ def code_function(
         raise DataError("the prompt has no column 'fn_name'; name the function with reward.judge.function")
     if not all(isinstance(given, list) for given, _ in cases):
         raise DataError(f"an input in the column {column!r} is no list; it must hold the arguments of one call")
-    if (program := program_of(completion)) is None:
+    if (program := program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))) is None:
         return reward_of(None, score=score)
     questions = [f"{PROGRAM}.{name}(*{list(given)!r})" for given, _ in cases]
     # As above; an empty list takes six times as much on its way as it takes in a data set.
@@ -103,6 +106,7 @@ def code_asserts(
     prompt: str,
     completion: str,
     columns: Mapping[str, Any],
+    finish_reason: str = "",
     column: str = "tests",
     entry_point: str | None = None,
     score: Score = "all",
@@ -110,12 +114,13 @@ def code_asserts(
 ) -> dict[str, float]:
     """Tests that raise unless they pass: a list of statements such as `assert f(2) == 4`, or one text.
 
-    `entry_point` names the column with the function's name, for tests that define `check(candidate)`, as HumanEval's do. The tests run
-    in a process of their own, confined as well; the program answers them with plain values from its. Instances, functions and iterators
-    of the program can be used there, but equal nothing. A name that the tests neither import nor define, nor is Python's own, is the
-    program's, whatever it made of it: tests that compare by np.allclose or Counter must import them. A function that
-    alone is named there is the program's even where Python has one, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt
-    without tests, and for tests that do not compile.
+    `entry_point` names the column with the function's name, for tests that define `check(candidate)`, as HumanEval's do. The tests run in a
+    process of their own, confined as well; the program answers them with plain values from its. Instances, functions and iterators of the
+    program can be used there, but equal nothing. A list, dict, set or deque that a function changes in place is changed for the tests where
+    it returns None, as Python's own do; what else it is given are copies. A name that the tests neither import nor define, nor is Python's
+    own, is the program's, whatever it made of it: tests that compare by np.allclose or Counter must import them. A function that alone is
+    named there is the program's even where Python has one, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests,
+    and for tests that do not compile.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests
@@ -130,7 +135,7 @@ def code_asserts(
             compile(test, "<test>", "exec")
         except SyntaxError as error:
             raise DataError(f"a test in the column {column!r} does not compile: {error}") from None
-    if (program := program_of(completion)) is None:
+    if (program := program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))) is None:
         return reward_of(None, score=score)
     answers = _sandbox(sandbox).ask(program, tests)
     return reward_of([answer.verdict for answer in answers], score=score)

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import NonNegativeFloat
 
 from actors.http import Endpoint, HttpClient
+from actors.reasoning import after_reasoning
 from actors.sandbox.judging import Score, program_of, reward_of, same_output, texts_of
 from actors.sandbox.sandbox import Verdict
 from cluster.contracts.errors import DataError, WorkerError
@@ -39,9 +40,12 @@ class SandboxFusion:
         self._time_s, self._total_s = time_s, total_s
         self._limits = {"compile_timeout": time_s, "run_timeout": time_s, "memory_limit_MB": memory_bytes // _MIB}
 
-    async def __call__(self, *, prompt: str, completion: str, columns: Mapping[str, Any]) -> dict[str, float]:
+    async def __call__(
+        self, *, prompt: str, completion: str, columns: Mapping[str, Any], finish_reason: str = ""
+    ) -> dict[str, float]:
         cases = texts_of(columns, self._column)
-        program = program_of(completion, language=self._language)
+        said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+        program = program_of(said, language=self._language)
         if program is None:
             return reward_of(None, score=self._score)
         request = {"code": program, "language": self._language, **self._limits}

@@ -15,10 +15,16 @@ _FENCED = re.compile(r"```([\w+#-]*)[ \t]*\r?\n(.*?)```", re.DOTALL)
 
 
 def json_schema(
-    *, completion: str, columns: Mapping[str, Any], schema: dict[str, Any] | None = None, column: str | None = None
+    *,
+    completion: str,
+    columns: Mapping[str, Any],
+    prompt: str = "",
+    finish_reason: str = "",
+    schema: dict[str, Any] | None = None,
+    column: str | None = None,
 ) -> float:
-    """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows. What stands before a
-    `</think>` does not count.
+    """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows. What stands before a `</think>`, or
+    behind a `<think>` that nothing ends, does not count.
 
     The schema is the run's, or the prompt's own in `column`, as a mapping or as JSON; what it refers to must be in it. Raises ConfigError
     unless one of them is given, and DataError for what is no schema.
@@ -37,7 +43,7 @@ def json_schema(
             f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema, with all that it refers to"
         ) from error
     # Fences of other languages count too, or the end of one would begin a block.
-    answer = after_reasoning(completion)
+    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     blocks = [text for mark, text in _FENCED.findall(answer) if mark.lower() in ("", "json")]
     try:
         said = json.loads(blocks[-1] if blocks else answer, parse_constant=_refuse)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -15,10 +16,22 @@ from cluster.contracts.errors import DataError
 # It warns of deadlines that are off, once in each process; why they are, stands below.
 logging.getLogger(package.__name__).setLevel(logging.ERROR)
 
+_BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
+_JOINS = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*")
+_MIXED = re.compile(r"(?<![\w.,/^])(?<!\^\{)(\d{1,9})\s+([1-9]\d?)/([1-9]\d{0,2})(?![\w/^]|[.,]\d)")
 
-def math_verify(*, prompt: str, completion: str, columns: Mapping[str, Any], column: str = "answer") -> float:
-    r"""1 if an answer found in the completion (\boxed{...} first, then LaTeX, then a plain expression) equals the prompt's `column`.
-    What stands before a `</think>` is no answer.
+
+def math_verify(
+    *,
+    prompt: str,
+    completion: str,
+    columns: Mapping[str, Any],
+    finish_reason: str = "",
+    column: str = "answer",
+) -> float:
+    r"""1 if the completion's answer equals the prompt's `column`: its last \boxed{...}, else LaTeX, else a plain expression. Boxes that
+    only `,`, `;`, `and` or `or` join are one answer of several values. `2 1/2` is a mixed number. What stands before a `</think>`, or
+    behind a `<think>` that nothing ends, is no answer.
 
     Raises DataError when the prompt has no such column, or what it holds does not parse: the completion is not to blame.
     """
@@ -28,13 +41,15 @@ def math_verify(*, prompt: str, completion: str, columns: Mapping[str, Any], col
         # Python writes 0.00001 as 1e-05, which is read as Euler's number minus 5.
         gold = _gold(f"{Decimal(text):f}") + gold
     # The package's own deadlines are alarm signals, which exist on main threads alone: the reward service has the deadline.
-    said = package.parse(after_reasoning(completion), parsing_timeout=0)
+    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    said = package.parse(_improper(_boxed(answer) or answer), parsing_timeout=0)
     return float(package.verify(gold, said, timeout_seconds=None))
 
 
 @functools.lru_cache(maxsize=1024)
 def _gold(text: str) -> list[Any]:
     # Data sets write answers bare ("\frac{1}{2}"), which parses as LaTeX only between dollars.
+    text = _improper(_boxed(text) or text)
     is_marked = "$" in text or "\\boxed" in text
     # In "\$18.90" the dollar is money and marks nothing.
     parsed = (is_marked and package.parse(text, parsing_timeout=0)) or package.parse(f"${text}$", parsing_timeout=0)
@@ -43,3 +58,34 @@ def _gold(text: str) -> list[Any]:
             f"the answer {text[:80]!r} is not a mathematical expression; compare it with the reward exact_match"
         )
     return parsed
+
+
+def _boxed(text: str) -> str | None:
+    r"""The last \boxed{...} that is closed, with those that are joined to it. None where there is none."""
+    opened: list[re.Match[str] | None] = []
+    boxes: list[tuple[re.Match[str], int]] = []
+    for found in _BRACE.finditer(text):
+        if found["box"]:
+            opened.append(found)
+        elif found["open"]:
+            opened.append(None)
+        elif found["close"] and opened and (box := opened.pop()) is not None:
+            while boxes and boxes[-1][0].start() > box.start():  # within this one
+                boxes.pop()
+            boxes.append((box, found.start()))
+    if not boxes:
+        return None
+    first = len(boxes) - 1
+    while first and _JOINS.fullmatch(text, boxes[first - 1][1] + 1, boxes[first][0].start()):
+        first -= 1
+    return ", ".join(f"\\boxed{{{text[box.end() : end]}}}" for box, end in boxes[first:])
+
+
+def _improper(text: str) -> str:
+    """With `5/2` for `2 1/2`, which the package reads as a product or a sum."""
+
+    def written(mixed: re.Match[str]) -> str:
+        whole, numerator, denominator = map(int, mixed.groups())
+        return f"{whole * denominator + numerator}/{denominator}" if numerator < denominator else mixed[0]
+
+    return _MIXED.sub(written, text)

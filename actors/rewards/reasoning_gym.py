@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.gym import extract_answer
 from actors.prompts.reasoning_gym import make_task
+from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
 _NEEDED = ("answer", "metadata", "task", "task_config")
@@ -28,13 +29,21 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErr
 """What verifiers raise that read an answer without a doubt, such as that of `prime_factorization` for words."""
 
 
-def reasoning_gym(*, prompt: str, completion: str, columns: Mapping[str, Any], answer_tag: str | None = None) -> float:
+def reasoning_gym(
+    *,
+    prompt: str,
+    completion: str,
+    columns: Mapping[str, Any],
+    finish_reason: str = "",
+    answer_tag: str | None = None,
+) -> float:
     """The verifier's score, usually in [0, 1]; many tasks give part of it for a right answer amid other text.
 
-    Without `answer_tag` the whole completion is the answer, stripped. With `answer_tag: answer` it is what stands in the last
-    `<answer>...</answer>`; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
+    Without `answer_tag` the whole completion after its reasoning is the answer, stripped. With `answer_tag: answer` it is what stands in
+    the last `<answer>...</answer>`; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
     """
-    return score_of(answer_of(completion, answer_tag=answer_tag), columns, setting="reward.judge")
+    said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    return score_of(answer_of(said, answer_tag=answer_tag), columns, setting="reward.judge")
 
 
 def answer_of(completion: str, *, answer_tag: str | None) -> str | None:

@@ -128,7 +128,7 @@ class Rubric(Section):
         """
         # A template may have opened the reasoning: then only its end is in the message.
         answer = after_reasoning(message)
-        if "<think>" in answer:
+        if not message.endswith(answer):  # it goes on with reasoning that nothing ends
             return None
         before, said = _object_at_the_end(answer)
         if any(f'"{name}"' in before for name in ("reason", *(each.name for each in self.criteria))):

@@ -4,10 +4,11 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Literal
 
 from actors.columns import value_of
-from actors.reasoning import after_reasoning
 from actors.sandbox.sandbox import Verdict
 from cluster.contracts.errors import DataError
 
@@ -17,12 +18,12 @@ _FENCE = "```"
 _PYTHON = ("python", "py", "python3")
 
 
-def program_of(completion: str, *, language: str = "python") -> str | None:
+def program_of(answer: str, *, language: str = "python") -> str | None:
     """The last fenced block that is marked with the language; where there is none, the last unmarked one: after a program it is often
-    what that prints. A block that is not closed is none: it was cut. What stands before a `</think>` is no program."""
+    what that prints. A block that is not closed is none: it was cut."""
     marks = _PYTHON if language == "python" else (language.lower(),)
     found, unmarked, block, mark = None, None, None, ""
-    for line in after_reasoning(completion).replace("\r\n", "\n").split("\n"):
+    for line in answer.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
         # With another backtick in the line it is code within a sentence.
         if block is None and stripped.startswith(_FENCE) and "`" not in stripped.lstrip("`"):
@@ -99,7 +100,11 @@ def same_value(said: Any, expected: Any, *, tolerance: float | None) -> bool:
         return named.keys() == expected.keys() and all(
             same_value(value, expected[key], tolerance=tolerance) for key, value in named.items()
         )
-    if tolerance is not None and isinstance(said, int | float) and isinstance(expected, int | float):
+    if (
+        tolerance is not None
+        and isinstance(said, int | float | Decimal | Fraction)
+        and isinstance(expected, int | float)
+    ):
         return _close(said, expected, tolerance)
     return said == expected
 

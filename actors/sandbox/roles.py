@@ -15,7 +15,11 @@ import re
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NoReturn, TextIO
 
 OUT_OF_MEMORY = 77
@@ -36,7 +40,15 @@ _NOT_RAISED = (
     UnicodeTranslateError,
     ExceptionGroup,
 )
-_KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+_WRITTEN: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "Decimal": (Decimal, str, lambda text: _quiet(Decimal(text))),
+    "Fraction": (Fraction, str, Fraction),
+    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),  # before its base class
+    "date": (date, date.isoformat, date.fromisoformat),
+}
+"""Passed as text, with how it is written and read."""
+_CHANGEABLE = (list, dict, set, deque)
 
 
 def run(role: str) -> NoReturn:
@@ -82,7 +94,9 @@ def _serve(source: str) -> None:
     for line in questions:
         try:
             what, *values = decode(json.loads(line), objects.__getitem__)
-            answer = json.dumps(["ok", _encode(_answer(space, what, values), objects)])
+            given = _answer(space, what, values)
+            changed = [*values[1], *values[2].values()] if what == "call" and given is None else []
+            answer = json.dumps(["ok", _encode(given, objects), _encode(changed, objects)])
         except BaseException as error:  # noqa: BLE001 - foreign code; its name and message are the answer
             answer = json.dumps(["raised", [kind.__name__ for kind in type(error).__mro__], _message(error)])
         _say(answers, answer)
@@ -98,6 +112,10 @@ def _answer(space: dict[str, Any], what: str, values: list[Any]) -> Any:
             return getattr(values[0], values[1])
         case "list":
             return list(values[0])
+        case "item":
+            return values[0][values[1]]
+        case "len" | "bool" | "str":
+            return getattr(builtins, what)(values[0])
         case _:
             return values[0](*values[1], **values[2])
 
@@ -150,7 +168,23 @@ class _Program:
         self.has_ended = False
 
     def ask(self, *what: Any) -> Any:
-        """Raises what the program raised: the nearest class of it that is Python's own and takes a message, else RuntimeError."""
+        """Its answer. Raises as `call`."""
+        return self._ask(*what)[0]
+
+    def call(self, function: "_Object", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function returns. One that returns None may have changed its arguments in place, so they are as it left them. After any
+        other they are as they were: a program that empties what it is compared with proves nothing.
+
+        Raises what the program raised: the nearest class of it that is Python's own and takes a message, else RuntimeError."""
+        value, changed = self._ask("call", function, args, kwargs)
+        for kept, left in zip((*args, *kwargs.values()), changed, strict=False):
+            if isinstance(kept, _CHANGEABLE) and isinstance(left, _CHANGEABLE):
+                kept.clear()
+                _fill(kept, left)
+        return value
+
+    def _ask(self, *what: Any) -> tuple[Any, Any]:
+        """The answer, and the arguments of a call that returned None."""
         question = json.dumps(_encode(list(what), None))
         try:
             _say(self._questions, question)
@@ -162,7 +196,8 @@ class _Program:
             raise _Ended
         status, *answer = json.loads(line)
         if status == "ok":
-            return decode(answer[0], lambda number: _Object(self, number))
+            value, changed = (decode(each, lambda number: _Object(self, number)) for each in answer)
+            return value, changed
         kinds = [getattr(builtins, name, None) for name in answer[0]]
         likes = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)]
         raise next((kind for kind in likes if kind not in _NOT_RAISED), RuntimeError)(answer[1])
@@ -179,14 +214,17 @@ class _Globals:
 
 
 class _Object:
-    """Something of the program's that is no plain value: a function, a class, an instance. It equals nothing but itself."""
+    """Something of the program's that is no plain value: a function, a class, an instance.
+
+    It equals nothing but itself, and holds what it lists: the program does not say of a value of the tests that it is right.
+    """
 
     def __init__(self, program: _Program, number: int) -> None:
         self._program = program
         self._number = number
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program.ask("call", self, args, kwargs)
+        return self._program.call(self, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -195,6 +233,28 @@ class _Object:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._program.ask("list", self))
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self._program.ask("list", self)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._program.ask("item", self, key)
+
+    def __len__(self) -> int:
+        return self._program.ask("len", self)
+
+    def __bool__(self) -> bool:
+        return self._program.ask("bool", self)
+
+    def __str__(self) -> str:
+        return self._program.ask("str", self)
+
+
+def _fill(kept: Any, values: Any) -> None:
+    if isinstance(kept, list | deque):
+        kept.extend(values)
+    else:
+        kept.update(values)
 
 
 def _encode(value: Any, objects: list[Any] | None) -> Any:
@@ -211,6 +271,9 @@ def _encode(value: Any, objects: list[Any] | None) -> Any:
         return ["object", value._number]
     if isinstance(value, dict):
         return ["dict", [[_encode(key, objects), _encode(item, objects)] for key, item in value.items()]]
+    for name, (kind, write, _) in _WRITTEN.items():
+        if isinstance(value, kind):
+            return [name, write(value)]
     for name, kind in _KINDS.items():
         if isinstance(value, kind):
             return [name, [_encode(item, objects) for item in value]]
@@ -237,7 +300,16 @@ def decode(value: Any, find: Callable[[int], Any]) -> Any:
         return bytes.fromhex(items)
     if kind == "dict":
         return {decode(key, find): decode(item, find) for key, item in items}
+    if kind in _WRITTEN:
+        return _WRITTEN[kind][2](items)
     return _KINDS[kind](decode(item, find) for item in items)
+
+
+def _quiet(number: Decimal) -> Decimal:
+    """Raises ValueError for a signaling NaN, which raises in every comparison."""
+    if number.is_snan():
+        raise ValueError("a signaling NaN is no plain value")
+    return number
 
 
 def _execute(source: str, name: str) -> dict[str, Any]:

@@ -37,8 +37,6 @@ def judged_text(name, completion, columns, **params):
         ("```python\ns = 'a\x0cb\u2028c'\r\n```\r\n", "s = 'a\x0cb\u2028c'\n"),
         ("```python\na", None),
         ("a", None),
-        ("<think>\n```python\nx =\n</think>\n```python\nb\n```", "b\n"),
-        ("<think>\n```python\na\n```\n</think>\nI give up.", None),
     ],
 )
 def test_the_program_is_the_last_closed_block_of_the_language_or_else_the_last_unmarked_one(completion, program):
@@ -81,6 +79,20 @@ def test_why_a_program_fails_is_a_component_and_it_earns_nothing(program, reason
     assert {name: value for name, value in reward.components.items() if value} == {reason: 1.0}
 
 
+@pytest.mark.parametrize(
+    ("completion", "value"),
+    [
+        ("<think>{x}</think>{y}", 1.0),
+        ("<think>\n```python\n</think>{y}", 1.0),
+        ("<think>{y}</think>I give up.", 0.0),
+        ("<think>{y}", 0.0),
+    ],
+)
+def test_a_program_of_the_reasoning_is_no_answer(completion, value):
+    programs = {"x": "\n```python\nx\n```\n", "y": "\n```python\nprint(2 * int(input()))\n```\n"}
+    assert judged_text("code_stdin", completion.format(**programs), DOUBLES).value == value
+
+
 def test_a_completion_without_a_program_earns_nothing_and_says_so():
     reward = judged_text("code_stdin", "print(2)", DOUBLES)
     assert (reward.value, reward.components["no_program"]) == (0.0, 1.0)
@@ -110,6 +122,15 @@ def test_a_function_of_pythons_own_name_is_the_programs(program, value):
     """`max` answered for a program that has none."""
     cases = {"fn_name": "max", "cases": [{"input": [1, 2], "output": 2}]}
     assert judged("code_function", program, cases).value == value
+
+
+def test_decimals_and_fractions_are_numbers_and_a_signaling_one_is_wrong_and_no_failure():
+    cases = {"cases": [{"input": ["0.1"], "output": 0.1}]}
+    for kind in ("decimal.Decimal", "fractions.Fraction"):
+        program = f"import {kind.partition('.')[0]}\ndef f(x): return {kind}(x)"
+        assert judged("code_function", program, cases, function="f", tolerance=1e-9).value == 1.0
+    reward = judged("code_function", "import decimal\ndef f(x): return decimal.Decimal('sNaN')", cases, function="f")
+    assert (reward.value, reward.status) == (0.0, RewardStatus.OK)
 
 
 def test_what_the_data_set_expects_of_a_function_is_not_too_long():

@@ -53,12 +53,29 @@ from cluster.contracts.errors import ConfigError, DataError
         ("The answer is B. The answer the A-team gave is wrong.", 1.0),
         ("B is too weak. A matches the text.", 0.0),
         ("A class of its own: B", 1.0),
+        (r"\boxed{B, C}", 0.0),
+        (r"\boxed{\text{(B) or (A)}}", 0.0),
+        (r"\boxed{B}, A is wrong", 1.0),
+        ("The answer is B or A", 0.0),
+        ("The answer is **B**/**A**", 0.0),
+        ("The answer is B, A is wrong and C as well", 1.0),
+        ("The answer is B or 5 m", 1.0),
     ],
 )
 def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
     assert multiple_choice(completion=said, columns={"answer": "B"}) == reward
     assert multiple_choice(completion=said, columns={"answer": 1}) == reward, "by its place from 0"
     assert multiple_choice(completion=said, columns={"answer": "b"}, choices="abcde") == reward
+
+
+@pytest.mark.parametrize("part", [r"\boxed{", r"\text{", "( ", "answer : * ( ", "answer is the ", " ", "\n", "A ", "a"])
+def test_a_choice_in_a_long_text_is_found_in_time(part):
+    """Ten thousand boxes in each other took minutes."""
+    began = time.process_time()
+    said = rf"\boxed{{{part * 20_000}"
+    assert multiple_choice(completion=said, columns={"answer": "B"}) == 0.0
+    assert multiple_choice(completion=said + "} answer" + part * 20_000, columns={"answer": "B"}) == 0.0
+    assert time.process_time() - began < 5.0
 
 
 def test_an_answer_that_is_no_choice_is_an_error():
@@ -83,10 +100,61 @@ def test_an_answer_that_is_neither_text_nor_number_is_an_error_and_no_zero(judge
         (r"<think>\boxed{4}?</think> It is 5.", 4, 0.0),
         (r"So \boxed{18.90}.", r"\$18.90", 1.0),
         ("It is $5.", "$5$", 1.0),
+        (r"<think>\boxed{4}", 4, 0.0),
+        (r"It is 4. <think>Or \boxed{5}?", 4, 1.0),
     ],
 )
 def test_mathematics_is_read_after_the_reasoning_and_a_dollar_may_be_money(said, answer, reward):
     assert math_verify(prompt="?", completion=said, columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize("judge", [math_verify, multiple_choice])
+@pytest.mark.parametrize(
+    ("prompt", "said", "finish_reason", "reward"),
+    [
+        ("?<think>\n", r"\boxed{C}?", "length", 0.0),
+        ("?<think>\n", r"\boxed{C}?</think>\boxed{B}", "length", 0.0),
+        ("?<think>\n", r"\boxed{B}?</think>\boxed{C}", "length", 1.0),
+        ("?", r"\boxed{C}", "length", 1.0),
+        ("?<think>\n", r"\boxed{C}", "stop", 1.0),
+    ],
+)
+def test_a_model_that_is_cut_off_in_the_reasoning_that_its_template_began_has_not_answered(
+    judge, prompt, said, finish_reason, reward
+):
+    assert judge(prompt=prompt, completion=said, finish_reason=finish_reason, columns={"answer": "C"}) == reward
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "reward"),
+    [
+        (r"\boxed{3}? No: \boxed{4}", 4, 1.0),
+        (r"\boxed{3}? No: \boxed{4}", 3, 0.0),
+        (r"\boxed{4}? No: \boxed{}", 4, 0.0),
+        (r"The final answer is $3$. Wait: \boxed{4}", 3, 0.0),
+        (r"\boxed{3} and $\boxed{4}$", "3,4", 1.0),
+        (r"\boxed{3}, \boxed{4} or \boxed{5}", 5, 0.0),  # all options
+        (r"\boxed{3}\boxed{\boxed{4}}", 4, 1.0),
+        (r"\boxed{4} and \boxed{5", 4, 1.0),
+        (r"\fbox{4}", 4, 1.0),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}", 1.0),
+        (r"\boxed{1}" * 10_000 + r"\boxed{4}", 4, 1.0),
+        (r"\boxed{" * 10_000, 4, 0.0),
+    ],
+)
+def test_the_answer_is_the_last_box_with_those_that_are_joined_to_it(said, answer, reward):
+    """Before, all boxes were one set, wherever they stood."""
+    assert math_verify(prompt="?", completion=said, columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize("answer", ["2 1/2", "5/2", "2.5"])
+@pytest.mark.parametrize("said", ["2 1/2", "5/2", r"2\frac{1}{2}", "2.5"])
+def test_a_whole_number_before_a_fraction_is_added_to_it(answer, said):
+    """`2 1/2` was 3/2."""
+    for sign in ("", "-"):
+        columns = {"answer": sign + answer}
+        assert math_verify(prompt="?", completion=rf"\boxed{{{sign}{said}}}", columns=columns) == 1.0
+        assert math_verify(prompt="?", completion=r"\boxed{3/2}", columns=columns) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,68 @@ def test_complex_numbers_and_bytes_are_plain_values(sandbox):
 
 
 @pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        (
+            "from collections import deque\ndef f(x): return deque(x)",
+            "from collections import deque\nassert f([1, 2]) == deque([1, 2])",
+        ),
+        (
+            "from decimal import Decimal\ndef f(x): return {Decimal(x)}",
+            "from decimal import Decimal\nassert f('0.10') == {Decimal('0.1')}",
+        ),
+        (
+            "from fractions import Fraction as F\ndef f(x): return x / 2",
+            "from fractions import Fraction\nassert f(Fraction(1)) == Fraction(1, 2)",
+        ),
+        (
+            "from datetime import timedelta\ndef f(x): return x + timedelta(1)",
+            "import datetime\nassert f(datetime.date(2024, 2, 28)).day == 29",
+        ),
+        ("def f(x): x.sort()", "x = [3, 1]\nf(x)\nassert x == [1, 3]"),
+        ("def f(x): x[:] = zip(*x)", "m = [[1, 2], [3, 4]]\nassert f(x=m) is None\nassert m == [(1, 3), (2, 4)]"),
+        (
+            "def f(x, y): x.update(y); y.clear()",
+            "a, b = {1: 2}, {3: 4}\nf(a, y=b)\nassert a == {1: 2, 3: 4} and b == {}",
+        ),
+        ("def f(x): x.discard(1)", "x = {1, 2}\nf(x)\nassert x == {2}"),
+        ("class S(list):\n    pass\ndef f(x): return S(x)", "assert f([1]) == [1]"),
+        (
+            "class S:\n    def __init__(self): self.a = []\n    def push(self, x): self.a.append(x)\n"
+            "    def __len__(self): return len(self.a)\n    def __getitem__(self, n): return self.a[n]\n"
+            "    def __str__(self): return f'S{self.a}'",
+            "s = S()\nassert not s\ns.push(4)\nassert s and len(s) == 1 and s[0] == 4 and str(s) == 'S[4]'",
+        ),
+    ],
+)
+def test_usual_tests_of_right_programs_pass(program, test, sandbox):
+    (answer,) = sandbox.ask(program, [test])
+    assert answer.verdict is Verdict.OK, answer
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        ("def f(x):\n    x.clear()\n    return []", "x = [1]\nassert f(x) == [2 * n for n in x]"),
+        ("def f(x):\n    x.clear()\n    return 0", "x = {1: 2}\nassert f(x) == sum(x)"),
+        (
+            "class A:\n    def __contains__(self, x): return True\n    def __iter__(self): return iter([])\ndef f(x): return A()",
+            "assert 3 in f(3)",
+        ),
+        (
+            "class A:\n    def __len__(self): return 10**9\n    def __iter__(self): return iter([])\ndef f(x): return A()",
+            "assert list(f(3)) == [3]",
+        ),
+        ("from decimal import Decimal\ndef f(x): return Decimal('sNaN')", "assert f(3) == 3"),
+        ("def f(x): x.append(4)", "x = (3,)\nf(x)\nassert x == (3, 4)"),
+    ],
+)
+def test_no_program_passes_by_changing_what_it_is_compared_with_or_by_saying_that_it_is_right(program, test, sandbox):
+    (answer,) = sandbox.ask(program, [test])
+    assert answer.verdict is not Verdict.OK, answer
+
+
+@pytest.mark.parametrize(
     ("body", "expected"),
     [
         ("import json\n    json.loads(x)", "ValueError"),
