@@ -118,11 +118,17 @@ class ReceiverRegistration:
     """vLLM mixes this into its worker class (`worker_extension_cls`): importing it registers the receiver in that process."""
 
     weight_transfer_engine: HostTensorReceiver
+    model_runner: Any
 
     def drain_failures(self) -> tuple[TreadwheelError, ...]:
         """Why the last update is not whole; in a tuple, because vLLM takes an error that is returned for one that was raised."""
         failures, self.weight_transfer_engine.failures = self.weight_transfer_engine.failures, ()
         return failures
+
+    def unused_of_adapter(self, number: int) -> list[str]:
+        """Modules for which the adapter has matrices and that compute without them: vLLM looks at the last part of a name alone."""
+        adapters = self.model_runner.lora_manager._adapter_manager
+        return sorted(adapters.get_adapter(number).loras.keys() - adapters.modules.keys())
 
 
 def register() -> None:

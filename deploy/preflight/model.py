@@ -207,8 +207,15 @@ def check_adapters(config: RunConfig) -> None:
         return
     from learner.model.loading import skeleton
     from learner.model.lora import add_adapters, linear_layers
+    from learner.shape import has_experts
 
     causal_lm = skeleton(_plain(config.model))
+    mixture = has_experts(causal_lm.config.get_text_config())
+    if mixture and lora.publish == "adapter" and not config.rollout.gpus_per_worker:
+        raise ConfigError(
+            "learner.lora.publish='adapter' with a mixture of experts and engines on CPUs: vLLM computes the experts of a model with "
+            "adapters on GPUs alone; use learner.lora.publish=merged"
+        )
     if lora.target_modules != "all-linear":
         _check_targets(lora.target_modules, linear_layers(causal_lm))
     add_adapters(causal_lm, lora=lora, seed=config.seed)

@@ -197,6 +197,14 @@ def test_adapters_in_float32_are_refused_for_engines_on_gpus(tmp_path, model):
     assert said not in refusal(run(tmp_path, model, *adapter, "weights.transport=collective"))
 
 
+def test_adapters_of_a_mixture_are_refused_for_engines_on_cpus(tmp_path):
+    """vLLM ends with the first token: its kernel for them is Triton's."""
+    mixture = make_tiny_model(tmp_path / "mixture", architecture="qwen3_moe")
+    said = "learner.lora.publish='adapter' with a mixture of experts and engines on CPUs"
+    assert said in refusal(run(tmp_path, mixture, "learner.lora.publish=adapter"))
+    check(run(tmp_path, mixture, "learner.lora.publish=merged"))
+
+
 def test_a_checkpoints_model_in_an_object_store_is_looked_at_as_one_on_a_disk(tmp_path, model, monkeypatch):
     monkeypatch.setenv(CACHE_ENV, str(tmp_path / "cache"))
     entries = {f"model/{path.name}": writing.seal(path) for path in model.iterdir()}
