@@ -184,10 +184,14 @@ class VllmEngine:
             request = LoRARequest(lora_name="policy", lora_int_id=_ADAPTER, lora_path=folder, load_inplace=True)
             try:
                 is_loaded = self._engine.add_lora(request)
-                unused = sorted({*chain.from_iterable(self._engine.collective_rpc("unused_of_adapter", args=(_ADAPTER,)))})
+                unused = sorted(
+                    {*chain.from_iterable(self._engine.collective_rpc("unused_of_adapter", args=(_ADAPTER,)))}
+                )
             except (RuntimeError, ValueError, KeyError, AttributeError, AssertionError) as error:
                 self._check_processes(error)
-                raise WeightsError(f"vLLM refused the adapter: {type(error).__name__}: {error}; {_OTHER_TARGETS}") from error
+                raise WeightsError(
+                    f"vLLM refused the adapter: {type(error).__name__}: {error}; {_OTHER_TARGETS}"
+                ) from error
         if not is_loaded:
             raise WeightsError(f"vLLM refused the adapter; its log says why; {_OTHER_TARGETS}")
         if unused:

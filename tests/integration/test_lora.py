@@ -93,7 +93,9 @@ async def test_a_part_of_an_adapter_that_vllm_would_leave_out_is_refused(learner
     *buckets, renamed = packing(
         named, policy_version=1, bucket_bytes=2**20, canary=lambda: known.canary, adapter=known.adapter
     )
-    with pytest.raises(WeightsError, match=r"no place for \d+ parts of the adapter, the first of them model\.layers\.7\."):
+    with pytest.raises(
+        WeightsError, match=r"no place for \d+ parts of the adapter, the first of them model\.layers\.7\."
+    ):
         await worker.load(renamed.model_dump(), *buckets)
     await load(worker, learner)
 
