@@ -18,6 +18,10 @@ def largest(text: "PretrainedConfig", name: str) -> int | None:
     return max(sizes(text, name), default=None)
 
 
+def has_experts(text: "PretrainedConfig") -> bool:
+    return any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
 def num_heads(text: "PretrainedConfig") -> int:
     """Of attention's queries; 1 where no layer has attention."""
     return getattr(text, "num_attention_heads", None) or 1

@@ -33,6 +33,9 @@ from cluster.weights.manifest import Adapter
 from cluster.weights.process_group import Incoming
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
+_ADAPTER = 1
+"""vLLM's number of the one that serves."""
+_OTHER_TARGETS = "name the others in learner.lora.target_modules, or use learner.lora.publish=merged"
 _CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
 _GONE_S = 2.0
 """For the system to tell that a process has ended."""
@@ -178,15 +181,24 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="treadwheel-adapter-") as folder:
             write_adapter(Path(folder), tensors, adapter=adapter, base_model=self._base_model)
             # The same id in place: requests that run go on under the new adapter, as they would under new weights.
-            request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder, load_inplace=True)
+            request = LoRARequest(lora_name="policy", lora_int_id=_ADAPTER, lora_path=folder, load_inplace=True)
             try:
                 is_loaded = self._engine.add_lora(request)
-            except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+                unused = sorted(
+                    {*chain.from_iterable(self._engine.collective_rpc("unused_of_adapter", args=(_ADAPTER,)))}
+                )
+            except (RuntimeError, ValueError, KeyError, AttributeError, AssertionError) as error:
                 self._check_processes(error)
-                raise WeightsError(f"vLLM refused the adapter: {type(error).__name__}: {error}") from error
+                raise WeightsError(
+                    f"vLLM refused the adapter: {type(error).__name__}: {error}; {_OTHER_TARGETS}"
+                ) from error
         if not is_loaded:
-            raise WeightsError("vLLM refused the adapter; its log says why")
-        self._adapter_request = LoRARequest(lora_name="policy", lora_int_id=1, lora_path=folder)
+            raise WeightsError(f"vLLM refused the adapter; its log says why; {_OTHER_TARGETS}")
+        if unused:
+            raise WeightsError(
+                f"vLLM has no place for {len(unused)} parts of the adapter, the first of them {unused[0]}; {_OTHER_TARGETS}"
+            )
+        self._adapter_request = LoRARequest(lora_name="policy", lora_int_id=_ADAPTER, lora_path=folder)
         self._forget_prefixes()
 
     def sleep(self, *, keeps_weights: bool) -> None:

@@ -118,11 +118,22 @@ class ReceiverRegistration:
     """vLLM mixes this into its worker class (`worker_extension_cls`): importing it registers the receiver in that process."""
 
     weight_transfer_engine: HostTensorReceiver
+    model_runner: Any
 
     def drain_failures(self) -> tuple[TreadwheelError, ...]:
         """Why the last update is not whole; in a tuple, because vLLM takes an error that is returned for one that was raised."""
         failures, self.weight_transfer_engine.failures = self.weight_transfer_engine.failures, ()
         return failures
+
+    def unused_of_adapter(self, number: int) -> list[str]:
+        """Modules for which the adapter has matrices and that compute without them. vLLM looks at the last part of a name alone, and does
+        not find a layer that is called by another name than its own (the gate of Qwen2-MoE's shared expert)."""
+        adapters: Any = self.model_runner.lora_manager._adapter_manager
+        layers: dict[str, Any] = adapters.modules
+        named = {id(layer.base_layer): name for name, layer in layers.items() if hasattr(layer, "base_layer")}
+        everywhere = adapters.model.named_modules(remove_duplicate=False)
+        bypassed = {named.get(id(part)) for name, part in everywhere if not name.endswith(".base_layer")}
+        return sorted(adapters.get_adapter(number).loras.keys() - (layers.keys() - bypassed))
 
 
 def register() -> None:

@@ -116,9 +116,15 @@ def of_engine(
 def _cached_numbers(text: "PretrainedConfig", *, tensor_parallel: int) -> int:
     """Of one token in a layer, in each process. Latent attention (MLA, arXiv:2405.04434) keeps a latent and a rotary key that all heads
     share."""
-    if (latent := getattr(text, "kv_lora_rank", None)) and getattr(text, "model_type", "") not in _WITH_WHOLE_HEADS:
-        return latent + text.qk_rope_head_dim
+    if caches_latents(text):
+        return text.kv_lora_rank + text.qk_rope_head_dim
     return 2 * max(num_key_heads(text) // tensor_parallel, 1) * head_size(text)
+
+
+def caches_latents(text: "PretrainedConfig") -> bool:
+    """Whether vLLM serves the model by latent attention."""
+    has_latents = bool(getattr(text, "kv_lora_rank", None))
+    return has_latents and getattr(text, "model_type", "") not in _WITH_WHOLE_HEADS
 
 
 def _cached_tokens(text: "PretrainedConfig", max_context: int) -> int:

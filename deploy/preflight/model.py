@@ -15,13 +15,15 @@ from cluster.contracts.config import ModelConfig, ReferenceConfig, RewardConfig,
 from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.importing import importing
 from deploy.formatters import load_formatter
-from deploy.preflight.engine_memory import check_divisible
+from deploy.preflight.engine_memory import caches_latents, check_divisible
 from deploy.preflight.quantization import check_layers
 
 if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
     from actors.reward_model import Reading
 
+_ABSORBED = "kv_b_proj"
+"""The layer that makes keys and values of a latent."""
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -210,12 +212,25 @@ def check_adapters(config: RunConfig) -> None:
     if lora is None:
         return
     from learner.model.loading import skeleton
-    from learner.model.lora import add_adapters, linear_layers
+    from learner.model.lora import adapter_of, add_adapters, linear_layers
+    from learner.shape import has_experts
 
     causal_lm = skeleton(_plain(config.model))
+    text = causal_lm.config.get_text_config()
+    if has_experts(text) and lora.publish == "adapter" and not config.rollout.gpus_per_worker:
+        raise ConfigError(
+            "learner.lora.publish='adapter' with a mixture of experts and engines on CPUs: vLLM computes the experts of a model with "
+            "adapters on GPUs alone; use learner.lora.publish=merged"
+        )
     if lora.target_modules != "all-linear":
         _check_targets(lora.target_modules, linear_layers(causal_lm))
     add_adapters(causal_lm, lora=lora, seed=config.seed)
+    targets = adapter_of(causal_lm, lora=lora).target_modules
+    if lora.publish == "adapter" and _ABSORBED in targets and caches_latents(text):
+        raise ConfigError(
+            f"learner.lora.publish='adapter' with an adapter on {_ABSORBED}: vLLM samples by copies of the layer that are without "
+            "its adapter, and no probe shows it; name the other layers in learner.lora.target_modules, or use learner.lora.publish=merged"
+        )
 
 
 def check_routing(config: RunConfig) -> None:

@@ -8,7 +8,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from deploy.preflight.compute_type import asked_of_gpus
 from learner.processor import cpu_facts
-from learner.shape import head_size, inner_size, num_heads
+from learner.shape import has_experts, head_size, inner_size, num_heads
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -19,7 +19,6 @@ _VNNI = {"avx512_vnni", "avx_vnni"}
 """Flags of processors that add products of 8 bits without an overflow: either will do."""
 _BLOCK = 128
 """Rows and columns of a block of FP8."""
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def check_quantization(config: RunConfig, *, is_local: bool) -> None:
@@ -50,7 +49,7 @@ def check_layers(text: "PretrainedConfig", config: RunConfig) -> None:
     scheme, parallel = config.rollout.quantization, config.rollout.tensor_parallel_size
     if scheme is None:
         return
-    if any(getattr(text, name, None) for name in _EXPERTS):
+    if has_experts(text):
         raise ConfigError(
             f"rollout.quantization={scheme!r} of a mixture of experts: rounding would reach its routers, and the engine choose other "
             "experts than the learner; leave it out"

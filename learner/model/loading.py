@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from accelerate import init_empty_weights
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -27,6 +26,7 @@ from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.model_files import weight_files
 from learner.distributed import Ranks, fill, own_rows
 from learner.model.critic import Networks
+from learner.model.frozen import built_empty, frozen, make_buffers
 from learner.model.lora import drawn_adapters, is_adapter
 from learner.model.policy import ModelKind, attention_of, load, load_backbone, read_config, without_dropout
 
@@ -57,18 +57,17 @@ def skeleton(
     """The model in float32 without memory for its parameters; buffers are real, dropout is off. Raises ConfigError as `load` does."""
     config = read_config(model, field=field)
     try:
-        # Buffers are real: many, such as rotary frequencies, are in no file.
-        with init_empty_weights(include_buffers=False):
-            built: PreTrainedModel = kind.from_config(
-                config,
-                dtype=torch.float32,
-                attn_implementation=attention_of(model, config),
-                trust_remote_code=model.trust_remote_code,
-            )
+        built: PreTrainedModel = built_empty(
+            kind,
+            config,
+            attn_implementation=attention_of(model, config),
+            trust_remote_code=model.trust_remote_code,
+        )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
     # Each registration above made a parameter of its own.
     built.tie_weights()
+    make_buffers(built, frozen(built))
     without_dropout(built)
     # A folder may lack generation defaults; those of the model's configuration stay then.
     with contextlib.suppress(OSError):
@@ -169,7 +168,8 @@ def _send(wanted: Mapping[str, list[Tensor]], *, source: PreTrainedModel, model:
 
 
 def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[str, StoredTensor] | None:
-    """Stored tensors by the source's names; None unless every parameter is stored as it is computed with, up to a cast."""
+    """Stored tensors by the source's names; None unless every parameter is stored as it is computed with, up to a cast, and every buffer
+    that a checkpoint has is there."""
     converts = any(isinstance(x, WeightConverter) for x in get_model_conversion_mapping(source, add_legacy=False))
     if converts or getattr(source.config, "quantization_config", None) is not None:
         return None
@@ -185,6 +185,9 @@ def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[
         if found is None or not found.is_plain or found.shape != tuple(parameter.shape):
             return None
         stored |= dict.fromkeys(plain, found)
+    kept = source.state_dict().keys()
+    if any(name in kept and _stored_name(name) not in stored for name, _ in source.named_buffers()):
+        return None
     return stored
 
 

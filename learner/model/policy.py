@@ -36,6 +36,7 @@ from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfi
 from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.model_files import refuse_unpinned_code
 from learner.model.attention import FLASH, PACKED, windows_seen
+from learner.model.frozen import built_empty, frozen, make_buffers
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
 from learner.model.routing import Routing
@@ -213,15 +214,11 @@ def load(
     """
     transformers.utils.logging.disable_progress_bar()
     config = read_config(model, field=field)
+    options = {"attn_implementation": attention_of(model, config), "trust_remote_code": model.trust_remote_code}
     try:
+        names = frozen(built_empty(kind, config, **options))
         loaded, found = cast(Any, kind).from_pretrained(
-            model.path,
-            revision=model.revision,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention_of(model, config),
-            trust_remote_code=model.trust_remote_code,
-            output_loading_info=True,
+            model.path, revision=model.revision, config=config, dtype=dtype, output_loading_info=True, **options
         )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
@@ -230,6 +227,7 @@ def load(
         raise ConfigError(
             f"{field}={model.path!r} lacks weights of a {type(loaded).__name__}: {min(found['missing_keys'])}"
         )
+    make_buffers(loaded, names)
     without_dropout(loaded)
     nn.Module.to(loaded, device)
     return loaded

@@ -14,6 +14,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import WeightsError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket
+from cluster.weights.manifest import WeightManifest, packing, unpack
 from deploy.cluster_up import factories
 from tests.integration.engines import place
 from tests.models import make_tiny_model
@@ -81,6 +82,21 @@ async def test_an_older_adapter_under_a_new_name_is_refused(learner, worker):
     *_, new = learner.publish()
     with pytest.raises(WeightsError):
         await worker.load({**old, "canary": new["canary"]}, *buckets)
+    await load(worker, learner)
+
+
+async def test_a_part_of_an_adapter_that_vllm_would_leave_out_is_refused(learner, worker):
+    move(learner, seed=12)
+    *buckets, manifest = learner.publish()
+    known = WeightManifest.model_validate(manifest)
+    named = [(name.replace(".layers.1.", ".layers.7."), tensor) for name, tensor in unpack(known, buckets)]
+    *buckets, renamed = packing(
+        named, policy_version=1, bucket_bytes=2**20, canary=lambda: known.canary, adapter=known.adapter
+    )
+    with pytest.raises(
+        WeightsError, match=r"no place for \d+ parts of the adapter, the first of them model\.layers\.7\."
+    ):
+        await worker.load(renamed.model_dump(), *buckets)
     await load(worker, learner)
 
 

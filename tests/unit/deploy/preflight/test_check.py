@@ -9,6 +9,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from rich.console import Console
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
@@ -277,6 +278,28 @@ def test_adapters_in_float32_are_refused_for_engines_on_gpus(tmp_path, model):
     said = "learner.lora.publish='adapter' with model.dtype='float32' and engines on GPUs"
     assert message.count(said) == 1
     assert said not in refusal(run(tmp_path, model, *adapter, "weights.transport=collective"))
+
+
+def test_adapters_of_a_mixture_are_refused_for_engines_on_cpus(tmp_path):
+    """vLLM ends with the first token: its kernel for them is Triton's."""
+    mixture = make_tiny_model(tmp_path / "mixture", architecture="qwen3_moe")
+    said = "learner.lora.publish='adapter' with a mixture of experts and engines on CPUs"
+    assert said in refusal(run(tmp_path, mixture, "learner.lora.publish=adapter"))
+    check(run(tmp_path, mixture, "learner.lora.publish=merged"))
+
+
+def test_adapters_on_a_layer_that_latent_attention_takes_apart_are_published_merged(tmp_path):
+    """vLLM multiplies prompts, and the canary, by the layer with its adapter, and what it samples by a copy without."""
+    folder = make_tiny_model(tmp_path / "latent")
+    heads = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "kv_lora_rank": 16, "q_lora_rank": None}
+    small = {"hidden_size": 64, "num_hidden_layers": 1, "first_k_dense_replace": 1, "num_attention_heads": 4}
+    config = DeepseekV3Config(**heads, **small, num_key_value_heads=4, vocab_size=128)
+    DeepseekV3ForCausalLM(config).save_pretrained(folder)
+    on_gpus = ("rollout.gpus_per_worker=1", "learner.lora.publish=adapter")
+    said = "learner.lora.publish='adapter' with an adapter on kv_b_proj"
+    assert said in refusal(run(tmp_path, folder, *on_gpus))
+    assert said not in refusal(run(tmp_path, folder, *on_gpus, "learner.lora.target_modules=[q_proj, o_proj]"))
+    assert said not in refusal(run(tmp_path, folder, "rollout.gpus_per_worker=1", "learner.lora.publish=merged"))
 
 
 def test_a_checkpoints_model_in_an_object_store_is_looked_at_as_one_on_a_disk(tmp_path, model, monkeypatch):

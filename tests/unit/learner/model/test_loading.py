@@ -19,6 +19,8 @@ from transformers import (
     ApertusConfig,
     ApertusForCausalLM,
     AutoModelForSequenceClassification,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     MambaConfig,
     MambaForCausalLM,
 )
@@ -31,6 +33,8 @@ from learner.model.building import build
 from learner.model.critic import Networks
 from learner.model.packing import lay_out
 from learner.model.policy import token_row
+from learner.optimizer import Optimizer
+from learner.publishing import exported
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.unit.learner.model.test_policy import SIZES, reads_the_mask
 from tests.unit.learner.trajectories import make_config, make_group
@@ -88,6 +92,32 @@ def test_buffers_without_a_dimension_are_streamed(alone: Ranks, tmp_path: Path):
     networks, loading = _built(config, alone)
     assert loading == "streamed"
     assert_equal(networks, _unsharded(config))
+
+
+def test_a_buffer_that_the_files_lack_is_refused_by_ranks_too(alone: Ranks, tmp_path: Path):
+    ApertusForCausalLM(ApertusConfig(**SIZES)).save_pretrained(tmp_path)
+    name = "model.layers.0.mlp.act_fn.beta"
+    stored = load_file(tmp_path / "model.safetensors")
+    del stored[name]
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=f"lacks weights of a ApertusForCausalLM: {name}"):
+        _built(make_config(tmp_path), alone)
+
+
+def test_what_a_model_freezes_keeps_its_bits_on_one_rank_and_on_several(alone: Ranks, tmp_path: Path):
+    """Ernie's routers add a bias to their scores, a parameter that does not train and that engines keep in float32."""
+    mixture = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_layer_start_index": 1}
+    model = Ernie4_5_MoeForCausalLM(Ernie4_5_MoeConfig(**SIZES, **mixture))
+    bias = torch.arange(1, 5)[None] / 3
+    model.get_parameter("model.layers.1.mlp.gate.moe_statics.e_score_correction_bias").data.copy_(bias)
+    model.save_pretrained(tmp_path)
+    config = make_config(tmp_path, dtype="bfloat16")
+    for networks in (_unsharded(config), _built(config, alone)[0]):
+        Optimizer.of_run(networks.named_parameters(), config)
+        stored = dict(exported(networks.policy.causal_lm, dtype=torch.bfloat16))
+        assert stored.keys() == load_file(tmp_path / "model.safetensors").keys()
+        assert torch.equal(stored["model.layers.1.mlp.moe_statics.e_score_correction_bias"], bias)
+        assert stored["model.layers.1.mlp.gate.weight"].dtype == torch.bfloat16
 
 
 def test_a_layer_within_a_layer_is_sharded(alone: Ranks, tmp_path: Path):

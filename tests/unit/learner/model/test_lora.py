@@ -17,6 +17,8 @@ from transformers import (
     PhimoeConfig,
     PhimoeForCausalLM,
     PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -49,6 +51,16 @@ def test_all_linear_layers_of_a_mixture_are_those_of_its_attention(name: str):
     """peft adds experts and routers by the names that they had in transformers 4, and they could not be merged."""
     layers = [f"model.layers.{layer}.self_attn.{each}_proj" for layer in range(2) for each in "qkvo"]
     assert sorted(adapted(MIXTURES[name]())) == sorted(layers)
+
+
+def test_the_gate_of_a_shared_expert_is_none_of_all_linear_layers():
+    """It has one output: its adapter would be larger, and vLLM would pass it over."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = Qwen2MoeConfig(**SIZES, **experts, shared_expert_intermediate_size=16)
+    assert {name.rpartition(".")[2] for name in adapted(Qwen2MoeForCausalLM(config))} == {
+        *(f"{each}_proj" for each in "qkvo"),
+        *(f"{each}_proj" for each in ("gate", "up", "down")),
+    }
 
 
 @pytest.mark.parametrize("name", MIXTURES)
