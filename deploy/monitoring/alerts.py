@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deploy.monitoring.events import came
 from deploy.monitoring.series import EVENTS, LAST_STEP_TIME, series
 
 _PAGE = "docs/monitoring.md"
@@ -37,6 +36,21 @@ class Alert:
                 "runbook_url": f"{_PAGE}#{self.name.lower()}",
             },
         }
+
+
+def came(kind: str, *, within: str) -> str:
+    """How many events of a kind came within a time, by run, as far as Prometheus saw them come; nothing where none did. Prometheus's own
+    `increase` does not see a counter's first event."""
+    selected = f'{EVENTS}{{kind="{kind}"}}'
+    now, before, first = (
+        f"sum by (run, WorkerId) ({each})"
+        for each in (selected, f"{selected} offset {within}", f"min_over_time({selected}[{within}])")
+    )
+    # A counter that was scraped less often than its driver began at none. Another one may be old, and Prometheus was away.
+    counted, lived = (
+        f"max by (run, WorkerId) (count_over_time({each}[{within}]))" for each in (selected, LAST_STEP_TIME)
+    )
+    return f"sum by (run) (({now} - ({before} or 0 * ({counted} < {lived}) or {first})) > 0)"
 
 
 _STILL_S = f"(time() - {series('last_step_time')})"

@@ -3,8 +3,6 @@
 A row must hold the whole trajectory. Aggregate them with `sequence_mean`, as their papers do. Shapes: B rows, T tokens.
 """
 
-import math
-
 import torch
 from pydantic import NonNegativeFloat, NonPositiveFloat, PositiveFloat
 from torch import Tensor
@@ -43,7 +41,7 @@ def gspo(
         epsilon_high=epsilon_high,
         dual_clip=dual_clip,
         delta=delta,
-        log_ratio_max=math.inf if log_ratio_max is None else log_ratio_max,
+        log_ratio_max=log_ratio_max,
     )
 
 
@@ -77,7 +75,7 @@ def gspo_token(
         epsilon_high=epsilon_high,
         dual_clip=dual_clip,
         delta=delta,
-        log_ratio_max=math.inf if log_ratio_max is None else log_ratio_max,
+        log_ratio_max=log_ratio_max,
     )
 
 

@@ -46,14 +46,14 @@ def clipped_surrogate(
     epsilon_high: float,
     dual_clip: float | None = None,
     delta: float | None = None,
-    log_ratio_max: float = math.inf,
+    log_ratio_max: float | None = None,
 ) -> TokenLosses:
     """−min(ρA, clip(ρ, 1−ε_low, 1+ε_high)A) from log ρ, which is held at `log_ratio_max` first.
 
     min() means: ρ is bounded above where A ≥ 0 and below where A < 0. Bounding log ρ says the same without computing an overflowing
     ρ, whose branch would be dropped forward but turn into 0·inf = NaN backward.
     """
-    log_ratio_BT = log_ratio_BT.clamp(max=log_ratio_max)
+    log_ratio_BT = log_ratio_BT if log_ratio_max is None else log_ratio_BT.clamp(max=log_ratio_max)
     low = math.log1p(-epsilon_low) if epsilon_low < 1 else -math.inf
     high = math.log1p(epsilon_high)
     delta_bound = math.inf if delta is None else math.log(delta)
