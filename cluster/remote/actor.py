@@ -21,7 +21,6 @@ from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.failures import answer_of
 from cluster.remote.host import Given, Host
 from cluster.remote.nodes import Seat, is_seat_lost, kill_on_node
-from cluster.remote.streams import object_refs
 
 T = TypeVar("T")
 
@@ -158,7 +157,7 @@ class RemoteActor:
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         """Object refs of the items that the method returns, none of which comes to the driver."""
         stream = self._handle.stream.options(num_returns="streaming").remote(method, *args)
-        return await self._answer(object_refs(stream), stage=method, deadline_s=deadline_s)
+        return await self._answer(_object_refs(stream), stage=method, deadline_s=deadline_s)
 
     async def stream_batches(
         self, method: str, *args: Any, num_items: int, deadline_s: float
@@ -241,6 +240,26 @@ async def _is_known_lost(seat: Seat) -> bool:
     with contextlib.suppress(TreadwheelError):
         return await is_seat_lost(seat)
     return False
+
+
+async def _object_refs(stream: Any) -> list[Any]:
+    """Object refs of all items of `Host.stream`. Items stay where they lie. Raises the error of a stream that ended early."""
+    refs: list[Any] = []
+    while (ref := await _next_object_ref(stream)) is not None:
+        refs.append(ref)
+    await refs.pop()  # the mark of a complete stream, or the error in its place
+    return refs
+
+
+async def _next_object_ref(stream: Any) -> Any:
+    """None after the last. Ray's own `anext` would bring the item to this node."""
+    pause_s = 0.0005
+    while not stream.next_ready():
+        if stream.is_finished():
+            return None
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+    return next(stream, None)
 
 
 async def _identified(spec: ActorSpec, options: Mapping[str, Any], made: list[Any]) -> Any:

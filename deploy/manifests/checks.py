@@ -8,10 +8,24 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import yaml
+
 from cluster.contracts.errors import ConfigError
-from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job, service_checks
-from deploy.manifests.pods import API_KEY, DRAIN_MARGIN_S, HOME, PORTS
-from deploy.manifests.reading import Cluster, Container, Group, Head, PodSpec, Resource, Variable, amount, resources
+from deploy.config.yaml_text import NO_VALUE, StrictLoader
+from deploy.manifests import job_checks, pod_standard, ray_cluster, ray_job
+from deploy.manifests.pods import API_KEY, DRAIN_MARGIN_S, HOME, PORTS, SERVE_PORT
+from deploy.manifests.reading import (
+    Cluster,
+    Container,
+    Group,
+    Head,
+    PodSpec,
+    Resource,
+    Service,
+    Variable,
+    amount,
+    resources,
+)
 from deploy.manifests.site import DRAIN, NAME, OLDEST, is_ray, looks_secret, may_change
 from deploy.manifests.text import has_secret
 
@@ -70,7 +84,27 @@ def _problems(resource: Resource, config_maps: Collection[str], installed_ray: s
     if resource.job:
         yield from job_checks.problems(resource.job, config_maps)
     if resource.service:
-        yield from service_checks.problems(resource.service)
+        yield from _service(resource.service)
+
+
+def _service(service: Service) -> Problems:
+    """Beside the rules for its cluster. Ray Serve itself tells what is wrong with an application."""
+    try:
+        config: Any = yaml.load(service.serve_config_v2, Loader=StrictLoader)
+        num_applications = len(config["applications"])
+        port = config.get("http_options", {}).get("port", SERVE_PORT)
+    except (yaml.YAMLError, TypeError, *NO_VALUE) as error:
+        told = " ".join(str(error).split())
+        yield f"serveConfigV2 has no list of applications: {type(error).__name__}: {told}"
+        return
+    if looks_secret("", config):
+        yield "serveConfigV2 has a secret in plain sight; name a Secret by secretKeyRef in env of the pods"
+    if not num_applications:
+        yield "serveConfigV2 has no applications; name what is served"
+    for where, part in service.ray_cluster_config.parts():
+        ports = {(each.name, each.container_port) for each in part.template.spec.containers[0].ports}
+        if ("serve", port) not in ports:
+            yield f"{where}: no port serve with the number {port}, by which the service finds the pod; name it"
 
 
 def _name(resource: Resource) -> Problems:
