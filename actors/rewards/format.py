@@ -7,11 +7,18 @@ from typing import Annotated
 from pydantic import Field
 
 
-def format(*, completion: str, tags: Annotated[Sequence[str], Field(min_length=1)] = ("think", "answer")) -> float:
+def format(
+    *, prompt: str = "", completion: str, tags: Annotated[Sequence[str], Field(min_length=1)] = ("think", "answer")
+) -> float:
     """1 if the completion is one block of each tag, in this order, none empty, with nothing but white space between and around them.
+
+    The first block may begin at the end of the prompt, where chat templates of reasoning models write `<think>`.
 
     Source: the format reward of DeepSeek-R1, arXiv:2501.12948. Peers: open-r1 `format_reward`, TRL `think_format_reward`
     """
+    opening = f"<{tags[0]}>"
+    if prompt.rstrip().endswith(opening):
+        completion = opening + completion
     rest = completion.strip()
     for tag in tags:
         block = re.match(rf"<{re.escape(tag)}>(.+?)</{re.escape(tag)}>\s*", rest, re.DOTALL)

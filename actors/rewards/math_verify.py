@@ -18,6 +18,11 @@ logging.getLogger(package.__name__).setLevel(logging.ERROR)
 
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
 _JOINS = re.compile(r"[\s$]*(?:[,;]|,?\s*(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*")
+_POWERS = re.compile(r"\d[\d.]*(?:\s*(?:\^|\*\*)[\s{(]*\d[\d.]*)+")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_FACTORIAL, _FACTORIAL_OF_ONE = re.compile(r"(\d+)\s*!"), re.compile(r"!\s*[)}][\s)}]*!")
+_LARGEST = 100_000
+"""Exponent, or number whose factorial is taken: what is larger takes longer to compute than any deadline."""
 _MIXED = re.compile(r"(?<![\w.,/^])(?<!\^\{)(\d{1,9})\s+([1-9]\d?)/([1-9]\d{0,2})(?![\w/^]|[.,]\d)")
 
 
@@ -31,7 +36,7 @@ def math_verify(
 ) -> float:
     r"""1 if the completion's answer equals the prompt's `column`: its last \boxed{...}, else LaTeX, else a plain expression. Boxes that
     only `,`, `;`, `and` or `or` join are one answer of several values. `2 1/2` is a mixed number. What stands before a `</think>`, or
-    behind a `<think>` that nothing ends, is no answer.
+    behind a `<think>` that nothing ends, is no answer, nor is a box with a number too large to compute, such as 10^{10^{10}}.
 
     Raises DataError when the prompt has no such column, or what it holds does not parse: the completion is not to blame.
     """
@@ -42,7 +47,10 @@ def math_verify(
         gold = _gold(f"{Decimal(text):f}") + gold
     # The package's own deadlines are alarm signals, which exist on main threads alone: the reward service has the deadline.
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
-    said = package.parse(_improper(_boxed(answer) or answer), parsing_timeout=0)
+    box = _boxed(answer)
+    if box is not None and _is_too_large(box):
+        return 0.0
+    said = package.parse(_improper(box or answer), parsing_timeout=0)
     return float(package.verify(gold, said, timeout_seconds=None))
 
 
@@ -79,6 +87,21 @@ def _boxed(text: str) -> str | None:
     while first and _JOINS.fullmatch(text, boxes[first - 1][1] + 1, boxes[first][0].start()):
         first -= 1
     return ", ".join(f"\\boxed{{{text[box.end() : end]}}}" for box, end in boxes[first:])
+
+
+def _is_too_large(text: str) -> bool:
+    """Whether it has a power or a factorial that would not be computed within a deadline."""
+    for chain in _POWERS.findall(text):
+        exponent = 1.0
+        for number in reversed(_NUMBER.findall(chain)[1:]):
+            try:
+                exponent = float(number) ** exponent
+            except OverflowError:
+                return True
+        if exponent > _LARGEST:
+            return True
+    is_large = any(len(number) > 6 or int(number) > _LARGEST for number in _FACTORIAL.findall(text))
+    return is_large or _FACTORIAL_OF_ONE.search(text) is not None
 
 
 def _improper(text: str) -> str:

@@ -147,6 +147,19 @@ def test_the_answer_is_the_last_box_with_those_that_are_joined_to_it(said, answe
     assert math_verify(prompt="?", completion=said, columns={"answer": answer}) == reward
 
 
+@pytest.mark.parametrize(
+    "said", ["10^{10^{10}}", "9^{9^{9^9}}", "10**10**10", "4+0*10^{10^9}", "999999!", "((9!)!)!", "2^{100001}"]
+)
+def test_a_number_that_no_machine_computes_is_a_wrong_answer(said):
+    """Each but the last took the judge's whole deadline, and was a failed reward."""
+    assert math_verify(prompt="", completion=f"\\boxed{{{said}}}", columns={"answer": "512"}) == 0.0
+
+
+@pytest.mark.parametrize("said", ["2^{3^{2}}", "2^9", "5! + 392", "2^{10} - 2^{3^{2}}", "512 + 0*10^{1000}"])
+def test_powers_and_factorials_are_computed(said):
+    assert math_verify(prompt="", completion=f"\\boxed{{{said}}}", columns={"answer": "512"}) == 1.0
+
+
 @pytest.mark.parametrize("answer", ["2 1/2", "5/2", "2.5"])
 @pytest.mark.parametrize("said", ["2 1/2", "5/2", r"2\frac{1}{2}", "2.5"])
 def test_a_whole_number_before_a_fraction_is_added_to_it(answer, said):
@@ -246,6 +259,18 @@ def test_lengths_that_no_completion_has_are_a_mistake_and_not_a_reward_of_0():
 )  # fmt: skip
 def test_a_format_that_is_not_met_to_the_letter_earns_nothing(said):
     assert format(completion=said) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said", "earned"),
+    [
+        ("Q<|assistant|><think>\n", "a</think><answer>1</answer>", 1.0),
+        ("Q<|assistant|><think>\n", "<think>a</think><answer>1</answer>", 0.0),
+        ("Q<|assistant|>", "a</think><answer>1</answer>", 0.0),
+    ],
+)
+def test_a_first_block_that_the_prompt_begins_is_of_the_format(prompt, said, earned):
+    assert format(prompt=prompt, completion=said) == earned
 
 
 def test_repeated_ngrams_cost_their_share():
