@@ -63,6 +63,7 @@ def judged(name, completion, columns=None):
         "prompt": "?",
         "completion": completion,
         "token_ids": [*completion.encode()],
+        "finish_reason": "stop",
         "columns": own_columns if columns is None else columns,
     }
     (reward,) = judge_now(judge, {name: given[name] for name in judge.asks})

@@ -16,7 +16,7 @@ from tests.models import save_model
 pytestmark = [pytest.mark.engine]
 
 
-def test_an_adapter_on_the_gate_of_a_shared_expert_is_refused(tmp_path, device):
+def test_an_adapter_on_the_gate_of_a_shared_expert_is_refused(tmp_path):
     """Qwen2-MoE's: vLLM puts the adapter around the layer, and the expert goes on calling the layer."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
