@@ -140,9 +140,9 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
         raise ConfigError(f"{out!r} exists; name another file")
     if not name.endswith(".arrow"):
         raise ConfigError(f"{out!r} does not end with .arrow, and `learn` reads no other file; name it {name}.arrow")
-    formatter = load_formatter(model)
     params = prompts.params if prompts.name == "file" else {}
     source = prompt_source(Plugin(name="file", params={**params, "path": path}), field="prompts")
+    formatter = load_formatter(model)
     groups: dict[str, tuple[int, list[dict[str, Any]]]] = {}
     for index in range(len(source)):
         prompt = source[index]

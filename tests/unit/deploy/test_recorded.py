@@ -117,6 +117,11 @@ def test_an_import_into_a_file_that_no_run_would_read_is_refused_before_it_reads
         imported(str(tmp_path / "nowhere.jsonl"), str(tmp_path / "rows.bin"), model)
 
 
+def test_rows_that_are_not_there_are_named_before_the_model_is_looked_for(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.jsonl"):
+        imported(str(tmp_path / "nowhere.jsonl"), str(tmp_path / "rows.arrow"), ModelConfig(path="no-model"))
+
+
 def test_an_import_replaces_nothing(tmp_path, model):
     source = rows(tmp_path / "in.jsonl", {"prompt": "2+2", "completion": "4", "reward": 1.0})
     before = (tmp_path / "in.jsonl").read_text()
