@@ -54,7 +54,9 @@ def _targets(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> list[str]:
     """Whole names of the layers that are to have adapters. Raises ConfigError for what cannot have one."""
     head = causal_lm.get_output_embeddings()
     if lora.target_modules == "all-linear":
-        linear = {name: causal_lm.get_submodule(name) for name in linear_layers(causal_lm)}
+        # Some mixtures have plain linear layers in their routers.
+        names = [name for name in linear_layers(causal_lm) if "router" not in name.split(".")]
+        linear = {name: causal_lm.get_submodule(name) for name in names}
         # Of a layer with one output (the gate of a shared expert) an adapter is larger than the layer, and vLLM passes it over.
         found = [name for name, part in linear.items() if part is not head and part.out_features != 1]
         if not found:

@@ -9,6 +9,8 @@ import torch
 from peft import PeftModel
 from torch.testing import assert_close
 from transformers import (
+    AfmoeConfig,
+    AfmoeForCausalLM,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -51,6 +53,12 @@ def test_all_linear_layers_of_a_mixture_are_those_of_its_attention(name: str):
     """peft adds experts and routers by the names that they had in transformers 4, and they could not be merged."""
     layers = [f"model.layers.{layer}.self_attn.{each}_proj" for layer in range(2) for each in "qkvo"]
     assert sorted(adapted(MIXTURES[name]())) == sorted(layers)
+
+
+def test_a_router_that_is_a_linear_layer_is_none_of_all_linear_layers():
+    """AFMoE has such a one."""
+    config = AfmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    assert [name for name in adapted(AfmoeForCausalLM(config)) if "router" in name] == []
 
 
 def test_the_gate_of_a_shared_expert_is_none_of_all_linear_layers():
