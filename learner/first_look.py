@@ -10,6 +10,7 @@ from torch import Tensor
 from cluster.contracts.config import RunConfig
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
+from learner.algorithms.placing import placed
 from learner.distributed import Ranks, reshard
 from learner.forward_backward import MiniBatch, without_routes
 from learner.model.critic import Networks
@@ -89,8 +90,10 @@ class FirstLook:
             for micro_batch in mini_batch.micro_batches:
                 outputs, values_C = self._networks(micro_batch, entropies=entropies)
                 computed = {"logprobs": outputs.logprobs_C, "entropies": outputs.entropies_C, "values": values_C}
-                rows = mini_batch.in_batch(micro_batch)
-                for name in names if rows and self._ranks.leads else ():
-                    found[name][rows] = micro_batch.scatter(computed[name].float())
+                if micro_batch.rows and self._ranks.leads:
+                    # A list as an index would wait for the pass, on a GPU.
+                    rows = placed(mini_batch.in_batch(micro_batch), self._ranks.device)
+                    for name in names:
+                        found[name][rows] = micro_batch.scatter(computed[name].float())
                 self._phases.move()
         return {name: self._ranks.sum(x_NT) for name, x_NT in found.items()}

@@ -35,6 +35,7 @@ def check_settings(config: RunConfig, *, address: str | None = None) -> None:
     problems, is_local = begun(config, address)
     _check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_effects, config)
+    problems.attempt(settings.check_ranks_apart, config)
     _check_names(config, problems)
     problems.raise_all()
 
@@ -42,6 +43,7 @@ def check_settings(config: RunConfig, *, address: str | None = None) -> None:
 def check_settings_of_learning(config: RunConfig, *, address: str | None = None) -> None:
     problems, _ = begun(config, address)
     problems.attempt(settings.check_effects, config)
+    problems.attempt(settings.check_ranks_apart, config)
     _check_names(config, problems, unread=_OF_SAMPLING)
     problems.raise_all()
 

@@ -114,6 +114,19 @@ def check_tensor_parallel(config: RunConfig) -> None:
         )
 
 
+def check_ranks_apart(config: RunConfig) -> None:
+    """Raises ConfigError for ranks that Ray puts on one GPU: it gives a share to the fullest one with room, and NCCL takes none twice."""
+    learner, rollout = config.learner, config.rollout
+    share = learner.gpus_per_rank + (rollout.gpus_per_worker if rollout.colocated else 0.0)
+    if learner.num_ranks == 1 or not 0 < share <= 0.5:
+        return
+    beside = f" with rollout.gpus_per_worker={rollout.gpus_per_worker:g}" if rollout.colocated else ""
+    raise ConfigError(
+        f"learner.num_ranks={learner.num_ranks}: of learner.gpus_per_rank={learner.gpus_per_rank:g}{beside} two fit on one GPU, which NCCL "
+        "does not take; use more than half a GPU for each, or one rank"
+    )
+
+
 def check_transport(config: RunConfig) -> None:
     resolve(config.weights.transport, home=TRANSPORTS, field="weights.transport")  # torch
 

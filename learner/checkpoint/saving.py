@@ -118,7 +118,8 @@ class Saver:
     def _kept(self, gathered: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         """Copies, on the rank that writes them. Gathered before the thread begins: it must not use training's process group."""
         if self._ranks.rank == 0:
-            return [(name, tensor.clone()) for name, tensor in gathered]
+            are_copies = self._ranks.device.type == "cuda"  # they came from its memory
+            return [(name, tensor if are_copies else tensor.clone()) for name, tensor in gathered]
         _iterate(gathered)
         return []
 

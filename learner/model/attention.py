@@ -179,11 +179,19 @@ def flash_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    *,
+    segments: Segments | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' own under the name `flash_attention_2`. Its kernels take 16 bits: float32, in which an only rank proves its model, is
     rounded for them."""
     dtype = query.dtype
+    if segments is not None and (lengths := segments.lengths) is not None and lengths.copies is None:
+        # Else transformers finds them by the positions in every layer, where the host waits for the GPU.
+        options |= {"cu_seq_lens_q": lengths.query_ends, "cu_seq_lens_k": lengths.key_ends}
+        options |= {"max_length_q": lengths.most_queries, "max_length_k": lengths.most_keys}
+    if torch.are_deterministic_algorithms_enabled():  # the package does not ask
+        options["deterministic"] = True
     if dtype == torch.float32:
         query, key, value = (x.to(torch.bfloat16) for x in (query, key, value))
     attended, none = flash_attention_forward(module, query, key, value, attention_mask, **options)

@@ -1,12 +1,13 @@
 """The learner on a GPU computes in float32 what it computes on a CPU, whole and sharded (FSDP2), and repeats itself bit for bit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from learner.first_look import FirstLook
 from learner.forward_backward import Passes
 from learner.learner import Learner
 from tests.integration.learned import OPTIONS, assert_learned_alike, learned, options_of
@@ -62,18 +63,23 @@ def test_the_host_waits_for_no_pass(tmp_path: Path, dtype: str, monkeypatch: pyt
     config = make_config(
         make_tiny_model(tmp_path / "model"),
         dtype=dtype,
+        algorithm={"proximal": "recompute"},
         learner={"gpus_per_rank": 0.2, "max_tokens_per_micro_batch": 40},
     )
-    learner, accumulate = Learner(config), Passes.accumulate
+    learner = Learner(config)
 
-    def watched(*args: Any, **more: Any) -> Any:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return accumulate(*args, **more)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **more: Any) -> Any:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return method(*args, **more)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(Passes, "accumulate", watched)
+        return run
+
+    monkeypatch.setattr(Passes, "accumulate", watched(Passes.accumulate))
+    monkeypatch.setattr(FirstLook, "_seen", watched(FirstLook._seen))
     found = learner.update(*[make_group(i) for i in range(4)]).metrics
     assert found["learner/micro_batches"] >= 2 and found["learner/updates"] == 1
     learner.close()

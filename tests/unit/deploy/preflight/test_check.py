@@ -24,10 +24,11 @@ from deploy.preflight import check, check_assumed, check_evaluation, check_learn
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
 from deploy.preflight.report import long_warmup, mathematics_rows
-from deploy.preflight.settings import check_effects
+from deploy.preflight.settings import check_effects, check_ranks_apart
 from deploy.recorded import import_rows
 from learner.checkpoint import writing
 from learner.optimizer import learning_rate_at
+from tests.fakes import run_config
 from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.object_store import s3
 from tests.unit.deploy.preflight.runs import run
@@ -152,6 +153,33 @@ def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):
     assert message.startswith("4 problems\n")
     places = [message.index(each) for each in ("smoke", "a group of one", "'anser'", "64 GPUs")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        (["learner.gpus_per_rank=0.5"], "learner.gpus_per_rank=0.5"),
+        (
+            [
+                "learner.gpus_per_rank=0.2",
+                "rollout.gpus_per_worker=0.3",
+                "rollout.num_workers=2",
+                "rollout.colocated=true",
+            ],
+            "learner.gpus_per_rank=0.2 with rollout.gpus_per_worker=0.3",
+        ),
+    ],
+)
+def test_ranks_that_would_be_on_one_gpu_are_refused(tmp_path, model, settings, shares):
+    """Ray fills a GPU before it begins another one. NCCL then ends with `Duplicate GPU detected`, after the models were fetched."""
+    message = refusal(run(tmp_path, model, "learner.num_ranks=2", *settings))
+    assert f"learner.num_ranks=2: of {shares} two fit on one GPU" in message
+
+
+@pytest.mark.parametrize(("ranks", "gpus", "worker"), [(1, 0.5, 0.0), (2, 0.0, 0.0), (2, 0.6, 0.0), (2, 0.5, 0.5)])
+def test_ranks_that_have_a_gpu_each_are_taken(ranks, gpus, worker):
+    rollout = {"num_workers": 2, "gpus_per_worker": worker, "colocated": True} if worker else {}
+    check_ranks_apart(run_config(learner={"num_ranks": ranks, "gpus_per_rank": gpus}, rollout=rollout))
 
 
 @pytest.mark.parametrize(

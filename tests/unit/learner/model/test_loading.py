@@ -5,10 +5,12 @@ One rank alone is a group too: what is sharded over one is whole, and everything
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -118,6 +120,23 @@ def test_what_a_model_freezes_keeps_its_bits_on_one_rank_and_on_several(alone: R
         assert stored.keys() == load_file(tmp_path / "model.safetensors").keys()
         assert torch.equal(stored["model.layers.1.mlp.moe_statics.e_score_correction_bias"], bias)
         assert stored["model.layers.1.mlp.gate.weight"].dtype == torch.bfloat16
+
+
+def test_what_balances_experts_is_not_rounded_on_its_way_to_shards(alone: Ranks, tmp_path: Path):
+    """Seen before: ranks rounded it to the type of their passes, 257 rows to 256, and a rank alone did not."""
+    path = make_tiny_model(tmp_path, architecture="qwen3_moe", dtype="bfloat16")
+    networks, _ = _built(make_config(path, dtype="bfloat16", rollout={"routing_replay": True}), alone)
+    routing = networks.policy.routing
+    assert routing is not None
+    row = replace(token_row([5, 6], [7, 8]), experts=np.tile(np.int16([0, 1]), (3, routing.num_layers, 1)))
+    batch = lay_out([row], [0], layout=networks.policy.layout, width=2)
+    assert batch.routes is not None
+    routes = replace(batch.routes, num_rows_T=torch.full((3,), 257.0), pull_E=torch.full((routing.num_experts,), 1 / 3))
+    networks(replace(batch, routes=routes))
+    aux_loss = routing.aux_loss()
+    assert aux_loss is not None
+    # All probabilities of a position have the same pull, and are 1 together.
+    assert float(aux_loss) == pytest.approx(routing.num_layers * 3 * 257 / 3, rel=1e-4)
 
 
 def test_a_layer_within_a_layer_is_sharded(alone: Ranks, tmp_path: Path):

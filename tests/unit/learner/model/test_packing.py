@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,33 @@ def test_flash_attention_takes_half_types_and_heads_of_up_to_256(
     dtype: torch.dtype, sizes: tuple[int, int], serves: bool
 ):
     assert attention.takes_lengths(dtype, *sizes) is serves
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_the_package_of_flash_attention_is_told_where_sequences_end(
+    monkeypatch: pytest.MonkeyPatch, is_deterministic: bool
+):
+    """By positions, transformers finds it in every layer anew, and waits for the GPU. Of torch's deterministic mode the package knows
+    nothing."""
+    told: dict[str, Any] = {}
+
+    def attend(module: Any, query: Tensor, *_: Any, **options: Any) -> tuple[Tensor, None]:
+        told.update(options)
+        return query, None
+
+    monkeypatch.setattr(attention, "has_flash", lambda device: True)
+    monkeypatch.setattr(attention, "flash_attention_forward", attend)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: is_deterministic)
+    rows = [token_row([5, 6, 7], [8, 9]), token_row([5], [6, 7, 8]), token_row([9, 9], [9])]
+    batch = lay_out(rows, [0, 1, 2], layout="packed", width=3)
+    x = torch.zeros(1, 2, 9, 8)
+    attention.flash_attention(
+        torch.nn.Identity(), x, x, x, None, segments=batch.segments, position_ids=batch.position_ids
+    )
+    ends = {name: told.pop(name).tolist() for name in ("cu_seq_lens_q", "cu_seq_lens_k")}
+    assert ends == {"cu_seq_lens_q": [0, 4, 7, 9], "cu_seq_lens_k": [0, 4, 7, 9]}
+    assert told.pop("position_ids") is batch.position_ids
+    assert told == {"max_length_q": 4, "max_length_k": 4} | ({"deterministic": True} if is_deterministic else {})
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "qwen3_moe"])
