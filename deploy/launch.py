@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
@@ -31,7 +32,7 @@ from deploy.cluster_up.connection import connected, named
 from deploy.cluster_up.orders import waiting_orders
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import Steering
-from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
+from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, told_if_gone, until_interrupted
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
@@ -80,7 +81,12 @@ def as_a_run(
     doing = partial(work, config, run_dir, interrupted=interrupted, address=address)
     try:
         owning = _owning(config, run_dir, doing, sinks, chosen=chosen)
-        asyncio.run(until_interrupted(owning, interrupted=interrupted, stop=stop))
+        with told_if_gone(
+            "treadwheel: the run's own process ended without a word: it was killed from outside (kill -9, or the system when memory ran "
+            "out), or Ray ended it, since Ray's processes on this machine or its head are gone; the same command goes on, and "
+            f"{shlex.join(['treadwheel', 'info', run_dir.url])} says from where"
+        ):
+            asyncio.run(until_interrupted(owning, interrupted=interrupted, stop=stop))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(how_it_goes_on(run_dir)) from None
     except PreemptedError as error:

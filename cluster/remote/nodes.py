@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import psutil
@@ -55,6 +55,13 @@ class SharedAnswer(Generic[T]):
             self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         return await asyncio.shield(self._asked)  # one that is cancelled does not take the answer from the others
 
+    async def newer_than(self, answer: T) -> T:
+        """As `get`; `answer`, which this gave, is too old."""
+        asked = self._asked
+        if asked and asked.done() and not asked.cancelled() and not asked.exception() and asked.result() is answer:
+            self._asked = None
+        return await self.get()
+
 
 async def draining_nodes() -> dict[str, float | None]:
     """Nodes that announced that they go away (spot termination, scale-down), with the Unix seconds of their end; None: they do not say."""
@@ -72,7 +79,13 @@ async def is_seat_lost(seat: Seat) -> bool:
 
     As of `_MAX_AGE_S` ago at the earliest.
     """
-    return seat.index not in await _good_seats_of(seat.group).get()
+    node_id = (await _node_ids_of(seat.group).get()).get(seat.index)
+    if not node_id:
+        return True
+    nodes = await _NODES.get()
+    if node_id not in nodes.known:  # it came after they were asked for
+        nodes = await _NODES.newer_than(nodes)
+    return node_id not in nodes.staying
 
 
 class LostGroups:
@@ -107,15 +120,30 @@ async def give_back(group: Any) -> None:
 
 
 @lru_cache(maxsize=1024)  # placement groups of the runs of this process
-def _good_seats_of(placement_group: Any) -> SharedAnswer[set[int]]:
-    return SharedAnswer(partial(_good_seats, placement_group))
+def _node_ids_of(placement_group: Any) -> SharedAnswer[dict[int, str]]:
+    return SharedAnswer(partial(_node_ids, placement_group))
 
 
-def _good_seats(placement_group: Any) -> set[int]:
-    """Seats of the group whose node lives and stays. The group is asked first: its nodes are then all known."""
-    node_of_seat = placement_group_table(placement_group)["bundles_to_node_id"]
-    staying = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - _draining_nodes().keys()
-    return {seat for seat, node_id in node_of_seat.items() if node_id in staying}
+def _node_ids(placement_group: Any) -> dict[int, str]:
+    """By seat; none, or an empty one, of a seat that has no node yet."""
+    return placement_group_table(placement_group)["bundles_to_node_id"]
+
+
+class _Nodes(NamedTuple):
+    known: frozenset[str]
+    """Ids, of dead ones too."""
+    staying: frozenset[str]
+    """Of those that live and have not announced their end."""
+
+
+def _nodes() -> _Nodes:
+    nodes = ray.nodes()
+    living = frozenset(node["NodeID"] for node in nodes if node["Alive"])
+    return _Nodes(frozenset(node["NodeID"] for node in nodes), living - _draining_nodes().keys())
+
+
+_NODES = SharedAnswer(_nodes)
+"""For all groups: each worker on spot nodes is in one of its own."""
 
 
 def _draining_nodes() -> dict[str, int]:
@@ -131,8 +159,14 @@ async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
         await asyncio.to_thread(_kill_process, pid, known_for_s)
         return
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    task = ray.remote(_kill_process).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
+    task = _killing().options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
     await answer_of(task.remote(pid, known_for_s), actor=f"node {node_id[:8]}", stage="kill", deadline_s=10.0)
+
+
+@cache
+def _killing() -> Any:
+    """One for all kills. Ray gives each a number, and its head keeps the function of each number as long as the job lives."""
+    return ray.remote(_kill_process)
 
 
 def _kill_process(pid: int, known_for_s: float) -> None:

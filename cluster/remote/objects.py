@@ -12,13 +12,15 @@ from cluster.remote.nodes import drivers_node
 
 _MOST_COPIES = 8
 """Groups that are copied at one time: each is in the driver's memory meanwhile. What is handed over is small, and does not wait."""
+_MOST_REMEMBERED = 2**16
+"""Copies: the newest, more than wait at one time. One that is forgotten and still waits may be copied once more."""
 
 
 class Copier:
     """Copies objects through the driver's process, once each: the driver owns all refs, and a copy that it made is at home."""
 
     def __init__(self) -> None:
-        self._made: set[str] = set()
+        self._made: dict[str, None] = {}
         self._places = asyncio.Semaphore(_MOST_COPIES)
 
     async def copies_of(self, pieces: Iterable[Any], *, leaving: Collection[str], deadline_s: float) -> dict[Any, Any]:
@@ -31,7 +33,7 @@ class Copier:
             return {}
         # A copy elsewhere does not count: Ray may evict it, and the node stays busy for as long as its own object is wanted.
         found = get_local_object_locations(refs)
-        wanted = [ref for ref in refs if not set(leaving).isdisjoint(found.get(ref, {}).get("node_ids", ()))]
+        wanted = [ref for ref in refs if any(node in leaving for node in found.get(ref, {}).get("node_ids", ()))]
         if not wanted:
             return {}
         async with self._places:
@@ -42,7 +44,9 @@ class Copier:
         """On the driver's node. None of a None. Raises as `copies_of`."""
         copy = await answer_of(_copy(ref), actor="a node that goes away", stage="copy", deadline_s=deadline_s)
         if copy is not None:
-            self._made.add(copy.hex())
+            self._made[copy.hex()] = None
+            if len(self._made) > _MOST_REMEMBERED:
+                del self._made[next(iter(self._made))]
         return copy
 
 

@@ -6,7 +6,9 @@ is what it finished after the last look. Such groups are sampled again.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from cluster.contracts.errors import TreadwheelError
@@ -83,8 +85,11 @@ class Departures:
         """
         self._evicted = {place: at for place, at in self._evicted.items() if place[1] in draining}
         self._announced &= draining.keys()
+        on_node = defaultdict[str, list[RemoteActor]](list)
+        for actor in self._fleet.workers() if draining else ():
+            on_node[actor.node_id].append(actor)
         for node_id, deadline in draining.items():
-            self._leave(node_id, deadline)
+            self._leave(node_id, deadline, on_node[node_id])
         if draining:
             await asyncio.gather(self._save(draining), *(self._hand_over(actor, draining) for actor in self._due()))
 
@@ -98,14 +103,10 @@ class Departures:
         self._num_evictions = self._num_saved = self._num_handed_over = 0
         return drained
 
-    def _leave(self, node_id: str, deadline: float | None) -> None:
+    def _leave(self, node_id: str, deadline: float | None, workers: Sequence[RemoteActor]) -> None:
         """The node's workers finish what they can; others start elsewhere in their place. Workers of a fixed fleet stay to the end."""
         # A worker that died and came up elsewhere may have to leave again.
-        here = [
-            actor
-            for actor in self._fleet.workers()
-            if actor.node_id == node_id and (actor.name, node_id) not in self._evicted
-        ]
+        here = [actor for actor in workers if (actor.name, node_id) not in self._evicted]
         leaving = [] if self._fleet.is_fixed else here
         if leaving or node_id not in self._announced:
             self._announced.add(node_id)
@@ -149,18 +150,18 @@ class Departures:
 
     async def _save(self, draining: Mapping[str, float | None]) -> None:
         waiting = {index: group for index, group in self._groups.waiting().items() if index not in self._being_saved}
-        saved = await asyncio.gather(*(self._saved(index, group, draining) for index, group in waiting.items()))
+        copying = partial(self._saved, leaving=draining.keys(), deadline_s=self._seconds_left(draining.values()))
+        saved = await asyncio.gather(*(copying(index, group) for index, group in waiting.items()))
         if indices := [index for index, is_saved in zip(waiting, saved, strict=True) if is_saved]:
             self._num_saved += len(indices)
             message = f"{len(indices)} finished groups were copied off nodes that go away"
             self._supervisor.events.event("groups_saved", groups=indices, nodes=dict(draining), message=message)
 
-    async def _saved(self, index: int, group: Group, draining: Mapping[str, float | None]) -> bool:
+    async def _saved(self, index: int, group: Group, *, leaving: Collection[str], deadline_s: float) -> bool:
         """Whether a piece of the group was copied. One that could not be copied is tried again at the next look."""
-        deadline_s = self._seconds_left(draining.values())
         self._being_saved.add(index)
         try:
-            copies = await self._copier.copies_of(group.pieces, leaving=draining.keys(), deadline_s=deadline_s)
+            copies = await self._copier.copies_of(group.pieces, leaving=leaving, deadline_s=deadline_s)
         except TreadwheelError:
             return False
         finally:

@@ -23,6 +23,8 @@ _LINES_A_TELLING = 64
 _LONGEST_LINE_S = 60.0
 """A phase that goes on is written in parts, so that a killed driver loses little."""
 _MOST_KEPT = 512
+_MOST_ABSENT = 4096
+"""Actors that are not there and may come back: those that left last. Each worker that joins has a name of its own."""
 _RESTARTING = "restarting"
 """Between two actors of a name."""
 _NOT_COUNTED = (ActorKind.RECORDER, ActorKind.JUDGE_SERVER)
@@ -131,9 +133,13 @@ class Timesheet:
 
     def _take_of_absent(self, present: Set[str]) -> list[dict[str, Any]]:
         """Lines of those that are not there: one that left tells nothing more, and a killed driver would write none of its last phase."""
-        absent = {actor: last for actor, last in self._unwritten.items() if last.seconds and actor not in present}
-        self._unwritten |= {actor: replace(last, start=last.end) for actor, last in absent.items()}
-        return [_line(actor, last) for actor, last in absent.items()]
+        absent = {actor: last for actor, last in self._unwritten.items() if actor not in present}
+        ended = {actor: last for actor, last in absent.items() if last.seconds}
+        self._unwritten |= {actor: replace(last, start=last.end) for actor, last in ended.items()}
+        if len(absent) > _MOST_ABSENT:
+            for actor in sorted(absent, key=lambda actor: absent[actor].end)[:-_MOST_ABSENT]:
+                del self._unwritten[actor]
+        return [_line(actor, last) for actor, last in ended.items()]
 
     def _count(self, spec: ActorSpec, phases: Sequence[Phase]) -> None:
         for phase in phases if spec.kind not in _NOT_COUNTED else ():

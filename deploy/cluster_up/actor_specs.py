@@ -20,6 +20,7 @@ class ActorSpecs:
     def __init__(self, config: RunConfig, placement: PlacementPlan, run_dir: RunDirectory) -> None:
         self._config = config
         self._placement = placement
+        self._seats = {bundle: seat for seat, bundle in enumerate(placement.bundles)}
         self._run_dir = run_dir
         self._run = os.path.basename(run_dir.path())
 
@@ -75,7 +76,7 @@ class ActorSpecs:
                 "keep_steps": self._config.record.keep_trajectories,
                 "keep_checkpoints": self._config.checkpoint.keep_last,
             },
-            bundle=self._placement.bundles.index(beside),
+            bundle=self._seats[beside],
             node_labels=self._config.elastic.off_spot,
             run=self._run,
         )
@@ -108,7 +109,6 @@ class ActorSpecs:
         return replace(spec, keeps_to_seat=elastic.spot is not None or elastic.wait_for_nodes_s is not None)
 
     def _seated(self, bundle: Bundle, actor_name: str, factory: str, **arguments: Any) -> ActorSpec:
-        seats = self._placement.bundles
         return ActorSpec(
             name=actor_name,
             kind=bundle.kind,
@@ -116,7 +116,7 @@ class ActorSpecs:
             arguments={"config": self._config, "num_threads": bundle.num_threads, **arguments},
             num_cpus=bundle.cpus,
             num_gpus=bundle.gpus,
-            bundle=seats.index(bundle) if bundle in seats else None,
+            bundle=self._seats.get(bundle),
             node_labels={} if bundle.may_be_on_spot else self._config.elastic.off_spot,
             run=self._run,
             env={"OMP_NUM_THREADS": str(bundle.num_threads), SEARCH_PATH: os.pathsep.join(sys.path)},

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
@@ -210,8 +211,9 @@ async def seats(
             tasks.create_task(taken.give_back_lost([each.seats[0] for each in others if len(each.seats) == 1]))
             yield taken
     finally:
-        for group in groups:
-            remove_placement_group(group)
+        with contextlib.suppress(RayError):  # its head is away: why the run ends matters more, and groups end with their driver
+            for group in groups:
+                remove_placement_group(group)
 
 
 def _asked(asked: SeatGroup) -> Any:

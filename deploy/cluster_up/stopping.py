@@ -4,6 +4,7 @@ goes on."""
 import asyncio
 import contextlib
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,6 +24,27 @@ _ANSWERS = {1: "stopping; a second Ctrl-C skips what takes long", 2: "stopping a
 """To the first signal, and to later ones."""
 _ENDING_S = 2.0
 """What is left of a node's time for the driver to end."""
+_TELL_IF_GONE = """trap '' HUP INT TERM; read -r _ || printf '%s\\n' "$0" >&2"""
+"""For a shell whose input is a pipe of this process's: it ends with the process, or has a line before."""
+
+
+@contextlib.contextmanager
+def told_if_gone(message: str) -> Iterator[None]:
+    """Where this process is gone before the end of the block, another one says so. It cannot itself: kill -9 ends it at once, and so does
+    Ray's own code in it, as soon as it misses Ray's processes on this machine, or its head."""
+    watching = None
+    with contextlib.suppress(OSError):  # no room for another process
+        watching = subprocess.Popen(
+            ["/bin/sh", "-c", _TELL_IF_GONE, message],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is for the driver
+        )
+    try:
+        yield
+    finally:
+        if watching is not None:
+            watching.communicate(b"\n")
 
 
 class Stop:

@@ -92,8 +92,9 @@ class AwaitedNodes:
         """`there` are the nodes, `group_id` is of the group that waits now."""
         bundles = self._placement.bundles
         left = without_room(bundles, there, staying_first=bool(self._placement.off_spot))
+        found = {bundles[seat] for seat in self._found}
         return what_is_missing(
-            [each for each in left if bundles.index(each) not in self._found],
+            [each for each in left if each not in found],
             num_seats=len(bundles),
             num_nodes=len(there.nodes),
             report=report,

@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import subprocess
+from collections import Counter
+from functools import cache
 
 import pytest
 import ray
@@ -19,14 +21,16 @@ class HeadNode:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.seats = {0: "stays", 1: "leaves", 2: "dead"}
+        self.names = ["stays", "leaves", "dead"]
 
     def table(self, group: object) -> dict[str, object]:
         self.asked.append("seats")
-        return {"bundles_to_node_id": {0: "stays", 1: "leaves", 2: "dead"}}
+        return {"bundles_to_node_id": self.seats}
 
     def nodes(self) -> list[dict[str, object]]:
         self.asked.append("nodes")
-        return [{"NodeID": name, "Alive": name != "dead"} for name in ("stays", "leaves", "dead")]
+        return [{"NodeID": name, "Alive": name != "dead"} for name in self.names]
 
     def draining(self) -> dict[str, int]:
         self.asked.append("draining")
@@ -66,6 +70,22 @@ async def test_fifty_actors_that_start_at_the_same_time_ask_each_question_once(h
     ]
     await asyncio.gather(*(RemoteActor.spawn(spec, seat=nodes.Seat(group, 0), deadline_s=10) for spec in specs))
     assert head.asked == ["seats", "nodes", "draining"]
+
+
+async def test_seats_of_fifty_groups_ask_for_the_nodes_once(head):
+    """Seen in review: workers on spot nodes, which are in a group each, asked for all nodes each: hundreds of times hundreds of nodes."""
+    looks = (nodes.is_seat_lost(nodes.Seat(object(), number % 3)) for number in range(50))
+    assert await asyncio.gather(*looks) == [number % 3 > 0 for number in range(50)]
+    assert Counter(head.asked) == {"seats": 50, "nodes": 1, "draining": 1}
+
+
+async def test_a_seat_on_a_node_that_came_after_the_nodes_were_asked_for_is_not_lost(head):
+    assert not await nodes.is_seat_lost(nodes.Seat(object(), 0))
+    head.names.append("new")
+    head.seats = {0: "new", 1: "stays"}
+    looks = (nodes.is_seat_lost(nodes.Seat(object(), number % 2)) for number in range(4))
+    assert await asyncio.gather(*looks) == [False] * 4
+    assert head.asked.count("nodes") == 2, "once for all that missed it"
 
 
 async def test_an_answer_that_is_too_old_is_asked_for_again(head, monkeypatch):
@@ -114,6 +134,27 @@ async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_anoth
     assert await watched.take() == {"lost"}
     assert asked[3:] == ["moved", "lost"], "the node of the third is there"
     assert await watched.take() == set() and len(asked) == 5
+
+
+async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
+    """Seen in review: each was one of its own, which Ray's head keeps as long as the job lives. Spot nodes take workers every minute."""
+    made: list[object] = []
+
+    class Task:
+        def __init__(self, function: object) -> None:
+            made.append(function)
+
+        def options(self, **options: object) -> "Task":
+            return self
+
+        async def remote(self, *args: object) -> None: ...
+
+    monkeypatch.setattr(ray, "remote", Task)
+    monkeypatch.setattr(nodes, "drivers_node", lambda: "head")
+    monkeypatch.setattr(nodes, "_killing", cache(nodes._killing.__wrapped__))
+    for pid in (1, 2):
+        await nodes.kill_on_node(pid, "0" * 56, known_for_s=0.0)
+    assert made == [nodes._kill_process]
 
 
 @pytest.mark.parametrize(("known_for_s", "is_killed"), [(0.0, True), (3600.0, False)])

@@ -19,8 +19,10 @@ class Fleet:
         self._workers = [RemoteActor(actor_spec(f"rollout-{i}"), None, i, node) for i, node in enumerate(nodes)]
         self.is_fixed = False
         self.drained: list[str] = []
+        self.num_asked = 0
 
     def workers(self) -> list[RemoteActor]:
+        self.num_asked += 1
         return self._workers
 
     def drain(self, name: str) -> None:
@@ -79,6 +81,11 @@ async def scene():
         groups = Groups()
         copier = ScriptedCopier()
         now = NOW
+        num_looks_at_the_clock = 0
+
+        def clock(self) -> float:
+            self.num_looks_at_the_clock += 1
+            return self.now
 
         def departures(self) -> Departures:
             return Departures(
@@ -86,7 +93,7 @@ async def scene():
                 groups=self.groups,
                 supervisor=Supervisor(run_config().supervision, self.events),
                 copier=self.copier,
-                now=lambda: self.now,
+                now=self.clock,
             )
 
     return Scene()
@@ -148,6 +155,14 @@ async def test_a_copy_has_until_the_first_node_ends_and_a_minute_at_most(scene):
     ):
         await departures.leave(draining)
     assert [seconds for _, seconds in scene.copier.asked] == [28.0, 60.0, 60.0, 1.0, 28.0]
+
+
+async def test_a_look_costs_no_product_of_nodes_and_groups_or_workers(scene):
+    """Seen in review: where the cloud took hundreds of nodes at a time, each look worked out the same seconds for each group anew."""
+    scene.groups = Groups(**{f"g{number}": "stays" for number in range(40)})
+    await scene.departures().leave({f"node-{number}": NOW + 28 for number in range(30)})
+    assert scene.fleet.num_asked == 2
+    assert scene.num_looks_at_the_clock <= 2 * 30
 
 
 async def test_the_next_look_hands_over_what_falls_due_while_a_copy_takes_its_time(scene):

@@ -7,6 +7,7 @@ import pytest
 from cluster.contracts.phases import CAUSES, Phase
 from cluster.contracts.types import ActorKind
 from cluster.remote.actor import ActorSpec
+from cluster.supervision import timesheet
 from cluster.supervision.timesheet import Timesheet, awaited
 
 
@@ -150,6 +151,15 @@ def test_what_costs_nothing_and_what_is_not_known_are_not_counted(sheet):
     assert sheet.of("server-judge-0") == [("serving", 100, 101)], "and not that it waits"
     assert sheet.drain_stats() == {"cost/gpu_hours": 0.0, "cost/idle_gpu_hours": 0.0}
     assert sheet.of("recorder") == [("record", 100, 101)]
+
+
+def test_of_workers_that_left_in_weeks_the_last_are_known(sheet, monkeypatch):
+    """Seen in review: each worker that took the place of one on a spot node stayed, and each heartbeat looked at all of them."""
+    monkeypatch.setattr(timesheet, "_MOST_ABSENT", 2)
+    for number in range(5):
+        sheet.hear([Actor(f"rollout-{number}").did(("sampling", 100 + number, 101 + number))])
+        assert number == 0 or sheet.of(f"rollout-{number - 1}") == [("sampling", 99 + number, 100 + number)]
+    assert [*sheet._unwritten] == ["rollout-2", "rollout-3", "rollout-4"]
 
 
 def test_what_a_worker_did_last_is_written_when_it_has_left(sheet):

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from ray.exceptions import GetTimeoutError
 
 from cluster.contracts.errors import ConfigError, DeadlineError, WorkerError
 from cluster.contracts.types import ActorKind
@@ -336,6 +337,22 @@ class Group:
     def __init__(self, resources, *, strategy, bundle_label_selector):
         self.cpus = [bundle["CPU"] for bundle in resources]
         assert len(bundle_label_selector) == len(resources)
+
+
+async def test_a_head_that_is_away_at_the_end_leaves_the_runs_own_error(monkeypatch, events):
+    bundle = Bundle(kind=ActorKind.LEARNER, index=0, cpus=1.0, gpus=0, num_threads=1)
+    placement = PlacementPlan(bundles=(bundle,), is_time_shared=False, num_missing_workers=0)
+
+    async def reserved(group, asked): ...
+
+    def away(group):
+        raise GetTimeoutError("the head does not answer")
+
+    monkeypatch.setattr(seats_module, "placement_group", Group)
+    monkeypatch.setattr(seats_module, "remove_placement_group", away)
+    with pytest.raises(WorkerError, match="rollout-1 died"):
+        async with seats_module.seats(placement, start_s=1, events=events, reserved=reserved):
+            raise WorkerError("rollout-1 died")
 
 
 @pytest.mark.parametrize(

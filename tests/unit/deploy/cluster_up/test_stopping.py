@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped,
 from tests.fakes import ListedEvents, group_summary
 
 pytestmark = pytest.mark.usefixtures("in_a_terminal")
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("os._exit(1)", "gone\n"), ("os.kill(os.getpid(), 9)", "gone\n"), ("pass", ""), ("sys.exit(3)", "")],
+)
+def test_a_process_that_is_gone_without_a_word_is_told_of(end, told):
+    """Seen: Ray's core ended the driver by exit code 1 when Ray's raylet was gone, and the terminal said nothing."""
+    program = f"import os, sys\nfrom deploy.cluster_up.stopping import told_if_gone\nwith told_if_gone('gone'):\n    {end}"
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert ended.stderr == told
 
 
 class ScriptedLearner:
