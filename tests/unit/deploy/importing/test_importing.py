@@ -322,6 +322,16 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_gsm8k.sh", "trainer.critic_warmup=10", "no critic learns"),
         ("verl_gsm8k.sh", "trainer.val_only=true", "use `treadwheel eval`"),
         ("verl_gsm8k.sh", "trainer.use_v1=false", "verl's old trainer"),
+        (
+            "verl_gsm8k.sh",
+            "data.apply_chat_template_kwargs.enable_thinking=false",
+            "{'enable_thinking': False} is not here: write it into the model's folder",
+        ),
+        (
+            "verl_gsm8k.sh",
+            "actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-5",
+            "is not here: the optimizer is AdamW",
+        ),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.response_length=7", "than that of data.max_response_length"),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.prompt_length=7", "than that of data.max_prompt_length"),
         ("verl_gsm8k.sh", "actor_rollout_ref.model.lora.rank=32", "write the adapter as model.lora_rank"),
