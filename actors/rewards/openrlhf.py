@@ -25,7 +25,8 @@ class OpenRlhfReward:
                 f"label_column={self._label_column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
             )
         queries = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        given = self._function(queries=queries, prompts=prompts, labels=[columns[self._label_column]] * len(prompts))
+        # By place, as there: their names are the function's own.
+        given = self._function(queries, prompts, [columns[self._label_column]] * len(prompts))
         if not isinstance(given, Mapping):
             return given
         rewards, scores = [*given["rewards"]], given.get("scores")

@@ -141,6 +141,7 @@ class Imported:
 
 def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
     """Our settings for a peer's. Raises one ConfigError for all that cannot be said here: setting, value, way out."""
+    values = _with_whole_mappings(values, peer)
     given = Given(values=values, defaults=peer.defaults, types=peer.types)
     dropped: dict[str, tuple[str, ...]] = {}
     for name in values:
@@ -177,6 +178,19 @@ def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
         notes=tuple(given.notes),
         dropped={reason: names for reason, names in dropped.items() if names},
     )
+
+
+def _with_whole_mappings(values: Mapping[str, Any], peer: Peer) -> dict[str, Any]:
+    """A mapping that is one setting of the table, which a file of hydra's has key by key."""
+    whole: dict[str, Any] = {}
+    for name, value in values.items():
+        is_known = name in peer.defaults or peer.reason_to_drop(name) is not None
+        setting = None if is_known else next((each for each in peer.defaults if name.startswith(f"{each}.")), None)
+        if setting is None:
+            whole[name] = value
+        else:
+            whole[setting] = {**(whole.get(setting) or {}), name.removeprefix(f"{setting}."): value}
+    return whole
 
 
 def _leave_out_what_cannot_act(settings: Made, given: Given) -> None:

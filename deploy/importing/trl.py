@@ -11,7 +11,7 @@ _DEFAULTS: dict[str, Any] = {
     "dtype": "float32", "bf16": None, "fp16": False, "vllm_max_model_length": None,
     "use_peft": False, "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": None,
     "lora_target_parameters": None, "lora_modules_to_save": None, "use_rslora": False, "use_dora": False,
-    "load_in_8bit": False, "load_in_4bit": False,
+    "load_in_8bit": False, "load_in_4bit": False, "disable_dropout": False,
     "dataset_name": None, "dataset_config": None, "dataset_train_split": "train", "dataset_streaming": False,
     "streaming": False, "datasets": None, "shuffle_dataset": True, "chat_template_kwargs": None,
     "reward_funcs": None, "reward_weights": None, "reward_model_name_or_path": None,
@@ -56,7 +56,7 @@ _DROPPED = {
         "attn_implementation tf32 torch_compile* use_liger_kernel liger_kernel_config pad_to_multiple_of "
         "gradient_checkpointing_kwargs torch_empty_cache_steps cast_lm_head_to_fp32 dataloader_* "
         "average_tokens_across_devices auto_find_batch_size full_determinism bnb_4bit_* "
-        "use_bnb_nested_quant use_bnb_* disable_dropout"
+        "use_bnb_nested_quant use_bnb_*"
     ),
     "logging: everything is recorded, and goes to `metrics.sinks`": (
         "log* report_to run_name project trackio_* num_completions_to_print disable_tqdm debug "
@@ -102,9 +102,15 @@ def _dtype(given: Given) -> Made:
 
 
 def _lora(given: Given) -> Made:
+    drops = not given["disable_dropout"]
     if not given["use_peft"]:
         return {}
-    lora = {"rank": given["lora_r"], "alpha": given["lora_alpha"], "dropout": given["lora_dropout"]}
+    if drops and (dropout := given["lora_dropout"]):
+        given.note(
+            f"lora_dropout={dropout}: TRL learns with dropout in the adapters. Here they have none: the policy that learns is the one that "
+            "sampled."
+        )
+    lora = {"rank": given["lora_r"], "alpha": given["lora_alpha"]}
     modules = given["lora_target_modules"]
     if modules is None:
         given.refuse(
@@ -558,7 +564,12 @@ TRL = Peer(
             note="TRL's rate moves with every update, here with every step. TRL's warm-up begins at 0; here the first step has "
             "1/warmup_steps of the rate. Both end at the rate of TRL's last step; between, a cosine differs by a step at most.",
         ),
-        Row(of="use_peft lora_r lora_alpha lora_dropout lora_target_modules", ours="learner.lora", make=_lora),
+        Row(
+            of="use_peft lora_r lora_alpha lora_dropout disable_dropout lora_target_modules",
+            ours="learner.lora",
+            make=_lora,
+            note="Adapters have no dropout here, and TRL's have, unless `disable_dropout` says otherwise.",
+        ),
         same("gradient_checkpointing", "learner.activation_checkpointing"),
         only(
             "write it into the model's folder, or leave it out",

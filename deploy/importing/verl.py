@@ -46,7 +46,7 @@ _DEFAULTS: dict[str, Any] = {
     **_at(
         "trainer", total_epochs=30, total_training_steps=None, critic_warmup=0, test_freq=-1, experiment_name="gsm8k"
     ),
-    **_at("trainer", val_only=False),
+    **_at("trainer", val_only=False, use_v1=True),
     **_at("trainer.v1", trainer_mode="sync"),
     **_at("trainer.v1.sampler.custom_sampler", path=None),
     **_at(_ROLLOUT, n=1, temperature=1.0, top_p=1, top_k=-1, do_sample=True, ignore_eos=False, max_model_len=None),
@@ -71,7 +71,7 @@ _DEFAULTS: dict[str, Any] = {
     **_at(f"{_ACTOR}.optim", lr=1e-6, num_cycles=0.5, **_OPTIM),
     **_at("critic", enable=None, cliprange_value=0.5, ppo_epochs=None, ppo_mini_batch_size=None),
     **_at("critic", loss_agg_mode=None, loss_scale_factor=None),
-    **_at("critic.model", path=None, lora_rank=0),
+    **_at("critic.model", path=None, trust_remote_code=False, lora_rank=0),
     **_at("critic.optim", lr=1e-5, **_OPTIM),
     **_at("algorithm", adv_estimator="gae", gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True, use_pf_ppo=False),
     **_at("algorithm", use_kl_in_reward=False, kl_penalty="kl"),
@@ -129,7 +129,7 @@ _TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
 _DROPPED = {
     "resources and engines are planned here, by `learner`, `rollout` and `elastic`": (
         "*.fsdp_config.* critic.fsdp.* *.megatron.* *.strategy *micro_batch_size* *max_token_len* *use_dynamic_bsz "
-        "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.ray_wait* trainer.use_v1 "
+        "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.ray_wait* "
         "ray_kwargs.* transfer_queue.* *.ulysses_sequence_parallel_size *nccl_timeout *hybrid_engine "
         f"{_ROLLOUT}.nnodes {_ROLLOUT}.n_gpus_per_node {_ROLLOUT}.name {_ROLLOUT}.mode {_ROLLOUT}.*_parallel_size "
         f"{_ROLLOUT}.gpu_memory_utilization {_ROLLOUT}.free_cache_engine {_ROLLOUT}.max_num_* {_ROLLOUT}.engine_kwargs.* "
@@ -158,7 +158,7 @@ _DROPPED = {
         f"*.lora.* {_KWARGS}.overlong_buffer_cfg.log {_LEGACY_KWARGS}.overlong_buffer_cfg.log "
         f"{_ROLLOUT}.calculate_log_probs {_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
         f"{_ROLLOUT}.quantization_config_file {_ROLLOUT}.qat {_ROLLOUT}.val_kwargs.* {_ROLLOUT}.multi_turn.* "
-        "critic.model.trust_remote_code critic.model.lora_alpha critic.model.target_modules critic.model.exclude_modules "
+        "critic.model.lora_alpha critic.model.target_modules critic.model.exclude_modules "
         "critic.model.lora_adapter_path critic.model.override_config critic.model.custom_chat_template critic.shuffle "
         "data.continuous_token*"
     ),
@@ -266,14 +266,24 @@ def _evaluation(given: Given) -> Made:
     files, every, n = given["data.val_files"], given["trainer.test_freq"], given[f"{_ROLLOUT}.val_kwargs.n"]
     if not files:
         return {}
-    if given[f"{_ROLLOUT}.val_kwargs.top_p"] < 1 or given[f"{_ROLLOUT}.val_kwargs.top_k"] > 0:
-        given.note("val_kwargs.top_p, val_kwargs.top_k: an evaluation here has its own temperature alone.")
+    temperature = given[f"{_ROLLOUT}.val_kwargs.temperature"]
+    validated, trained = _nucleus(given, f"{_ROLLOUT}.val_kwargs"), _nucleus(given, _ROLLOUT)
+    if temperature > 0 and validated != trained:
+        given.note(
+            f"verl validates with top_p={validated[0]} and top_k={validated[1]}. An evaluation here has its own temperature alone, and "
+            f"takes those of sampling: {trained[0]} and {trained[1]}."
+        )
     made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]) | _limits(given)}
     given.note(
         "verl validates on all rows of val_files. Here evaluation.num_prompts says how many: give it their number."
     )
-    made |= {"evaluation.num_samples": n, "evaluation.temperature": given[f"{_ROLLOUT}.val_kwargs.temperature"]}
+    made |= {"evaluation.num_samples": n, "evaluation.temperature": temperature}
     return made | ({"evaluation.every_steps": every} if every > 0 else {})
+
+
+def _nucleus(given: Given, section: str) -> tuple[float, int]:
+    """top_p, and top_k with 0 for all tokens."""
+    return given[f"{section}.top_p"], max(given[f"{section}.top_k"], 0)
 
 
 def _batch(given: Given) -> Made:
@@ -320,7 +330,7 @@ def _steps_of_epochs(given: Given) -> int:
 
 
 def _sampling(given: Given) -> Made:
-    top_p, top_k = given[f"{_ROLLOUT}.top_p"], given[f"{_ROLLOUT}.top_k"]
+    top_p, top_k = _nucleus(given, _ROLLOUT)
     if top_p < 1 or top_k > 0:
         given.note(
             "top_p, top_k: verl's learner leaves them out of its log-probs. Here learner and engine have the same."
@@ -333,14 +343,15 @@ def _sampling(given: Given) -> Made:
         "sampling.max_tokens": given["data.max_response_length"],
         "sampling.temperature": given[f"{_ROLLOUT}.temperature"],
         "sampling.top_p": top_p,
-        "sampling.top_k": max(top_k, 0),
+        "sampling.top_k": top_k,
         "sampling.ignore_eos": given[f"{_ROLLOUT}.ignore_eos"],
     }
 
 
 def _reward(given: Given) -> Made:
-    path = given["reward.custom_reward_function.path"] or given["custom_reward_function.path"]
-    name = given["custom_reward_function.name"] or given["reward.custom_reward_function.name"]
+    path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
+    if path is None and name is None:  # either of the old settings replaces both of the new
+        path, name = given["reward.custom_reward_function.path"], given["reward.custom_reward_function.name"]
     if path is None:
         given.note(
             "The reward is verl's default_compute_score: install verl where judges run, or take a judge of `treadwheel list rewards`."
@@ -352,7 +363,7 @@ def _reward(given: Given) -> Made:
         given.note(f"The reward function is imported: install {module} where judges run.")
     else:
         given.note(f"The reward function is imported as a module: put {PurePosixPath(path).name} beside the run file.")
-    return {"reward.judge": {"name": "verl", "function": f"{module}:{name}"}}
+    return {"reward.judge": {"name": "verl", "function": f"{module}:{name or 'compute_score'}"}}
 
 
 def _shaping(given: Given) -> Made:
@@ -495,18 +506,19 @@ def _corrections(given: Given) -> Made:
     """And π_old: recomputed by the learner, or the rollout's own in bypass mode."""
     level, threshold = given[f"{_CORRECTION}.rollout_is"], given[f"{_CORRECTION}.rollout_is_threshold"]
     is_normalised = given[f"{_CORRECTION}.rollout_is_batch_normalize"]
-    if given[f"{_CORRECTION}.rollout_rs"] is not None:
+    loss, gate = given[f"{_CORRECTION}.loss_type"], given[f"{_CORRECTION}.rollout_rs"]
+    if given[f"{_CORRECTION}.bypass_mode"]:
+        if loss != "ppo_clip" or level is not None or gate is not None:
+            given.note(
+                "rollout_correction.loss_type, rollout_is and rollout_rs have no effect in verl beside bypass_mode: the loss is that of "
+                "policy_loss.loss_mode, without weights."
+            )
+        return {"algorithm.proximal": "rollout"}
+    if gate is not None:
         given.refuse(
             f"{_CORRECTION}.rollout_rs",
             "takes tokens out of the denominators too; leave it out, and write a correction `rejection`",
         )
-    if given[f"{_CORRECTION}.bypass_mode"]:
-        if given[f"{_CORRECTION}.loss_type"] != "ppo_clip":
-            given.refuse(
-                f"{_CORRECTION}.loss_type",
-                "weighs by the present policy's ratio; use policy_loss: importance_sampling by hand",
-            )
-        return {"algorithm.proximal": "rollout"}
     asks_for_ratios = given[f"{_ACTOR}.policy_loss.loss_mode"] != "gpg" or level or given["algorithm.use_kl_in_reward"]
     made: Made = {"algorithm.proximal": "recompute"} if asks_for_ratios else {}
     if level is None:
@@ -554,7 +566,9 @@ def _critic(given: Given) -> Made:
     path = given["critic.model.path"]
     if path is None:
         given.refuse("critic.model.path", f"is a DeepSeek model in verl; name it, such as {given[f'{_MODEL}.path']}")
-    return {"algorithm.value": value | ({} if path == given[f"{_MODEL}.path"] else {"path": path})}
+    if path != given[f"{_MODEL}.path"]:
+        value |= {"path": path} | ({"trust_remote_code": True} if given["critic.model.trust_remote_code"] else {})
+    return {"algorithm.value": value}
 
 
 def _optimizer(given: Given) -> Made:
@@ -635,7 +649,8 @@ VERL = Peer(
             "`truncation` says: the user's first message here, and the templated prompt there.",
         ),
         Row(
-            of=f"data.val_files data.prompt_key {_LONG} trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n top_p top_k')}",
+            of=f"data.val_files data.prompt_key {_LONG} trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n top_p top_k')} "
+            f"{_below(_ROLLOUT, 'top_p top_k')}",
             ours="evaluation.prompts evaluation.every_steps evaluation.temperature evaluation.num_samples",
             make=_evaluation,
             note="verl takes all rows of the files; here `evaluation.num_prompts` says how many.",
@@ -719,7 +734,7 @@ VERL = Peer(
         ),
         Row(
             of=f"algorithm.adv_estimator trainer.critic_warmup {_MODEL}.path "
-            f"{_below('critic', 'enable model.path cliprange_value optim.lr')} "
+            f"{_below('critic', 'enable model.path model.trust_remote_code cliprange_value optim.lr')} "
             f"{_below('critic', ' '.join(_AS_THE_ACTOR))} {_below(_ACTOR, ' '.join(_AS_THE_ACTOR))}",
             ours="algorithm.value",
             make=_critic,
@@ -782,6 +797,10 @@ VERL = Peer(
             {"data.shuffle": True, "data.custom_cls.path": None, "trainer.v1.sampler.custom_sampler.path": None},
         ),
         only("use `treadwheel eval`", {"trainer.val_only": False}),
+        only(
+            "verl's old trainer filters no groups, and has other losses in bypass mode; leave it out",
+            {"trainer.use_v1": True},
+        ),
         only("use sync, and buffer.max_off_policy_steps for asynchronous runs", {"trainer.v1.trainer_mode": "sync"}),
         only("leave it out", {f"{_ROLLOUT}.do_sample": True, f"{_ROLLOUT}.over_sample_rate": 0}),
         only(

@@ -29,4 +29,4 @@ def test_a_guess_is_answered_and_the_number_pays():
 
 
 def test_who_does_not_find_it_has_nothing():
-    assert asyncio.run(guess(Scripted("0", "0", turns=2), turns=2)) == 0.0
+    assert asyncio.run(guess(Scripted("0", "0"), turns=2)) == 0.0

@@ -3,7 +3,7 @@
 
 def right(*, completion: str, columns: dict) -> float:
     """`columns` are those of the prompt's row. To raise is a failed reward, never a zero."""
-    return float(completion.strip() == columns["answer"])
+    return float(completion.strip() == str(columns["answer"]))
 
 
 def short(*, completion: str, most: int) -> float:

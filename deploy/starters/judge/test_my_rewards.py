@@ -3,6 +3,7 @@ from my_rewards import right, short
 
 def test_the_answer_alone_is_right():
     assert right(completion=" 42 ", columns={"answer": "42"}) == 1.0
+    assert right(completion="42", columns={"answer": 42}) == 1.0
     assert right(completion="42 or 43", columns={"answer": "42"}) == 0.0
 
 

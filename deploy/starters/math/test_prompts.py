@@ -7,4 +7,4 @@ ROWS = [json.loads(line) for line in Path("prompts.jsonl").read_text().splitline
 def test_every_prompt_has_what_the_judge_reads():
     assert ROWS
     for row in ROWS:
-        assert row["messages"] and float(row["answer"]) == int(row["answer"])
+        assert row["messages"] and row["answer"] not in (None, "")

@@ -20,6 +20,6 @@ async def with_multiplication(episode: Episode, *, price: float = 0.0) -> float:
     """1 for the right number in the model's last words, less `price` for each call."""
     said = await episode.ask(tools=[calculate])  # calls are answered until the model calls nothing more
     number = re.search(r"-?\d+", said.text)
-    is_right = number is not None and number[0] == episode.columns["answer"]
+    is_right = number is not None and number[0] == str(episode.columns["answer"])
     episode.log("called", float(said.num_calls > 0))
     return float(is_right) - price * said.num_calls

@@ -8,7 +8,7 @@ from treadwheel import Said, ToolError
 class Scripted:
     """An episode whose model says these texts, one after the other."""
 
-    def __init__(self, *texts: str, seed: int = 0, **columns: str) -> None:
+    def __init__(self, *texts: str, seed: int = 0, **columns: str | int) -> None:
         self.texts, self.seed, self.columns = list(texts), seed, columns
         self.heard: list[object] = []
         self.logged: dict[str, float] = {}
@@ -30,4 +30,5 @@ def test_the_tool_calculates_and_nothing_else():
 
 def test_the_right_number_pays_less_what_calls_cost():
     assert asyncio.run(with_multiplication(Scripted("It is 84.", answer="84"), price=0.05)) == 0.95
+    assert asyncio.run(with_multiplication(Scripted("84", answer=84))) == 1.0
     assert asyncio.run(with_multiplication(Scripted("85", answer="84"), price=0.05)) == -0.05

@@ -132,3 +132,7 @@ def reward_func(queries, prompts, labels, **kwargs):
     said = [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)]
     reward = torch.tensor([float(each == label) for each, label in zip(said, labels, strict=True)])
     return {"rewards": 2 * reward, "scores": reward, "extra_logs": {"dummy_scores": reward}}
+
+
+def reward_func_of_other_names(texts, asked, answers):
+    return reward_func(texts, asked, answers)

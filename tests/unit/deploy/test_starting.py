@@ -1,5 +1,6 @@
 """A folder to begin with is whole: its run file is one, and its own test passes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +39,25 @@ def test_its_run_file_names_the_model_wherever_treadwheel_is_installed(tmp_path,
     assert load(tmp_path / "mine/run.yaml").model.path == str(strange)
 
 
-def test_its_own_test_passes(begun):
+def assert_its_own_test_passes(folder: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    ran = subprocess.run(command, cwd=begun, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0 and "passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_its_own_test_passes(begun):
+    assert_its_own_test_passes(begun)
+
+
+def test_the_test_of_mathematics_takes_what_its_page_says_the_judge_compares(tmp_path):
+    """Seen before: a fraction failed it, and an answer in LaTeX was an error."""
+    starting.start(str(tmp_path), kind="math")
+    with (tmp_path / "prompts.jsonl").open("a", encoding="utf-8") as rows:
+        for answer in ("1/3", "\\frac{1}{2}", 0):
+            rows.write(json.dumps({"messages": [{"role": "user", "content": "?"}], "answer": answer}) + "\n")
+    assert_its_own_test_passes(tmp_path)
 
 
 def test_its_page_names_each_of_its_files(begun):

@@ -209,8 +209,9 @@ async def test_a_compute_score_of_verl_runs_unchanged():
     assert components(batch) == [{"acc": 1.0}, {"acc": 0.0}]
 
 
-async def test_a_reward_func_of_openrlhf_runs_unchanged():
-    judge = {"name": "openrlhf", "function": f"{PARTS}:reward_func"}
+@pytest.mark.parametrize("function", ["reward_func", "reward_func_of_other_names"])
+async def test_a_reward_func_of_openrlhf_runs_unchanged(function):
+    judge = {"name": "openrlhf", "function": f"{PARTS}:{function}"}
     batch = await scored(["42", "41"], {"label": "42"}, judge=judge)
     assert batch["reward"].to_pylist() == [2.0, 0.0]
     assert components(batch) == [{"score": 1.0}, {"score": 0.0}]

@@ -88,7 +88,7 @@ def test_dr_grpo_of_trl_with_an_adapter():
     run, algorithm = run_of("trl_dr_grpo.yaml"), algorithm_of("trl_dr_grpo.yaml")
     assert algorithm["advantage"] == {"name": "mean_centered"}
     assert algorithm["aggregation"] == "sequence_sum_over_length" and run.sampling.max_tokens == 512
-    assert run.learner.lora and (run.learner.lora.rank, run.learner.lora.dropout) == (16, 0.05)
+    assert run.learner.lora and (run.learner.lora.rank, run.learner.lora.alpha) == (16, 32)
     assert run.reward.judge.params["function"] == "trl.rewards:accuracy_reward"
 
 
@@ -141,7 +141,9 @@ def test_ppo_of_verl_with_a_critic():
     # verl counts steps from 1, and its actor learns from step 10 on.
     value = run.algorithm.value
     assert value and (value.learning_rate, value.warmup_steps, value.path) == (1e-5, 9, "Qwen/Qwen2.5-0.5B")
-    assert value.loss.params == {"clip_range": 0.2}
+    assert value.loss.params == {"clip_range": 0.2} and not value.trust_remote_code
+    trusting = run_of("verl_ppo.yaml", "critic.model.trust_remote_code=true").algorithm.value
+    assert trusting and trusting.trust_remote_code
     # A tenth of 290 steps.
     assert run.optimizer.warmup_steps == 29 and run.learner.mini_batches == 4
     assert run.reward.judge.params == {"function": "rewards:my_score"}
@@ -209,6 +211,17 @@ def test_no_ratio_is_below_the_lower_bound_that_verl_has_for_cispo():
     more = [f"{actor}.policy_loss.loss_mode=cispo", f"{actor}.clip_ratio_low=10", f"{actor}.ppo_mini_batch_size=64"]
     loss = run_of("verl_dr_grpo.yaml", *more).algorithm.policy_loss
     assert loss.name == "cispo" and loss.params.get("epsilon_min", 0.0) == 0.0
+
+
+def test_verls_bypass_mode_has_the_loss_of_its_name_without_weights():
+    correction, note = "algorithm.rollout_correction", "have no effect in verl beside bypass_mode"
+    more = ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo", f"{correction}.bypass_mode=true"]
+    algorithm = algorithm_of("verl_gsm8k.sh", *more)
+    assert (algorithm["policy_loss"]["name"], algorithm["proximal"]) == ("gspo_token", "rollout")
+    assert "corrections" not in algorithm and note not in text_of("verl_gsm8k.sh", *more)
+    for idle in ("loss_type=reinforce", "rollout_is=token", "rollout_rs=seq_mean_k1"):
+        assert algorithm_of("verl_gsm8k.sh", *more, f"{correction}.{idle}") == algorithm
+        assert note in " ".join(text_of("verl_gsm8k.sh", *more, f"{correction}.{idle}").replace("#", "").split())
 
 
 def test_a_cap_that_is_verls_own_error_is_refused_by_its_name():
@@ -308,6 +321,17 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_gsm8k.sh", "data.train_batch_size=0", "must be a whole number above 0"),
         ("verl_gsm8k.sh", "trainer.critic_warmup=10", "no critic learns"),
         ("verl_gsm8k.sh", "trainer.val_only=true", "use `treadwheel eval`"),
+        ("verl_gsm8k.sh", "trainer.use_v1=false", "verl's old trainer"),
+        (
+            "verl_gsm8k.sh",
+            "data.apply_chat_template_kwargs.enable_thinking=false",
+            "{'enable_thinking': False} is not here: write it into the model's folder",
+        ),
+        (
+            "verl_gsm8k.sh",
+            "actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-5",
+            "is not here: the optimizer is AdamW",
+        ),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.response_length=7", "than that of data.max_response_length"),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.prompt_length=7", "than that of data.max_prompt_length"),
         ("verl_gsm8k.sh", "actor_rollout_ref.model.lora.rank=32", "write the adapter as model.lora_rank"),
@@ -357,6 +381,17 @@ def test_verl_validates_on_all_rows_and_the_run_file_says_that_ours_has_a_number
     )
     assert said in text_of("verl_gsm8k.sh") and run_of("verl_gsm8k.sh").evaluation.num_prompts == 256
     assert said not in text_of("verl_gsm8k.sh", "data.val_files=null")
+
+
+def test_an_evaluation_samples_as_training_does_and_the_run_file_says_where_verl_does_not():
+    """Seen before: verl's default of all tokens was not told beside a training with top_p."""
+    rollout = "actor_rollout_ref.rollout"
+    said, drawn = "# verl validates with top_p=", f"{rollout}.val_kwargs.temperature=1.0"
+    assert said in text_of("verl_gsm8k.sh", drawn, f"{rollout}.top_p=0.9")
+    assert said in text_of("verl_gsm8k.sh", drawn, f"{rollout}.val_kwargs.top_p=0.7")
+    assert said in text_of("verl_gsm8k.sh", drawn, f"{rollout}.val_kwargs.top_k=20")
+    assert said not in text_of("verl_gsm8k.sh", drawn, f"{rollout}.top_p=0.9", f"{rollout}.val_kwargs.top_p=0.9")
+    assert said not in text_of("verl_gsm8k.sh", f"{rollout}.top_p=0.9")  # the likeliest token is in any of them
 
 
 def test_a_share_of_epochs_ends_where_trl_ends():
@@ -425,6 +460,14 @@ def test_a_reward_of_a_package_keeps_its_whole_name():
         assert run.reward.judge.params == {"function": "my.rewards.gsm8k:compute_score"}
 
 
+def test_verls_old_names_of_a_reward_function_replace_the_new_ones():
+    old, new = "custom_reward_function", "reward.custom_reward_function"
+    run = run_of("verl_gsm8k.sh", f"{old}.path=old.py", f"{old}.name=score", f"{new}.path=new.py", f"{new}.name=other")
+    assert run.reward.judge.params == {"function": "old:score"}
+    run = run_of("verl_gsm8k.sh", f"{old}.name=score", f"{new}.path=new.py")
+    assert run.reward.judge.params == {"function": "verl.utils.reward_score:default_compute_score"}
+
+
 def test_rewards_that_are_normalised_apart_are_parts():
     run = run_of("trl_dr_grpo.yaml", "multi_objective_aggregation=normalize_then_sum")
     assert run.algorithm.advantage.name == "gdpo" and set(run.reward.parts) == {"accuracy_reward"}
@@ -438,6 +481,14 @@ def test_a_pull_of_no_strength_is_none():
 def test_all_linear_may_be_a_list_of_one():
     lora = run_of("trl_dr_grpo.yaml", "lora_target_modules=[all-linear]").learner.lora
     assert lora and lora.target_modules == "all-linear"
+
+
+def test_adapters_of_trl_have_no_dropout_here_and_the_run_file_says_so():
+    """Seen before: TRL's default of 0.05 was written, and every run with it was refused."""
+    note, lora = "lora_dropout=0.05: TRL learns with dropout", run_of("trl_dr_grpo.yaml").learner.lora
+    assert lora and lora.dropout == 0 and note in text_of("trl_dr_grpo.yaml")
+    for none in ("lora_dropout=0", "disable_dropout=true", "use_peft=false"):
+        assert "TRL learns with dropout" not in text_of("trl_dr_grpo.yaml", none)
 
 
 def test_verl_clips_by_the_optimizers_setting():
