@@ -123,7 +123,7 @@ def test_what_a_model_freezes_keeps_its_bits_on_one_rank_and_on_several(alone: R
 
 
 def test_what_balances_experts_is_not_rounded_on_its_way_to_shards(alone: Ranks, tmp_path: Path):
-    """Seen before: it had the type of the passes then, bfloat16, with which no float32 probability is multiplied: the first update ended."""
+    """Seen before: it was bfloat16 then, by which no float32 probability is multiplied: the first update ended."""
     path = make_tiny_model(tmp_path, architecture="qwen3_moe", dtype="bfloat16")
     networks, _ = _built(make_config(path, dtype="bfloat16", rollout={"routing_replay": True}), alone)
     routing = networks.policy.routing
