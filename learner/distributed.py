@@ -238,8 +238,8 @@ def shard(module: nn.Module, *, ranks: Ranks, compute_dtype: torch.dtype) -> Non
     Afterwards parameters are float32 shards, gathered in `compute_dtype`, and gradients are means over ranks in float32.
     """
     assert ranks.mesh is not None, "one rank is not sharded"
-    # Inputs stay as they are, as on one rank: to cast them, torch would build a pass's segments anew before every layer, and round what
-    # balances experts.
+    # Inputs stay as they are, as on one rank: to cast them, torch would build a pass's segments anew before every layer, and what balances
+    # experts, which is float32, would be bfloat16.
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     # Inner ones first, where such a layer is within another: what is sharded already stays apart.
     for layer in reversed(decoder_layers(module)):
