@@ -211,7 +211,8 @@ async def seats(
             tasks.create_task(taken.give_back_lost([each.seats[0] for each in others if len(each.seats) == 1]))
             yield taken
     finally:
-        with contextlib.suppress(RayError):  # its head is away: why the run ends matters more, and groups end with their driver
+        # Where Ray's head is away, why the run ends matters more, and groups end with their driver.
+        with contextlib.suppress(RayError):
             for group in groups:
                 remove_placement_group(group)
 

@@ -28,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("in_a_terminal")
 )
 def test_a_process_that_is_gone_without_a_word_is_told_of(end, told):
     """Seen: Ray's core ended the driver by exit code 1 when Ray's raylet was gone, and the terminal said nothing."""
-    program = f"import os, sys\nfrom deploy.cluster_up.stopping import told_if_gone\nwith told_if_gone('gone'):\n    {end}"
+    program = (
+        f"import os, sys\nfrom deploy.cluster_up.stopping import told_if_gone\nwith told_if_gone('gone'):\n    {end}"
+    )
     ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=300, check=False)
     assert ended.stderr == told
 
