@@ -221,7 +221,7 @@ def test_times_in_nanoseconds_travel_as_others_do(tmp_path):
 )
 def test_a_value_that_python_cannot_hold_is_one_clear_error(tmp_path, column):
     pyarrow.parquet.write_table(pa.table({"prompt": ["a"], "odd": column}), tmp_path / "p.parquet")
-    with pytest.raises(DataError, match=r"p\.parquet, row 0 or behind: a value cannot be read"):
+    with pytest.raises(DataError, match=r"p\.parquet, row 0 or later: a value cannot be read"):
         file(path=str(tmp_path / "p.parquet"))
 
 
