@@ -256,23 +256,23 @@ class HttpClient:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _TransportError(f"{type(error).__name__}: {error}") from error
-        said = self._shown(content)
+        shown = self._shown(content)
         if response.status == 429 or response.status >= 500:
             retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
             raise _TransportError(
-                f"HTTP {response.status}: {said}", retry_after_s=retry_after_s, status=response.status
+                f"HTTP {response.status}: {shown}", retry_after_s=retry_after_s, status=response.status
             )
         note_answer()
         self._rests_until.pop(url, None)
         if response.status >= 300:
             goes_to = response.headers.get("Location", "")
-            why = f"redirects to {goes_to[:_SHOWN]}, which is not followed; name that URL" if goes_to else said
+            why = f"redirects to {goes_to[:_SHOWN]}, which is not followed; name that URL" if goes_to else shown
             raise HttpError(f"{url}{call.path}: HTTP {response.status}: {why}", status=response.status)
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise HttpError(
-                f"{url}{call.path}: the answer is no JSON ({error}): {said}", status=response.status
+                f"{url}{call.path}: the answer is no JSON ({error}): {shown}", status=response.status
             ) from error
         usage = answer.get("usage") if isinstance(answer, dict) else None
         if isinstance(used := usage.get("total_tokens") if isinstance(usage, dict) else None, int):

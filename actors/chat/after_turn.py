@@ -26,12 +26,12 @@ class AfterTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Words:
+class _Placeholders:
     """Unique placeholders, to find these texts in a rendering."""
 
-    said: str
+    reply: str
     """The assistant's words, or an argument of its last call."""
-    told: str
+    content: str
     """The content of the first new message."""
     tool: str
     """The names of tools."""
@@ -48,11 +48,11 @@ def after_turn(
     """
     _refuse_unusual(messages)
     everything = "\n".join(texts([messages, tools, template.source]))
-    words = _Words(**{name: fresh_word(f"Zq{name}", everything) for name in ("said", "told", "tool")})
+    placeholders = _Placeholders(**{name: fresh_word(f"Zq{name}", everything) for name in ("reply", "content", "tool")})
     problems: list[DataError] = []
-    for dialogue in _dialogues(messages, words.said):
+    for dialogue in _dialogues(messages, placeholders.reply):
         try:
-            return _split(template, dialogue, messages, tools=tools, stops=stops, words=words)
+            return _split(template, dialogue, messages, tools=tools, stops=stops, placeholders=placeholders)
         except _ToolsShownAgain:
             return after_turn(template, messages, stops=stops)
         except DataError as error:
@@ -71,25 +71,27 @@ def _split(
     *,
     tools: Sequence[Tool],
     stops: Sequence[str],
-    words: _Words,
+    placeholders: _Placeholders,
 ) -> AfterTurn:
     # A placeholder also replaces the first message's content, so that no content is mistaken for the turn's close.
     has_calls = "tool_calls" in dialogue[-1]
     what = "a tool call" if has_calls else "the assistant's words"
-    outline = [*dialogue, {**messages[0], "content": words.told}, *messages[1:]]
-    after_outline = _only_after(words.said, template.outline(outline, tools=_named(tools, words.tool)), what=what)
-    before, is_told, _ = after_outline.partition(words.told)
+    outline = [*dialogue, {**messages[0], "content": placeholders.content}, *messages[1:]]
+    after_outline = _only_after(
+        placeholders.reply, template.outline(outline, tools=_named(tools, placeholders.tool)), what=what
+    )
+    before, is_told, _ = after_outline.partition(placeholders.content)
     if not is_told:
         raise not_exact(f"it does not write the content of a message of role {messages[0]['role']!r} after the turn")
-    if words.tool in after_outline:
+    if placeholders.tool in after_outline:
         raise _ToolsShownAgain
     end = min((before.index(stop) + len(stop) for stop in stops if stop in before), default=0)
     start = 0
     if has_calls:
         start = _end_of_call(
-            template, after_outline, outline, tools=tools, close=before[:end], stops=stops, words=words
+            template, after_outline, outline, tools=tools, close=before[:end], stops=stops, placeholders=placeholders
         )
-    after = _only_after(words.said, template.prompt([*dialogue, *messages], tools=tools), what=what)
+    after = _only_after(placeholders.reply, template.prompt([*dialogue, *messages], tools=tools), what=what)
     fixed = max(start, end)
     if after[:fixed] != before[:fixed]:
         raise not_exact("its close of a turn depends on the content of the next message")
@@ -104,16 +106,16 @@ def _end_of_call(
     tools: Sequence[Tool],
     close: str,
     stops: Sequence[str],
-    words: _Words,
+    placeholders: _Placeholders,
 ) -> int:
     """How many characters of `after_argument` the model samples itself: all up to its stop token. Without a stop token: all that the
     template does not also write after a turn of words."""
     if close:
         return len(close) - max(len(stop) for stop in stops if close.endswith(stop))
     index = next(i for i, message in enumerate(outline) if message["role"] == "assistant")
-    in_words = [*outline[:index], {"role": "assistant", "content": words.said}, *outline[index + 1 :]]
-    rendered = template.outline(in_words, tools=_named(tools, words.tool))
-    after_words = _only_after(words.said, rendered, what="the assistant's words")
+    in_words = [*outline[:index], {"role": "assistant", "content": placeholders.reply}, *outline[index + 1 :]]
+    rendered = template.outline(in_words, tools=_named(tools, placeholders.tool))
+    after_words = _only_after(placeholders.reply, rendered, what="the assistant's words")
     if not after_argument.endswith(after_words):
         raise not_exact(
             "it writes none of the model's stop tokens after a tool call, so the call's end cannot be found"

@@ -62,11 +62,10 @@ class ChatFormatter:
         refuse_empty_tokenizer(tokenizer, path=model.path, field="model.path")
         if model.chat_template is not None:
             tokenizer.chat_template = model.chat_template
-        stop_token_ids = _stop_token_ids(model, config)
         return cls(
             tokenizer,
             max_context=_max_context(model, config),
-            stop_token_ids=stop_token_ids,
+            stop_token_ids=_stop_token_ids(model, config),
             bos_token_id=_bos_token_id(config),
         )
 
@@ -161,10 +160,9 @@ class ChatFormatter:
         if not completion or not self.has_template or prompt.messages is None:
             return "", self._tokenizer.eos_token_id
         # A placeholder, since the text of a completion such as `end` is also in `<|im_end|>`.
-        words = fresh_word("Zqsaid", [prompt.messages, self._template.source])
-        dialogue = [*prompt.messages, {"role": "assistant", "content": words}]
-        rendered = _rendered(prompt, self._template, dialogue)
-        before, _, after = rendered.rpartition(words)
+        placeholder = fresh_word("Zqsaid", [prompt.messages, self._template.source])
+        dialogue = [*prompt.messages, {"role": "assistant", "content": placeholder}]
+        before, _, after = _rendered(prompt, self._template, dialogue).rpartition(placeholder)
         space = before.removeprefix(prompt_text)
         tail = self._tokenizer(after, add_special_tokens=False).input_ids
         ends = (token_id for token_id in tail if token_id in self.stop_token_ids)

@@ -14,15 +14,15 @@ class Inbox:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._coming: deque[Any] = deque()
-        self._is_told = False
+        self._wakes_loop = False
         """A wake-up of the event loop is scheduled. One serves for all events of an engine step: each wake-up makes the engine's thread
         wait."""
         self._events: asyncio.Queue[Any] = asyncio.Queue()
 
     def put(self, event: Any) -> None:
         self._coming.append(event)
-        if not self._is_told:
-            self._is_told = True
+        if not self._wakes_loop:
+            self._wakes_loop = True
             self._loop.call_soon_threadsafe(self._look)
 
     def put_outcome(self, request_id: str, outcome: Outcome) -> None:
@@ -32,6 +32,6 @@ class Inbox:
         return await self._events.get()
 
     def _look(self) -> None:
-        self._is_told = False  # set before reading: a later event is read now, or schedules another wake-up
+        self._wakes_loop = False  # set before reading: a later event is read now, or schedules another wake-up
         while self._coming:
             self._events.put_nowait(self._coming.popleft())

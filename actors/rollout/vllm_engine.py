@@ -38,7 +38,7 @@ _OTHER_TARGETS = "name the others in learner.lora.target_modules, or use learner
 _CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
 _GONE_S = 2.0
 """How long the system may take to report that a process has ended."""
-_TOLD_TOGETHER = 32
+_TOKENS_PER_OUTPUT = 32
 """Tokens of a request per output. Each output costs as much time as a fifth of a small model's token on a CPU."""
 _CPU_PREFILL_TOKENS = 8192
 """Most prompt tokens of one engine step."""
@@ -113,7 +113,7 @@ class VllmEngine:
 
     def flush(self) -> list[EngineOutput]:
         """The tokens that `step` has not returned yet, including those sampled during a probe. `step` does not return them again."""
-        told, self._held = self._held, []
+        outputs, self._held = self._held, []
         # vLLM's public interface returns the rest only when a request ends.
         for state in self._engine.output_processor.request_states.values():
             if state.stream_interval == 1:  # its tokens are returned at once, and vLLM does not count them
@@ -121,12 +121,12 @@ class VllmEngine:
             if token_ids := state.detokenizer.output_token_ids[state.sent_tokens_offset :]:
                 state.sent_tokens_offset += len(token_ids)
                 logprobs = _logprobs_of(token_ids, state.logprobs_processor.logprobs[-len(token_ids) :])
-                told.append(
+                outputs.append(
                     EngineOutput(
                         request_id=state.external_req_id, token_ids=token_ids, logprobs=logprobs, finish_reason=None
                     )
                 )
-        return told
+        return outputs
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Drops the requests: they have no further outputs. Unknown ids are ignored."""
@@ -307,7 +307,7 @@ class VllmEngine:
             **vllm_arguments(request, stop_token_ids=self._stop_token_ids),
             structured_outputs=None if wanted is None else self._structured(**wanted),
             output_kind=self._delta,
-            stream_interval=1 if looks_for_stops else _TOLD_TOGETHER,
+            stream_interval=1 if looks_for_stops else _TOKENS_PER_OUTPUT,
         )
 
     def _converted(self, output: Any) -> EngineOutput:

@@ -138,7 +138,7 @@ class RolloutWorker:
                 yield _refusal(ticket, headline(error))
         inbox = self._open_inbox()
         try:
-            self._open_groups(groups, inbox)
+            self._groups |= {group.key: (group, inbox) for group in groups}
             singles = [group for group in groups if isinstance(group, GroupInProgress)]
             by_request = {request.request_id: (group, request) for group in singles for request in group.requests()}
             self._engine.submit([request for _, request in by_request.values()], inbox.put_outcome)
@@ -330,10 +330,6 @@ class RolloutWorker:
         if self._engine.ended.done():
             inbox.put(self._end_of_engine())
         return inbox
-
-    def _open_groups(self, groups: Sequence[AnyGroup], inbox: Inbox) -> None:
-        for group in groups:
-            self._groups[group.key] = (group, inbox)
 
     def _close(self, groups: Sequence[AnyGroup], inbox: Inbox) -> None:
         for group in groups:

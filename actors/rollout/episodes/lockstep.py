@@ -3,7 +3,6 @@
 import asyncio
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from cluster.contracts.protocols import EngineRequest
 
@@ -12,7 +11,6 @@ Place = tuple[int, int]
 """Number of the call, and the episode's place in it."""
 
 
-@dataclass(slots=True)
 class Lockstep:
     """The rounds of one worker. In each, the engine gets the next turns of all episodes in their order, once every episode has asked for
     one or has ended. Episodes of a later call begin when all of an earlier one have ended.
@@ -20,13 +18,12 @@ class Lockstep:
     So the engine's batches depend on the environments' actions, not on their speed.
     """
 
-    num_places: int
-    """Most episodes that play at the same time. Each further one begins when another has ended."""
-    _playing: set[Place] = field(default_factory=set[Place])
-    _asking: dict[Place, tuple[EngineRequest, Submit]] = field(
-        default_factory=dict[Place, tuple[EngineRequest, Submit]]
-    )
-    _queue: list[tuple[Place, asyncio.Event]] = field(default_factory=list[tuple[Place, asyncio.Event]])
+    def __init__(self, *, num_places: int) -> None:
+        """`num_places`: most episodes that play at the same time. Each further one begins when another has ended."""
+        self._num_places = num_places
+        self._playing: set[Place] = set()
+        self._asking: dict[Place, tuple[EngineRequest, Submit]] = {}
+        self._queue: list[tuple[Place, asyncio.Event]] = []
 
     async def enter(self, place: Place) -> None:
         """Waits until this episode may play."""
@@ -57,7 +54,7 @@ class Lockstep:
         self._advance()
 
     def _advance(self) -> None:
-        while self._queue and len(self._playing) < self.num_places and self._is_of_this_call(self._queue[0][0]):
+        while self._queue and len(self._playing) < self._num_places and self._is_of_this_call(self._queue[0][0]):
             place, may_play = heapq.heappop(self._queue)
             self._playing.add(place)
             may_play.set()
@@ -71,16 +68,12 @@ class Lockstep:
         return not self._playing or place[0] == next(iter(self._playing))[0]
 
 
-@dataclass(slots=True)
 class AtOnce:
     """Each turn goes to the engine as soon as an episode asks for it."""
 
-    num_places: int
-    """As in `Lockstep`."""
-    _free: asyncio.Semaphore = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.num_places)
+    def __init__(self, *, num_places: int) -> None:
+        """`num_places` as for `Lockstep`."""
+        self._free = asyncio.Semaphore(num_places)
 
     async def enter(self, place: Place) -> None:
         """Waits until this episode may play."""

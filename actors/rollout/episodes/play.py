@@ -91,7 +91,7 @@ class Play:
     def rows(self, end: EpisodeEnd, common: Mapping[str, Any]) -> list[dict[str, Any]]:
         """One row per segment. `common`: the columns of all rows of the group. `end`: as `ended` returned it."""
         transcript = self._transcript
-        told = {
+        shared = {
             **common,
             **_verdict(end, transcript.earned),
             "sample_index": self.index,
@@ -114,7 +114,7 @@ class Play:
         segments = transcript.segments or [self._unbegun()]
         rows = [
             {
-                **told,
+                **shared,
                 "segment_index": index,
                 "num_segments": len(segments),
                 "prompt_text": segment.prompt_text,

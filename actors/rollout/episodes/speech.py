@@ -57,7 +57,8 @@ class Speech:
 
     def begin_anew(self, messages: Sequence[Message], *, tools: Tools) -> EncodedPrompt:
         """A context of these messages alone. Raises DataError as `Turns.first_prompt` does."""
-        self._require_tools(tools)
+        if tools:
+            self.require_tools()
         text, token_ids = self.turns.first_prompt(messages, tools=tools)
         return EncodedPrompt(text=text, token_ids=self._formatter.with_bos(token_ids))
 
@@ -169,10 +170,6 @@ class Speech:
         count = self._formatter.num_token_ids
         if unknown := next((each for each in token_ids if not 0 <= each < count), None):
             raise DataError(f"the prompt has token id {unknown}, and the tokenizer knows 0 to {count - 1}")
-
-    def _require_tools(self, tools: Tools) -> None:
-        if tools:
-            self.require_tools()
 
 
 class Opening:

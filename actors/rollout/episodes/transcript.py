@@ -180,30 +180,29 @@ class Transcript:
         if raw_text is not None:
             self.num_uncanonical = None
         if self.num_uncanonical is not None:
-            told = [*segment.messages, *asked.messages]
-            is_canonical = self._speech.is_canonical(prompt.token_ids, told, tools=asked.tools)
-            self.num_uncanonical += not is_canonical
+            conversation = [*segment.messages, *asked.messages]
+            self.num_uncanonical += not self._speech.is_canonical(prompt.token_ids, conversation, tools=asked.tools)
         if raw_text is None:
-            heard = self._speech.hear(
+            reply = self._speech.hear(
                 sampled_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
             )
             ending = self._speech.ending(sampled_ids, stops=stops)
             added, text = asked.messages, None
         else:
-            heard, ending = self._speech.hear_raw(sampled_ids, stops=stops), ""
+            reply, ending = self._speech.hear_raw(sampled_ids, stops=stops), ""
             added = ({"role": "user", "content": raw_text},) if raw_text else ()
             text = (raw_text if prompt.segment is None else "") + self._speech.decode_on(sampled_ids)
         self.num_turns += 1
         segment.num_messages.append(len(segment.messages))
-        self.num_calls += len(heard.calls)
-        segment.messages += [*added, heard.as_message()]
+        self.num_calls += len(reply.calls)
+        segment.messages += [*added, reply.as_message()]
         segment.texts.append(text)
         return Said(
-            text=heard.text,
+            text=reply.text,
             # Parsers strip white space at the end of a text.
-            ending=next((each for each in (ending, ending.rstrip()) if heard.text.endswith(each)), ""),
-            tool_calls=heard.calls,
-            reasoning=heard.reasoning,
+            ending=next((each for each in (ending, ending.rstrip()) if reply.text.endswith(each)), ""),
+            tool_calls=reply.calls,
+            reasoning=reply.reasoning,
             finish_reason=completion.finish_reason,
             num_tokens=len(sampled_ids),
             num_context_tokens=len(prompt.token_ids) + len(sampled_ids),
@@ -287,11 +286,11 @@ class Transcript:
 
     def _rewritten(self, token_ids: Sequence[int], asked: Asked) -> Segment | None:
         """A new segment that begins with the template's text of the conversation; None if the template does not change it."""
-        told = self.segments[-1].messages
-        begun = self._speech.written_anew(token_ids, [*told, *asked.messages], tools=asked.tools)
+        history = self.segments[-1].messages
+        begun = self._speech.written_anew(token_ids, [*history, *asked.messages], tools=asked.tools)
         if begun is None:
             return None
-        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*told], tools=asked.tools)
+        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*history], tools=asked.tools)
 
     def _withdraw(self, num_turns: int) -> None:
         """Drops the turn beyond the first `num_turns`: the environment never got it, so it must not train or earn."""
