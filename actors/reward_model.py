@@ -102,5 +102,5 @@ class RewardModel:
         batch = whole(batch)
         rows = [self._reading.read(each) for each in told(batch, schema.info_of(batch, 0))]
         scores = iter(self._model.score([row for row in rows if not isinstance(row, str)]))
-        labels = self._reading.labels
-        return [row if isinstance(row, str) else dict(zip(labels, next(scores), strict=True)) for row in rows]
+        found = [row if isinstance(row, str) else next(scores) for row in rows]
+        return [each if isinstance(each, str) else dict(zip(self._reading.labels, each, strict=True)) for each in found]
