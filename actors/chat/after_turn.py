@@ -167,4 +167,4 @@ def _refuse_unusual(messages: Sequence[Message]) -> None:
 
 def not_exact(why: str) -> DataError:
     """The error for a template that gives no exact text between turns."""
-    return DataError(f"the chat template cannot go on after a turn: {why}; give another one (model.chat_template)")
+    return DataError(f"the chat template cannot continue after a turn: {why}; give another one (model.chat_template)")

@@ -91,7 +91,7 @@ def _whole_call(text: str, both: str | None, place: _Place, stops: Sequence[str]
     call = value[0] if isinstance(value, list) else value
     name, arguments = _path(call, _ONE.name), _path(call, _ONE.arguments)
     if name is None or arguments is None:
-        raise _unknown("the JSON of a call has no name, or its arguments are no object in it")
+        raise _unknown("the JSON of a call has no name, or its arguments are not an object")
     if isinstance(value, list):
         around = _Around(open=text[: place.start], close=text[place.end :], open_all="", close_all="")
         function = {"name": f"{{{name}}}", "arguments": f"{{{arguments}}}"}

@@ -54,7 +54,7 @@ def foreign_ids(
             return token_ids
     written = [control for control in encoder.controls if any(control in each for each in foreign)]
     raise DataError(
-        f"a message or tool writes control tokens ({', '.join(written)}) that cannot be told from the chat template's own; take them out"
+        f"a message or tool has control tokens ({', '.join(written)}) in its text that look like the chat template's own; take them out"
     )
 
 

@@ -36,7 +36,7 @@ def why_not_loaded(error: BaseException) -> str:
 
 
 def is_empty(tokenizer: Any) -> bool:
-    """Whether the tokenizer has at most one token that is not special: transformers makes such a one from a folder without its files."""
+    """Whether all tokens but one at most are special: transformers makes such a tokenizer from a folder without its files."""
     return len(tokenizer) - len(tokenizer.all_special_ids) < 2
 
 

@@ -25,7 +25,7 @@ def environment(of: Mapping[str, str], *, names: Collection[str], search_path: S
 
 
 def limit_resources(*, max_memory_bytes: int) -> None:
-    """Limits memory and the size of written files, and forbids core dumps, for this process and those it starts."""
+    """Limits memory and the size of written files, and forbids core dumps, for this process and its descendants."""
     limits = {
         # Not the address space: libraries reserve much more of it than they use.
         resource.RLIMIT_DATA: max_memory_bytes,

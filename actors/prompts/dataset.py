@@ -61,9 +61,9 @@ def _folder(path: str, split: str) -> Any:
 def _of_the_hub(path: str, config: str | None, split: str, revision: str | None) -> Any:
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ConfigError(
-            f"path={path!r} is no folder here, so a data set of the hub, and revision={revision!r} is no commit; give a folder that is "
-            "there, or set revision to the 40 hexadecimal digits of the commit that its page shows, so that a resumed run sees the same "
-            "prompts"
+            f"path={path!r} is no local folder, so it names a data set of the hub, but revision={revision!r} is no commit; name an "
+            "existing folder, or set revision to the 40 hexadecimal digits of a commit on the data set's page: a resumed run must see the "
+            "same prompts"
         )
     package = _package()
     try:

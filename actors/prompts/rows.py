@@ -116,7 +116,7 @@ def _jsonable(value: Any, where: str) -> Any:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: {text[error.start]!r} is half of a character, and no text; mend the row, or leave it out"
+            f"{where}: {text[error.start]!r} is a lone surrogate, which is not text; mend the row, or leave it out"
         ) from error
     return json.loads(text)
 

@@ -48,7 +48,7 @@ class Speech:
         """
         if prompt.messages is None:
             raise DataError(
-                f"prompt {prompt.prompt_id!r} is a text without roles, and an environment converses; ask for text_as: user_message",
+                f"prompt {prompt.prompt_id!r} is a text without roles, but an environment needs messages; set text_as: user_message",
                 prompt_id=prompt.prompt_id,
             )
         if not added and not tools:
@@ -74,7 +74,7 @@ class Speech:
             self._require_known(raw)
             begun = EncodedPrompt(text=encoder.decode(raw), token_ids=[*raw])
         if not begun.token_ids:
-            raise DataError("the prompt is empty: the model needs a token to go on from")
+            raise DataError("the prompt is empty; the model needs at least one token")
         return begun
 
     def go_on_raw(self, raw: RawPrompt, *, after: int) -> EncodedPrompt:

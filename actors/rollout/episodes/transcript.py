@@ -155,7 +155,7 @@ class Transcript:
         episode has reached a limit."""
         made = self._prompt_for(asked) if asked.raw is None else self._raw_prompt(asked.raw)
         if len(made.written_ids) >= self._speech.max_context:
-            what = "the messages of this turn have" if asked.raw is None else "what is new in the prompt has"
+            what = "the messages of this turn have" if asked.raw is None else "the new part of the prompt has"
             raise DataError(
                 f"{what} {len(made.written_ids)} tokens, and the context takes {self._speech.max_context}; shorten them"
             )
