@@ -84,10 +84,10 @@ class VllmEngine:
         self._adapter_request: Any = None
         self._base_model = config.model.path
         self._probe_numbers = count()
-        is_cpu = self._vllm.platforms.current_platform.is_cpu()
-        _refuse_the_other_build(rollout, is_cpu=is_cpu)
-        _refuse_gpus_without_fp8(rollout, self._vllm.platforms.current_platform)
-        if is_cpu:
+        platform = vllm.platforms.current_platform
+        _refuse_the_other_build(rollout, is_cpu=platform.is_cpu())
+        _refuse_gpus_without_fp8(rollout, platform)
+        if platform.is_cpu():
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
         # vLLM imports as much again while it builds the engine; it collects garbage by itself and freezes its own objects.
@@ -439,12 +439,8 @@ def _refuse_the_other_build(rollout: RolloutConfig, *, is_cpu: bool) -> None:
 
 def _refuse_gpus_without_fp8(rollout: RolloutConfig, platform: Any) -> None:
     """Raises ConfigError for FP8 on an older GPU, where vLLM would round only the weights: it would sample from another policy."""
-    scheme = rollout.quantization
-    if (
-        scheme is not None
-        and scheme.startswith("fp8")
-        and not (platform.is_cpu() or platform.has_device_capability(89))
-    ):
+    scheme = rollout.quantization or ""
+    if scheme.startswith("fp8") and not (platform.is_cpu() or platform.has_device_capability(89)):
         raise ConfigError(
             f"rollout.quantization={scheme!r} needs GPUs of compute capability 8.9 or more, and this worker has "
             f"{platform.get_device_name()}; use rollout.quantization=int8_per_channel, or leave it out"

@@ -30,7 +30,7 @@ class PlayEnded:
     group: "EpisodeGroup"
     play: Play
     outcome: EpisodeEnd | DataError
-    """DataError: the engine or the environment's process cannot take the prompt."""
+    """DataError: the engine refuses the prompt, or the prompt ends its environment's process."""
 
 
 class EpisodeGroup:

@@ -20,7 +20,7 @@ Sample = Callable[[EngineRequest], Awaitable[Completion]]
 """Raises `EngineRefusalError` if the engine refuses the request."""
 _MILLION = 1_000_000
 _OF_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)
-"""Sampling settings that an agent at the endpoint may send, but not change."""
+"""Sampling settings that an agent at the endpoint may send only with the run's own values."""
 ENVIRONMENT = "environment"
 """Name of the reward part that an environment returns, and prefix of its components' names."""
 
