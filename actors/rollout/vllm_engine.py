@@ -84,7 +84,7 @@ class VllmEngine:
         self._adapter_request: Any = None
         self._base_model = config.model.path
         self._probe_numbers = count()
-        platform = vllm.platforms.current_platform
+        platform = self._vllm.platforms.current_platform
         _refuse_the_other_build(rollout, is_cpu=platform.is_cpu())
         _refuse_gpus_without_fp8(rollout, platform)
         if platform.is_cpu():
