@@ -1,4 +1,4 @@
-"""Requests that concurrent calls share: items wait a little for one another, and go out together."""
+"""Batched requests: items of concurrent calls wait a short time for one another and are sent together."""
 
 import asyncio
 import contextvars
@@ -12,22 +12,23 @@ _Waiting = asyncio.Future[Any]
 
 
 class Batches:
-    """A batch goes out when it has `size` items, or `wait_s` after its first one."""
+    """A batch is sent when it has `size` items, or `wait_s` after its first item."""
 
     def __init__(self, send: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]], *, size: int, wait_s: float) -> None:
-        """`send` gives one result an item, in order. It runs under the deadline of the batch's first item, the earliest."""
+        """`send` returns one result per item, in order. It runs under the deadline of the batch's first item, the earliest one."""
         self._send = send
         self._size = size
         self._wait_s = wait_s
         self._open: list[tuple[Any, _Waiting]] = []
         self._alone = set[int]()
-        """Hashes of items whose batch found the server away, until each is answered."""
+        """Hashes of items whose batch met an unavailable server. Each stays here until it has an answer."""
         self._context: contextvars.Context
         self._timer: asyncio.TimerHandle
 
     async def result(self, item: Any) -> Any:
-        """Raises what `send` does. An item that makes the server refuse its batch spoils no other: then each goes alone. After a batch
-        that found the server away, each goes alone when it is asked for again: one of them may be the cause. A limit is no such case."""
+        """Errors of `send` pass through. When the server refuses a batch, each of its items is sent again alone, so one bad item does not
+        fail the others. When the server was unavailable, each item of the batch is sent alone the next time: one of them may be the cause.
+        A rate limit does not count as unavailable."""
         loop = asyncio.get_running_loop()
         waiting: _Waiting = loop.create_future()
         if self._alone and hash(repr(item)) in self._alone:
@@ -43,7 +44,7 @@ class Batches:
 
     def _go(self) -> None:
         self._timer.cancel()
-        # Those whose deadline came while they waited want no answer.
+        # Callers whose deadline passed while they waited need no answer.
         batch = [each for each in self._open if not each[1].done()]
         self._open = []
         self._send_off(batch, self._context)
@@ -61,7 +62,7 @@ class Batches:
                 await asyncio.gather(*(self._answered([each]) for each in batch))
                 return
             results = [error]
-        except Exception as error:  # noqa: BLE001 - it belongs to the calls that wait, whatever it is
+        except Exception as error:  # noqa: BLE001 - the waiting calls raise it
             results = [error] * len(batch)
             if isinstance(error, UnavailableError) and error.retry_after_s is None and len(batch) > 1:
                 self._alone |= {hash(repr(item)) for item, _ in batch}

@@ -1,4 +1,4 @@
-"""A prompt's columns, as judges read them."""
+"""Read a prompt's columns for judges."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from cluster.contracts.errors import DataError
 
 
 def text_of(columns: Mapping[str, Any], column: str) -> str:
-    """As `value_of`, a text or a number, as text without white space around it. Raises DataError for anything else, null too."""
+    """The column's text or number as text, stripped of white space. Raises DataError for a missing column and any other value, null too."""
     value = value_of(columns, column)
     if not isinstance(value, str | int | float):
         raise DataError(
@@ -17,7 +17,7 @@ def text_of(columns: Mapping[str, Any], column: str) -> str:
 
 
 def value_of(columns: Mapping[str, Any], column: str) -> Any:
-    """What the judge's `column` holds. Raises DataError when the prompt has no such column."""
+    """The value of the judge's `column`. Raises DataError when the prompt has no such column."""
     if column not in columns:
         raise DataError(
             f"reward.judge.column={column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"

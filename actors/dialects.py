@@ -1,4 +1,4 @@
-"""How servers of other systems are asked for rewards, and how their answers are read: one entry each in `DIALECTS`."""
+"""Request and answer formats of other systems' reward servers, one entry of `DIALECTS` each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ Item = Mapping[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     request: Callable[[Sequence[Item]], dict[str, Any]]
-    """The body for some items."""
+    """Makes the request's body for some items."""
     verdicts: Callable[[Any], Sequence[Any]]
-    """Of the answer, one for each item: what a judge may return, or for a group a list of that. Raises LookupError, TypeError, ValueError
-    or AttributeError for an answer of another form."""
+    """Reads the answer: one verdict per item, of a type that a judge may return; for a group, a list of verdicts. Raises LookupError,
+    TypeError, ValueError or AttributeError for an answer of another form."""
     texts: tuple[str, ...] = ("raw", "plain")
-    """What a query may be made of, the default first; empty where none is sent."""
+    """Allowed forms of the query's text, the default first. Empty: no query is sent."""
     path: str = ""
-    """Below the URL; empty where the URL is the whole address."""
+    """Path below the URL. Empty: the URL is the whole address."""
     sends_label: bool = True
     is_one_by_one: bool = False
     is_of_groups: bool = False
@@ -39,7 +39,7 @@ def _of_openrlhf(answer: Any) -> Sequence[Any]:
 
 
 def _lightrft(batch: Sequence[Item]) -> dict[str, Any]:
-    """`references` only where there are any; no images. Source: LightRFT, lightrft/utils/remote_rm_utils.py `remote_rm_fn`"""
+    """Sends `references` only if an item has one, and never images. Source: LightRFT, lightrft/utils/remote_rm_utils.py `remote_rm_fn`"""
     body, references = {"queries": _each(batch, "query"), "prompts": _each(batch, "prompt")}, _each(batch, "label")
     return body if all(each is None for each in references) else body | {"references": references}
 
@@ -51,7 +51,7 @@ def _slime(batch: Sequence[Item]) -> dict[str, Any]:
 
 
 def _of_slime(answer: Any) -> Sequence[Any]:
-    """A number; or a dict, as `--reward-key score` reads it, whose other numbers are components."""
+    """A number, or a dict as `--reward-key score` reads it. The dict's other numbers become components."""
     if not isinstance(answer, Mapping):
         return [answer]
     numbers = {name: value for name, value in answer.items() if isinstance(value, int | float)}
@@ -69,9 +69,8 @@ def _classify(batch: Sequence[Item]) -> dict[str, Any]:
 
 def _of_classify(answer: Any) -> Sequence[Any]:
     scores = {each["index"]: each["probs"][-1] for each in _items(answer["data"])}
-    return [
-        scores[place] for place in range(len(answer["data"]))
-    ]  # another index twice, or beyond them, leaves one out
+    # A repeated index, or one out of range, leaves a place without a score: a KeyError.
+    return [scores[place] for place in range(len(answer["data"]))]
 
 
 def _of_native(answer: Any) -> Sequence[Any]:
@@ -85,7 +84,7 @@ def _reward(answer: Mapping[str, Any]) -> Any:
 
 
 def native_answer(reward: Reward) -> dict[str, Any]:
-    """`{reward, components}`; `{status, error}` of a trajectory that failed."""
+    """`{reward, components}`, or `{status, error}` for a failed trajectory."""
     if reward.status is RewardStatus.OK:
         return {"reward": reward.value, "components": reward.components}
     return {"status": str(reward.status), "error": reward.message}
@@ -97,7 +96,7 @@ def _each(batch: Sequence[Item], name: str) -> list[Any]:
 
 def _items(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError(f"a {type(value).__name__} stands where a list must be")
+        raise TypeError(f"expected a list, got a {type(value).__name__}")
     return value
 
 

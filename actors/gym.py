@@ -1,4 +1,4 @@
-"""reasoning_gym, in a third of its time: two of its tasks use a library that imports matplotlib, and each judge would wait for it."""
+"""Imports reasoning_gym in a third of the time: two of its tasks use a library that imports matplotlib, which is postponed."""
 
 from cluster.contracts.importing import postpone
 

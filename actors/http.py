@@ -1,11 +1,12 @@
-"""One HTTP client for judges: JSON to the next healthy one of several equal servers, inside the deadline of the judge that calls.
+"""HTTP client of the judges: posts JSON to the next healthy one of several equal servers, within the deadline of the calling judge.
 
-Failures of transport (no connection, a body cut off, 5xx, 429) are tried again, elsewhere at once or here with full jitter (Brooker, AWS,
-"Exponential Backoff And Jitter") or when `Retry-After` says. What a server means (3xx, 4xx, something else than JSON) is an error at once.
+Transport failures (no connection, a truncated body, 5xx, 429) are retried: at once on another server, or on the same one with full jitter
+(Brooker, AWS, "Exponential Backoff And Jitter") or after its `Retry-After`. Other answers that are no success (3xx, 4xx, a body that is not
+JSON) are errors at once.
 
-What is still without an answer a little before the deadline is UnavailableError, whether the server refuses, fails or is silent. Whether it
-is away or cannot take this question, the service finds out. Where the limits of the endpoint sent it out late, the server is not to blame.
-Only a second request that began late in its judgement runs into the deadline.
+A request without an answer shortly before the deadline raises UnavailableError, whether the server refuses, fails or is silent. The reward
+service then finds out whether the server is down or cannot take this request. If the endpoint's own limits delayed the request, the error
+does not blame the server. Only a second request that began late in its judgement can run into the deadline itself.
 """
 
 import asyncio
@@ -31,16 +32,16 @@ from actors.reward_service.deadline import is_late, note_answer, remaining_s
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 
 CHARACTERS_PER_TOKEN = 3
-"""An estimate on the safe side, for the limit of tokens."""
+"""A cautious estimate, for `tokens_per_minute`."""
 _DEADLINE_S = 30.0
-"""Of a request outside a judge's call."""
+"""Deadline of a request outside a judge's call."""
 _MARGIN_S = 1.0
-"""Before the deadline, or a third of it if that is less: time for the errors of many calls to get out before it cancels them."""
+"""Requests give up this long before the deadline, or a third of it if less, so that the errors of many calls arrive in time."""
 _CONNECT_S = 5.0
 _REST_S = 5.0
-"""A server that failed is passed over so long while others are healthy."""
+"""How long a failed server is skipped while others are healthy."""
 _FIRST_S, _LONGEST_S = 0.1, 10.0
-"""Bounds of the growing interval that jitter draws from."""
+"""Bounds of the growing interval from which the jitter is drawn."""
 _LOOK_S = 0.05
 _LONGEST_RETRY_AFTER_S = 60.0
 _MAX_ANSWER_BYTES = 64 * 2**20
@@ -49,22 +50,22 @@ _SHOWN = 200
 
 
 class Endpoint(BaseModel):
-    """Equal servers, and what may be asked of them. As text or a list: the URLs alone."""
+    """Equal servers and their limits. A text or a list in its place gives only the URLs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     urls: tuple[str, ...] = ()
     """Base URLs, http or https."""
     key_env: str | None = None
-    """Environment variable of the bearer token; it must stand in `reward.env` too."""
+    """Environment variable with the bearer token. `reward.env` must name it too."""
     ca_file: str | None = None
-    """PEM file of the authorities that sign the servers' certificates; None: the system's."""
+    """PEM file of the certificate authorities that sign the servers' certificates. None: the system's authorities."""
     max_concurrency: PositiveInt = 64
-    """Requests under way."""
+    """Most requests at the same time."""
     requests_per_minute: PositiveFloat | None = None
-    """Spread evenly."""
+    """Most requests per minute, spread evenly. None: no limit."""
     tokens_per_minute: PositiveFloat | None = None
-    """Spread evenly: estimated before a request, corrected by its answer's `usage`."""
+    """Most tokens per minute, spread evenly: estimated before a request, corrected by the answer's `usage`. None: no limit."""
 
     @model_validator(mode="before")
     @classmethod
@@ -80,17 +81,17 @@ class Endpoint(BaseModel):
 
 
 class HttpError(DataError):
-    """A server's answer that asking again does not change."""
+    """A server's answer that a retry does not change."""
 
     def __init__(self, message: str, *, status: int | None = None, **facts: Any) -> None:
-        """`status` is HTTP's; 200 with a body that cannot be read."""
+        """`status`: the HTTP status; 200 when the body is unreadable."""
         super().__init__(message, **facts)
         self.status = status
 
 
 @dataclass(slots=True)
 class _Call:
-    """One `post`, over its retries."""
+    """State of one `post` over its retries."""
 
     urls: Sequence[str]
     path: str
@@ -98,15 +99,15 @@ class _Call:
     num_tokens: int
     gives_up_at: float
     url: str = ""
-    """Asked last; all of them while it waits for its first place."""
+    """URL of the last attempt; all URLs, with commas, before the first one."""
     failure: "_TransportError | None" = None
-    """Of the last attempt."""
+    """Failure of the last attempt."""
     asked_at: float = math.inf
-    """When the first attempt went out, after its wait for a place and a turn."""
+    """Monotonic time at which the first attempt was sent, after its wait for a place and a turn."""
 
 
 class _TransportError(Exception):
-    """One attempt that says nothing of what was asked."""
+    """A failed attempt that says nothing about the request itself."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None, status: int = 0) -> None:
         super().__init__(message)
@@ -115,7 +116,7 @@ class _TransportError(Exception):
 
 
 class _Pace:
-    """So much a minute, spread evenly, first come, first served. Where answers took less than was estimated, those that wait catch up."""
+    """A limit per minute, spread evenly, first come, first served. If an answer used less than estimated, waiting calls start earlier."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._seconds_each = 60 / per_minute if per_minute else 0.0
@@ -125,18 +126,18 @@ class _Pace:
 
     @property
     def wait_s(self) -> float:
-        """Of one more."""
+        """How long another call would wait."""
         return max(self._next_at - time.monotonic(), 0.0) + self._num_waiting * self._seconds_each
 
     async def turn(self, amount: int) -> None:
-        """Waits for it. Cancelled, it takes none."""
+        """Waits until `amount` may be used. A cancelled wait uses nothing."""
         came_at = time.monotonic()
         self._num_waiting += amount
         try:
             async with self._is_free:
                 self._next_at = max(self._next_at, came_at)
                 while (wait_s := self._next_at - time.monotonic()) > 0:
-                    await asyncio.sleep(min(wait_s, _LOOK_S))  # a correction may bring it forward
+                    await asyncio.sleep(min(wait_s, _LOOK_S))  # a correction may shorten the wait
                 self.correct(amount)
         finally:
             self._num_waiting -= amount
@@ -149,8 +150,8 @@ class HttpClient:
     """Posts JSON. Its connections belong to the event loop of the first request."""
 
     def __init__(self, endpoint: Endpoint, *, field: str = "endpoint", key: str | None = None) -> None:
-        """`key` is a bearer token that is in no environment. Raises ConfigError naming `field` for a key that is not in the environment and
-        authorities that cannot be read."""
+        """`key`: a bearer token, in place of the one in the environment. Raises ConfigError naming `field` when the environment lacks the
+        token or `ca_file` is unreadable."""
         self._endpoint = endpoint
         name = endpoint.key_env
         self._key = key or (name and os.environ.get(name, "").strip())
@@ -165,14 +166,14 @@ class HttpClient:
         self._turns = itertools.count()
         self._rests_until: dict[str, float] = {}
         self._closed: dict[str, tuple[float, _TransportError]] = {}
-        """From when on a server takes requests again, as it said, and its last failure."""
+        """By server: the time from which it accepts requests again, by its own `Retry-After`, and its last failure."""
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Any, *, urls: Sequence[str] = (), num_tokens: int = 0) -> Any:
-        """The parsed answer of one of `urls`, or of the endpoint's. The request may reach several, or one twice.
+        """Returns the parsed answer of one of `urls`, by default the endpoint's. The request may reach several servers, or one twice.
 
-        `num_tokens` is the estimate for the limit. Raises UnavailableError where it gets no answer, or no turn within the limits, in time;
-        HttpError for an answer that says no or is no JSON; TimeoutError where nothing else ends a second request that began late.
+        `num_tokens`: estimated tokens, for `tokens_per_minute`. Raises UnavailableError when no answer, or no turn within the limits, comes
+        in time; HttpError for a refusal or a body that is not JSON; TimeoutError when a second request that began late gets no answer.
         """
         left_s = remaining_s()
         total_s = _DEADLINE_S if left_s is None else left_s
@@ -191,7 +192,7 @@ class HttpClient:
             if not done and not began_late:
                 self._rest(call.url, _REST_S)
                 raise UnavailableError(f"{call.url} has answered nothing for {patience_s:.3g} s", endpoint=call.url)
-            async with asyncio.timeout(2 * margin_s):  # beyond the deadline of the judge, which comes first
+            async with asyncio.timeout(2 * margin_s):  # later than the judge's own deadline, which ends it first
                 return await asking
         finally:
             asking.cancel()
@@ -204,7 +205,7 @@ class HttpClient:
     async def _ask(self, call: _Call) -> Any:
         for attempt in itertools.count():
             async with self._places:
-                # Whoever is late for one of them takes no turn of the other.
+                # A call that is too late for one limit must not use up a turn of the other.
                 self._refuse_late(max(self._requests.wait_s, self._tokens.wait_s), call)
                 await self._requests.turn(1)
                 self._refuse_late(self._tokens.wait_s, call)
@@ -227,7 +228,7 @@ class HttpClient:
                 await asyncio.sleep(wait_s)
 
     def _refuse_late(self, seconds: float, call: _Call) -> None:
-        """Raises UnavailableError where a wait of these seconds is too long."""
+        """Raises UnavailableError when the call would give up before `seconds` are over."""
         if not seconds or time.monotonic() + seconds < call.gives_up_at:
             return
         if call.failure is None:
@@ -243,7 +244,7 @@ class HttpClient:
             connector = aiohttp.TCPConnector(ssl=self._tls, limit=self._endpoint.max_concurrency)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
-        # A redirect is never followed: the token is for this server.
+        # Redirects are never followed: the token is for this server alone.
         asking = self._session.post(url + call.path, data=call.body, headers=headers, allow_redirects=False)
         try:
             async with asking as response:
@@ -255,23 +256,23 @@ class HttpClient:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _TransportError(f"{type(error).__name__}: {error}") from error
-        said = self._shown(content)
+        shown = self._shown(content)
         if response.status == 429 or response.status >= 500:
             retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
             raise _TransportError(
-                f"HTTP {response.status}: {said}", retry_after_s=retry_after_s, status=response.status
+                f"HTTP {response.status}: {shown}", retry_after_s=retry_after_s, status=response.status
             )
         note_answer()
         self._rests_until.pop(url, None)
         if response.status >= 300:
             goes_to = response.headers.get("Location", "")
-            why = f"redirects to {goes_to[:_SHOWN]}, which is not followed; name that URL" if goes_to else said
+            why = f"redirects to {goes_to[:_SHOWN]}, which is not followed; name that URL" if goes_to else shown
             raise HttpError(f"{url}{call.path}: HTTP {response.status}: {why}", status=response.status)
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise HttpError(
-                f"{url}{call.path}: the answer is no JSON ({error}): {said}", status=response.status
+                f"{url}{call.path}: the answer is no JSON ({error}): {shown}", status=response.status
             ) from error
         usage = answer.get("usage") if isinstance(answer, dict) else None
         if isinstance(used := usage.get("total_tokens") if isinstance(usage, dict) else None, int):
@@ -279,7 +280,7 @@ class HttpClient:
         return answer
 
     def _next(self, urls: Sequence[str]) -> str:
-        """Round robin over those that are healthy; else, of those that take requests soonest, the one that has rested longest."""
+        """Round robin over the healthy servers. If none is healthy: the one that accepts requests soonest, then has rested longest."""
         turn = next(self._turns)
         in_turn = [urls[(turn + i) % len(urls)] for i in range(len(urls))]
         soonest = min(in_turn, key=lambda url: (self._opens_at(url), self._rests_until.get(url, 0.0)))
@@ -289,7 +290,7 @@ class HttpClient:
         return self._closed[url][0] if url in self._closed else 0.0
 
     def _is_healthy(self, url: str) -> bool:
-        # A late answer to an earlier request ends its rest, and not what it said of when it takes others.
+        # A late answer to an earlier request ends the server's rest, but not its Retry-After.
         return max(self._rests_until.get(url, 0.0), self._opens_at(url)) <= time.monotonic()
 
     def _rest(self, url: str, seconds: float) -> None:
@@ -310,7 +311,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """Seconds, or a date (RFC 9110, 10.2.3); None for anything else."""
+    """From seconds or a date (RFC 9110, 10.2.3); None for anything else."""
     if header is None or header.isdecimal():
         return None if header is None else min(float(header), _LONGEST_RETRY_AFTER_S)
     try:
@@ -322,20 +323,20 @@ def _retry_after_s(header: str | None) -> float | None:
 
 
 def _checked(url: str) -> str:
-    """Without a slash at its end. Raises ValueError, without the password that may stand in it."""
+    """The URL without a trailing slash. Raises ValueError, without the password that the URL may contain."""
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise ValueError(f"the URL of {parts.hostname} has a user or password in it; use key_env")
-    is_whole = parts.hostname and (parts.port or True)  # a port that is none raises
+    is_whole = parts.hostname and (parts.port or True)  # an invalid port raises ValueError
     if parts.scheme not in ("http", "https") or not is_whole or parts.query or parts.fragment:
-        shown = f"{url.partition('?')[0]!r} with a query" if parts.query else repr(url)  # which may hold a token
+        shown = f"{url.partition('?')[0]!r} with a query" if parts.query else repr(url)  # a query may hold a token
         raise ValueError(f"{shown} must be a URL as http://host:port/path")
     return url.rstrip("/")
 
 
 @functools.cache
 def tls_of(ca_file: str | None, *, field: str) -> ssl.SSLContext:
-    """Raises ConfigError naming `field` for a file that holds no authorities."""
+    """Raises ConfigError naming `field` for a file without certificate authorities."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:

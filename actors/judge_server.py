@@ -1,4 +1,4 @@
-"""A frozen language model behind vLLM's own server, which speaks OpenAI's API; it ends with this process, however that ends."""
+"""A frozen language model behind vLLM's own server with OpenAI's API. The server ends with this process, even if that is killed."""
 
 import asyncio
 import json
@@ -17,16 +17,16 @@ from cluster.contracts.types import Progress
 
 _POLL_S = 0.2
 _TAIL_BYTES = 2000
-"""Of the server's log, in the message of its end."""
+"""How much of the server's log the error shows when the server ends."""
 
 
 class JudgeServer:
-    """One server, up when `warm_up` returns."""
+    """One server. It accepts requests when `warm_up` returns."""
 
     def __init__(
         self, config: JudgeServerConfig, *, model: str, name: str, address: str, token: str, num_threads: int
     ) -> None:
-        """Starts it at `address`, host:port. Judges ask for `model`."""
+        """Starts the server at `address`, host:port. Judges request it by the name `model`."""
         self._name = name
         self._address = address
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the server writes
@@ -42,12 +42,12 @@ class JudgeServer:
         )
         brief = {"token": token, "arguments": _arguments(config, model=model, address=address)}
         assert self._process.stdin is not None
-        # The pipe stays open for as long as this process lives: its end is the server's.
+        # The pipe stays open as long as this process lives. When it closes, the server ends.
         self._process.stdin.write(json.dumps(brief).encode() + b"\n")
         self._process.stdin.flush()
 
     async def warm_up(self) -> None:
-        """Raises WorkerError when the server ends before it is up; the caller has the deadline."""
+        """Waits for the server without a deadline of its own. Raises WorkerError when it ends before it is up."""
         async with aiohttp.ClientSession() as session:
             while not self._is_up:
                 self._refuse_ended()
@@ -59,7 +59,7 @@ class JudgeServer:
                 await asyncio.sleep(_POLL_S)
 
     def progress(self) -> Progress:
-        """Raises WorkerError when the server has ended: this actor is as good as dead."""
+        """Raises WorkerError when the server has ended: this actor counts as dead."""
         self._refuse_ended()
         return Progress(
             actor=self._name,
@@ -80,16 +80,16 @@ class JudgeServer:
 
 
 def _environment(*, num_threads: int, has_gpu: bool) -> dict[str, str]:
-    """This process's, without Ray's tokens, and with what vLLM reads there. What the user has set stays."""
+    """This process's environment without Ray's variables, plus vLLM's settings. Values that the user has set are kept."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     defaults = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
         "OMP_NUM_THREADS": str(num_threads),
-        # FlashInfer's sampler is compiled when the server starts, and a machine without nvcc ends it (vllm#49497).
+        # FlashInfer's sampler is compiled when the server starts. Without nvcc on the machine, the server ends (vllm#49497).
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        # As for rollout workers: eager vLLM would compile a function of its sampler, and gain nothing.
+        # As for rollout workers: eager vLLM would compile one function of its sampler, for no gain.
         **({} if has_gpu else {"TORCHDYNAMO_DISABLE": "1"}),
     }
     return defaults | kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -109,9 +109,9 @@ def _arguments(config: JudgeServerConfig, *, model: str, address: str) -> list[s
         "max-num-seqs": config.max_concurrent_sequences,
         "tensor-parallel-size": tensor_parallel,
         "distributed-executor-backend": "uni" if tensor_parallel == 1 else "mp",
-        # What the model's folder says of sampling must not change what a judge asks for.
+        # The sampling settings in the model's folder must not change a judge's request.
         "generation-config": "vllm",
-        # A small model could write blanks between fields until its answer is cut off.
+        # A small model could write white space between fields until its answer is truncated.
         "structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
         "uvicorn-log-level": "warning",
         "middleware": "actors.judge_server_main.KeyedPathsOnly",
@@ -122,6 +122,6 @@ def _arguments(config: JudgeServerConfig, *, model: str, address: str) -> list[s
         ),
     }
     flags = ["--disable-log-stats", "--disable-uvicorn-access-log"]
-    # Prompts are read whole on a CPU, where a seeded request that is read in parts ends the engine (actors/rollout/vllm_engine.py).
+    # On a CPU a seeded request whose prompt is read in chunks ends the engine (actors/rollout/vllm_engine.py).
     flags += [] if config.gpus else ["--enforce-eager", "--no-enable-chunked-prefill"]
     return [*(f"--{name}={value}" for name, value in values.items() if value is not None), *flags]

@@ -1,7 +1,7 @@
-"""Runs vLLM's server for as long as both it and this process's parent live: then all of this session's processes end.
+"""Runs vLLM's server until the server or this process's parent ends, then kills all processes of this session.
 
-The parent holds the other end of standard input. It closes when the parent is gone, even one that was killed. In, one line: the token
-that requests must bear, and the server's arguments. vLLM takes the token from its environment, which only its own user can read.
+The parent holds the other end of standard input, which closes when the parent ends, even if it is killed. The input is one line: the token
+that requests must carry, and the server's arguments. vLLM reads the token from its environment, which only its own user can read.
 """
 
 import json
@@ -16,8 +16,8 @@ _App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class KeyedPathsOnly:
-    """ASGI middleware, outside vLLM's own: vLLM asks for the token below /v1 and a few others, but not at /invocations, which generates
-    too, nor where it scales and is measured. Judges need /v1 alone."""
+    """ASGI middleware around vLLM's own. vLLM requires the token below /v1 and a few other paths, but not at /invocations, which also
+    generates, nor at the paths for scaling and metrics. Judges need only /v1."""
 
     def __init__(self, app: _App) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class KeyedPathsOnly:
         path = scope.get("path", "")
         if scope["type"] == "lifespan" or path == "/health" or path.startswith("/v1/"):
             return await self._app(scope, receive, send)
-        if scope["type"] == "http":  # a web socket is closed by not being accepted
+        if scope["type"] == "http":  # a web socket that is not accepted is closed
             await send({"type": "http.response.start", "status": 404, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
@@ -38,12 +38,12 @@ def main() -> None:
         stdin=subprocess.DEVNULL,
         env=os.environ | {"VLLM_API_KEY": brief["token"]},
     )
-    # Not a thread: Ray ends an actor's own children with it, and would end this process before it saw its parent's end.
+    # A fork, not a thread: Ray kills an actor's own children with the actor, so this process would end before it saw its parent end.
     if os.fork() == 0:
         sys.stdin.read()
     else:
         server.wait()
-    # Its engine may outlive it.
+    # The server's engine may outlive the server.
     os.killpg(0, signal.SIGKILL)
 
 

@@ -1,13 +1,13 @@
-"""Where a model's reasoning ends and its answer begins."""
+"""Separate a model's answer from its reasoning."""
 
 _BEGINS, _ENDS = "<think>", "</think>"
 
 
 def after_reasoning(text: str, *, prompt: str = "", finish_reason: str = "") -> str:
-    """What follows the last `</think>`, up to a `<think>` that nothing ends; all of a text that has neither.
+    """The text after the last `</think>`, up to a `<think>` that is never closed; the whole text if it has neither tag.
 
-    A model that was cut off while it reasoned has not answered. Where the prompt ends with `<think>`, as chat templates of reasoning models
-    write it, a text that met a limit without a `</think>` is all reasoning. Peers: TRL `reasoning_accuracy_reward`
+    A model that was truncated during its reasoning has not answered: if the prompt ends with `<think>`, as templates of reasoning models
+    write it, and the text reached a limit without `</think>`, the answer is empty. Peers: TRL `reasoning_accuracy_reward`
     """
     _, has_ended, answer = text.rpartition(_ENDS)
     if not has_ended and finish_reason == "length" and prompt.rstrip().endswith(_BEGINS):

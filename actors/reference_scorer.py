@@ -1,6 +1,6 @@
-"""Reference scorer: groups of trajectories in, the reference's columns of them out.
+"""Reference scorer: groups of trajectories in, the reference model's columns for them out.
 
-The model is handed in, one that computes log-probs exactly as the learner's does.
+The model is an argument. It computes log-probs exactly as the learner's model does.
 """
 
 import itertools
@@ -24,16 +24,17 @@ class ReferenceScorer:
         source_column: str = "source",
         is_deterministic: bool = False,
     ) -> None:
-        """`by_source` scores the groups whose prompt has its key in `source_column`; `model` all others. In a deterministic run each group
-        is scored by itself: what is computed together depends on the group alone, and a repeated run gives the same bits."""
+        """A model of `by_source` scores the groups whose prompt has its key in `source_column`; `model` scores all others. In a
+        deterministic run each group is scored by itself: a forward pass then depends on the group alone, and a repeated run gives the same
+        bits."""
         self._model = model
         self._by_source = by_source or {}
         self._source_column = source_column
         self._is_deterministic = is_deterministic
 
     def score(self, *pieces: pa.RecordBatch | list[int]) -> tuple[Any, ...]:
-        """Of each group columns with a log-prob for each completion token, those of tools and environments too; and last a list of what
-        these columns tell the groups' summaries.
+        """For each group, columns with a log-prob per completion token, including tokens of tools and environments. The last element lists
+        the additions to the groups' summaries.
 
         Raises DataError naming row and field when a group or the model breaks the schema.
         """
@@ -44,7 +45,7 @@ class ReferenceScorer:
         return *made, [schema.added(columns) for columns in made]
 
     def _together(self, groups: Sequence[pa.RecordBatch]) -> Iterator[tuple[LogprobModel, list[pa.RecordBatch]]]:
-        """Groups in their order, and the model that scores them at once."""
+        """Groups in their order, with the model that scores them in one call."""
         for model, found in itertools.groupby(groups, key=self._model_of):
             together = [*found]
             yield from ((model, [each]) for each in together) if self._is_deterministic else [(model, together)]
@@ -70,6 +71,6 @@ class ReferenceScorer:
 
 
 def _spread(found: Sequence[Any], rows: Sequence[int], num_rows: int) -> list[Any]:
-    """One entry a row, empty for the rows that are not among these."""
+    """One entry per row; empty for a row that is not in `rows`."""
     by_row = dict(zip(rows, found, strict=True))
     return [by_row.get(row, []) for row in range(num_rows)]

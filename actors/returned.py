@@ -1,4 +1,4 @@
-"""What a user's function returns or raises for a trajectory: numbers become a `Reward`, anything else is refused by name."""
+"""Results and errors of a user's function for a trajectory. Numbers become a `Reward`; any other value is refused with its name."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from cluster.contracts.errors import DataError
 from cluster.contracts.types import Reward, RewardStatus
 
 MAX_MESSAGE = 500
-"""Characters of an error kept per trajectory: a message goes into every row that failed."""
+"""Characters kept of an error. Every failed row stores its message."""
 
 _FOREIGN = tuple(
     os.path.join(folder, "")
@@ -22,13 +22,13 @@ _FOREIGN = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     )
 )
-"""Folders of code that is none of the user's: this project's, Python's, installed packages'."""
+"""Folders of code that is not the user's: this project, Python, installed packages."""
 
 
 def to_reward(value: Any, *, by: str = "the judge") -> Reward:
-    """A number, a dict of components with `reward` among them, or a Reward, as `by` returned it.
+    """`value`, which `by` returned: a number, a dict of components that includes `reward`, or a Reward.
 
-    Raises DataError for anything else, NaN and infinity.
+    Raises DataError for any other type, NaN and infinity.
     """
     if isinstance(value, Reward):
         components = _components(value.components, by=by)
@@ -45,7 +45,7 @@ def to_reward(value: Any, *, by: str = "the judge") -> Reward:
 
 
 def described(error: BaseException) -> str:
-    """The name of its class, and its message if it has one."""
+    """The error's class name, and its message if it has one."""
     try:
         message = str(error)
     except BaseException:  # noqa: BLE001 - foreign code: a __str__ of the user's
@@ -54,15 +54,15 @@ def described(error: BaseException) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """The last line of the user's own that it came through, as ` (my_rewards.py, line 12)`; empty where there is none."""
+    """The last line of the user's own code in the traceback, as ` (my_rewards.py, line 12)`; empty if there is none."""
     lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     own = [(file, number) for file, number in lines if os.path.isabs(file) and not file.startswith(_FOREIGN)]
     return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
 
 
 def finite(value: Any, what: str, *, by: str) -> float:
-    """The number. Raises DataError for anything else, NaN and infinity."""
-    # Numbers of NumPy and torch are taken too: they convert, strings and None do not count as numbers.
+    """`value` as a float. Raises DataError for any other type, NaN and infinity."""
+    # Numbers of NumPy and torch are accepted too.
     if value is None or isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise DataError(f"{by} returned a {what} of type {type(value).__name__}; it must be a number")
     try:
@@ -76,7 +76,7 @@ def finite(value: Any, what: str, *, by: str) -> float:
 
 
 def _components(values: Mapping[str, Any], *, by: str) -> dict[str, float | None]:
-    """None stays None: a component that this trajectory does not have."""
+    """None stays None: this trajectory does not have the component."""
     return {
         writable(str(name)): None if value is None else finite(value, f"component {name!r}", by=by)
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""Tools that bring a JSON schema of their arguments, such as those of a server: `@tool` makes one of a typed function."""
+"""Tools with a JSON schema of their arguments, such as a server's tools. For a typed function, `@tool` makes the schema."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +23,8 @@ def schema_tool(
     timeout_s: float = 60.0,
     on_error: OnError = "fail",
 ) -> Tool:
-    """`call` gets the arguments by keyword, as the model wrote them once they fit `parameters`. Raises DataError for what is no schema,
-    and for a `$ref` that leads out of it: nothing is fetched, whatever a server's schema names."""
+    """`call` gets the model's arguments by keyword, after they passed the check against `parameters`. Raises DataError for an invalid
+    schema and for a `$ref` out of it: nothing is ever fetched."""
     try:
         checked = closed_validator(parameters)
     except jsonschema.SchemaError as error:
@@ -48,8 +48,7 @@ def schema_tool(
 
 
 def closed_validator(schema: Any) -> Any:
-    """What jsonschema checks this schema by, which fetches nothing. Raises SchemaError for what is no schema, and ValueError for a `$ref`
-    that leads out of it."""
+    """A validator for `schema` that fetches nothing. Raises SchemaError for an invalid schema, and ValueError for a `$ref` out of it."""
     validator = jsonschema.validators.validator_for(schema)
     validator.check_schema(schema)
     _refuse_unresolved(schema, validator.META_SCHEMA["$schema"])
@@ -57,7 +56,7 @@ def closed_validator(schema: Any) -> Any:
 
 
 def _refuse_unresolved(schema: Any, dialect: str) -> None:
-    """Raises ValueError for a reference to what is neither in the schema nor a dialect's own."""
+    """Raises ValueError for a reference that is neither in the schema nor in a specification of JSON schema."""
     root = Resource.from_contents(schema, default_specification=specification_with(dialect))
     waiting = [(root, SPECIFICATIONS.resolver_with_root(root))]
     while waiting:

@@ -1,6 +1,6 @@
-"""Texts that every file takes."""
+"""Texts that every file can store."""
 
 
 def writable(text: str) -> str:
-    """Without halves of characters, which JSON can hold and no file takes: a question mark stands for each."""
+    """`text` with a question mark for each lone surrogate, which JSON can hold but UTF-8 cannot."""
     return text.encode(errors="replace").decode()

@@ -1,1 +1,1 @@
-"""Prompts to tokens and back."""
+"""Chat templates: messages to tokens, and sampled tokens back to messages."""

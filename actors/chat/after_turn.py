@@ -1,7 +1,7 @@
-"""The text after an assistant's turn: its close, new messages, and the beginning of the next turn. The chat template itself writes it.
+"""The text after an assistant's turn: its close, new messages, and the beginning of the next turn, as the chat template writes them.
 
-A dialogue is rendered in which the assistant said a word that nothing else says; what follows the word is the text. So what the model
-sampled is never made text and tokens again, and earlier turns stay as they were sampled, whatever the template would do with them.
+The template renders a dialogue in which the assistant says a unique word; the text is everything after that word. So sampled tokens are
+never decoded and encoded again, and earlier turns stay as they were sampled, even where the template would rewrite them.
 """
 
 import json
@@ -14,42 +14,45 @@ from actors.chat.rendering import ChatTemplate, Message, Tool, fresh_word, texts
 from cluster.contracts.errors import DataError
 
 ASKED: Message = {"role": "user", "content": "Hi"}
-"""Some templates want a user's message before the assistant's."""
+"""Some templates require a user's message before the assistant's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterTurn:
     text: str
     close: str
-    """The beginning of `text` up to the first of the model's stop tokens, this included: what ends a turn. Some templates end it with
-    the next role's tag. Empty where the template writes no stop token before the next message's content."""
+    """The end of the turn: the beginning of `text` up to and including the first of the model's stop tokens. Some templates end a turn with
+    the next role's tag. Empty if the template writes no stop token before the next message's content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Words:
-    """What stands for something in a rendering, so that its place can be found."""
+class _Placeholders:
+    """Unique placeholders, to find these texts in a rendering."""
 
-    said: str
-    told: str
+    reply: str
+    """The assistant's words, or an argument of its last call."""
+    content: str
+    """The content of the first new message."""
     tool: str
+    """The names of tools."""
 
 
 def after_turn(
     template: ChatTemplate, messages: Sequence[Message], *, tools: Sequence[Tool] = (), stops: Sequence[str]
 ) -> AfterTurn:
-    """The text that new messages add after a turn. `stops` are the model's stop tokens as they are written.
+    """The text that new messages add after a turn. `stops`: the model's stop tokens as text.
 
-    Messages of role `tool` name the call that they answer. Tools that the template would show again with the new messages are left out:
-    they stay where they first stood. Raises DataError for messages that are not text, that the template does not take, or whose place
-    after the turn cannot be found.
+    Messages of role `tool` name the call that they answer. If the template would show the tools again with the new messages, they are left
+    out: the conversation's beginning already shows them. Raises DataError for messages that are not text, that the template refuses, or
+    whose place after the turn cannot be found.
     """
     _refuse_unusual(messages)
     everything = "\n".join(texts([messages, tools, template.source]))
-    words = _Words(**{name: fresh_word(f"Zq{name}", everything) for name in ("said", "told", "tool")})
+    placeholders = _Placeholders(**{name: fresh_word(f"Zq{name}", everything) for name in ("reply", "content", "tool")})
     problems: list[DataError] = []
-    for dialogue in _dialogues(messages, words.said):
+    for dialogue in _dialogues(messages, placeholders.reply):
         try:
-            return _split(template, dialogue, messages, tools=tools, stops=stops, words=words)
+            return _split(template, dialogue, messages, tools=tools, stops=stops, placeholders=placeholders)
         except _ToolsShownAgain:
             return after_turn(template, messages, stops=stops)
         except DataError as error:
@@ -68,28 +71,30 @@ def _split(
     *,
     tools: Sequence[Tool],
     stops: Sequence[str],
-    words: _Words,
+    placeholders: _Placeholders,
 ) -> AfterTurn:
-    # A word stands for the first message's content, too, so that no content is mistaken for what comes before it.
+    # A placeholder also replaces the first message's content, so that no content is mistaken for the turn's close.
     has_calls = "tool_calls" in dialogue[-1]
     what = "a tool call" if has_calls else "the assistant's words"
-    outline = [*dialogue, {**messages[0], "content": words.told}, *messages[1:]]
-    after_outline = _only_after(words.said, template.outline(outline, tools=_named(tools, words.tool)), what=what)
-    before, is_told, _ = after_outline.partition(words.told)
+    outline = [*dialogue, {**messages[0], "content": placeholders.content}, *messages[1:]]
+    after_outline = _only_after(
+        placeholders.reply, template.outline(outline, tools=_named(tools, placeholders.tool)), what=what
+    )
+    before, is_told, _ = after_outline.partition(placeholders.content)
     if not is_told:
         raise not_exact(f"it does not write the content of a message of role {messages[0]['role']!r} after the turn")
-    if words.tool in after_outline:
+    if placeholders.tool in after_outline:
         raise _ToolsShownAgain
     end = min((before.index(stop) + len(stop) for stop in stops if stop in before), default=0)
     start = 0
     if has_calls:
         start = _end_of_call(
-            template, after_outline, outline, tools=tools, close=before[:end], stops=stops, words=words
+            template, after_outline, outline, tools=tools, close=before[:end], stops=stops, placeholders=placeholders
         )
-    after = _only_after(words.said, template.prompt([*dialogue, *messages], tools=tools), what=what)
+    after = _only_after(placeholders.reply, template.prompt([*dialogue, *messages], tools=tools), what=what)
     fixed = max(start, end)
     if after[:fixed] != before[:fixed]:
-        raise not_exact("how it closes a turn depends on the content of the next message")
+        raise not_exact("its close of a turn depends on the content of the next message")
     return AfterTurn(text=after[start:], close=before[start:end])
 
 
@@ -101,16 +106,16 @@ def _end_of_call(
     tools: Sequence[Tool],
     close: str,
     stops: Sequence[str],
-    words: _Words,
+    placeholders: _Placeholders,
 ) -> int:
-    """How much of `after_argument` the model samples itself: up to its stop token. Without one, all that does not follow a turn of words
-    as well."""
+    """How many characters of `after_argument` the model samples itself: all up to its stop token. Without a stop token: all that the
+    template does not also write after a turn of words."""
     if close:
         return len(close) - max(len(stop) for stop in stops if close.endswith(stop))
     index = next(i for i, message in enumerate(outline) if message["role"] == "assistant")
-    in_words = [*outline[:index], {"role": "assistant", "content": words.said}, *outline[index + 1 :]]
-    rendered = template.outline(in_words, tools=_named(tools, words.tool))
-    after_words = _only_after(words.said, rendered, what="the assistant's words")
+    in_words = [*outline[:index], {"role": "assistant", "content": placeholders.reply}, *outline[index + 1 :]]
+    rendered = template.outline(in_words, tools=_named(tools, placeholders.tool))
+    after_words = _only_after(placeholders.reply, rendered, what="the assistant's words")
     if not after_argument.endswith(after_words):
         raise not_exact(
             "it writes none of the model's stop tokens after a tool call, so the call's end cannot be found"
@@ -119,15 +124,15 @@ def _end_of_call(
 
 
 def _dialogues(messages: Sequence[Message], said: str) -> Iterator[list[Message]]:
-    """Ways to say the word before these messages: as a reply or, where tools answer, as an argument of the last call."""
+    """Dialogues that end with the placeholder: as the assistant's reply or, before answers of tools, as an argument of its last call."""
     answers = [*takewhile(lambda message: message["role"] == "tool", messages)]
     if not answers:
         yield [ASKED, {"role": "assistant", "content": said}]
         return
     arguments = [{"x": "1"}] * (len(answers) - 1) + [{"x": said}]
-    # Where a template writes one call a turn, the model may have written several all the same: their answers follow the last one.
+    # Even if the template writes one call a turn, the model may have written several: their answers follow the last one.
     for num_calls in sorted({1, len(answers)}, reverse=True):
-        for written in (dict, json.dumps):  # most templates take a call's arguments as an object, some as text
+        for written in (dict, json.dumps):  # most templates want a call's arguments as an object, some as text
             paired = zip(answers[-num_calls:], arguments[-num_calls:], strict=True)
             calls = [_call(answer, written(each)) for answer, each in paired]
             yield [ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
@@ -150,7 +155,7 @@ def _only_after(word: str, text: str, *, what: str) -> str:
 
 def _refuse_unusual(messages: Sequence[Message]) -> None:
     if not messages:
-        raise ValueError("after a turn comes at least one message")
+        raise ValueError("at least one message must follow a turn")
     if messages[0]["role"] == "assistant":
         raise DataError("the message after the assistant's turn is the assistant's, too; give one of another role")
     for message in messages:
@@ -161,5 +166,5 @@ def _refuse_unusual(messages: Sequence[Message]) -> None:
 
 
 def not_exact(why: str) -> DataError:
-    """The template gives no exact text between turns."""
-    return DataError(f"the chat template cannot go on after a turn: {why}; give another one (model.chat_template)")
+    """The error for a template that gives no exact text between turns."""
+    return DataError(f"the chat template cannot continue after a turn: {why}; give another one (model.chat_template)")

@@ -1,4 +1,4 @@
-"""Replies with tool calls: from the text that a model sampled to words, reasoning and calls."""
+"""Parse a sampled reply into text, reasoning and tool calls."""
 
 import json
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from cluster.contracts.errors import ConfigError, DataError, headline
 from cluster.contracts.plugins import REPLY_PARSERS, Plugin, resolve
 
 _OF_PARSING = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What the parser raises: for broken JSON, for a call that lacks what is read of it, and for brackets within a thousand brackets."""
+"""Errors of the parser: for broken JSON, for a call without a required field, and for a thousand nested brackets."""
 _MOST_LEVELS = 100
-"""Of objects and lists within each other in a call. Pydantic writes 255."""
+"""Most nested objects and lists in a call. Pydantic serializes at most 255."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An assistant's turn, read."""
+    """A parsed turn of the assistant."""
 
     text: str
     """Without reasoning and calls."""
     reasoning: str | None = None
-    """None where the model wrote none, or the parser knows none."""
+    """None if the model wrote none, or the parser does not read it."""
     calls: tuple[ToolCall, ...] = ()
-    """Arguments not yet held against the tools' schemas."""
+    """Arguments not yet checked against the tools' schemas."""
 
     def as_message(self) -> dict[str, Any]:
-        """As chat templates take it; what the model did not write as JSON stands in it as text."""
+        """A message for chat templates. Arguments that are not JSON stay text."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
@@ -44,7 +44,7 @@ class Reply:
 
 class ReplyParser(Protocol):
     def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
-        """`sampled` and `prompt` with special tokens as they are written. Raises DataError for a malformed call."""
+        """`sampled` and `prompt` include special tokens as text. Raises DataError for a malformed call."""
         ...
 
 
@@ -67,20 +67,20 @@ class TemplateParser:
 
     @cached_property
     def _loaded(self) -> Any:
-        """Its patterns, compiled once. Raises as the parser does for a template that it does not take."""
+        """The template's patterns, compiled once. An invalid template raises errors as the parser does."""
         return load_response_template(self.response_template)
 
 
 class NamedParser:
-    """A function below `actors.reply_parsers`, or of a user's, with its parameters bound."""
+    """A function below `actors.reply_parsers`, or a user's own, with its parameters bound."""
 
     def __init__(self, parser: Plugin) -> None:
-        """Raises ConfigError if it is not there, or its parameters do not fit."""
+        """Raises ConfigError if the function does not exist, or its parameters do not fit."""
         self._name = parser.name
         self._read = resolve(parser, home=REPLY_PARSERS, field="episodes.parser")
 
     def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
-        """Raises ConfigError as the function does: no other reply would be read. Whatever else it raises makes this one malformed."""
+        """A ConfigError of the function passes through: it would refuse every reply. Any other exception of it is a malformed call."""
         try:
             text, calls = self._read(text=sampled, tools=[dict(tool) for tool in tools])
             found = [{"function": call} for call in calls]
@@ -99,7 +99,7 @@ def _call(found: Any) -> ToolCall:
     if _is_deep(arguments):
         raise DataError(f"a tool call is malformed: its arguments have more than {_MOST_LEVELS} levels")
     try:
-        # Python's parser takes NaN and 1e999, which an agent's client could not read, and no later turn could show the model again.
+        # Python's parser accepts NaN and 1e999. An agent's client could not read them, and no later turn could show them to the model.
         json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DataError(f"a tool call is malformed: its arguments are not JSON: {error}") from error
@@ -107,7 +107,7 @@ def _call(found: Any) -> ToolCall:
 
 
 def _is_deep(value: Any) -> bool:
-    """By level, and not by recursion: it looks for what recursion does not take."""
+    """Walks level by level: recursion would fail on the depth that this looks for."""
     level = [value]
     for _ in range(_MOST_LEVELS):
         level = [

@@ -1,4 +1,4 @@
-"""Demonstrations for `algorithm.sft`: a prompt source's completions, tokenized as the model would have sampled them."""
+"""Demonstrations for `algorithm.sft`: completions of a prompt source, encoded as the model would have sampled them."""
 
 from functools import lru_cache
 
@@ -11,10 +11,11 @@ from cluster.rollouts.tickets import epoch_order
 
 
 class SourceDemonstrations:
-    """Any update's demonstrations without those before: every epoch is a permutation of the source, seeded by run seed and epoch."""
+    """Demonstrations of any update, computed without the earlier ones: every epoch is a permutation of the source, seeded by run seed and
+    epoch."""
 
     def __init__(self, config: SftConfig, *, model: ModelConfig, seed: int) -> None:
-        """Raises ConfigError for a source or tokenizer that cannot be opened, DataError for a first row without a demonstration."""
+        """Raises ConfigError for a source or tokenizer that does not open, DataError for a first row without a demonstration."""
         self._source = prompt_source(config.prompts, field="algorithm.sft.prompts")
         self._formatter = ChatFormatter.load(model)
         self._column, self._batch_size = config.column, config.batch_size
@@ -23,7 +24,7 @@ class SourceDemonstrations:
         self._demonstration(0)
 
     def of_update(self, number: int) -> list[tuple[list[int], list[int]]]:
-        """Raises DataError naming a prompt without a completion, or too long for the context."""
+        """Pairs of prompt ids and completion ids. Raises DataError naming a prompt without a completion or too long for the context."""
         first = number * self._batch_size
         places = (divmod(index, len(self._source)) for index in range(first, first + self._batch_size))
         return [self._demonstration(self._order(epoch)[place]) for epoch, place in places]

@@ -1,7 +1,7 @@
-"""A response template for transformers' parser, made from a chat template that writes calls with known names and values.
+"""Derives a response template for transformers' parser from a chat template, which writes calls with known names and values.
 
-Three ways to write a call are known: one JSON value with name and arguments; arguments as JSON after a name; tags around name, keys and
-values. What is made here is a guess that a round trip must prove.
+Three formats of a call are known: one JSON value with name and arguments; arguments as JSON after a name; tags around name, keys and
+values. The result is a guess that a round trip must prove (`round_trip.py`).
 """
 
 import json
@@ -23,7 +23,7 @@ _NAME = r"(?P<name>[\w.\-]+)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a call is in a text: from its JSON, or its name, to its last value."""
+    """A call's place in a text: from its JSON, or its name, to its last value."""
 
     start: int
     end: int
@@ -31,7 +31,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Around:
-    """What the template writes around each call, and around all of them."""
+    """The template's text around each call, and around all calls together."""
 
     open: str
     close: str
@@ -40,8 +40,8 @@ class _Around:
 
     @property
     def opens(self) -> str:
-        """With the white space around it. That before it is tried once a run: a model writes thousands of line ends, and a pattern that is
-        tried from each of them takes hours."""
+        """Pattern of the opening with its white space. It tries each run of white space once: a model may write thousands of line ends, and
+        a pattern that starts at each of them would take hours."""
         first = rf"(?:{_soft(self.open_all)}\s*)?" if self.open_all.strip() else ""
         each = rf"{_soft(self.open)}\s*" if self.open.strip() else ""
         return rf"(?:(?<!\s)\s+)?{first}{each}"
@@ -59,7 +59,7 @@ def derived(
     generation_prompt: str,
     arguments_as_text: bool,
 ) -> dict[str, Any]:
-    """`tools` are any. Raises DataError for a way to write calls that is none of the three."""
+    """`tools` may be any tools. Raises DataError for a format of calls that is none of the three."""
     options = {"tools": tools, "stops": stops, "arguments_as_text": arguments_as_text}
     text = render_turn(template, [_ONE], **options).text
     try:
@@ -74,7 +74,7 @@ def derived(
         field = _json_arguments(text, both, stops)
     else:
         field = _tags(text, both, stops)
-    # A way that never matches: else `regex` looks ahead to the text's end, from each white space, for what every match must hold.
+    # The alternative never matches. Without it, `regex` looks from each white space to the text's end for a required part of the match.
     field["open_pattern"] = f"(?:{field['open_pattern']}|(*FAIL))"
     anchor = generation_prompt.partition(THINK)[0]
     fields: dict[str, Any] = {"tool_calls": field, "content": {"content": "text"}}
@@ -91,7 +91,7 @@ def _whole_call(text: str, both: str | None, place: _Place, stops: Sequence[str]
     call = value[0] if isinstance(value, list) else value
     name, arguments = _path(call, _ONE.name), _path(call, _ONE.arguments)
     if name is None or arguments is None:
-        raise _unknown("the JSON of a call has no name, or its arguments are no object in it")
+        raise _unknown("the JSON of a call has no name, or its arguments are not an object")
     if isinstance(value, list):
         around = _Around(open=text[: place.start], close=text[place.end :], open_all="", close_all="")
         function = {"name": f"{{{name}}}", "arguments": f"{{{arguments}}}"}
@@ -101,7 +101,7 @@ def _whole_call(text: str, both: str | None, place: _Place, stops: Sequence[str]
         around = _around(text, both, place, _json_with(both or "", _ONE.name, "zqvala"), other)
         function = {"name": f"{{content.{name}}}", "arguments": f"{{content.{arguments}}}"}
         rest = {"repeats": True, "transform": {"type": "function", "function": function}}
-    # Without a tag, it is the first key that tells a call from other JSON.
+    # Without a tag, only the first key distinguishes a call from other JSON.
     first_key = "" if around.open.strip() else rf"\s*{re.escape(json.dumps(next(iter(call))))}"
     ahead = r"(?=\[)" if isinstance(value, list) else rf"(?=\{{{first_key})"
     return {"open_pattern": around.opens + ahead, "close_pattern": _closes(around, stops), "content": "json", **rest}
@@ -132,7 +132,7 @@ def _json_arguments(text: str, both: str | None, stops: Sequence[str]) -> dict[s
 
 
 def _tags(text: str, both: str | None, stops: Sequence[str]) -> dict[str, Any]:
-    """Values stay text; transformers makes them what the tool's schema says."""
+    """Values stay text here; transformers converts them by the tool's schema."""
 
     def place_of(call: ToolCall, where: str) -> _Place | None:
         last = [*_arguments(call).values()][-1]
@@ -151,7 +151,7 @@ def _tags(text: str, both: str | None, stops: Sequence[str]) -> dict[str, Any]:
     if not before_key.strip() or not after_value.strip() or not around.open.strip() or close == around.close:
         raise _unknown("nothing marks where a call, a key or a value ends")
     around = _Around(open=around.open, close=close, open_all=around.open_all, close_all=around.close_all)
-    # Where no value ends any more, the search ends: it would look through the rest again from each tag that opens.
+    # If no further value ends, the search ends too. Otherwise it would search the rest again from each opening tag.
     value = f"(?:(?P<value>.*?){_tight(after_value)}|.*(*SKIP)(*FAIL))"
     tag = f"{_soft(before_key)}\\s*(?P<key>[^<>\\s]+?)\\s*{_tight(to_value)}{value}"
     return {
@@ -187,7 +187,7 @@ def _closes(around: _Around, stops: Sequence[str]) -> str:
 
 
 def _json_with(text: str, *held: str) -> _Place | None:
-    """The first JSON value in a text, object or list, that holds these texts."""
+    """The first JSON object or list in `text` that contains all of `held`."""
     for start, value, end in _json_values(text):
         if all(each in json.dumps(value) for each in held):
             return _Place(start=start, end=end)
@@ -204,7 +204,7 @@ def _json_values(text: str) -> Iterator[tuple[int, Any, int]]:
 
 
 def _path(value: Any, wanted: Any) -> str | None:
-    """Keys to `wanted` in nested objects, with dots between them."""
+    """Path of keys to `wanted` in nested objects, joined by dots."""
     for key, each in value.items() if isinstance(value, dict) else ():
         if each == wanted:
             return key
@@ -214,12 +214,12 @@ def _path(value: Any, wanted: Any) -> str | None:
 
 
 def _soft(text: str) -> str:
-    """A pattern of a text whose white space may vary, without that at its ends."""
+    """A pattern of `text` with any white space between its words and none at its ends."""
     return r"\s*".join(map(re.escape, text.split()))
 
 
 def _tight(text: str) -> str:
-    """As `_soft`, but of the white space next to a value the template's own is taken and no more: the rest is the value's."""
+    """As `_soft`, but next to a value it matches only the template's own white space: more belongs to the value."""
     inner = text.strip()
     ahead, behind = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
     return f"(?:{re.escape(ahead)})?{_soft(inner)}(?:{re.escape(behind)})?"

@@ -1,4 +1,4 @@
-"""Prompts to tokens and completions to text: chat templates, one bos at most, and the ids that end a completion."""
+"""Prompts to tokens and completions to text: chat templates, at most one bos, and the stop tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class EncodedPrompt:
     """A prompt as the engine gets it."""
 
     text: str
-    """After the template, without a bos that the tokenizer adds."""
+    """As the template writes it, without a bos that the tokenizer adds."""
     token_ids: list[int]
 
 
@@ -33,25 +33,23 @@ class ChatFormatter:
     def __init__(
         self, tokenizer: Any, *, max_context: int, stop_token_ids: Sequence[int] = (), bos_token_id: int | None = None
     ) -> None:
-        """`max_context` counts prompt and completion tokens; `stop_token_ids` are added to the tokenizer's own eos.
-
-        `bos_token_id` is the model's, for tokenizers that name none.
-        """
+        """`max_context` counts prompt and completion tokens. The tokenizer's own eos is added to `stop_token_ids`. `bos_token_id`: the
+        model's, for tokenizers that name none."""
         self._tokenizer = tokenizer
         self.max_context = max_context
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*stop_token_ids, *eos}))
-        """End of sequence and end of turn; a completion that ends with one keeps it among its tokens."""
+        """Tokens that end a sequence or a turn. A completion keeps the one that ended it among its tokens."""
         self._bos = tokenizer.bos_token_id
         self.bos_token_id: int | None = bos_token_id if self._bos is None else self._bos
-        """Begins a text, whether or not the tokenizer adds it; None where neither tokenizer nor model names one."""
+        """Begins a text, whether or not the tokenizer adds it. None: neither tokenizer nor model names one."""
         self._adds_bos = self._bos is not None and tokenizer("a").input_ids[:1] == [self._bos]
 
     @classmethod
     def load(cls, model: ModelConfig) -> Self:
-        """Reads tokenizer and configuration of `model.path`, which is downloaded first if it is in an object store.
+        """Reads tokenizer and configuration of `model.path`, and downloads them first from an object store.
 
-        Raises ConfigError when they are missing, do not fit together, or would run code from the hub that no commit pins.
+        Raises ConfigError when they are missing, do not fit together, or would run code from the hub without a pinned commit.
         """
         model = local_model(model, field="model")
         refuse_unpinned_code(model)
@@ -64,11 +62,10 @@ class ChatFormatter:
         refuse_empty_tokenizer(tokenizer, path=model.path, field="model.path")
         if model.chat_template is not None:
             tokenizer.chat_template = model.chat_template
-        stop_token_ids = _stop_token_ids(model, config)
         return cls(
             tokenizer,
             max_context=_max_context(model, config),
-            stop_token_ids=stop_token_ids,
+            stop_token_ids=_stop_token_ids(model, config),
             bos_token_id=_bos_token_id(config),
         )
 
@@ -82,7 +79,7 @@ class ChatFormatter:
 
     @property
     def num_token_ids(self) -> int:
-        """That the tokenizer knows: 0 to one less."""
+        """The tokenizer knows the ids from 0 to one less."""
         return len(self._tokenizer)
 
     @property
@@ -90,15 +87,14 @@ class ChatFormatter:
         return bool(self._tokenizer.chat_template)
 
     def turns(self) -> Turns:
-        """Of a model with a chat template."""
+        """The model's conversations; it must have a chat template."""
         return Turns(self._tokenizer, stop_token_ids=self.stop_token_ids)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """Messages through the chat template, text as it is. A prompt with both gets the template where the model has one.
+        """Messages pass through the chat template; a text stays as it is. A prompt with both uses its messages if the model has a template.
 
-        Messages without a template become plain text. Exactly one bos stands in front where the tokenizer adds one, whether or not
-        the template writes it too. Raises DataError naming the prompt when it is empty, leaves no room for a completion, or does not
-        go through the template.
+        Without a template, messages become plain text. If the tokenizer adds a bos, the ids begin with exactly one, even if the template
+        writes one too. Raises DataError naming the prompt when it is empty, leaves no room for a completion, or the template refuses it.
         """
         text, token_ids = self._encoded(prompt)
         if not token_ids:
@@ -112,27 +108,27 @@ class ChatFormatter:
         return EncodedPrompt(text=text, token_ids=token_ids)
 
     def with_bos(self, token_ids: list[int]) -> list[int]:
-        """Of a text that begins here: exactly one where the tokenizer adds one, whether or not the template wrote it."""
+        """Ids of a whole context, beginning with exactly one bos if the tokenizer adds one, even if the template wrote one too."""
         if self._adds_bos and self._bos is not None and token_ids[:1] != [self._bos]:
             return [self._bos, *token_ids]
         return token_ids
 
     def num_tokens(self, prompt: Prompt) -> int:
-        """As `encode` makes them, however many. Raises DataError for a prompt that does not go through the template."""
+        """Tokens of the prompt as `encode` makes them, without its limit. Raises DataError for a prompt that the template refuses."""
         return len(self._encoded(prompt)[1])
 
     def cut(self, text: str, num_tokens: int, *, at_start: bool) -> str:
-        """`text` without so many tokens at one side; empty where it has no more. A character of several tokens stays or goes as a whole."""
+        """`text` without `num_tokens` at its start or end; empty if it has no more. A character of several tokens is kept or cut whole."""
         spans = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
         if len(spans) <= num_tokens:
             return ""
         return text[spans[num_tokens - 1][1] :] if at_start else text[: spans[-num_tokens][0]]
 
     def encode_completion(self, prompt: Prompt, completion: str) -> list[int]:
-        """A given completion as the model would have sampled it after the prompt: its tokens, then the one that ends the turn or the
-        sequence, unless it has one.
+        """Token ids of a given completion, as the model would have sampled them after the prompt. The stop token of the turn or the
+        sequence is added unless the completion ends with one.
 
-        Raises DataError naming the prompt when the completion is empty, or the two do not fit the context or the template.
+        Raises DataError naming the prompt when the completion is empty, or when the two exceed the context or the template refuses them.
         """
         encoded = self.encode(prompt)
         space, end = self._around(prompt, encoded.text, completion)
@@ -151,23 +147,22 @@ class ChatFormatter:
         return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """A completion's text for rewards and people. Special tokens (eos, end of turn) are left out; a stop string stays."""
+        """A completion's text for rewards and people, without special tokens (eos, end of turn), but with its stop string."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def shown(self, token_ids: Sequence[int]) -> tuple[str, ...]:
-        """Each token as text, special ones as they are written."""
+        """Each token as text, special tokens included."""
         return tuple(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False) for token_id in token_ids)
 
     def _around(self, prompt: Prompt, prompt_text: str, completion: str) -> tuple[str, int | None]:
-        """White space that the template writes before this completion, and the first token after it that ends one; the tokenizer's eos
-        where the template writes none."""
+        """The white space that the template writes before this completion, and the first stop token after it; without one, the tokenizer's
+        eos."""
         if not completion or not self.has_template or prompt.messages is None:
             return "", self._tokenizer.eos_token_id
-        # A completion such as `end` stands in `<|im_end|>` too.
-        words = fresh_word("Zqsaid", [prompt.messages, self._template.source])
-        dialogue = [*prompt.messages, {"role": "assistant", "content": words}]
-        rendered = _rendered(prompt, self._template, dialogue)
-        before, _, after = rendered.rpartition(words)
+        # A placeholder, since the text of a completion such as `end` is also in `<|im_end|>`.
+        placeholder = fresh_word("Zqsaid", [prompt.messages, self._template.source])
+        dialogue = [*prompt.messages, {"role": "assistant", "content": placeholder}]
+        before, _, after = _rendered(prompt, self._template, dialogue).rpartition(placeholder)
         space = before.removeprefix(prompt_text)
         tail = self._tokenizer(after, add_special_tokens=False).input_ids
         ends = (token_id for token_id in tail if token_id in self.stop_token_ids)
@@ -196,7 +191,7 @@ def _rendered(prompt: Prompt, render: Callable[[Sequence[Message]], str], messag
 
 
 def _plain_text(prompt: Prompt) -> str:
-    """One message is its content; a dialogue is lines of `role: content` that end where the assistant is to speak."""
+    """One message becomes its content; several become lines of `role: content`, and the last line is `assistant:`."""
     messages = prompt.messages or []
     for message in messages:
         if not isinstance(message.get("content"), str):
@@ -228,14 +223,14 @@ def _max_context(model: ModelConfig, config: PretrainedConfig) -> int:
 
 
 def _bos_token_id(config: PretrainedConfig) -> int | None:
-    """Some configurations keep a default that their vocabulary does not hold."""
+    """None also for a configuration whose bos is outside its vocabulary: some keep such a default."""
     text = config.get_text_config()
     found: int | None = getattr(text, "bos_token_id", None)
     return found if isinstance(found, int) and found < text.vocab_size else None
 
 
 def _stop_token_ids(model: ModelConfig, config: PretrainedConfig) -> list[int]:
-    """Chat models often name an end-of-turn token in generation_config.json alone."""
+    """Reads generation_config.json first: many chat models name their end-of-turn token only there."""
     try:
         found = GenerationConfig.from_pretrained(model.path, revision=model.revision or "main").eos_token_id
     except OSError:  # the file is optional

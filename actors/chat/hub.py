@@ -1,4 +1,4 @@
-"""Why a model does not load, in one sentence."""
+"""Explain in one sentence why a model does not load."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
 from cluster.contracts.errors import ConfigError, headline
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
-    # The first that fits: a gated repository is one that is not found, too.
+    # The first match counts: a GatedRepoError is also a RepositoryNotFoundError.
     (GatedRepoError, "its terms must be accepted on the hub first, and HF_TOKEN set to a token of that account"),
     (RepositoryNotFoundError, "the hub has no such model, or it is private: mend the name, or set HF_TOKEN"),
     (RevisionNotFoundError, "the hub's model has no such model.revision: give a branch, tag or commit that it has"),
@@ -27,7 +27,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def why_not_loaded(error: BaseException) -> str:
-    """One sentence for people, by the type of what lies behind `error`; the first line of its message where that is unknown."""
+    """One sentence by the type of the error's causes; for an unknown type, the first line of its message."""
     behind = [*_causes(error)]
     for kind, reason in _REASONS:
         if any(isinstance(each, kind) for each in behind):
@@ -36,7 +36,7 @@ def why_not_loaded(error: BaseException) -> str:
 
 
 def is_empty(tokenizer: Any) -> bool:
-    """Whether it is what transformers makes of a folder without a tokenizer's files: special tokens, and at most one other."""
+    """Whether all tokens but one at most are special: transformers makes such a tokenizer from a folder without its files."""
     return len(tokenizer) - len(tokenizer.all_special_ids) < 2
 
 

@@ -1,4 +1,4 @@
-"""Results of a pure function, kept for inputs that come again: most messages between turns differ in their content alone, or not at all."""
+"""A cache for a pure function: most messages between turns differ only in their content, or not at all."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 _MOST = 256
 _LONGEST = 16_384
-"""Characters of an input. A longer one seldom comes again, and would keep memory."""
+"""Characters of an input. A longer one seldom repeats, and would take memory."""
 
 
 class Kept(Generic[T]):
-    """Of one function of texts and JSON. The result that was not used for longest goes first."""
+    """Results of one function of texts and JSON. The least recently used result is dropped first."""
 
     def __init__(self) -> None:
         self._results: OrderedDict[str, T] = OrderedDict()
 
     def of(self, inputs: Any, make: Callable[[], T]) -> T:
-        """What `make` returns for these inputs, on which alone it depends. An exception of it is not kept."""
+        """The result of `make`, which may depend on `inputs` alone. Its exceptions are not kept."""
         key = repr(inputs)
         if key in self._results:
             self._results.move_to_end(key)

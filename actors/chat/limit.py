@@ -1,4 +1,4 @@
-"""The longest prompt that a run takes, in tokens of its own tokenizer and chat template, and what becomes of longer ones."""
+"""The limit of a run's prompts, in tokens of its own tokenizer and chat template, and the treatment of longer ones."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class PromptLimit:
-    """`max_prompt_tokens` and `on_long_prompt` of `field`; without them every prompt is as it is. Prompts are measured one by one, as
-    they are asked for: a large source opens at once."""
+    """Applies `max_prompt_tokens` and `on_long_prompt` of `field`. Without a limit, prompts stay as they are. Each prompt is measured when
+    it is read, so a large source opens at once."""
 
     def __init__(self, config: PromptsConfig, formatter: "ChatFormatter", *, field: str) -> None:
         self._field = field
@@ -22,8 +22,8 @@ class PromptLimit:
         self._formatter = formatter
 
     def __call__(self, prompt: Prompt) -> Prompt | None:
-        """The prompt, shortened where that is asked for; None: it is dropped. Raises DataError for one that may not be too long, or
-        cannot be shortened."""
+        """The prompt, truncated if `on_long_prompt` says so; None if it is dropped. Raises DataError for a long prompt if `on_long_prompt`
+        is `error`, or if it cannot be truncated."""
         most = self.max_tokens
         if most is None or (num_tokens := self._formatter.num_tokens(prompt)) <= most:
             return prompt
@@ -36,7 +36,7 @@ class PromptLimit:
 
     def _truncated(self, prompt: Prompt, num_tokens: int, most: int) -> Prompt:
         shorter = prompt
-        # More than once where the tokens beside the cut come out otherwise.
+        # More than once if the tokens next to the cut change.
         while num_tokens > most:
             text = self._text(shorter)
             excess = num_tokens - most
@@ -50,7 +50,7 @@ class PromptLimit:
         return shorter
 
     def _text(self, prompt: Prompt) -> str | None:
-        """What of the part that is encoded may be cut; None: nothing."""
+        """The text that may be cut: the prompt's text or its first user message, whichever is encoded. None: nothing may be cut."""
         if prompt.text is not None and (prompt.messages is None or not self._formatter.has_template):
             return prompt.text
         contents = (message["content"] for message in prompt.messages or () if message.get("role") == "user")
@@ -65,7 +65,7 @@ class PromptLimit:
 
 
 def _with(shorter: str, prompt: Prompt, *, instead_of: str | None) -> Prompt:
-    """In text and first user message, as far as they say the same."""
+    """Replaces `instead_of` by `shorter` in the prompt's text and in its first user message, if they equal it."""
     messages = [*map(dict, prompt.messages)] if prompt.messages is not None else None
     for message in messages or ():
         if message.get("role") == "user":

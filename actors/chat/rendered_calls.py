@@ -1,4 +1,4 @@
-"""Tool calls as a chat template writes them: the text that the model is to sample."""
+"""Tool calls as a chat template writes them: the text that the model should sample."""
 
 import json
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from cluster.contracts.errors import DataError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedTurn:
     prompt: str
-    """What stands before the turn. Reasoning that the template itself writes at its beginning is part of it."""
+    """The text before the turn, including reasoning that the template itself writes at the turn's beginning."""
     text: str
-    """From the turn's first word to its stop token; to its end where the template writes none."""
+    """From the turn's first word to its stop token, or to the end if the template writes none."""
     stop: str
-    """That token; empty where there is none."""
+    """The stop token; empty if there is none."""
 
 
 def render_turn(
@@ -30,7 +30,7 @@ def render_turn(
     content: str = "",
     arguments_as_text: bool,
 ) -> RenderedTurn:
-    """Raises DataError for a template that does not take it."""
+    """Raises DataError if the template refuses the turn."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
         arguments = [json.dumps(call.arguments) if arguments_as_text else call.arguments for call in calls]
@@ -39,15 +39,15 @@ def render_turn(
             for index, (call, given) in enumerate(zip(calls, arguments, strict=True))
         ]
     whole = template([ASKED, message], tools=tools)
-    # A turn of other words begins in the same way, up to its words.
+    # A turn with other words has the same text up to its words.
     start = num_common(whole, template([ASKED, {"role": "assistant", "content": "Zqsaid"}], tools=tools))
-    # Nothing that it says or calls holds a stop token, so the first one ends the turn.
+    # Neither content nor calls contain a stop token, so the first one ends the turn.
     end, stop = min(((at, stop) for stop in stops if (at := whole.find(stop, start)) >= 0), default=(len(whole), ""))
     return RenderedTurn(prompt=whole[:start], text=whole[start:end], stop=stop)
 
 
 def wants_arguments_as_text(template: ChatTemplate, call: ToolCall, *, tools: Sequence[Tool]) -> bool:
-    """Whether the template takes a call's arguments as JSON text alone; most take an object. Raises DataError when it takes neither."""
+    """Whether the template accepts a call's arguments only as JSON text; most accept an object. Raises DataError if it accepts neither."""
     options = {"tools": tools, "stops": ()}
     try:
         text = render_turn(template, [call], arguments_as_text=False, **options).text
@@ -58,7 +58,7 @@ def wants_arguments_as_text(template: ChatTemplate, call: ToolCall, *, tools: Se
 
 
 def num_common(one: str, other: str) -> int:
-    """Characters at the beginning that are the same."""
+    """Length of the common beginning, in characters."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

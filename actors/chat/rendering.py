@@ -13,7 +13,7 @@ Tool = Mapping[str, Any]
 """A function's JSON schema, as OpenAI's interface writes it."""
 
 _OF_TEMPLATES = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What templates raise: some refuse by name, others index, add and divide what the messages do not hold."""
+"""Errors of templates: some refuse messages by name, others index, add or divide values that the messages lack."""
 
 
 class ChatTemplate:
@@ -23,19 +23,19 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         found = tokenizer.chat_template
         self.source: str = found if isinstance(found, str) else "\n".join((found or {}).values())
-        """All of them, where the tokenizer has one for tools as well."""
+        """All templates together, if the tokenizer has another one for tools."""
         self._outlines: Kept[str] = Kept()
 
     def __call__(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
-        """Ends with the last message. Raises DataError for messages that the template does not take."""
+        """Text that ends with the last message. Raises DataError for messages that the template refuses."""
         return self._rendered(messages, tools=tools, add_generation_prompt=False)
 
     def prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
-        """Ends where the assistant is to speak. Raises DataError for messages that the template does not take."""
+        """Text that ends where the assistant's turn begins. Raises DataError for messages that the template refuses."""
         return self._rendered(messages, tools=tools, add_generation_prompt=True)
 
     def outline(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
-        """As `prompt`, for messages with words in place of contents: these come again, and are rendered once."""
+        """As `prompt`, cached: for messages with placeholders as contents, which repeat."""
         return self._outlines.of((messages, tools), lambda: self.prompt(messages, tools=tools))
 
     def _rendered(self, messages: Sequence[Message], *, tools: Sequence[Tool], add_generation_prompt: bool) -> str:
@@ -54,8 +54,8 @@ class ChatTemplate:
 
 
 def _written_as_a_list(messages: Sequence[Message], text: str) -> str | None:
-    """Why `text`, rendered of the messages, is not what they say, where a content of parts stands in it as Python writes lists: a template
-    that takes texts alone may do so without a word."""
+    """The reason why `text` misrepresents the messages: a template that expects contents as text may silently write a content of parts as
+    Python writes a list. None if it does not."""
     for message in messages:
         content: object = message.get("content")
         if isinstance(content, list) and content and str(cast(object, content)) in text:
@@ -67,7 +67,7 @@ def _written_as_a_list(messages: Sequence[Message], text: str) -> str | None:
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` of JSON with every text in it changed, keys of objects too."""
+    """A JSON value with every text in it changed, including keys of objects."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -78,7 +78,7 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text in `value` of JSON, keys of objects too."""
+    """Every text in a JSON value, including keys of objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def fresh_word(word: str, value: Any) -> str:
-    """`word`, made longer until no text in `value` holds it. Letters alone: no template trims, quotes or escapes it."""
+    """`word`, extended until no text in `value` contains it. It has only letters, so no template trims, quotes or escapes it."""
     while any(word in text for text in texts(value)):
         word += "q" * len(word)  # one by one, a page of these letters would take hours
     return word

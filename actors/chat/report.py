@@ -1,4 +1,4 @@
-"""What of one model's conversations is exact: proved by rendering, before anything is sampled."""
+"""Which parts of one model's conversations are exact, proved by rendering before anything is sampled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,58 +15,58 @@ _SAID, _THOUGHT, _RULE = "Zqsaid", "Zqthought", "Zqrule"
 _TOLD: Message = {"role": "user", "content": "Zqtold"}
 _TOOL = PROBE_TOOLS[0]["function"]["name"]
 _AWKWARD = "plain, 1 < 2 [x] {y}\n\n  z"
-"""Content whose ids must decode to what the template writes."""
+"""Content whose ids must decode to the template's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReport:
-    """Where a field says why not, None is yes."""
+    """The capabilities of a model's chat template. A field `why_no_...` is None if the capability is there, else the reason."""
 
     generation_prompt: str
-    """Begins the assistant's turn; empty where the template writes nothing there."""
+    """Text that begins the assistant's turn; empty if the template writes none."""
     turn_close: str
     """From the assistant's last word to the stop token that ends its turn, else to the next user's words."""
     stop_token: str | None
-    """The one of the model's stop tokens with which the template ends a turn; None where it writes none."""
+    """The model's stop token with which the template ends a turn; None if it writes none."""
     why_no_turns: str | None
-    """A user's message after a turn cannot be written exactly."""
+    """Why a user's message after a turn cannot be written exactly."""
     why_no_tools: str | None
-    """Tools are not shown, calls not written, or a tool's answer cannot be written exactly."""
+    """Why tools are not shown, calls are not written, or a tool's answer cannot be written exactly."""
     why_no_calls: str | None
-    """Calls cannot be read."""
+    """Why calls cannot be read."""
     parser: ProvenParser | None
-    """Reads calls; None where none can."""
+    """Reads calls; None if no parser can."""
     takes_several_answers: bool
-    """Of tools, one after another."""
+    """Accepts several answers of tools, one after another."""
     takes_system: bool
-    """A first message of role `system`."""
+    """Accepts a first message of role `system`."""
     rewrites: str | None
-    """What the template would change in earlier turns when a user's message comes; None: nothing."""
+    """How the template would change earlier turns after a further message of the user; None: it does not."""
     cuts_cleanly: bool
-    """Text can be encoded to go on where sampled tokens end, without a space of its own."""
+    """Text can be encoded to continue after sampled tokens, without a space of its own."""
     unsplittable: tuple[str, ...]
-    """Control tokens that a message's text cannot hold."""
+    """Control tokens that a message's text must not contain."""
 
     @property
     def calls_are_read_by(self) -> str | None:
-        """Where the parser comes from; None without one."""
+        """The parser's origin; None without a parser."""
         if self.parser is None:
             return None
         return "the tokenizer's response template" if self.parser.is_own else "a parser made from the chat template"
 
     @property
     def takes_several_calls(self) -> bool:
-        """In one turn."""
+        """Several calls in one turn."""
         return self.parser is not None and self.parser.takes_several
 
     def require_turns(self) -> None:
-        """Raises ConfigError unless a conversation can go on exactly after a turn."""
+        """Raises ConfigError unless a conversation can continue exactly after a turn."""
         if self.why_no_turns is not None:
             raise ConfigError(f"model.chat_template: {self.why_no_turns}")
 
     def require_tools(self, *, reads_calls: bool = False) -> None:
-        """Raises ConfigError unless tools are shown, their answers exact, and calls can be read, here or by a parser that is named
-        (`reads_calls`)."""
+        """Raises ConfigError unless tools are shown, their answers are exact, and calls can be read. `reads_calls`: a named parser reads
+        them."""
         self.require_turns()
         if self.why_no_tools is not None:
             raise ConfigError(f"model.chat_template: {self.why_no_tools}; set it to a template with tools, or use none")
@@ -77,7 +77,7 @@ class ChatReport:
 
 
 def chat_report(turns: Turns) -> ChatReport:
-    """Raises DataError for a template that takes no user's message."""
+    """Raises DataError for a template that accepts no user's message."""
     template, stops = turns.template, turns.stops
     begins = _generation_prompt(turns)
     why_no_turns = _why_not(lambda: _prove_decodes(turns, [{"role": "user", "content": _AWKWARD}]))
@@ -114,7 +114,7 @@ def _prove_tools(turns: Turns) -> None:
 
 def _prove_decodes(turns: Turns, messages: Sequence[Message]) -> None:
     suffix = turns.suffix(messages, tools=PROBE_TOOLS)
-    # White space is left out: some control tokens take that beside them in.
+    # White space is not compared: some control tokens absorb the white space next to them.
     decoded = turns.encoder.decode(suffix.token_ids)
     if "".join(decoded.split()) != "".join(suffix.text.split()):
         raise DataError(
@@ -132,13 +132,13 @@ def _answers(number: int) -> list[Message]:
 def _generation_prompt(turns: Turns) -> str:
     prompt = turns.template.prompt([ASKED])
     start = num_common(prompt, turns.template([ASKED]))
-    # A template that writes an eos otherwise: that and the prompt may begin with the same characters of control tokens.
+    # Without a generation prompt the template may write an eos there, and both may begin with the same characters of control tokens.
     begun = ((prompt.rfind(control, 0, start + len(control) - 1), len(control)) for control in turns.encoder.controls)
     return prompt[min((begin for begin, length in begun if 0 <= begin < start < begin + length), default=start) :]
 
 
 def _turn_close(template: ChatTemplate) -> str:
-    """To the next user's words."""
+    """The text from the assistant's last word to the next user's words."""
     try:
         text = template.prompt([ASKED, {"role": "assistant", "content": _SAID}, _TOLD])
     except DataError:
@@ -162,7 +162,7 @@ def _rewrites(template: ChatTemplate) -> str | None:
     head, _, tail = after.partition(_SAID)
     if _TOOL in before and (_TOOL not in head or _TOOL in tail):
         return "tools move to the last user's message"
-    # What stands in front of the words beyond the prompt, the model samples itself.
+    # Text before the words that is not in the prompt: the model samples it itself.
     return None if head.startswith(before) else "the beginning of a turn is written otherwise than it was prompted"
 
 

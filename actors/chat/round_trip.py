@@ -1,4 +1,4 @@
-"""A parser is right when it reads calls as the chat template writes them: awkward values, optional arguments, several calls."""
+"""Proves that a parser reads calls as the chat template writes them: awkward values, optional arguments, several calls."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ PROBE_TOOLS: tuple[Tool, ...] = (
     _tool("zqname", zqkeya="string", zqkeyb="string"),
     _tool("zqother", zqkeyc="string", zqkeyd="string"),
 )
-"""Tools that no user has, to be seen in renderings."""
+"""Tools with names that no user has, to find them in renderings."""
 
 
 def _call(tool: str, /, **arguments: Any) -> ToolCall:
@@ -48,17 +48,17 @@ _TWO = [_FIND, _call("zqset", name="b", on=False)]
 class ProvenParser:
     parser: ReplyParser
     is_own: bool
-    """The tokenizer brings its response template; otherwise it was made from the chat template."""
+    """True: the tokenizer has the response template. False: it was derived from the chat template."""
     takes_several: bool
-    """The chat template writes several calls in a turn."""
+    """Whether the chat template writes several calls in a turn."""
 
 
 def find_parser(
     template: ChatTemplate, *, own: dict[str, Any] | None, stops: Sequence[str], generation_prompt: str
 ) -> ProvenParser:
-    """By the tokenizer's `own` response template if it passes the proof, else by one that is made from the chat template and does.
+    """The parser by the tokenizer's `own` response template if it passes the proof, else by one that is derived from the chat template.
 
-    Raises DataError with the reasons when there is none.
+    Raises DataError with the reasons if neither passes.
     """
     as_text = wants_arguments_as_text(template, _FIND, tools=PROBE_TOOLS)
     options = {"stops": stops, "arguments_as_text": as_text}
@@ -81,10 +81,7 @@ def _proven(response_template: dict[str, Any], template: ChatTemplate, *, is_own
 
 
 def prove(parser: ReplyParser, template: ChatTemplate, *, stops: Sequence[str], arguments_as_text: bool) -> bool:
-    """Reads what the template writes of several calls, and says whether it writes several in a turn.
-
-    Raises DataError that names the first case that is read as something else.
-    """
+    """Whether the template writes several calls in a turn. Raises DataError naming the first case that the parser misreads."""
     options = {"tools": PROBE_TOOLS, "stops": stops, "arguments_as_text": arguments_as_text}
     for case, calls in _CASES.items():
         _prove_one(parser, template, calls, case=case, **options)
@@ -124,5 +121,5 @@ def _prove_one(
 
 
 def _as_json(calls: Sequence[ToolCall]) -> str:
-    """As JSON, since to Python true is 1."""
+    """Compared as JSON: in Python True equals 1."""
     return json.dumps([[call.name, call.arguments] for call in calls], sort_keys=True)

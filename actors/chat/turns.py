@@ -1,9 +1,8 @@
-"""Exact tokens from turn to turn: the next prompt is the last one, the tokens that the model sampled, and a suffix, in which no text of a
-message becomes a control token."""
+"""Exact tokens from turn to turn: the next prompt is the last prompt, the sampled tokens, and a suffix. No text of a message or a tool's
+description becomes a control token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from actors.chat.after_turn import after_turn, not_exact
@@ -16,20 +15,20 @@ from cluster.contracts.types import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suffix:
-    """What follows the tokens that the model sampled."""
+    """The text and ids that follow the sampled tokens."""
 
     text: str
     """The turn's close, the new messages, and the beginning of the next turn."""
     token_ids: list[int]
     close_ids: list[int]
-    """The beginning of `token_ids` up to the model's stop token by which the template ends a turn; empty where it writes none."""
+    """The beginning of `token_ids` up to the stop token with which the template ends a turn; empty if it writes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextPrompt:
     token_ids: list[int]
     num_written: int
-    """Of them, those at the end that nobody sampled: the suffix without what the model sampled of it."""
+    """Number of ids at the end that were not sampled: the suffix without the part that the model sampled."""
 
 
 class Turns:
@@ -40,21 +39,25 @@ class Turns:
         self.template = ChatTemplate(tokenizer)
         self.encoder = TextEncoder(tokenizer, template=self.template.source)
         self.response_template: dict[str, Any] | None = getattr(tokenizer, "response_template", None)
-        """By which transformers reads the model's replies; None where the tokenizer brings none."""
+        """With it transformers parses the model's replies. None: the tokenizer has none."""
         self._stop_token_ids = frozenset(stop_token_ids)
         controls = self.encoder.controls.items()
         self.stops: tuple[str, ...] = tuple(text for text, token_id in controls if token_id in self._stop_token_ids)
-        """The stop tokens as they are written."""
+        """The stop tokens as text."""
         self._close_ids: Kept[list[int]] = Kept()
 
     def first_prompt(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> tuple[str, list[int]]:
-        """A conversation's beginning, where the assistant is to speak: its text, and its ids without a bos that the tokenizer adds.
+        """A conversation up to the assistant's turn: its text, and its ids without a bos that the tokenizer adds.
 
-        Raises DataError for messages that the template does not take, and for control tokens in a text that cannot be told from its own.
+        Raises DataError for messages that the template refuses, and for control tokens in a text that cannot be distinguished from the
+        template's own.
         """
-        text = self.template.prompt(messages, tools=tools)
-        render = partial(self.template.prompt, tools=tools)
-        return text, foreign_ids(self.encoder, text, messages, render, source=self.template.source, begins=True)
+
+        def render(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+            return self.template.prompt(messages, tools=tools)
+
+        text = render(messages, tools)
+        return text, foreign_ids(self.encoder, text, render, messages, tools, source=self.template.source, begins=True)
 
     def next_prompt(
         self,
@@ -65,11 +68,11 @@ class Turns:
         finish_reason: FinishReason,
         tools: Sequence[Tool] = (),
     ) -> NextPrompt:
-        """`messages` are new, and the assistant is to speak after them. `sampled_ids` is its last turn, as the engine returned it.
+        """`messages` are new; the assistant's turn follows them. `sampled_ids` is its last turn, as the engine returned it.
 
-        A turn that ended with the stop token by which the template ends turns is not closed again. After any other end, which stays as it
-        was sampled, the whole suffix follows: another stop token, such as `<|endoftext|>` or the tag of another role, a stop string, or the
-        token limit. Raises DataError as `suffix` does.
+        A turn that ended with the template's own stop token is not closed again. After any other end the whole suffix follows: after
+        another stop token, such as `<|endoftext|>` or the tag of another role, a stop string, or the token limit. The end itself stays as
+        it was sampled. Raises DataError as `suffix` does.
         """
         assert finish_reason is not FinishReason.ABORTED, "nothing goes on after a turn that was given up"
         suffix = self.suffix(messages, tools=tools)
@@ -79,18 +82,18 @@ class Turns:
         return NextPrompt(token_ids=[*prompt_ids, *sampled_ids, *written], num_written=len(written))
 
     def suffix(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Suffix:
-        """For new messages that follow an assistant's turn; those of role `tool` name the call that they answer.
+        """The suffix for new messages after an assistant's turn. Messages of role `tool` name the call that they answer.
 
-        A text that writes control tokens is cut inside each, and nowhere else; texts without any get the ids of the whole suffix encoded
-        at once. Raises DataError for messages that are not text or that the template does not take, for a template that gives no exact
-        suffix, and for control tokens in a text that cannot be told from the template's own.
+        A text that contains control tokens is cut inside each, and nowhere else; without any, the whole suffix is encoded at once. Raises
+        DataError for messages that are not text or that the template refuses, for a template that gives no exact suffix, and for control
+        tokens in a text that cannot be distinguished from the template's own.
         """
         after = after_turn(self.template, messages, tools=tools, stops=self.stops)
 
-        def render(changed: Sequence[Message]) -> str:
+        def render(changed: Sequence[Message], _: Sequence[Tool]) -> str:
             return after_turn(self.template, changed, tools=tools, stops=self.stops).text
 
-        token_ids = foreign_ids(self.encoder, after.text, messages, render, source=self.template.source)
+        token_ids = foreign_ids(self.encoder, after.text, render, messages, source=self.template.source)
         close = after.close
         close_ids = self._close_ids.of(close, lambda: self.encoder.encode_on(close)) if close else []
         if token_ids[: len(close_ids)] != close_ids:

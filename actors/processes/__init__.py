@@ -1,1 +1,1 @@
-"""Processes that run code of a user's: JSON lines in and out, confined, ended with all that they start."""
+"""Processes that run a user's code: they speak in JSON lines, are confined, and end with all their descendants."""

@@ -1,6 +1,6 @@
-"""What a process with code of a user's sees of the environment, and how much of the machine it may take.
+"""Environment variables and resource limits of a process that runs a user's code.
 
-A guard against leaks and mistakes, not a sandbox: the code runs as the user who started the run, and can read that user's files.
+They guard against leaks and mistakes and are no sandbox: the code runs as the user who started the run, and can read that user's files.
 """
 
 import math
@@ -17,19 +17,17 @@ _MAX_FILE_BYTES = 1024**3
 
 
 def environment(of: Mapping[str, str], *, names: Collection[str], search_path: Sequence[str]) -> dict[str, str]:
-    """What a process needs to run, and the variables that the user `names`: no tokens, no keys, nothing of Ray's.
-
-    Modules are searched along `search_path`.
-    """
+    """The variables that every process needs, and those in `names`: no tokens, no keys, nothing of Ray's. Modules are searched along
+    `search_path`."""
     wanted = _PASSED_ON | {*names}
     passed = {name: value for name, value in of.items() if name in wanted or name.startswith(_PREFIXES_PASSED_ON)}
     return passed | {"PYTHONPATH": os.pathsep.join(path for path in search_path if path)}
 
 
 def limit_resources(*, max_memory_bytes: int) -> None:
-    """Of this process and of those it starts: memory, size of a written file, no core dumps."""
+    """Limits memory and the size of written files, and forbids core dumps, for this process and its descendants."""
     limits = {
-        # Not the address space: libraries reserve much more than they use.
+        # Not the address space: libraries reserve much more of it than they use.
         resource.RLIMIT_DATA: max_memory_bytes,
         resource.RLIMIT_FSIZE: _MAX_FILE_BYTES,
         resource.RLIMIT_CORE: 0,
@@ -41,7 +39,7 @@ def limit_resources(*, max_memory_bytes: int) -> None:
 
 
 def allow_cpu_s(seconds: float) -> None:
-    """So much processor time from now on. What this process starts inherits the limit, even if it leaves the process group."""
+    """Limits processor time from now on. Processes that this one starts inherit the limit, even if they leave the process group."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(time.process_time() + seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -1,4 +1,4 @@
-"""The inside of a process that runs code of a user's: it ends with its parent, and what the code prints goes to stderr."""
+"""The child's side of a process that runs a user's code: it ends with its parent, and the code's prints go to stderr."""
 
 import ctypes
 import io
@@ -9,24 +9,24 @@ from typing import TextIO
 
 
 def die_with_parent() -> None:
-    """Code that hangs does not notice that a pipe closed: without this it would outlive a killed parent (Linux only)."""
+    """The kernel kills this process when its parent ends (Linux only). Code that hangs would not notice a closed pipe."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def own_pipes() -> tuple[TextIO, TextIO]:
-    """The pipes from and to the parent. What the code or its children print goes to stderr, and they find nothing to read."""
+    """The pipes from and to the parent. From now on the code and its children print to stderr, and their standard input is empty."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # a print is seen when it is made, not kilobytes later
+            stream.reconfigure(line_buffering=True)  # each printed line is seen at once
 
     def leave_pipes() -> None:
-        # The parent knows by the end of its pipe that this process has ended: a fork that outlives it must not hold the other end.
+        # When its pipe closes, the parent knows that this process has ended: a fork that outlives it must not hold the other end.
         for pipe in (requests, answers):
             os.dup2(nothing, pipe.fileno(), inheritable=False)
 
@@ -35,13 +35,11 @@ def own_pipes() -> tuple[TextIO, TextIO]:
 
 
 def end_with_self() -> None:
-    """What this process starts ends with it, however it ends: a fork waits for that, and kills the process group.
-
-    The parent does the same, but may be dead. What left the group goes on.
-    """
+    """A fork kills the process group when this process ends, however it ends. The parent does the same, but may be dead. Processes that
+    left the group live on."""
     watched, held = os.pipe()
     if (between := os.fork()) == 0:
-        if os.fork() == 0:  # nobody's child: what runs here may wait for all of its own
+        if os.fork() == 0:  # a grandchild: the user's code may wait for all of its own children
             os.close(held)
             while os.read(watched, 64):
                 pass

@@ -1,4 +1,4 @@
-"""A process that runs code of a user's, from outside: started, told and heard in lines of JSON, killed with all that it started."""
+"""The parent's side of a process that runs a user's code: start it, exchange lines of JSON, kill it with all that it started."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ from cluster.contracts.errors import ConfigError, WorkerError
 _Answer = TypeVar("_Answer")
 
 _START_S = 120.0
-"""Deadline for a process to import the user's code: heavy packages on a busy machine take a while."""
+"""Deadline for a process to import the user's code: heavy packages on a busy machine take long."""
 
 
 class LineProcess:
-    """The parent's end of a module that begins with `actors.processes.inside`."""
+    """The parent's end of a process whose module begins with `actors.processes.inside`."""
 
     def __init__(self, process: asyncio.subprocess.Process, printed: PrintedLines) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -41,11 +41,11 @@ class LineProcess:
         printed: PrintedLines,
         what: str,
     ) -> tuple["LineProcess", _Answer]:
-        """It, and its answer to `brief`, its first line, as `answers` reads it. `env` names the variables that it sees beside those that
-        every process needs; what it prints goes to `printed`.
+        """Starts the process and sends `brief` as its first line. Returns it with its answer, parsed by `answers`. `env` names further
+        environment variables for it; its prints go to `printed`.
 
         Raises ConfigError if it refuses the brief, and WorkerError naming `what` if it cannot start, dies, does not answer in time, or
-        answers what cannot be read.
+        gives an unreadable answer.
         """
         try:
             with printed.pipe() as stderr:
@@ -58,12 +58,12 @@ class LineProcess:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=stderr,
                     limit=max_line_bytes,
-                    # A session of its own: what the code starts ends with it, and a Ctrl-C in the terminal is the driver's to answer.
+                    # A session of its own: processes that the code starts end with it, and only the driver gets a Ctrl-C of the terminal.
                     start_new_session=True,
-                    # A user's code is found where this process finds it.
+                    # The process finds a user's code where this process does.
                     env=environment(os.environ, names=env, search_path=sys.path),
                 )
-        except OSError as error:  # no room for one more: of processes, of memory, of open files
+        except OSError as error:  # too many processes or open files, or no memory
             raise WorkerError(f"{what} cannot start: {error}") from error
         started = cls(process, printed)
         try:
@@ -78,26 +78,26 @@ class LineProcess:
         return self._process.returncode
 
     def write(self, message: Any) -> None:
-        """Returns at once: the pipe takes it when it can. A process that is gone is noticed by the next receive."""
+        """Returns at once; the message is sent when the pipe has room. If the process has ended, the next `receive` shows it."""
         self._stdin.write(json.dumps(message).encode() + b"\n")
 
     async def send(self, message: Any) -> None:
-        """Returns when the pipe has room again."""
+        """As `write`, but returns when the pipe has room again."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.write(message)
             await self._stdin.drain()
 
     async def receive(self) -> Any:
-        """Its next line; None if it has ended. Raises ValueError for one that is not JSON, or longer than a line may be."""
+        """The next message; None if the process has ended. Raises ValueError for a line that is not JSON or too long."""
         line = await self._stdout.readline()
         return json.loads(line) if line.endswith(b"\n") else None
 
     async def wait(self) -> None:
-        """Until it has ended."""
+        """Waits until the process has ended."""
         await self._process.wait()
 
     async def kill(self) -> None:
-        """Ends it and whatever it started at once, and waits until it is gone."""
+        """Kills the process and its group, and waits until the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
@@ -116,4 +116,4 @@ class LineProcess:
         except TimeoutError:
             raise WorkerError(f"{what} is not ready after {_START_S:g} s") from None
         except ValueError as error:  # the user's code can write anything there
-            raise WorkerError(f"what {what} answers first cannot be read: {error}") from error
+            raise WorkerError(f"the first answer of {what} is unreadable: {error}") from error

@@ -1,7 +1,5 @@
-"""What code of a user's prints. All of it goes on to this process's own stderr, where Ray keeps it.
-
-Heartbeats take the last lines to the driver.
-"""
+"""Prints of a user's code. All of them are copied to this process's own stderr, which Ray keeps; heartbeats take the last lines to the
+driver."""
 
 import asyncio
 import contextlib
@@ -13,28 +11,28 @@ from cluster.contracts.types import Printed
 
 _MOST_LINES = 5
 _MOST_CHARACTERS = 200
-"""Of a line; more is in the log."""
+"""Longest line; the log has all of it."""
 _PIECE_BYTES = 65_536
 _MOST_PIECES = 17
-"""That a pipe may hold: Linux lets a process enlarge it to 1 MiB. Its end is one more."""
+"""Reads that empty a pipe: Linux lets a process enlarge it to 1 MiB, 16 pieces; one more read finds its end."""
 _STDERR = 2
 
 
 class PrintedLines:
-    """Of all processes of an actor that run such code, and of what they start."""
+    """Prints of all processes of an actor that run a user's code, and of their descendants."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._num_lines = 0
         self._torn: dict[int, bytes] = {}
-        """By the pipe that is read: a line that has not ended yet."""
+        """By the descriptor of a pipe: its last line, while that is incomplete."""
 
     def last(self) -> Printed:
         return Printed(lines=tuple(self._lines), num_lines=self._num_lines)
 
     @contextlib.contextmanager
     def pipe(self) -> Iterator[int]:
-        """The end for a new process to print into. The other end is read until the last process that holds it has ended."""
+        """A pipe's writing end for a new process. The other end is read until the last process that holds the pipe has ended."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self._torn[reading] = b""
@@ -45,8 +43,8 @@ class PrintedLines:
             os.close(writing)
 
     def drain(self) -> None:
-        """Reads what is there, of each pipe as much as it holds: one that is filled faster than it is read has no end. The event loop may
-        end before it does."""
+        """Reads the present content of each pipe, since the event loop may end before the pipe does. It reads no more than a pipe holds: a
+        process may fill it faster than it is read."""
         for reading in list(self._torn):
             for _ in range(_MOST_PIECES):
                 if reading in self._torn:
@@ -55,7 +53,7 @@ class PrintedLines:
     def _read(self, reading: int) -> None:
         try:
             piece = os.read(reading, _PIECE_BYTES)
-        except BlockingIOError:  # all is read, perhaps since the event loop saw that there is some
+        except BlockingIOError:  # another call has read it since the event loop saw it
             return
         with contextlib.suppress(OSError):
             _write(_STDERR, piece)

@@ -1,4 +1,4 @@
-"""Programs of others, in a process group each: what they print is heard line by line, and nothing of the group survives."""
+"""Runs foreign programs, each in its own process group: their prints are read line by line, and the whole group is killed at the end."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from typing import IO, Any
 _KEEPER = Path(__file__).with_name("keeper.py")
 _MAX_LINE_BYTES = 1024**2
 _DRAIN_S = 5.0
-"""For the rest of what was printed, once the group is gone: only a process that left it still holds the pipe."""
+"""How long to read on after the group is killed: only a process that left the group can still hold the pipe."""
 
 Hear = Callable[[bytes], None]
 
@@ -21,16 +21,17 @@ Hear = Callable[[bytes], None]
 async def run_program(
     argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, stdin: bytes, on_stdout: Hear, on_stderr: Hear
 ) -> int:
-    """Its exit code; negative for a signal. Lines are heard as they come, and are cut at a MiB.
+    """Returns the program's exit code; negative for a signal. `on_stdout` and `on_stderr` get each line when it is printed, in pieces of at
+    most a MiB.
 
-    Cancelled, and at its end, it kills the whole group. Raises OSError if no process can be made.
+    Kills the whole group at the end, and when it is cancelled. Raises OSError if no process can be started.
     """
     async with contextlib.AsyncExitStack() as stack:
         file = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
         file.write(stdin)
         file.seek(0)
         watched, held = os.pipe()
-        stack.callback(os.close, held)  # ends the group where this process can do nothing any more
+        stack.callback(os.close, held)  # it also closes if this process is killed; then the keeper kills the group
         with contextlib.ExitStack() as started:
             started.callback(os.close, watched)
             stdout = started.enter_context(await stack.enter_async_context(_heard(on_stdout)))
@@ -55,7 +56,7 @@ async def run_program(
 
 @contextlib.asynccontextmanager
 async def _heard(hear: Hear) -> AsyncIterator[IO[Any]]:
-    """A pipe's end to print into, which is closed once the program has it. At the end, all that was printed has been heard."""
+    """A pipe's writing end, which the caller closes once the program has it. On exit all prints have been passed to `hear`."""
     reading, writing = os.pipe()
     reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""Runs a program that is killed with all of its process group when its starter ends, however that ends (Linux only).
+"""Runs a program, and kills it with its whole process group when its starter ends, however that ends (Linux only).
 
-A script: it imports no package. For programs that others' code starts in a group of their own, with no descriptor of ours, as `keeper.py`
-needs. Arguments: the starter's pid, and the program's own.
+A script: it imports no package. For programs that foreign code starts in a group of their own, without the descriptor that `keeper.py`
+needs. Arguments: the starter's pid; then the program and its arguments.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ def main() -> None:
     if sys.platform == "linux":
         _watch(starter)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it outlasts the exec
-        if os.getppid() != starter:  # gone before it was asked for
+        if os.getppid() != starter:  # the starter ended before the signal was set
             return
     try:
         os.execvp(program[0], program)
@@ -28,14 +28,14 @@ def main() -> None:
 
 
 def _watch(starter: int) -> None:
-    """Forks a process that ends this one's group with `starter`. It ends by itself once the group is empty."""
+    """Forks a watcher that kills this process's group when `starter` ends. The watcher ends by itself once the group is empty."""
     group = os.getpid()
-    with contextlib.suppress(OSError):  # no room, or an old kernel: the program alone is killed
+    with contextlib.suppress(OSError):  # no free process or an old kernel: then only the program itself is killed
         ends = os.pidfd_open(starter), os.pidfd_open(group)
         if (between := os.fork()) == 0:
             try:
-                os.setsid()  # what is sent to the group is not for the watcher
-                if os.fork() == 0:  # nobody's child: the program may wait for all of its own
+                os.setsid()  # signals to the group must not reach the watcher
+                if os.fork() == 0:  # a grandchild: the program may wait for all of its own children
                     _end_with(*ends, group=group)
             finally:
                 os._exit(0)
@@ -44,14 +44,14 @@ def _watch(starter: int) -> None:
 
 def _end_with(starter: int, program: int, *, group: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):  # whose readers wait for the program alone
+    for descriptor in range(3):  # readers of the program's output must not wait for this process
         os.dup2(nothing, descriptor)
     watched = select.poll()
     watched.register(starter, select.POLLIN)
     watched.register(program, select.POLLIN)
     wait_ms = None
     while starter not in (ended := [descriptor for descriptor, _ in watched.poll(wait_ms)]):
-        if program in ended:  # what it has left may live on
+        if program in ended:  # its children may live on
             watched.unregister(program)
             wait_ms = 1000
         if wait_ms:

@@ -1,4 +1,4 @@
-"""Prompts from a data set of the Hugging Face hub, or one that `datasets` saved to a folder. Needs the package `datasets`."""
+"""Prompts from a data set of the Hugging Face hub, or from a folder that `datasets` saved. Needs the package `datasets`."""
 
 import importlib
 import re
@@ -23,15 +23,15 @@ def dataset(
 ) -> RowPrompts:
     """The rows of one split, in the data set's order.
 
-    `path` is a folder that `save_to_disk` wrote, or a data set of the hub; the latter with its `config`, and pinned by the commit
-    in `revision`: a branch moves, and a resumed run would see other prompts. `column`, `text_as` and `system_prompt` as for
-    `file`.
+    `path` is a folder that `save_to_disk` wrote, or a data set of the hub. For the hub, `config` names its configuration, and `revision`
+    pins a commit: a branch moves, and a resumed run would see other prompts. `column`, `text_as` and `system_prompt` as for `file`.
 
-    Raises ConfigError without the package, or for a data set or split that is not there; DataError for a row that is no prompt.
+    Raises ConfigError without the package, or if the data set or the split does not exist; DataError for a row that is not a prompt.
     """
-    found = _folder(path, split) if Path(path).is_dir() else _of_the_hub(path, config, split, revision)
-    if Path(path).is_dir() and (config or revision):
+    is_folder = Path(path).is_dir()
+    if is_folder and (config or revision):
         raise ConfigError(f"path={path!r} is a folder: config and revision are of the hub's data sets; leave them out")
+    found = _folder(path, split) if is_folder else _of_the_hub(path, config, split, revision)
     rows = TableRows(found.with_format("arrow")[:])
     name = f"dataset/{Path(path).name}/{split}"
     return RowPrompts(rows, path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
@@ -52,7 +52,7 @@ def _folder(path: str, split: str) -> Any:
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(f"path={path!r} is no folder of a saved data set: {error}") from error
     if not isinstance(found, dict):
-        return found  # one split, saved without a name
+        return found  # a single split, saved without a name
     if split not in found:
         raise ConfigError(f"path={path!r} has no split {split!r}; it has: {', '.join(sorted(found))}")
     return found[split]
@@ -61,13 +61,13 @@ def _folder(path: str, split: str) -> Any:
 def _of_the_hub(path: str, config: str | None, split: str, revision: str | None) -> Any:
     if revision is None or not _COMMIT.fullmatch(revision):
         raise ConfigError(
-            f"path={path!r} is no folder here, so a data set of the hub, and revision={revision!r} is no commit; give a folder that is "
-            "there, or set revision to the 40 hexadecimal digits of the commit that its page shows, so that a resumed run sees the same "
-            "prompts"
+            f"path={path!r} is no local folder, so it names a data set of the hub, but revision={revision!r} is no commit; name an "
+            "existing folder, or set revision to the 40 hexadecimal digits of a commit on the data set's page: a resumed run must see the "
+            "same prompts"
         )
     package = _package()
     try:
         return package.load_dataset(path, config, split=split, revision=revision)
-    # A RuntimeError is of a data set that is a script.
+    # RuntimeError: the data set is a script.
     except (OSError, ValueError, RuntimeError, package.exceptions.DatasetsError) as error:
         raise ConfigError(f"path={path!r} does not load: {type(error).__name__}: {error}") from error

@@ -21,14 +21,14 @@ def file(
 ) -> RowPrompts:
     """The rows of one file, in the file's order.
 
-    `column` holds the prompt; None takes `messages` where a row has it, else `prompt`.
+    `column`: the column with the prompt. None: `messages` if the row has it, else `prompt`.
 
-    `text_as` decides what a text is: `user_message` is the user's message, to which the model's chat template applies; `text`
-    is sent as it is; `auto` is the first where the model has a chat template, else the second. `system_prompt` goes before
-    the messages of rows that bring none of their own, and makes every text a user's message.
+    `text_as`: the use of a text. `user_message`: as the user's message, through the model's chat template. `text`: as it is. `auto`:
+    `user_message` if the model has a chat template, else `text`. `system_prompt` is put before the messages of rows without a system
+    message of their own, and makes every text a user's message.
 
-    Raises ConfigError for a file that is missing, empty, or of unknown suffix, and DataError naming file, row and column for
-    a row that is not a prompt.
+    Raises ConfigError for a file that is missing, empty, or of unknown suffix, and DataError naming file, row and column for a row that is
+    not a prompt.
     """
     name = f"file/{PurePosixPath(path).name}"
     return RowPrompts(_read(path), path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
@@ -91,7 +91,7 @@ def _read_parquet(source: pa.NativeFile, path: str) -> Rows:
 
 
 def _read_arrow(source: pa.NativeFile, path: str) -> Rows:
-    """Both of Arrow's forms: the file with a footer, and the stream, which is what data set libraries write."""
+    """Both of Arrow's formats: the file with a footer, and the stream, which data set libraries write."""
     if source.read(6) == b"ARROW1":
         source.seek(0)
         return TableRows(pyarrow.ipc.open_file(source).read_all())

@@ -1,7 +1,7 @@
-"""Prompts from any of reasoning_gym's procedural tasks. Endless, offline, and with a verifier (`actors.rewards.reasoning_gym`).
+"""Prompts from any procedural task of reasoning_gym: unlimited, offline, and with a verifier (`actors.rewards.reasoning_gym`).
 
-Train and held-out prompts never meet, twice over: their seeds come from different halves of the seed space, and each question
-belongs to one split by a digest of its text. Disjoint seeds alone would not do: two-digit sums repeat themselves within a run.
+Train and held-out prompts never overlap, for two reasons: their seeds come from different halves of the seed space, and a digest of its
+text assigns each question to one split. Disjoint seeds alone would not suffice: two-digit sums repeat within a run.
 """
 
 import dataclasses
@@ -15,15 +15,15 @@ from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
 
 _SPLIT_SEEDS = 2**30
-"""Seeds of a split: train has [0, 2^30), held-out has [2^30, 2^31). NumPy, which some tasks use, takes no more than 32 bits."""
+"""Seeds per split: train has [0, 2^30), held-out has [2^30, 2^31). NumPy, which some tasks use, accepts at most 32 bits."""
 _HELD_OUT_OF = 4
-"""One question in so many is held out."""
+"""One in this many questions is held out."""
 _MAX_ATTEMPTS = 256
-"""Seeds tried for one prompt until a question of the wanted split comes up."""
+"""Seeds to try for one prompt until a question of its split appears."""
 
 
 class ReasoningGymPrompts:
-    """`size` prompts of one task; the same `seed`, task and parameters give the same prompts on every machine."""
+    """`size` prompts of one task. The same `seed`, task and parameters give the same prompts on every machine."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ReasoningGymPrompts:
         system_prompt: str | None = None,
         **config: Any,
     ) -> None:
-        """`config` are the task's own parameters (`min_digits: 2`). Raises ConfigError for an unknown task or parameter."""
+        """`config`: the task's own parameters (`min_digits: 2`). Raises ConfigError for an unknown task or parameter."""
         if size < 1 or size > _SPLIT_SEEDS // 2:
             raise ConfigError(f"size={size} is not in [1, {_SPLIT_SEEDS // 2}]")
         if seed < 0:
@@ -74,7 +74,7 @@ class ReasoningGymPrompts:
                     "task": self._task,
                     "task_config": self._config,
                 }
-                # Through JSON, as in the trajectory's info: a judge sees the same lists here and from disk.
+                # Through JSON, as in the trajectory's info: a judge sees the same values here and from disk.
                 return entry["question"], json.loads(json.dumps(columns, default=str))
         raise DataError(
             f"task={self._task!r} has too few distinct questions for prompt {index} of the "
@@ -82,7 +82,7 @@ class ReasoningGymPrompts:
         )
 
     def _make_dataset(self, attempt: int) -> Any:
-        # A task draws entry i from seed + i: steps of `size` keep the attempts apart, and the remainder keeps them in their half.
+        # A task draws entry i from seed + i: steps of `size` keep the attempts apart, and the remainder keeps them in their split's half.
         offset = (self._seed * 1_000_003 + attempt * self._size) % (_SPLIT_SEEDS - self._size)
         return make_task(
             self._task, size=self._size, seed=_SPLIT_SEEDS * self._is_held_out + offset, config=self._config
@@ -93,7 +93,7 @@ reasoning_gym = ReasoningGymPrompts
 
 
 def make_task(task: str, *, size: int, seed: int, config: dict[str, Any]) -> Any:
-    """A reasoning_gym dataset. Raises ConfigError naming the task or parameter that it does not know, or refuses."""
+    """A reasoning_gym dataset. Raises ConfigError naming an unknown task, or a parameter that is unknown or refused."""
     if task not in DATASETS:
         raise ConfigError(f"task={task!r} is not a reasoning_gym task; it has: {', '.join(sorted(DATASETS))}")
     known = {field.name for field in dataclasses.fields(DATASETS[task][1])} - {"size", "seed"}
@@ -110,5 +110,5 @@ def make_task(task: str, *, size: int, seed: int, config: dict[str, Any]) -> Any
 
 
 def is_held_out(question: str) -> bool:
-    """Whether this question belongs to the held-out split, whatever seed it came from."""
+    """Whether this question belongs to the held-out split, whatever its seed."""
     return hashlib.sha256(question.encode()).digest()[0] % _HELD_OUT_OF == 0

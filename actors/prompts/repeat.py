@@ -1,4 +1,4 @@
-"""One prompt many times over, for environments that draw their tasks themselves, by `episode.seed`."""
+"""The same prompt many times, for environments that draw their own tasks by `episode.seed`."""
 
 from pydantic import PositiveInt
 
@@ -7,7 +7,7 @@ from cluster.contracts.types import Prompt
 
 
 class RepeatedPrompts:
-    """`size` prompts, all of one user's message."""
+    """`size` prompts with the same user message."""
 
     def __init__(self, *, message: str, size: PositiveInt = 10_000, system_prompt: str | None = None) -> None:
         """Raises ConfigError for a message without words."""

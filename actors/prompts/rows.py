@@ -1,6 +1,6 @@
-"""Prompts from rows, wherever the rows lie. Opening checks every one.
+"""Prompts from rows. Opening checks every row.
 
-A row has `prompt` (text, or a list of chat messages) or `messages`; its other columns go to the reward untouched.
+A row has `prompt` (text, or a list of chat messages) or `messages`. The reward gets its other columns unchanged.
 """
 
 import json
@@ -13,7 +13,7 @@ from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.types import Prompt
 
 Rows = Sequence[Mapping[str, Any]]
-"""Rows by index, decoded as they are asked for."""
+"""Rows by index, decoded when they are read."""
 TextAs = Literal["auto", "text", "user_message"]
 
 
@@ -23,7 +23,7 @@ class RowPrompts:
     def __init__(
         self, rows: Rows, *, path: str, name: str, column: str | None, text_as: TextAs, system_prompt: str | None
     ) -> None:
-        """`path` is for messages; prompts are called `name`/row. The others are as for `file`."""
+        """`path`: for error messages. Prompt ids are `name`/row. The other arguments as for `file`."""
         if system_prompt is not None and text_as == "text":
             raise ConfigError(
                 "system_prompt with text_as: text: a plain text has no place for it; use text_as: user_message"
@@ -39,14 +39,14 @@ class RowPrompts:
         self._check()
 
     def _check(self) -> None:
-        """Reads every row. Raises DataError for one that is no prompt, and for a value that Python has none for."""
+        """Reads every row. Raises DataError for a row that is not a prompt, and for a value that Python cannot represent."""
         index = -1
         try:
             for index, row in enumerate(self._rows):
                 self._prompt(index, row)
-        except (OverflowError, ValueError) as error:  # the year 12,000, a text that is not UTF-8
+        except (OverflowError, ValueError) as error:  # such as the year 12,000, or a text that is not UTF-8
             raise DataError(
-                f"{self._path}, row {index + 1} or behind: a value cannot be read: {error}; mend it, or leave its column out"
+                f"{self._path}, row {index + 1} or later: a value cannot be read: {error}; mend it, or leave its column out"
             ) from error
 
     def __len__(self) -> int:
@@ -94,8 +94,8 @@ class RowPrompts:
 
 
 def _without_absent(value: Any) -> Any:
-    """Messages of a table, in which each has the keys of all: templates take a key that is there, empty or not, for a tool call or an
-    image. A turn without words keeps its empty `content`."""
+    """Messages of a table without their null values. In a table every message has the keys of all, and templates take an empty key for a
+    tool call or an image. A turn without words keeps its null `content`."""
     if isinstance(value, dict):
         found = cast(dict[str, Any], value)
         return {key: _without_absent(each) for key, each in found.items() if each is not None or key == "content"}
@@ -103,8 +103,8 @@ def _without_absent(value: Any) -> Any:
 
 
 def _jsonable(value: Any, where: str) -> Any:
-    """Dates and decimals, which Parquet has and JSON has not, as text: a prompt travels in its trajectories' `info`. Raises DataError for
-    what no JSON holds."""
+    """`value` with dates and decimals, which JSON lacks, as text: trajectories carry a prompt's columns as JSON in `info`. Raises DataError
+    for bytes and for text with lone surrogates."""
 
     def as_text(found: Any) -> str:
         if isinstance(found, bytes):
@@ -116,7 +116,7 @@ def _jsonable(value: Any, where: str) -> Any:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: {text[error.start]!r} is half of a character, and no text; mend the row, or leave it out"
+            f"{where}: {text[error.start]!r} is a lone surrogate, which is not text; mend the row, or leave it out"
         ) from error
     return json.loads(text)
 
@@ -124,7 +124,7 @@ def _jsonable(value: Any, where: str) -> Any:
 class TableRows(Sequence[Mapping[str, Any]]):
     def __init__(self, table: pa.Table) -> None:
         kinds = pa.schema([each.with_type(_in_microseconds(each.type)) for each in table.schema])
-        # Finer digits of a time are left out.
+        # Nanoseconds of a time are cut off.
         self._table = table if kinds.equals(table.schema) else table.cast(kinds, safe=False)
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class TableRows(Sequence[Mapping[str, Any]]):
 
 
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """Without nanoseconds, in which pandas writes times, and which Python's do not have."""
+    """The type with microseconds in place of nanoseconds: pandas writes times in nanoseconds, which Python's times lack."""
     if pa.types.is_struct(kind):
         return pa.struct([each.with_type(_in_microseconds(each.type)) for each in kind])
     if pa.types.is_list(kind):

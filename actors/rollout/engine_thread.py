@@ -1,7 +1,7 @@
-"""One thread owns one engine. Requests, weight updates and aborts are commands to it; it obeys them between two engine steps.
+"""The thread that owns an engine. Requests, weight updates and aborts are commands, which it carries out between two engine steps.
 
-Every token that leaves was sampled under attested weights and carries their version. When the thread ends, `EngineThread.ended` is
-done and holds the reason.
+Every token that it returns was sampled under attested weights and carries their version. When the thread ends, `EngineThread.ended` is done
+and holds the reason.
 """
 
 import dataclasses
@@ -20,38 +20,38 @@ from cluster.contracts.types import Completion, EngineUse, FinishReason, Proof
 
 T = TypeVar("T")
 Outcome = Completion | DataError | WeightsError
-"""DataError: the engine refuses this request. WeightsError: the engine serves nothing."""
+"""DataError: the engine refuses this request. WeightsError: the engine serves no request."""
 
 Sink = Callable[[str, Outcome], None]
-"""Takes a request's id and its outcome. It runs in the engine's thread, so it must hand the outcome over and return at once."""
+"""Gets a request's id and its outcome. It runs in the engine's thread, so it must pass the outcome on and return at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """New weights, and the test that the engine computes with them."""
+    """New weights, and the proof that the engine computes with them."""
 
     policy_version: int
     tensors: Callable[[], Any]
-    """What the engine loads."""
+    """Returns the tensors to load."""
     adapter: Any = None
-    """What the tensors are an adapter of; None when they are the whole model."""
+    """Description of the adapter, if the tensors are one; None if they are the whole model."""
     probe_token_ids: Sequence[int]
     prove: Callable[[list[float]], Proof]
-    """Takes the engine's log-probs of the probe. Raises WeightsError when they are not the version's."""
+    """Gets the engine's log-probs of the probe. Raises WeightsError when they are not the version's."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
-    """The one command that does not wait behind an update: the update may wait for the request that is aborted."""
+    """The only command that does not wait behind an update, since the update may wait for the aborted request."""
 
     request_ids: Sequence[str]
     kept: Future[dict[str, Completion]] | None = None
-    """Gets what was sampled of them."""
+    """Gets the tokens sampled so far, by request."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Active:
-    """A request that is not finished."""
+    """An unfinished request and its tokens so far."""
 
     request: EngineRequest
     sink: Sink
@@ -61,7 +61,7 @@ class _Active:
 
     @classmethod
     def of(cls, request: EngineRequest, sink: Sink) -> "_Active":
-        """With the tokens that were sampled elsewhere, if there are any."""
+        """Begins with the request's kept tokens, if another worker sampled some."""
         active = cls(request=request, sink=sink)
         if kept := request.kept:
             active.token_ids += kept.token_ids
@@ -80,7 +80,7 @@ class _Active:
 
 
 class EngineThread:
-    """Runs an engine for as long as it has requests, and sleeps when it has none."""
+    """Steps an engine while it has requests, and waits when it has none."""
 
     def __init__(
         self,
@@ -89,27 +89,27 @@ class EngineThread:
         on_update: Literal["continue", "finish", "abort_and_resume"],
         may_resume: bool = True,
     ) -> None:
-        """Returns once the engine is up; raises what `make_engine` raises. Without `may_resume` a request that sleep interrupts begins
-        anew: its first tokens would be prompt to what counts its own."""
+        """Returns when the engine is up. Errors of `make_engine` pass through. Without `may_resume`, a request that sleep interrupts begins
+        anew: its sampling counts its own tokens (a penalty, for example), and after resuming, the earlier ones would count as prompt."""
         self._make_engine = make_engine
         self._on_update = on_update
         self._may_resume = may_resume
         self._commands: queue.SimpleQueue[Callable[[Engine], None] | _Abort | None] = queue.SimpleQueue()
         self._held: list[Callable[[Engine], object]] = []
-        """An update that waits until running requests are finished, and the commands that came after it."""
+        """An update that waits until running requests are finished, and the commands after it."""
         self._active: dict[str, _Active] = {}
         self._policy_version: int | None = None
         self._refusal = "no weights were loaded yet"
         self._is_torn = False
-        """A load broke off in the middle: nothing is sampled, and requests wait, until one succeeds."""
+        """A load was interrupted: nothing is sampled, and requests wait, until a load succeeds."""
         self._is_asleep = False
         """Nothing is sampled, and requests wait, until the engine wakes."""
         self.timeline = Timeline("starting")
         self._last_step = time.time()
         self._use = self._use_before = EngineUse()
-        """The most under the weights that serve, and under those before."""
+        """Peak use under the serving weights, and under the ones before."""
         self.ended: Future[None] = Future()
-        """Done when the thread has ended; holds the exception that ended it."""
+        """Done when the thread has ended. Holds the exception that ended it."""
         self.ended.set_running_or_notify_cancel()
         up: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(up,), name="engine", daemon=True)
@@ -118,71 +118,71 @@ class EngineThread:
 
     @property
     def policy_version(self) -> int | None:
-        """The attested version that serves now; None when nothing may be served."""
+        """The attested version that serves now; None if no request may be served."""
         return self._policy_version
 
     @property
     def phase(self) -> tuple[str, float]:
-        """What the thread does, and since when in Unix seconds."""
+        """The thread's activity, and its start in Unix seconds."""
         return self.timeline.phase
 
     @property
     def last_progress(self) -> float:
-        """Unix seconds of the last step; now, when there is nothing to do."""
+        """Unix seconds of the last step; the present time while the thread is idle."""
         return time.time() if self.phase[0] == "idle" else self._last_step
 
     @property
     def most_used(self) -> EngineUse:
-        """Under the weights that serve and those before."""
+        """Peak use under the serving weights and the ones before."""
         return self._use.most(self._use_before)
 
     def submit(self, requests: Sequence[EngineRequest], sink: Sink) -> None:
-        """All of them are in the engine before its next step, in this order. Each gets one call of `sink`, unless it is aborted."""
+        """Puts all requests into the engine before its next step, in this order. Calls `sink` once for each, unless it is aborted."""
         self._commands.put(lambda engine: self._start(engine, requests, sink))
 
     def probe(self, token_ids: Sequence[int]) -> Future[list[float]]:
-        """The log-prob of each token after the first under the weights that the engine has, attested or not; wakes it."""
+        """The log-prob of each token after the first under the engine's present weights, attested or not. Wakes the engine."""
         return self._asked(lambda engine, done: self._probe(engine, token_ids, done))
 
     def update(self, update: Update) -> Future[tuple[Proof, float]]:
-        """Loads between two steps and attests: the proof, and the seconds that sampling stood still for it.
+        """Loads and attests between two steps. Returns the proof, and the seconds for which sampling paused.
 
-        A WeightsError also ends every unfinished request, and nothing is served after it. After a BroadcastError requests wait for the
-        next update.
+        A WeightsError also ends every unfinished request, and the engine serves none until an update succeeds. After a BroadcastError
+        requests wait for the next update.
         """
         return self._asked(lambda engine, done: self._update(engine, update, done))
 
     def sleep(self, *, keeps_weights: bool) -> Future[None]:
-        """The engine gives its GPU's memory back. Requests wait: with `keeps_weights` until `wake`, else until an update."""
+        """The engine frees its GPU's memory. Requests wait: with `keeps_weights` until `wake`, else until an update."""
         return self._asked(lambda engine, done: self._sleep(engine, done, keeps_weights=keeps_weights))
 
     def wake(self) -> Future[None]:
-        """Requests go on. An engine that discarded its weights sleeps on until an update."""
+        """Requests continue. An engine without its weights sleeps on until an update."""
         return self._asked(lambda engine, done: done.set_result(self._wake(engine)))
 
     def refuse(self, error: WeightsError) -> None:
-        """Ends every unfinished request with `error` and serves nothing until an update succeeds."""
+        """Ends every unfinished request with `error` and serves none until an update succeeds."""
         self._commands.put(lambda engine: self._refuse(engine, error))
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forgets the requests, soon: until then their sinks may be called. Those that have ended are ignored."""
+        """Drops the requests soon; until then their sinks may be called. Requests that have ended are ignored."""
         if request_ids:
             self._commands.put(_Abort(request_ids))
 
     def hand_over(self, request_ids: Sequence[str]) -> Future[dict[str, Completion]]:
-        """As `abort`; the tokens so far of each request that has some, with its outcome unsaid."""
+        """As `abort`. Returns the tokens so far of each request that has some; its finish reason is `aborted`."""
         kept: Future[dict[str, Completion]] = Future()
         kept.set_running_or_notify_cancel()
         self._commands.put(_Abort(request_ids, kept))
         return kept
 
     def stop(self) -> None:
-        """Ends the thread after the step that runs now; unfinished requests are dropped."""
+        """Ends the thread after the present step. Unfinished requests are dropped."""
         self._commands.put(None)
         self._thread.join()
 
     def _asked(self, obey: Callable[[Engine, Future[T]], None]) -> Future[T]:
-        """A command, and what comes of it."""
+        """Sends a command and returns the future of its result."""
         done: Future[T] = Future()
         done.set_running_or_notify_cancel()
         self._commands.put(lambda engine: obey(engine, done))
@@ -193,7 +193,7 @@ class EngineThread:
             engine = self._make_engine()
             up.set_result(None)
             self._loop(engine)
-        except BaseException as error:  # noqa: BLE001  it goes on in those that wait
+        except BaseException as error:  # noqa: BLE001  the waiting calls raise it
             (self.ended if up.done() else up).set_exception(error)
 
     def _loop(self, engine: Engine) -> None:
@@ -207,7 +207,7 @@ class EngineThread:
             else:
                 self._obey(engine)
 
-    # A method of its own: a local variable of the loop would keep an update's buckets alive while the engine samples.
+    # A separate method: a local variable of the loop would keep an update's buckets alive while the engine samples.
     def _obey(self, engine: Engine) -> None:
         command = self._commands.get()
         if command is None:
@@ -222,7 +222,7 @@ class EngineThread:
             command.kept.set_result(
                 {each.request.request_id: each.completion(FinishReason.ABORTED) for each in aborted if each.token_ids}
             )
-        if self._held:  # the request may be among the held commands
+        if self._held:  # a held command may submit the request
             self._held.append(lambda engine: self._abort(engine, command.request_ids))
 
     def _obey_held(self, engine: Engine) -> None:
@@ -258,7 +258,7 @@ class EngineThread:
         self._last_step = time.time()
 
     def _flush(self, engine: Engine) -> None:
-        """Before weights change or requests end early: every token counts, and as one of the version that sampled it."""
+        """Called before weights change or requests end early: every token is kept, with the version that sampled it."""
         for output in engine.flush():
             self._take(output)
 
@@ -293,7 +293,7 @@ class EngineThread:
                 engine.load(update.tensors())
             else:
                 engine.load_adapter(update.tensors(), update.adapter)
-            # Running requests may advance beside the probe: the engine holds their tokens back until the next step.
+            # Running requests may advance during the probe: the engine holds their tokens back until the next step.
             proof = update.prove(engine.prompt_logprobs(update.probe_token_ids))
         except BroadcastError as error:
             self._policy_version, self._is_torn = None, True

@@ -1,4 +1,4 @@
-"""A group between its ticket and its batch: the requests it asks of the engine, and the rows they become."""
+"""A group between its ticket and its batch: its engine requests and its rows."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from cluster.contracts.types import Completion, FinishReason, Ticket, sample_see
 
 
 class GroupInProgress:
-    """A ticket on its way to becoming a batch."""
+    """The unfinished group of a ticket."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class GroupInProgress:
         place: int = 0,
         kept: pa.RecordBatch | None = None,
     ) -> None:
-        """`key` tells this group's requests from those of every other group that the worker has had. `environment` is the name of the
-        single turn in the run, `place` that of its requests; `kept` is what another worker sampled of it, as `sampled` tells.
+        """`key` begins the ids of this group's requests and is unique in the worker's life. `environment`: the run's name for the single
+        turn. `place`: the priority of its requests. `kept`: the completions and tokens of another worker, as `sampled` returned them.
 
-        Raises DataError for a column of the prompt that cannot be its sampling.
+        Raises DataError for a column of the prompt that is no valid sampling setting.
         """
         self.ticket = ticket
         self.key = key
@@ -45,7 +45,7 @@ class GroupInProgress:
         self._request_ids = [f"{key}/{index}" for index in range(num_started)]
         self._completions: dict[str, Completion] = {}
         self._kept: dict[str, Completion] = {}
-        """Tokens of requests that another worker did not finish."""
+        """Tokens of requests that another worker began and did not finish."""
         for row in kept.to_pylist() if kept else ():
             request_id = self._request_ids[row.pop("sample_index")]
             reason = FinishReason(row.pop("finish_reason"))
@@ -72,7 +72,8 @@ class GroupInProgress:
         ]
 
     def sampled(self, kept: Mapping[str, Completion]) -> pa.RecordBatch | None:
-        """For another worker that goes on with it: the finished completions, and tokens of others by request. None: there are none."""
+        """For another worker that continues the group: the finished completions, and the unfinished ones in `kept`, by request id. None:
+        there are none."""
         known = {**kept, **self._completions}
         rows = [
             {"sample_index": index, **asdict(known[request_id])}
@@ -82,20 +83,20 @@ class GroupInProgress:
         return pa.RecordBatch.from_pylist(rows) if rows else None
 
     def add(self, request_id: str, completion: Completion) -> None:
-        """Nothing is added to a finished group: what ends after it is surplus."""
+        """A finished group ignores further completions: they are surplus."""
         if not self.is_finished:
             self._completions[request_id] = completion
 
     def unfinished(self) -> list[str]:
-        """Requests that it does without, or waits for."""
+        """Requests without a completion."""
         return [request_id for request_id in self._request_ids if request_id not in self._completions]
 
     def stop(self, engine: EngineThread) -> None:
-        """Nothing more is expected of its requests."""
+        """Aborts its unfinished requests."""
         engine.abort(self.unfinished())
 
     def rows(self, *, run_id: str, worker: str) -> list[dict[str, Any]]:
-        """One row a trajectory, in sample order, with the index and seed it started with. The group itself keeps none of it."""
+        """One row per trajectory, in sample order, each with the index and seed that it started with. The group drops its completions."""
         common = {
             **columns_of(self.ticket, run_id=run_id, environment=self._environment, worker=worker),
             "prompt_token_ids": self._encoded.token_ids,
@@ -124,7 +125,7 @@ class GroupInProgress:
 
 
 def columns_of(ticket: Ticket, *, run_id: str, environment: str, worker: str) -> dict[str, Any]:
-    """What all rows of its group have."""
+    """The columns that are equal in all rows of the ticket's group."""
     return {
         "run_id": run_id,
         "group_id": ticket.group_id,

@@ -1,4 +1,4 @@
-"""How news from the engine's thread reach the coroutines that wait for them, in the order in which they came."""
+"""Passes events from the engine's thread to waiting coroutines, in order."""
 
 import asyncio
 from collections import deque
@@ -9,20 +9,20 @@ from cluster.contracts.errors import WeightsError
 
 
 class Inbox:
-    """What one waiting call gets from the engine's thread."""
+    """The events for one waiting call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._coming: deque[Any] = deque()
-        self._is_told = False
-        """The loop is to look at what comes. Of a step that ends many requests it hears once: each time that it wakes, the engine's thread
-        waits for it."""
+        self._wakes_loop = False
+        """A wake-up of the event loop is scheduled. One serves for all events of an engine step: each wake-up makes the engine's thread
+        wait."""
         self._events: asyncio.Queue[Any] = asyncio.Queue()
 
     def put(self, event: Any) -> None:
         self._coming.append(event)
-        if not self._is_told:
-            self._is_told = True
+        if not self._wakes_loop:
+            self._wakes_loop = True
             self._loop.call_soon_threadsafe(self._look)
 
     def put_outcome(self, request_id: str, outcome: Outcome) -> None:
@@ -32,6 +32,6 @@ class Inbox:
         return await self._events.get()
 
     def _look(self) -> None:
-        self._is_told = False  # before it looks: what comes meanwhile is seen now, or told of again
+        self._wakes_loop = False  # set before reading: a later event is read now, or schedules another wake-up
         while self._coming:
             self._events.put_nowait(self._coming.popleft())

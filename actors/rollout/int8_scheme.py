@@ -1,9 +1,9 @@
-"""INT8 for vLLM's linear layers, made from ordinary weights whenever they are loaded: vLLM has such schemes for FP8, and for INT8 only
-readers of checkpoints that somebody has quantized before.
+"""INT8 for vLLM's linear layers, quantized from ordinary weights at each load. vLLM has such schemes for FP8; for INT8 it only reads
+checkpoints that are already quantized.
 
-Each output channel of a matrix has one scale, each token's input one that is taken as it passes: symmetric, both rounded to 8 bits and
-multiplied as integers by vLLM's own kernels (oneDNN on CPUs, CUTLASS or Triton on GPUs). Embeddings, the vocabulary head, norms and
-routers keep the compute type. Importing this module makes the scheme known to vLLM in this process.
+Each output channel of a matrix has one scale; each token's input has one, measured on the fly. Both are symmetric, rounded to 8 bits, and
+multiplied as integers by vLLM's own kernels (oneDNN on CPUs, CUTLASS or Triton on GPUs). Embeddings, the vocabulary head, norms and routers
+keep the compute type. Importing this module registers the scheme with vLLM in this process.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from vllm.model_executor.utils import replace_parameter
 
 NAME = "int8_per_channel"
 _LARGEST = 127
-"""As far as vLLM's kernels round inputs: -128 has no opposite."""
+"""vLLM's kernels round inputs to the same range: -128 has no opposite."""
 
 
 def quantize(weights_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,7 +34,7 @@ class Int8LinearMethod(OnlineLinearBase):
 
     def create_weights(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         super().create_weights(layer, *args, **kwargs)
-        # The kernel's own, absent in a symmetric scheme that measures its inputs.
+        # Parameters that the kernel reads; None in a symmetric scheme that measures its inputs.
         for name in ("input_scale", "input_zero_point", "azp_adj"):
             layer.register_parameter(name, None)
         self._kernel = init_int8_linear_kernel(
@@ -42,13 +42,13 @@ class Int8LinearMethod(OnlineLinearBase):
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        # vLLM calls this when a layer is whole, and once more when the model is.
+        # vLLM calls this when the layer is loaded, and again when the whole model is.
         if getattr(layer, "_already_called_process_weights_after_loading", False):
             return
         integers, scales = quantize(layer.weight)
         replace_parameter(layer, "weight", integers)
         replace_parameter(layer, "weight_scale", scales)
-        # oneDNN keeps the address of the scales, and a reload copies them elsewhere and forgets these: log-probs would be NaN.
+        # oneDNN keeps the address of the scales. A reload copies them elsewhere and would free these: log-probs would be NaN.
         self._scales = scales
         self._kernel.process_weights_after_loading(layer)
         layer._already_called_process_weights_after_loading = True
@@ -59,7 +59,7 @@ class Int8LinearMethod(OnlineLinearBase):
 
 @register_quantization_config(NAME)
 class Int8Config(QuantizationConfig):
-    """All linear layers; the vocabulary head is none of vLLM's."""
+    """Quantizes all linear layers; the vocabulary head is not among vLLM's."""
 
     def get_name(self) -> Any:
         return NAME

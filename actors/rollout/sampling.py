@@ -1,4 +1,4 @@
-"""What a prompt is sampled with, and how vLLM is asked for it."""
+"""A prompt's sampling settings, and vLLM's parameters for them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _FREE: dict[str, Any] = {"json_schema": None, "regex": None, "choice": (), "gram
 
 
 def own_sampling(prompt: Prompt, sampling: SamplingConfig) -> SamplingConfig:
-    """The run's sampling with the prompt's own values. A structure of the prompt stands in place of the run's, whatever its kind.
+    """The run's sampling with the prompt's own values. A structure of the prompt replaces the run's, even one of another kind.
 
     Raises DataError naming column and value.
     """
@@ -36,21 +36,21 @@ def own_sampling(prompt: Prompt, sampling: SamplingConfig) -> SamplingConfig:
 
 
 def works_on_text(sampling: SamplingConfig) -> bool:
-    """Whether the engine needs the tokenizer for it."""
+    """Whether the engine needs the tokenizer for this sampling."""
     is_forced = structure(sampling) is not None or any(name in sampling.columns for name in STRUCTURES)
     return is_forced or bool(sampling.stop or sampling.bad_words)
 
 
 def structure(sampling: SamplingConfig) -> dict[str, Any] | None:
-    """vLLM's StructuredOutputsParams; None leaves completions free."""
-    # A column's value as it is: a text in place of a list must not become a list of its letters, but be refused.
+    """Arguments of vLLM's StructuredOutputsParams; None for free completions."""
+    # A column's value stays as it is: vLLM must refuse a text in place of a list, which `list` would split into letters.
     choice = list(sampling.choice) or None if isinstance(sampling.choice, tuple) else sampling.choice
     wanted = {"json": sampling.json_schema, "regex": sampling.regex, "choice": choice, "grammar": sampling.grammar}
     return {kind: value for kind, value in wanted.items() if value is not None} or None
 
 
 def vllm_arguments(request: EngineRequest, *, stop_token_ids: Sequence[int]) -> Mapping[str, Any]:
-    """vLLM's SamplingParams for what is left of a request, but for its structure."""
+    """Arguments of vLLM's SamplingParams for the rest of a request, without its structure."""
     sampling, num_kept = request.sampling, len(request.kept.token_ids) if request.kept else 0
     return {
         **{name: getattr(sampling, name) for name in _AS_IT_IS},
@@ -60,7 +60,7 @@ def vllm_arguments(request: EngineRequest, *, stop_token_ids: Sequence[int]) -> 
         "stop": list(sampling.stop) or None,
         "stop_token_ids": [] if sampling.ignore_eos else list(stop_token_ids),
         "bad_words": list(sampling.bad_words) or None,
-        # A resumed request must not draw again the random numbers that its kept tokens were drawn with.
+        # A resumed request must not reuse the random numbers with which its kept tokens were drawn.
         "seed": sample_seed(request.seed, num_kept) if num_kept else request.seed,
         "logprobs": 0,
         "detokenize": bool(sampling.stop),

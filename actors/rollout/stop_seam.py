@@ -1,20 +1,20 @@
-"""Stop texts of a resumed request that begin in the tokens it had: an engine that gets these as its prompt does not see them."""
+"""Finds stop texts that begin in the kept tokens of a resumed request: the engine gets these as its prompt, and does not search them."""
 
 from collections.abc import Callable, Sequence
 
 _TOKENS_OF_A_CHARACTER = 4
-"""At most: UTF-8, byte by byte."""
+"""At most: one per byte of UTF-8."""
 HALF_CHARACTER = "\ufffd"
-"""As tokenizers write the beginning of one."""
+"""Tokenizers decode the beginning of a character as this."""
 
 
 class StopSeam:
-    """Of one request. It is asked until a stop text ends, or until none can begin in the kept tokens any more (`is_past`)."""
+    """Search of one request. Call `ends` until a stop text ends, or until none can begin in the kept tokens any more (`is_past`)."""
 
     def __init__(
         self, kept: Sequence[int], *, stops: Sequence[str], min_tokens: int, decode: Callable[[Sequence[int]], str]
     ) -> None:
-        """There is at least one of `stops`, and none ends in the `kept` tokens or counts in the first `min_tokens` of the completion."""
+        """`stops` is not empty. No stop text ends in the `kept` tokens, and none counts within the completion's first `min_tokens`."""
         self._stops = stops
         self._decode = decode
         self._longest = max(map(len, stops))
@@ -24,10 +24,10 @@ class StopSeam:
         self.is_past = False
 
     def ends(self, token_ids: Sequence[int]) -> bool:
-        """Whether a stop text ends in these tokens, the next ones."""
+        """Whether a stop text ends in the next tokens, these."""
         self._tail += token_ids
         text = self._decode(self._tail)
-        # A character may have its other half behind the seam.
+        # A character may continue after the seam.
         num_before = len(self._decode(self._tail[: self._num_before]).rstrip(HALF_CHARACTER))
         self.is_past = len(text) - num_before >= self._longest
         return any(text.find(stop, max(num_before + 1 - len(stop), 0)) >= 0 for stop in self._stops)

@@ -1,8 +1,8 @@
-"""vLLM's worker for CPUs that also returns the experts which a mixture of experts chose, as its workers for GPUs do.
+"""vLLM's worker for CPUs that also returns the chosen experts of a mixture of experts, as its workers for GPUs do.
 
-vLLM records experts and hands them out with the requests (`aux_output_connector`); only its newer model runner calls the recorder, and
-that one needs Triton, which CPUs lack. This worker, an argument of the engine (`worker_cls`), makes the same calls around the older
-runner: on CPUs and GPUs the experts come by one way.
+vLLM records experts and returns them with the requests (`aux_output_connector`). Only its newer model runner calls the recorder, and that
+one needs Triton, which CPUs lack. This worker, an argument of the engine (`worker_cls`), makes the same calls around the older runner, so
+the experts arrive in the same way on CPUs and GPUs.
 """
 
 from types import SimpleNamespace
@@ -16,9 +16,10 @@ from cluster.weights.vllm_receiver import ReceiverRegistration
 
 
 class ExpertRecordingWorker(CPUWorker, ReceiverRegistration):
-    """Of an engine whose configuration asks for routed experts, without speculative decoding.
+    """Worker of an engine that returns routed experts, without speculative decoding.
 
-    It has the weights' extension by itself: vLLM, which mixes that into the class of its first engine in a process, refuses a subclass.
+    It inherits the extension for weights itself: vLLM mixes that into the class of its first engine in a process, and then refuses a
+    subclass.
     """
 
     _connector: AuxOutputWorkerConnector
@@ -38,14 +39,14 @@ class ExpertRecordingWorker(CPUWorker, ReceiverRegistration):
         output: Any = super().sample_tokens(grammar_output)
         pending = self._connector.prepare_output(self._computed(output.req_ids)) if output.req_ids else None
         if pending is not None:
-            # A prompt that is not read to its end yet samples nothing.
+            # A prompt that is not read to its end yet samples no token.
             num_sampled = np.array([len(token_ids) for token_ids in output.sampled_token_ids])
             pending.enqueue_cpu_copy(num_sampled, np.zeros_like(num_sampled))
             output.aux_output_connector_output = pending.process_output()
         return output
 
     def _computed(self, request_ids: list[str]) -> Any:
-        """What the step computed of each request, in the order of the rows: as the newer runner's `InputBatch` says it."""
+        """The step's computed tokens of each request, in the order of the rows, with the fields of the newer runner's `InputBatch`."""
         step, cached = self._scheduled, self._scheduled.scheduled_cached_reqs
         starts = {request.req_id: request.num_computed_tokens for request in step.scheduled_new_reqs}
         starts |= zip(cached.req_ids, cached.num_computed_tokens, strict=True)

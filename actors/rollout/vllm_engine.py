@@ -1,7 +1,6 @@
-"""vLLM in this process, behind the `Engine` protocol: tokens in, tokens out, one step at a time, new weights between two steps.
+"""vLLM in this process, as an `Engine`: tokens in, tokens out, one step at a time, new weights between two steps.
 
-The only module (with the weight transport's engine side) that imports vLLM. One thread builds it and calls it: OpenMP settings
-belong to the thread that makes them.
+The same thread must build and call the engine: OpenMP settings belong to the thread that makes them.
 """
 
 import contextlib
@@ -34,30 +33,30 @@ from cluster.weights.process_group import Incoming
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _ADAPTER = 1
-"""vLLM's number of the one that serves."""
+"""vLLM's number for the serving adapter."""
 _OTHER_TARGETS = "name the others in learner.lora.target_modules, or use learner.lora.publish=merged"
 _CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
 _GONE_S = 2.0
-"""For the system to tell that a process has ended."""
-_TOLD_TOGETHER = 32
-"""Tokens of a request. Each output costs vLLM and us as much as a fifth of a small model's token on a CPU."""
+"""How long the system may take to report that a process has ended."""
+_TOKENS_PER_OUTPUT = 32
+"""Tokens of a request per output. Each output costs as much time as a fifth of a small model's token on a CPU."""
 _CPU_PREFILL_TOKENS = 8192
-"""Prompt tokens of one engine step."""
+"""Most prompt tokens of one engine step."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
 class VllmEngine:
-    """An in-process vLLM that serves one model; one of several processes has its scheduler here and its model in the others.
+    """An in-process vLLM that serves one model. With several processes, the scheduler runs here and the model in the others.
 
-    Its own queue stands before vLLM's: vLLM gets one slot more than `max_concurrent_sequences`, and that slot is always free for
-    the canary, which would otherwise wait for a running request to end.
+    Requests wait in its own queue before they enter vLLM's: vLLM gets one slot more than `max_concurrent_sequences`, and that slot stays
+    free for the canary, which would otherwise wait for a running request to end.
     """
 
     def __init__(self, config: RunConfig, *, formatter: ChatFormatter, num_threads: int) -> None:
         """Loads the model from disk (seconds). Each of the engine's processes computes with `num_threads`. Raises ConfigError when vLLM
         refuses the settings."""
         rollout, sampling = config.rollout, config.sampling
-        # Eager vLLM still compiles on GPUs.
+        # On GPUs even eager vLLM compiles.
         compiles = not rollout.enforce_eager or torch.accelerator.is_available()
         _prepare_process(num_threads=num_threads, compiles=compiles, dtype=config.model.dtype)
         with importing_for_good(), contextlib.nullcontext() if compiles else _no_compiler():
@@ -67,7 +66,7 @@ class VllmEngine:
 
         self._vllm: Any = vllm
         self._refusals = (ValueError, VLLMClientError)
-        """How vLLM says that it does not take a request."""
+        """vLLM's errors when it refuses a request."""
         self._structured = StructuredOutputsParams
         self._delta = RequestOutputKind.DELTA
         self._final_only = RequestOutputKind.FINAL_ONLY
@@ -79,32 +78,32 @@ class VllmEngine:
         self._waiting: list[EngineRequest] = []
         self._running: set[str] = set()
         self._seams: dict[str, StopSeam] = {}
-        """Of resumed requests that have stop texts."""
+        """By id of a resumed request with stop texts."""
         self._held: list[EngineOutput] = []
         self._num_loads = 0
         self._adapter_request: Any = None
         self._base_model = config.model.path
         self._probe_numbers = count()
-        is_cpu = self._vllm.platforms.current_platform.is_cpu()
-        _refuse_the_other_build(rollout, is_cpu=is_cpu)
-        _refuse_gpus_without_fp8(rollout, self._vllm.platforms.current_platform)
-        if is_cpu:
+        platform = self._vllm.platforms.current_platform
+        _refuse_the_other_build(rollout, is_cpu=platform.is_cpu())
+        _refuse_gpus_without_fp8(rollout, platform)
+        if platform.is_cpu():
             _register_architecture(vllm, config.model)
         arguments = _arguments(vllm, config, max_context=formatter.max_context)
-        # vLLM imports as much again while it builds, collects by itself, and freezes what it made.
+        # vLLM imports as much again while it builds the engine; it collects garbage by itself and freezes its own objects.
         with importing_for_good():
             self._engine: Any = _built(vllm, arguments, model=config.model, replays=rollout.routing_replay)
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
         self._try_out(sampling)
 
     def add(self, request: EngineRequest) -> None:
-        """Takes a request; it starts at the next step that has a free slot, by its place and then first come, first served."""
+        """Queues a request. It starts at the first step with a free slot, ordered by `place`, then first come, first served."""
         insort(self._waiting, request, key=lambda each: each.place)
 
     def step(self) -> list[EngineOutput]:
-        """One forward pass over all running requests; at most one token each. Empty when nothing runs.
+        """One forward pass over all running requests, at most one token each. Empty when no request runs.
 
-        vLLM keeps tokens until a request has several: see `flush`. A request that vLLM does not take is an output too, with the reason.
+        vLLM keeps tokens back until a request has several: see `flush`. A request that vLLM refuses is an output with the reason.
         """
         if self._held:
             held, self._held = self._held, []
@@ -113,24 +112,24 @@ class VllmEngine:
         return refused + ([self._converted(output) for output in self._outputs()] if self._running else [])
 
     def flush(self) -> list[EngineOutput]:
-        """The tokens that `step` has not returned, those beside a probe among them; it does not return them later."""
-        told, self._held = self._held, []
-        # vLLM's public interface says the rest only when a request ends.
+        """The tokens that `step` has not returned yet, including those sampled during a probe. `step` does not return them again."""
+        outputs, self._held = self._held, []
+        # vLLM's public interface returns the rest only when a request ends.
         for state in self._engine.output_processor.request_states.values():
-            if state.stream_interval == 1:  # all are told at once, and not counted
+            if state.stream_interval == 1:  # its tokens are returned at once, and vLLM does not count them
                 continue
             if token_ids := state.detokenizer.output_token_ids[state.sent_tokens_offset :]:
                 state.sent_tokens_offset += len(token_ids)
                 logprobs = _logprobs_of(token_ids, state.logprobs_processor.logprobs[-len(token_ids) :])
-                told.append(
+                outputs.append(
                     EngineOutput(
                         request_id=state.external_req_id, token_ids=token_ids, logprobs=logprobs, finish_reason=None
                     )
                 )
-        return told
+        return outputs
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Forgets the requests: no output of theirs comes any more. Unknown ids are ignored."""
+        """Drops the requests: they have no further outputs. Unknown ids are ignored."""
         gone = set(request_ids)
         self._waiting = [request for request in self._waiting if request.request_id not in gone]
         self._held = [output for output in self._held if output.request_id not in gone]
@@ -141,17 +140,17 @@ class VllmEngine:
             self._engine.abort_request(running)
 
     def use(self) -> EngineUse:
-        """Asked of vLLM's scheduler: its own metrics cost a step of many requests milliseconds."""
+        """Read from vLLM's scheduler: vLLM's own metrics would cost a step with many requests milliseconds."""
         scheduler = self._engine.engine_core.engine_core.scheduler
         num_running, num_waiting = scheduler.get_request_counts()
         return EngineUse(num_running=num_running, num_waiting=num_waiting, cache_share=scheduler.get_kv_cache_usage())
 
     def load(self, tensors: Iterable[tuple[str, Any]] | Incoming) -> None:
-        """New weights by checkpoint name, as CPU tensors, between two steps. Running requests go on, on their present key-value cache.
+        """Loads new weights between two steps: CPU tensors by checkpoint name, or `Incoming`, which each of the engine's processes receives
+        from its group. Running requests continue with their present key-value cache.
 
-        Incoming ones are taken from their group by each of the engine's processes. Raises WeightsError when vLLM refuses them, and
-        BroadcastError when the group breaks; what vLLM serves then is undefined until a load succeeds. Raises WorkerError when one of
-        the engine's processes is gone.
+        Raises WeightsError when vLLM refuses the weights, and BroadcastError when the group breaks; vLLM's weights are then undefined until
+        a load succeeds. Raises WorkerError when one of the engine's processes has ended.
         """
         if not self._in_one_process and not isinstance(tensors, Incoming):
             tensors = list(tensors)
@@ -173,14 +172,14 @@ class VllmEngine:
         self._forget_prefixes()
 
     def load_adapter(self, tensors: Iterator[tuple[str, Any]], adapter: Adapter) -> None:
-        """A new adapter in place of the one that serves, between two steps; else as `load`."""
+        """Replaces the serving adapter between two steps; otherwise as `load`."""
         from vllm.lora.request import LoRARequest
 
         self.wake()
-        # vLLM reads adapters from a folder. Its own temporary one: a name that is reused would be served from a cache.
+        # vLLM reads adapters from a folder. It must be a new one each time: vLLM caches by the folder's name.
         with tempfile.TemporaryDirectory(prefix="treadwheel-adapter-") as folder:
             write_adapter(Path(folder), tensors, adapter=adapter, base_model=self._base_model)
-            # The same id in place: requests that run go on under the new adapter, as they would under new weights.
+            # The same id, loaded in place: running requests continue under the new adapter, as they would under new weights.
             request = LoRARequest(lora_name="policy", lora_int_id=_ADAPTER, lora_path=folder, load_inplace=True)
             try:
                 is_loaded = self._engine.add_lora(request)
@@ -202,20 +201,20 @@ class VllmEngine:
         self._forget_prefixes()
 
     def sleep(self, *, keeps_weights: bool) -> None:
-        """As vLLM's levels 1 and 2: pages of weights and cache go back to the driver, and addresses stay. On a CPU vLLM only stops."""
+        """vLLM's sleep levels 1 and 2: memory of weights and cache returns to the driver, addresses stay. On a CPU vLLM only pauses."""
         self._engine.sleep(level=1 if keeps_weights else 2)
 
     def wake(self) -> None:
-        """All that sleeps."""
+        """Wakes weights and cache."""
         self._wake()
 
     def _wake(self, *parts: str) -> None:
-        """These parts of vLLM's, all of them without names. It samples again when nothing sleeps."""
+        """Wakes these parts of vLLM; without names, all. vLLM samples again when all parts are awake."""
         if self._engine.is_sleeping():
             self._engine.wake_up(list(parts) or None)
 
     def _outputs(self) -> list[Any]:
-        """vLLM's, of one step. Raises WorkerError when one of the engine's processes is gone."""
+        """vLLM's outputs of one step. Raises WorkerError when one of the engine's processes has ended."""
         try:
             return self._engine.step()
         except (RuntimeError, AssertionError) as error:
@@ -223,11 +222,11 @@ class VllmEngine:
             raise
 
     def _check_processes(self, error: Exception) -> None:
-        """Raises WorkerError when one of the engine's other processes is gone: `error` says nothing of the weights then."""
+        """Raises WorkerError when one of the engine's other processes has ended: `error` is then not about the weights."""
         if self._in_one_process:
             return
         processes = [worker.proc for worker in self._engine.engine_core.engine_core.model_executor.workers]
-        # The others may tell of a broken connection before the system does of the process.
+        # Other processes may report a broken connection before the system reports the process's end.
         if ended := wait([process.sentinel for process in processes], timeout=_GONE_S):
             gone = ", ".join(f"{each.pid} ({each.exitcode})" for each in processes if each.sentinel in ended)
             raise WorkerError(
@@ -235,19 +234,19 @@ class VllmEngine:
             ) from error
 
     def _forget_prefixes(self) -> None:
-        # Requests that start from now on must not find keys and values of the old weights. A reset cannot take blocks from running
-        # requests, so the cache is also salted with the number of loads.
+        # New requests must not find keys and values of the old weights. A reset cannot free blocks of running requests, so the cache is
+        # also salted with the number of loads.
         self._num_loads += 1
         if not self._running:
             self._engine.reset_prefix_cache()
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Natural log-prob of each token after the first under the weights that serve now, at temperature 1.
+        """Natural log-prob of each token after the first under the present weights, at temperature 1.
 
-        Requests that run beside it advance too; `step` returns their tokens afterwards, unless they are aborted.
+        Running requests advance too; `step` returns their tokens afterwards, unless they are aborted.
         """
         request_id = f"probe-{next(self._probe_numbers)}"
-        # Seeded, although its token is thrown away: beside one request without a seed, vLLM on CPU ignores everyone's.
+        # Seeded, although its token is discarded: if one running request has no seed, vLLM on CPU ignores the seeds of all.
         params = self._vllm.SamplingParams(
             max_tokens=1, temperature=1.0, seed=0, prompt_logprobs=0, detokenize=False, output_kind=self._final_only
         )
@@ -260,7 +259,7 @@ class VllmEngine:
                 self._held.append(self._converted(output))
 
     def _admit(self) -> list[EngineOutput]:
-        """Starts waiting requests in the free slots. Returns those that vLLM refuses."""
+        """Starts waiting requests in the free slots. Returns outputs for those that vLLM refuses."""
         refused: list[EngineOutput] = []
         while self._waiting and len(self._running) < self._max_running:
             request = self._waiting.pop(0)
@@ -275,7 +274,7 @@ class VllmEngine:
     def _start(self, request: EngineRequest) -> None:
         kept = request.kept.token_ids if request.kept else []
         params = self._params(request)
-        # vLLM looks at this only where it has a tokenizer. Without this look the embedding fails, and with it the whole engine.
+        # vLLM checks this only if it has a tokenizer. Without the check the embedding would fail, and with it the whole engine.
         if (largest := max(request.prompt_token_ids, default=0)) >= self._vocabulary_size:
             raise ValueError(f"token id {largest} is not in the model's vocabulary of {self._vocabulary_size}")
         self._engine.add_request(
@@ -293,12 +292,12 @@ class VllmEngine:
         return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}
 
     def _try_out(self, sampling: SamplingConfig) -> None:
-        """Raises ConfigError for a sampling that vLLM refuses: now, and not for every prompt."""
+        """Raises ConfigError for sampling settings that vLLM refuses: at the start rather than for every prompt."""
         trial = EngineRequest(request_id="trial", prompt_token_ids=[0], sampling=sampling, seed=0)
         try:
             self._start(trial)
         except self._refusals as error:
-            raise ConfigError(f"vLLM refuses what `sampling` says: {headline(error)}") from error
+            raise ConfigError(f"vLLM refuses the settings of `sampling`: {headline(error)}") from error
         self._engine.abort_request([trial.request_id])
 
     def _params(self, request: EngineRequest) -> Any:
@@ -308,13 +307,13 @@ class VllmEngine:
             **vllm_arguments(request, stop_token_ids=self._stop_token_ids),
             structured_outputs=None if wanted is None else self._structured(**wanted),
             output_kind=self._delta,
-            stream_interval=1 if looks_for_stops else _TOLD_TOGETHER,
+            stream_interval=1 if looks_for_stops else _TOKENS_PER_OUTPUT,
         )
 
     def _converted(self, output: Any) -> EngineOutput:
         completion = output.outputs[0]
         reason, token_ids = completion.finish_reason, list(completion.token_ids)
-        # A text ends a completion before its limit does, as vLLM has it.
+        # A stop text takes precedence over the length limit, as in vLLM.
         if reason in (None, "length") and self._stops_at_seam(output.request_id, token_ids):
             self._engine.abort_request([output.request_id])
             reason = "stop"
@@ -322,7 +321,7 @@ class VllmEngine:
             self._running.discard(output.request_id)
             self._seams.pop(output.request_id, None)
             if reason == "error":
-                why = "vLLM ended it: its `structure` does not compile, or does not take what was sampled"
+                why = "vLLM ended it: its `structure` does not compile, or does not accept the sampled tokens"
                 return _refused(output.request_id, why)
             if reason not in _FINISH_REASONS:
                 raise WorkerError(f"request {output.request_id}: vLLM ended it with {reason!r}")
@@ -331,7 +330,7 @@ class VllmEngine:
             token_ids=token_ids,
             logprobs=_logprobs_of(token_ids, completion.logprobs),
             finish_reason=_FINISH_REASONS[reason] if reason else None,
-            # With the output that vLLM ends a request with; a request that was ended here has none.
+            # vLLM returns them with a request's last output. A request that was ended here has none.
             routed_experts=None if completion.routed_experts is None else completion.routed_experts.tobytes(),
         )
 
@@ -353,16 +352,16 @@ def _logprobs_of(token_ids: Sequence[int], found: Sequence[Any]) -> list[float]:
 
 
 def _no_compiler() -> contextlib.AbstractContextManager[None]:
-    """vLLM imports torch's compiler, 140 modules, to change a list of it: for nothing where nothing is compiled."""
+    """Hides a module for which vLLM imports torch's compiler, 140 modules, only to change a list in it."""
     return hidden("torch._inductor.lowering")
 
 
 def _built(vllm: Any, arguments: Any, *, model: ModelConfig, replays: bool) -> Any:
-    """The engine; `replays`: it returns the experts that it chose."""
+    """The engine. `replays`: it returns the experts that it chose."""
     try:
         if not (replays and vllm.platforms.current_platform.is_cpu()):
             return vllm.LLMEngine.from_engine_args(arguments)
-        # vLLM refuses this for CPUs when the configuration is made, since its own worker for them does not record experts; ours does.
+        # vLLM's configuration refuses this on CPUs, since its own worker there does not record experts; ours does.
         config = arguments.create_engine_config()
         config.aux_output_config.enable_return_routed_experts = True
         return vllm.LLMEngine.from_vllm_config(config, disable_log_stats=arguments.disable_log_stats)
@@ -376,7 +375,7 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
 
     model, rollout, adapter = config.model, config.rollout, config.published_adapter
     if rollout.quantization == "int8_per_channel":
-        # What makes it known to vLLM takes a quarter of a second of every other engine's start.
+        # Imported only here: registering the scheme would cost every other engine's start a quarter of a second.
         from actors.rollout import int8_scheme  # noqa: F401
     is_cpu = vllm.platforms.current_platform.is_cpu()
     return vllm.EngineArgs(
@@ -388,30 +387,30 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         hf_overrides={"head_dtype": "float32"} if _has_float32_head(rollout, is_cpu=is_cpu) else {},
         max_model_len=max_context,
         max_num_seqs=rollout.max_concurrent_sequences + 1,
-        # vLLM drops the token of a half-read prompt by winding its seeded generator back, which a CPU generator cannot do: the
-        # engine would die. So prompts are read whole there.
+        # After a chunk of a prompt vLLM drops its token by resetting the seeded generator, which a CPU generator cannot do: the engine
+        # would die. So prompts are read whole on CPUs.
         enable_chunked_prefill=not is_cpu,
         max_num_batched_tokens=max(_CPU_PREFILL_TOKENS, max_context) if is_cpu else None,
         enforce_eager=rollout.enforce_eager,
         enable_sleep_mode=rollout.colocated and not is_cpu,
         enable_prefix_caching=rollout.prefix_caching,
         enable_lora=adapter is not None,
-        # vLLM knows a few ranks only: the next larger one.
+        # vLLM accepts only a few ranks: take the next larger one.
         max_lora_rank=next((rank for rank in _ADAPTER_RANKS if adapter and rank >= adapter.rank), _ADAPTER_RANKS[0]),
         max_loras=1,
         tensor_parallel_size=rollout.tensor_parallel_size,
         distributed_executor_backend="uni" if rollout.tensor_parallel_size == 1 else "mp",
-        # On a GPU it would silently overrule gpu_memory_utilization.
+        # On a GPU it would silently override gpu_memory_utilization.
         kv_cache_memory_bytes=rollout.cpu_cache_bytes_per_process if is_cpu else None,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
-        # After temperature, truncation, penalties and masks: what the tokens were drawn from. vLLM's raw ones are before temperature
-        # and after a structure's mask, which no learner computes.
+        # Log-probs of the distribution that tokens are drawn from: after temperature, truncation, penalties and masks. vLLM's raw ones are
+        # before temperature and after a structure's mask; no learner computes those.
         logprobs_mode="processed_logprobs",
-        # Tokens go in and come out; vLLM needs a tokenizer only for texts: stop strings, which environments may add, bad words, structures.
+        # vLLM needs a tokenizer only for texts: stop strings, which environments may add, bad words, structures.
         skip_tokenizer_init=not (works_on_text(config.sampling) or config.has_episodes),
-        # The model folder's temperature and the like must not change what a run's own configuration says.
+        # The model folder's sampling settings must not override the run's.
         generation_config="vllm",
-        # One step behind, a step's tokens would come from weights older than the version they are marked with.
+        # With it, outputs come one step late: tokens would be marked with a newer version than the one that sampled them.
         async_scheduling=False,
         weight_transfer_config=vllm.config.WeightTransferConfig(backend=vllm_receiver.BACKEND),
         worker_extension_cls="cluster.weights.vllm_receiver.ReceiverRegistration",
@@ -423,7 +422,8 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
 
 
 def _refuse_the_other_build(rollout: RolloutConfig, *, is_cpu: bool) -> None:
-    """Raises ConfigError for a worker that holds a GPU which its engine cannot use, or whose engine would take one that nothing gave it."""
+    """Raises ConfigError for a worker with a GPU that its engine cannot use, or whose engine would take a GPU that the worker does not
+    have."""
     gpus = rollout.gpus_per_worker
     if is_cpu and gpus > 0:
         raise ConfigError(
@@ -438,13 +438,9 @@ def _refuse_the_other_build(rollout: RolloutConfig, *, is_cpu: bool) -> None:
 
 
 def _refuse_gpus_without_fp8(rollout: RolloutConfig, platform: Any) -> None:
-    """Raises ConfigError for FP8 on an older GPU: vLLM would round weights alone there, and sample from another policy than elsewhere."""
-    scheme = rollout.quantization
-    if (
-        scheme is not None
-        and scheme.startswith("fp8")
-        and not (platform.is_cpu() or platform.has_device_capability(89))
-    ):
+    """Raises ConfigError for FP8 on an older GPU, where vLLM would round only the weights: it would sample from another policy."""
+    scheme = rollout.quantization or ""
+    if scheme.startswith("fp8") and not (platform.is_cpu() or platform.has_device_capability(89)):
         raise ConfigError(
             f"rollout.quantization={scheme!r} needs GPUs of compute capability 8.9 or more, and this worker has "
             f"{platform.get_device_name()}; use rollout.quantization=int8_per_channel, or leave it out"
@@ -456,7 +452,8 @@ def _has_float32_head(rollout: RolloutConfig, *, is_cpu: bool) -> bool:
 
 
 def _register_architecture(vllm: Any, model: ModelConfig) -> None:
-    """Spares a first start ten seconds: vLLM inspects an unknown class in a process of its own, to keep CUDA out of this one."""
+    """Registers the model's loaded class. It saves ten seconds of a first start: vLLM inspects an unknown class in a separate process, to
+    keep CUDA out of this one."""
     config, _ = PretrainedConfig.get_config_dict(model.path, revision=model.revision)
     for name in config.get("architectures") or ():
         known = vllm.ModelRegistry.models.get(name)
@@ -465,7 +462,7 @@ def _register_architecture(vllm: Any, model: ModelConfig) -> None:
 
 
 def import_all() -> None:
-    """What an eager engine on CPUs imports, for engines in processes that are forked of this one."""
+    """Imports the modules of an eager engine on CPUs, for engines in processes that are forked from this one."""
     _prepare_imports(compiles=False)
     with _no_compiler():
         for module in (
@@ -478,20 +475,20 @@ def import_all() -> None:
 
 
 def _prepare_imports(*, compiles: bool) -> None:
-    """Settings that vLLM and torch read from the environment when they are imported. What the user has set stays."""
+    """Sets environment variables that vLLM and torch read at import. Values that the user has set are kept."""
     defaults = {
-        # The engine's core in this process: it starts in seconds, and weights reach it without a copy.
+        # The engine's core runs in this process: it starts in seconds, and weights reach it without a copy.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
-        # Torch asks the system for huge pages: each load of weights takes their memory afresh, page after page.
+        # Torch requests huge pages: each load of weights allocates their memory anew, page after page.
         "THP_MEM_ALLOC_ENABLE": "1",
-        # Of an engine of several processes on CPUs: vLLM would want a NUMA node for each, and bind those of every engine to the same cores.
+        # With several processes on CPUs, vLLM would require a NUMA node for each, and bind those of every engine to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     if not compiles:
-        # Eager vLLM would compile one function of its sampler with a C++ compiler, for 15 s on a first start, and gains nothing.
+        # Eager vLLM would compile one function of its sampler with a C++ compiler: 15 s of a first start, for no gain.
         defaults["TORCHDYNAMO_DISABLE"] = "1"
     _set_in_environment(defaults)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
@@ -503,11 +500,11 @@ def _prepare_process(*, num_threads: int, compiles: bool, dtype: str) -> None:
     _prepare_imports(compiles=compiles)
     _set_in_environment({"OMP_NUM_THREADS": str(num_threads)})
     if dtype == "float32":
-        # Attention in float32 is Triton's on GPUs, which rounds factors to TF32's 10 bits unless it is told not to.
+        # On GPUs, float32 attention runs in Triton, which by default rounds factors to TF32's 10 bits.
         _set_in_environment({"TRITON_F32_DEFAULT": "ieee"})
     if not compiles:
         torch._dynamo.config.disable = True
-    # vLLM replaces set_num_threads by one that does nothing but complain, so a second engine in a process keeps the first one's.
+    # vLLM replaces set_num_threads by a function that only warns, so a second engine in a process keeps the first one's threads.
     if torch.get_num_threads() != num_threads:
         torch.set_num_threads(num_threads)
 

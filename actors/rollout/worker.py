@@ -1,6 +1,6 @@
-"""A rollout worker: tickets in, one validated Arrow batch per finished group out, under weights that it has attested.
+"""Rollout worker: tickets in, one validated Arrow batch per finished group out, sampled under attested weights.
 
-All methods share the actor's event loop. The engine has a thread of its own (`engine_thread.py`); all waiters learn of its end.
+All methods share the actor's event loop. The engine has its own thread (`engine_thread.py`); when that ends, all waiting calls raise.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _GROUP_ABORTED = object()
 
 @dataclass(frozen=True, slots=True)
 class _HandOver:
-    """Ends a group. It comes last into the inbox: all outcomes before it have been read."""
+    """The event that ends a group and hands it over. It is the group's last event in the inbox, after all outcomes."""
 
     group: "AnyGroup"
     kept: Mapping[str, Completion]
@@ -49,7 +49,7 @@ class _HandOver:
 
 
 class RolloutWorker:
-    """Samples groups. Plain Python: everything it needs comes in as an argument."""
+    """Samples groups. Plain Python: all dependencies are arguments."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class RolloutWorker:
         keeps_weights: bool = False,
         may_resume: bool = True,
     ) -> None:
-        """Returns once the engine is up, on its starting files. `timeout_s` bounds an engine without progress. Without `episodes` every
-        prompt is a single turn. `environment_of` names the environment of a prompt with these columns. `keeps_weights` has it, or the
-        engine's processes, hold a copy of the weights, for changes to be added to. `may_resume` as of `EngineThread`."""
+        """Returns when the engine is up with the model's files. `timeout_s`: deadline of an engine without progress. Without `episodes`
+        every prompt is a single turn. `environment_of` names the environment of a prompt by its columns. `keeps_weights`: the worker, or
+        the engine's processes, keep a copy of the weights to which changes are added. `may_resume` as for `EngineThread`."""
         self._name = name
         self._run_id = run_id
         self._formatter = formatter
@@ -82,7 +82,7 @@ class RolloutWorker:
         self._inboxes: set[Inbox] = set()
         self._groups: dict[str, tuple[AnyGroup, Inbox]] = {}
         self._handed: dict[str, _HandOver] = {}
-        """By the group's key, until its `generate` has read it."""
+        """By the group's key, until its `generate` has read the event."""
         self._num_groups = 0
         self._engine = EngineThread(make_engine, on_update=on_update, may_resume=may_resume)
         self._engine.ended.add_done_callback(self._tell_everyone)
@@ -118,15 +118,16 @@ class RolloutWorker:
     async def generate(
         self, tickets: Sequence[Ticket], *kept: pa.RecordBatch | None
     ) -> AsyncIterator[pa.RecordBatch | Refusal]:
-        """One batch per ticket, in the order the groups finish; none for a group that is aborted or handed over.
+        """One batch per ticket, in the order in which groups finish; none for a group that is aborted or handed over.
 
-        `kept`, one a ticket where there are any, is what other workers handed over of these groups, which go on from there.
+        `kept`: for each ticket, the part of its group that another worker handed over, with which the group continues; empty if there is
+        none.
 
-        A prompt that does not fit, or that the engine refuses, costs its own group only: a Refusal comes in the batch's place.
-        A ticket's surplus trajectories are aborted when its group is finished.
+        For a prompt that does not fit, or that the engine refuses, a Refusal replaces the batch; other groups are not affected. A ticket's
+        surplus trajectories are aborted when its group is finished.
 
-        All tickets of a call enter the engine before its next step, in their order: the same call makes the same batches of
-        requests. Raises WeightsError without attested weights, EngineError when the engine ends, DeadlineError when it stands still.
+        All tickets of a call enter the engine before its next step, in their order: the same call makes the same batches of requests.
+        Raises WeightsError without attested weights, EngineError when the engine ends, DeadlineError when it makes no progress.
         """
         await self.warm_up()
         groups: list[AnyGroup] = []
@@ -137,7 +138,7 @@ class RolloutWorker:
                 yield _refusal(ticket, headline(error))
         inbox = self._open_inbox()
         try:
-            self._open_groups(groups, inbox)
+            self._groups |= {group.key: (group, inbox) for group in groups}
             singles = [group for group in groups if isinstance(group, GroupInProgress)]
             by_request = {request.request_id: (group, request) for group in singles for request in group.requests()}
             self._engine.submit([request for _, request in by_request.values()], inbox.put_outcome)
@@ -163,9 +164,9 @@ class RolloutWorker:
             self._close(groups, inbox)
 
     async def load(self, manifest: Mapping[str, Any], *buckets: Any) -> Attestation:
-        """Takes a version's weights and proves them. On a WeightsError nothing is served until a later load succeeds.
+        """Loads and attests a version's weights. After a WeightsError no request is served until a later load succeeds.
 
-        `manifest` is a WeightManifest as a dict, each bucket a uint8 array. What running requests do meanwhile is `on_update`'s.
+        `manifest` is a WeightManifest as a dict, each bucket a uint8 array. `on_update` decides about running requests.
         """
         parsed = WeightManifest.model_validate(dict(manifest))
         if not self._keeps_weights:
@@ -176,9 +177,9 @@ class RolloutWorker:
         )
 
     async def load_changes(self, manifest: Mapping[str, Any], *changes: Any) -> Attestation:
-        """As `load`, of what changed since the version that this worker serves: an array for each bucket.
+        """As `load`, from the changes since the version that this worker serves: one array per bucket.
 
-        The engine loads the whole: vLLM fuses and packs what it loads, so that no single value of it has a place there.
+        The engine loads all weights: vLLM fuses and packs them, so single values cannot be changed in place.
         """
         parsed, copy = WeightManifest.model_validate(dict(manifest)), self._copy
         return await self._take(
@@ -186,9 +187,9 @@ class RolloutWorker:
         )
 
     async def receive(self, manifest: Mapping[str, Any], group: RankGroup, first_rank: int) -> Attestation:
-        """As `load`, or as `load_changes`, from the sender of `group`, in which the engine's processes have the ranks from `first_rank` on.
+        """As `load`, or as `load_changes`, from the sender in `group`. The engine's processes have the ranks from `first_rank` on.
 
-        Raises BroadcastError when a member of the group is lost: nothing is sampled then, and requests wait, until a later load succeeds.
+        Raises BroadcastError when a member of the group is lost. Requests then wait until a later load succeeds.
         """
         parsed = WeightManifest.model_validate(dict(manifest))
         incoming = Incoming(group=group, first_rank=first_rank, manifest=parsed, keeps=self._keeps_weights)
@@ -197,7 +198,7 @@ class RolloutWorker:
     async def _take(
         self, parsed: WeightManifest, tensors: Callable[[], Any], *, check: Callable[[], None]
     ) -> Attestation:
-        """`check` raises WeightsError for what is wrong before any of it is loaded."""
+        """`check` raises WeightsError for wrong weights before any of them is loaded."""
         started = time.monotonic()
         try:
             await asyncio.to_thread(check)
@@ -225,19 +226,19 @@ class RolloutWorker:
         )
 
     async def sleep(self, keeps_weights: bool) -> None:
-        """Its engine's GPU is free when this returns, but for what a process cannot give back. Requests wait until it wakes.
+        """Frees the engine's GPU, except for memory that a process cannot release. Requests wait until the engine wakes.
 
-        Without its weights it wakes with its next load. An engine that was never loaded keeps those of its starting files, which the
-        noise floor is measured with.
+        Without its weights it wakes at its next load. An engine before its first load always keeps the weights of its model's files, with
+        which the noise floor is measured.
         """
         await self._wait_for(self._engine.sleep(keeps_weights=keeps_weights or self._attestor.needs_start))
 
     async def wake(self) -> None:
-        """Samples again, if it kept its weights."""
+        """Samples again, if the engine kept its weights."""
         await self._wait_for(self._engine.wake())
 
     async def abort(self, group_ids: Sequence[str]) -> list[str]:
-        """Drops these groups; their `generate` goes on without them. The ids that were running."""
+        """Drops these groups; their `generate` continues without them. Returns the ids of those that were running."""
         wanted = set(group_ids)
         dropped = [found for found in self._groups.values() if found[0].ticket.group_id in wanted]
         for group, inbox in dropped:
@@ -246,12 +247,11 @@ class RolloutWorker:
         return [group.ticket.group_id for group, _ in dropped]
 
     async def hand_over(self, group_ids: Sequence[str]) -> list[pa.RecordBatch | None]:
-        """Ends these groups as `abort` does. What is sampled of each, in the order given, for another worker's `generate`.
+        """Ends these groups as `abort` does. Returns what is sampled of each, in the given order, for another worker's `generate`.
 
-        None where there is nothing, or the group is not running. Nothing is handed over where a completion cannot go on elsewhere: it
-        must be of one version (`on_update: finish`), a setting of its sampling counts its own tokens, or a `stop` text could lie across
-        the seam.
-        If finished completions were kept and the others drawn anew, short completions would come too often.
+        None for a group without tokens or that is not running. None also if its completions cannot continue elsewhere: they must be of one
+        version (`on_update: finish`), a setting of their sampling counts their own tokens, or a `stop` text could cross the seam. Finished
+        completions are then not kept either: with the others drawn anew, short completions would be too frequent.
         """
         running = {group.ticket.group_id: (group, inbox) for group, inbox in self._groups.values()}
         wanted = [running[group_id] for group_id in group_ids if group_id in running]
@@ -263,7 +263,7 @@ class RolloutWorker:
             if group.key in self._groups and group.key not in self._handed:
                 self._handed[group.key] = event
                 inbox.put(("", event))
-            else:  # it has ended meanwhile, or an earlier call gets it; perhaps nobody reads its inbox any more
+            else:  # the group has ended meanwhile, or an earlier call gets it; its inbox may have no reader any more
                 event.sampled.set_result(None)
         return [await ended[group_id].sampled if group_id in ended else None for group_id in group_ids]
 
@@ -289,7 +289,7 @@ class RolloutWorker:
         self._engine.stop()
 
     async def close(self) -> None:
-        """Ends the processes of environments, which also end with this one."""
+        """Ends the processes of environments. They also end with this process."""
         if self._episodes:
             await self._episodes.close()
 
@@ -301,7 +301,7 @@ class RolloutWorker:
             self._end(group)
         sampling = group.ticket.sampling
         may_resume = self._may_change_version and not sampling.not_resumable() and not sampling.stop
-        if not event.sampled.done():  # else nobody waits any more
+        if not event.sampled.done():  # otherwise its waiter was cancelled
             event.sampled.set_result(group.sampled(event.kept) if is_open and may_resume else None)
         return is_open
 
@@ -318,7 +318,7 @@ class RolloutWorker:
             key=key,
             decode=self._formatter.decode,
             environment=environment,
-            # Beside episodes older groups go first, whose turns come again and again; alone, requests are served as they come.
+            # With episodes, older groups have priority, since their turns return again and again. Otherwise first come, first served.
             place=ticket.place if self._episodes else 0,
             kept=sampled,
         )
@@ -326,14 +326,10 @@ class RolloutWorker:
     def _open_inbox(self) -> Inbox:
         inbox = Inbox(asyncio.get_running_loop())
         self._inboxes.add(inbox)
-        # After adding: an engine that ends from now on finds the inbox, and one that ended before is seen here.
+        # Checked after adding: an engine that ends from now on finds the inbox; one that ended before is seen here.
         if self._engine.ended.done():
             inbox.put(self._end_of_engine())
         return inbox
-
-    def _open_groups(self, groups: Sequence[AnyGroup], inbox: Inbox) -> None:
-        for group in groups:
-            self._groups[group.key] = (group, inbox)
 
     def _close(self, groups: Sequence[AnyGroup], inbox: Inbox) -> None:
         for group in groups:
@@ -346,7 +342,7 @@ class RolloutWorker:
     def _result(
         self, group: GroupInProgress, request_id: str, outcome: Completion | DataError
     ) -> pa.RecordBatch | Refusal | None:
-        """What the group comes to with this outcome; None while it waits for others, and for what ends after it."""
+        """The group's result after this outcome; None while it waits for others, and for surplus outcomes."""
         if group.key not in self._groups:
             return None
         if isinstance(outcome, DataError):
@@ -373,13 +369,13 @@ class RolloutWorker:
         self._end(group)
         try:
             return self._batch(group)
-        except ValueError as error:  # an environment's words, which no other group is to pay for
-            return _refusal(group.ticket, f"what its environment reports cannot be written: {headline(error)}")
+        except ValueError as error:  # from its environment's report; other groups must not fail with it
+            return _refusal(group.ticket, f"its environment's report cannot be written: {headline(error)}")
         except DataError as error:
             return _refusal(group.ticket, headline(error))
 
     def _end(self, group: AnyGroup) -> None:
-        """Nothing more is expected of it."""
+        """Closes the group and aborts its unfinished requests."""
         del self._groups[group.key]
         group.stop(self._engine)
 
@@ -418,7 +414,7 @@ class RolloutWorker:
 
     def _end_of_engine(self) -> EngineError:
         cause = self._engine.ended.exception()
-        assert cause is not None  # it runs until something ends it
+        assert cause is not None  # only an exception ends the thread
         what = f"{self._name}: the engine ended: {type(cause).__name__}: {headline(cause)}"
         error = EngineError(what, details="".join(traceback.format_exception(cause)))
         error.__cause__ = cause

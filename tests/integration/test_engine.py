@@ -130,7 +130,7 @@ def test_bad_words_never_come_and_ends_of_sequence_are_gone_past(engine):
 
 @pytest.mark.parametrize("bad", [{"regex": "[0-9"}, {"json_schema": '{"enum": '}, {"logit_bias": {10**6: 1.0}}])
 def test_a_sampling_that_vllm_refuses_ends_the_start_and_not_every_prompt(engine, bad):
-    with pytest.raises(ConfigError, match="vLLM refuses what `sampling` says: "):
+    with pytest.raises(ConfigError, match="vLLM refuses the settings of `sampling`: "):
         engine._try_out(SamplingConfig.model_construct(max_tokens=4, **bad))
     assert engine.step() == []
 

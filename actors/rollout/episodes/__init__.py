@@ -1,1 +1,1 @@
-"""Episodes of a rollout worker: what environments ask becomes exact prompts, and what the model samples becomes rows."""
+"""Episodes of a rollout worker: an environment's messages become exact prompts, and sampled tokens become rows."""

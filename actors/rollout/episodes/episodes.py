@@ -1,4 +1,4 @@
-"""What a rollout worker needs for episodes, beside the engine."""
+"""The episodes of a rollout worker: its environments, its chat formats, and the pace of turns."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from cluster.contracts.types import Ticket
 
 
 class Episodes:
-    """Of a run in which some prompts may have several turns."""
+    """For a run in which some prompts may have several turns."""
 
     def __init__(self, config: RunConfig, formatter: ChatFormatter) -> None:
-        """Raises ConfigError for a model whose conversations are not exact, and for a parser that is not there."""
+        """Raises ConfigError for a model whose conversations are not exact, and for a parser that does not exist."""
         self._config = config
         parser = config.episodes.parser
         self.is_played = config.is_played
@@ -34,7 +34,7 @@ class Episodes:
         self.printed = PrintedLines()
 
     async def start(self) -> None:
-        """Raises as `started_hosts`."""
+        """Starts the environments once. Errors of `started_hosts` pass through."""
         async with self._starting:
             if self._hosts is None:
                 self._hosts = await started_hosts(self._config, printed=self.printed)
@@ -43,8 +43,8 @@ class Episodes:
                     self._pace = Lockstep(num_places=min([self._config.max_concurrent_trajectories, *places]))
 
     def group(self, ticket: Ticket, *, environment: str, key: str) -> EpisodeGroup:
-        """Raises DataError as an `EpisodeGroup`."""
-        assert self._hosts is not None, "they start before the first group"
+        """Raises DataError as `EpisodeGroup` does."""
+        assert self._hosts is not None, "hosts start before the first group"
         return EpisodeGroup(
             ticket=ticket,
             environment=environment,
@@ -55,7 +55,7 @@ class Episodes:
         )
 
     def begin(self, groups: Sequence[EpisodeGroup], engine: EngineThread, inbox: Inbox) -> None:
-        """Starts the groups of one call, which `inbox` hears of."""
+        """Starts the groups of one call. `inbox` gets their events."""
         sampler = TurnSampler(engine, inbox, pace=self._pace)
         self._num_calls += 1
         place = 0
@@ -63,6 +63,6 @@ class Episodes:
             place = group.start(sampler, inbox, call=self._num_calls, first_place=place)
 
     async def close(self) -> None:
-        """Ends their processes."""
+        """Ends the processes of the environments."""
         if self._hosts is not None:
             await close_all(self._hosts.values())

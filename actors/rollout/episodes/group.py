@@ -25,16 +25,16 @@ from cluster.contracts.types import Completion, RewardStatus, Ticket
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlayEnded:
-    """News of one episode, for the call that its group is of."""
+    """The event of an episode's end, for the call of its group."""
 
     group: "EpisodeGroup"
     play: Play
     outcome: EpisodeEnd | DataError
-    """DataError: the prompt is refused."""
+    """DataError: the engine refuses the prompt, or the prompt ends its environment's process."""
 
 
 class EpisodeGroup:
-    """One environment's, all of one task."""
+    """The episodes of one ticket, all of one task in one environment."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class EpisodeGroup:
         host: EnvironmentHost,
         config: EpisodesConfig,
     ) -> None:
-        """`key` as for a `GroupInProgress`. Raises DataError for a prompt that does not fit or does not go through the template, or with a
-        column that cannot be its sampling."""
+        """`key` as for `GroupInProgress`. Raises DataError for a prompt that is too long, that the template refuses, or that has a column
+        which is no valid sampling setting."""
         opening = Opening(ticket.prompt, speech)
         opening.begin()
         self.ticket = ticket
@@ -63,13 +63,12 @@ class EpisodeGroup:
 
     @property
     def is_finished(self) -> bool:
-        """Surplus episodes take the places of failed ones, as long as there are any."""
+        """Surplus episodes replace failed ones, as long as there are any."""
         num_good = sum(end.status is RewardStatus.OK for end in self._ended.values())
         return num_good == self.ticket.num_trajectories or len(self._ended) == len(self._plays)
 
     def start(self, sampler: TurnSampler, inbox: Inbox, *, call: int, first_place: int) -> int:
-        """All episodes begin, and tell `inbox` of their ends. Their places in the order of all are counted from `first_place`; the next
-        free one is returned."""
+        """Starts all episodes; `inbox` gets their ends. Their places in the call begin at `first_place`. Returns the next free place."""
         for number, play in enumerate(self._plays, first_place):
             place = call, number
             play.sample = partial(sampler.sample, place)
@@ -77,27 +76,27 @@ class EpisodeGroup:
         return first_place + len(self._plays)
 
     def add(self, play: Play, end: EpisodeEnd) -> None:
-        """As `GroupInProgress.add`."""
+        """A finished group ignores further episodes: they are surplus."""
         if not self.is_finished:
             self._ended[play.index] = play.ended(end)
 
     def stop(self, engine: EngineThread) -> None:
-        """Cancels the episodes that have not ended; they clean up beside what comes next."""
+        """Cancels the episodes that have not ended. They clean up in the background."""
         for task in self._tasks:
             task.cancel()
             _cleaning_up.add(task)
             task.add_done_callback(_cleaning_up.discard)
 
     def unfinished(self) -> list[str]:
-        """No request can go on elsewhere: an episode is what its environment knows, too."""
+        """Empty: an episode cannot continue on another worker, since its environment's state is part of it."""
         return []
 
     def sampled(self, kept: Mapping[str, Completion]) -> pa.RecordBatch | None:
-        """Another worker begins anew."""
+        """None: another worker begins the episodes anew."""
         return None
 
     def rows(self, *, run_id: str, worker: str) -> list[dict[str, Any]]:
-        """One a segment, in the order of the episodes."""
+        """One row per segment, in the order of the episodes."""
         common = columns_of(self.ticket, run_id=run_id, environment=self.environment, worker=worker)
         good = [index for index, end in self._ended.items() if end.status is RewardStatus.OK]
         failed = [index for index in self._ended if index not in good]
@@ -110,13 +109,14 @@ class EpisodeGroup:
     async def _run(self, play: Play, sampler: TurnSampler, inbox: Inbox, *, place: Place) -> None:
         try:
             outcome = await self._outcome(play, sampler, place=place)
-        except Exception as error:  # noqa: BLE001  it goes on in the call
+        except Exception as error:  # noqa: BLE001  the call raises it
             inbox.put(error)
         else:
             inbox.put(("", PlayEnded(group=self, play=play, outcome=outcome)))
 
     async def _outcome(self, play: Play, sampler: TurnSampler, *, place: Place) -> EpisodeEnd | DataError:
-        """One whose process died begins anew beside the others, for it may have been one of them; then in a process to itself."""
+        """An episode whose process died begins anew, first together with others, since one of them may be the cause, then in a process of
+        its own."""
         prompt_id = self.ticket.prompt.prompt_id
         try:
             end = await self._played(play, sampler, place=place, alone=False)
@@ -144,12 +144,12 @@ _cleaning_up: set[asyncio.Task[None]] = set()
 
 
 def _died(end: EpisodeEnd) -> bool:
-    """Not by its own deadline: that is a failure like others."""
+    """Whether the episode's process died. Its own deadline does not count: that is an ordinary failure."""
     return end.is_suspect and end.status is RewardStatus.ERROR
 
 
 def _fill_earned(of_each: Sequence[Sequence[dict[str, Any]]]) -> None:
-    """An episode that did not earn what others of the group did has 0 of it, unless it failed."""
+    """Adds each reward that another episode of the group earned, as 0, to the episodes that did not earn it and did not fail."""
     living = [row for rows in of_each for row in rows if row["reward_status"] in (None, RewardStatus.OK)]
     names = sorted({name for row in living for name, _ in row["reward_components"] if name.startswith("earned/")})
     for row in living:

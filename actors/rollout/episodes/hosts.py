@@ -1,4 +1,4 @@
-"""The environments of one worker by name, each with its host processes."""
+"""Starts the environments of one worker, each with its host processes."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,8 +9,8 @@ from cluster.contracts.config import RunConfig
 
 
 async def started_hosts(config: RunConfig, *, printed: PrintedLines) -> dict[str, EnvironmentHost]:
-    """Of all environments but single turns, which need none. Raises ConfigError if one does not import or its parameters do not fit,
-    WorkerError if no process starts."""
+    """Hosts by environment's name; single turns need none. Raises ConfigError if an environment does not import or its parameters do not
+    fit, and WorkerError if no process starts."""
     wanted = {
         name: EnvironmentHost.start(
             environment, config.episodes, setting=config.environment_setting(name), printed=printed

@@ -1,32 +1,29 @@
-"""When an episode's turn goes to the engine: at once, or in a deterministic run together with those of all others."""
+"""Decides when an episode's turn goes to the engine: at once, or, in a deterministic run, together with the turns of all others."""
 
 import asyncio
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from cluster.contracts.protocols import EngineRequest
 
 Submit = Callable[[Sequence[EngineRequest]], None]
 Place = tuple[int, int]
-"""Number of the call, and place of the episode in it."""
+"""Number of the call, and the episode's place in it."""
 
 
-@dataclass(slots=True)
 class Lockstep:
-    """Of one worker. Round after round: the engine gets the next turns of all episodes in their order, once each of them asks for one or
-    has ended. Episodes of a later call begin when all of an earlier one have ended.
+    """The rounds of one worker. In each, the engine gets the next turns of all episodes in their order, once every episode has asked for
+    one or has ended. Episodes of a later call begin when all of an earlier one have ended.
 
-    So what is computed together depends on what environments do, and not on how long they take for it.
+    So the engine's batches depend on the environments' actions, not on their speed.
     """
 
-    num_places: int
-    """Episodes that play at once; the others begin when one has ended."""
-    _playing: set[Place] = field(default_factory=set[Place])
-    _asking: dict[Place, tuple[EngineRequest, Submit]] = field(
-        default_factory=dict[Place, tuple[EngineRequest, Submit]]
-    )
-    _queue: list[tuple[Place, asyncio.Event]] = field(default_factory=list[tuple[Place, asyncio.Event]])
+    def __init__(self, *, num_places: int) -> None:
+        """`num_places`: most episodes that play at the same time. Each further one begins when another has ended."""
+        self._num_places = num_places
+        self._playing: set[Place] = set()
+        self._asking: dict[Place, tuple[EngineRequest, Submit]] = {}
+        self._queue: list[tuple[Place, asyncio.Event]] = []
 
     async def enter(self, place: Place) -> None:
         """Waits until this episode may play."""
@@ -47,40 +44,36 @@ class Lockstep:
         self._advance()
 
     def withdraw(self, place: Place) -> None:
-        """The episode does not want this turn any more; the others wait for its next one, or its end."""
+        """Takes the episode's turn back. The others wait for its next one, or its end."""
         self._asking.pop(place, None)
 
     def leave(self, place: Place) -> None:
-        """The episode has ended, or is not wanted any more."""
+        """The episode has ended or was cancelled."""
         self._playing.discard(place)
         self._asking.pop(place, None)
         self._advance()
 
     def _advance(self) -> None:
-        while self._queue and len(self._playing) < self.num_places and self._is_of_this_call(self._queue[0][0]):
+        while self._queue and len(self._playing) < self._num_places and self._is_of_this_call(self._queue[0][0]):
             place, may_play = heapq.heappop(self._queue)
             self._playing.add(place)
             may_play.set()
         if self._asking and self._asking.keys() == self._playing:
             asking, self._asking = self._asking, {}
             places = sorted(asking)
-            _, submit = asking[places[0]]  # all are of one call
+            _, submit = asking[places[0]]  # all belong to one call
             submit([asking[place][0] for place in places])
 
     def _is_of_this_call(self, place: Place) -> bool:
         return not self._playing or place[0] == next(iter(self._playing))[0]
 
 
-@dataclass(slots=True)
 class AtOnce:
-    """Each turn as soon as it is asked for."""
+    """Each turn goes to the engine as soon as an episode asks for it."""
 
-    num_places: int
-    """As of `Lockstep`."""
-    _free: asyncio.Semaphore = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.num_places)
+    def __init__(self, *, num_places: int) -> None:
+        """`num_places` as for `Lockstep`."""
+        self._free = asyncio.Semaphore(num_places)
 
     async def enter(self, place: Place) -> None:
         """Waits until this episode may play."""
@@ -90,8 +83,8 @@ class AtOnce:
         submit([request])
 
     def withdraw(self, place: Place) -> None:
-        """It is under way."""
+        """Does nothing: the turn is already in the engine."""
 
     def leave(self, place: Place) -> None:
-        """The episode has ended, or is not wanted any more."""
+        """The episode has ended or was cancelled."""
         self._free.release()

@@ -1,4 +1,4 @@
-"""One episode: its environment asks, the engine samples, and in the end there are rows."""
+"""One episode: its environment asks for turns, the engine samples them, and the result is rows."""
 
 import time
 from collections import Counter
@@ -17,28 +17,28 @@ from cluster.contracts.sampling_config import PENALTIES
 from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStatus, Ticket, sample_seed
 
 Sample = Callable[[EngineRequest], Awaitable[Completion]]
-"""Raises `EngineRefusalError` where the engine does not take the request."""
+"""Raises `EngineRefusalError` if the engine refuses the request."""
 _MILLION = 1_000_000
 _OF_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)
-"""Settings of sampling that an agent at the endpoint may repeat, and not change."""
+"""Sampling settings that an agent at the endpoint may send only with the run's own values."""
 ENVIRONMENT = "environment"
-"""The part of the reward that an environment returns, and the beginning of its components' names."""
+"""Name of the reward part that an environment returns, and prefix of its components' names."""
 
 
 class EngineRefusalError(Exception):
-    """The engine does not sample this prompt, whichever worker tries. No DataError: that would be the environment's to handle."""
+    """The engine refuses this prompt, on any worker. It is not a DataError, which the environment could handle."""
 
 
 class Play:
-    """A member of a group. What it is asked, it samples one turn after another."""
+    """One episode of a group. It samples one turn after another, as its environment asks."""
 
     def __init__(
         self, ticket: Ticket, index: int, *, key: str, opening: Opening, speech: Speech, config: EpisodesConfig
     ) -> None:
-        """`opening` is of the ticket's prompt. `key` tells its requests from those of every other one; it samples with `sample`, which
-        is set before it begins.
+        """`opening` is of the ticket's prompt. `key`: the group's, which begins the ids of its requests. `sample` is set before the first
+        turn.
 
-        Raises DataError for a column of the prompt that cannot be its sampling.
+        Raises DataError for a column of the prompt that is no valid sampling setting.
         """
         self.ticket = ticket
         self.index = index
@@ -53,7 +53,7 @@ class Play:
         self.begin()
 
     def begin(self) -> None:
-        """From the start: nothing of an earlier try is left."""
+        """Starts anew: nothing of an earlier try remains."""
         self._num_tries += 1
         self._model_seconds = 0.0
         self._started_at = self._finished_at = datetime.now(UTC)
@@ -61,7 +61,7 @@ class Play:
         self._transcript = Transcript(self._opening, self._speech, self._config, is_compared=is_compared)
 
     def ended(self, end: EpisodeEnd) -> EpisodeEnd:
-        """Now, and so. One without a turn has failed, whatever its environment says."""
+        """Records the end. An episode without a turn has failed, even if its environment reports success."""
         self._finished_at = datetime.now(UTC)
         self._transcript.take(end.events)
         if self._transcript.segments or end.status is not RewardStatus.OK:
@@ -72,14 +72,14 @@ class Play:
     @property
     def task(self) -> EpisodeTask:
         ticket = self.ticket
-        # A held-out prompt comes at each evaluation: another time, and not another try.
+        # A held-out prompt returns at each evaluation: that is a new task, not another try.
         evaluation = f"/{ticket.policy_version}" if ticket.index < 0 else ""
         id = f"{ticket.group_id}/{self.index}{evaluation}"
         task = task_of(ticket.prompt, id=id, seed=ticket.seed, index=self.index)
         return replace(task, sampling={name: getattr(self._sampling, name) for name in _OF_THE_DISTRIBUTION})
 
     async def converse(self, asked: Asked) -> Said:
-        """As `cluster.contracts.episodes.Converse`. Raises also `EngineRefusalError`."""
+        """As `cluster.contracts.episodes.Converse`, but may also raise `EngineRefusalError`."""
         transcript = self._transcript
         transcript.take(asked.events)
         prompt = transcript.prompt_for(asked)
@@ -89,9 +89,9 @@ class Play:
         return transcript.add(asked, prompt, completion)
 
     def rows(self, end: EpisodeEnd, common: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """One a segment, with what all rows of the group have in `common`. `end` is what `ended` made of it."""
+        """One row per segment. `common`: the columns of all rows of the group. `end`: as `ended` returned it."""
         transcript = self._transcript
-        told = {
+        shared = {
             **common,
             **_verdict(end, transcript.earned),
             "sample_index": self.index,
@@ -114,7 +114,7 @@ class Play:
         segments = transcript.segments or [self._unbegun()]
         rows = [
             {
-                **told,
+                **shared,
                 "segment_index": index,
                 "num_segments": len(segments),
                 "prompt_text": segment.prompt_text,
@@ -153,14 +153,14 @@ class Play:
         )
 
     def _unbegun(self) -> Segment:
-        """Of an episode that ended before its first turn: the prompt alone."""
+        """The segment of an episode that ended before its first turn: only the prompt."""
         begun = self._opening.begin()
         messages: list[Message] = [*(self.ticket.prompt.messages or ())]
         return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
 
 
 def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:
-    """What the environment says of the reward; the reward service adds what judges say."""
+    """The environment's part of the reward columns; the reward service adds the judges' parts."""
     if end.status is not RewardStatus.OK:
         return {
             "reward": None,
@@ -170,7 +170,7 @@ def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:
             "reward_components": [],
         }
     components: dict[str, float | None] = {f"earned/{name}": value for name, value in earned.items()}
-    # At a limit that it met, the policy has what it earned, and nothing for the rest.
+    # At a limit the policy keeps the rewards that it earned, and gets 0 for the episode.
     reward = end.reward if end.limit is None else 0.0
     if reward is not None:
         components[ENVIRONMENT] = reward
@@ -183,7 +183,7 @@ def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:
 
 
 def task_of(prompt: Prompt, *, id: str, seed: int, index: int) -> EpisodeTask:
-    """As an environment gets it. Its text is that of the prompt, or of its last message."""
+    """The prompt as an environment gets it. Its text is the prompt's text, or its last message's."""
     messages = tuple(prompt.messages or ())
     text = prompt.text if prompt.text is not None else str((messages[-1:] or ({},))[0].get("content") or "")
     return EpisodeTask(id=id, prompt=text, messages=messages, columns=prompt.columns, seed=seed, index=index)

@@ -1,4 +1,4 @@
-"""One model's side of all conversations: prompts, and replies as an environment hears them."""
+"""One model's side of all conversations: prompts as token ids, and replies parsed for environments."""
 
 import json
 from collections.abc import Sequence
@@ -18,11 +18,10 @@ Tools = Sequence[Any]
 
 
 class Speech:
-    """Of a model with a chat template whose turns are exact."""
+    """Prompts and replies of a model with a chat template whose turns are exact."""
 
     def __init__(self, formatter: ChatFormatter, *, parser: ReplyParser | None = None) -> None:
-        """`parser` reads replies in place of the one that is proven. Raises ConfigError where no conversation can go on exactly after a
-        turn."""
+        """`parser` reads replies in place of the proven parser. Raises ConfigError if no conversation can continue exactly after a turn."""
         if not formatter.has_template:
             raise ConfigError(
                 "environment: the model has no chat template, and a conversation needs one; set model.chat_template, or take a chat model"
@@ -43,13 +42,13 @@ class Speech:
         return self._formatter.max_context
 
     def begin(self, prompt: Prompt, added: Sequence[Message], *, tools: Tools) -> EncodedPrompt:
-        """The prompt's messages and those `added` to them. Without any, and without tools, it is the same as of a single turn.
+        """The prompt's messages, then those in `added`. Without `added` and `tools` it equals the prompt of a single turn.
 
-        Raises DataError for a prompt without messages, and for messages that the template does not take.
+        Raises DataError for a prompt without messages, and for messages that the template refuses.
         """
         if prompt.messages is None:
             raise DataError(
-                f"prompt {prompt.prompt_id!r} is a text without roles, and an environment converses; ask for text_as: user_message",
+                f"prompt {prompt.prompt_id!r} is a text without roles, but an environment needs messages; set text_as: user_message",
                 prompt_id=prompt.prompt_id,
             )
         if not added and not tools:
@@ -57,15 +56,16 @@ class Speech:
         return self.begin_anew([*prompt.messages, *added], tools=tools)
 
     def begin_anew(self, messages: Sequence[Message], *, tools: Tools) -> EncodedPrompt:
-        """These messages are the whole context. Raises DataError as `Turns.first_prompt`."""
-        self._require_tools(tools)
+        """A context of these messages alone. Raises DataError as `Turns.first_prompt` does."""
+        if tools:
+            self.require_tools()
         text, token_ids = self.turns.first_prompt(messages, tools=tools)
         return EncodedPrompt(text=text, token_ids=self._formatter.with_bos(token_ids))
 
     def begin_raw(self, raw: RawPrompt) -> EncodedPrompt:
-        """The whole context as an agent wrote it. Before a text stands one bos where the tokenizer adds one; ids are taken as they are.
+        """A whole context as an agent wrote it. A text gets one bos if the tokenizer adds one; ids stay as they are.
 
-        Raises DataError where it is empty, and for ids that the tokenizer does not know.
+        Raises DataError for an empty context, and for ids that the tokenizer does not know.
         """
         encoder = self.turns.encoder
         if isinstance(raw, str):
@@ -74,11 +74,11 @@ class Speech:
             self._require_known(raw)
             begun = EncodedPrompt(text=encoder.decode(raw), token_ids=[*raw])
         if not begun.token_ids:
-            raise DataError("the prompt is empty: the model needs a token to go on from")
+            raise DataError("the prompt is empty; the model needs at least one token")
         return begun
 
     def go_on_raw(self, raw: RawPrompt, *, after: int) -> EncodedPrompt:
-        """What an agent wrote where other ids end with `after`. Raises DataError for ids that the tokenizer does not know."""
+        """An agent's text or ids after a context that ends with the id `after`. Raises DataError for ids unknown to the tokenizer."""
         encoder = self.turns.encoder
         if isinstance(raw, str):
             return EncodedPrompt(text=raw, token_ids=encoder.encode_after(after, raw))
@@ -86,39 +86,39 @@ class Speech:
         return EncodedPrompt(text=encoder.decode_on(raw), token_ids=[*raw])
 
     def decode_on(self, token_ids: Sequence[int]) -> str:
-        """Ids that go on where other ids end, with special tokens as they are written."""
+        """Text of ids that continue after other ids, special tokens included."""
         return self.turns.encoder.decode_on(token_ids)
 
     def hear_raw(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> Reply:
-        """What the model sampled after a raw prompt, with special tokens as they are written.
+        """The reply after a raw prompt, special tokens included.
 
-        The token that ended the turn is left out, as is that of `stops` that did, with what its last token says beyond it.
+        Without the token that ended the turn; or, if one of `stops` ended it, without that text and the rest of its last token.
         """
         if sampled_ids[-1] in self._formatter.stop_token_ids:
             return Reply(text=self.decode_on(sampled_ids[:-1]))
         return Reply(text=self.decode_on(sampled_ids).removesuffix(self.ending(sampled_ids, stops=stops)))
 
     def ending(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> str:
-        """The end of what the model sampled, from the one of `stops` on that ended it; empty where none did."""
+        """The end of the sampled text, from the one of `stops` that ended it; empty if none did."""
         *before, last = sampled_ids
         if not stops or last in self._formatter.stop_token_ids:
             return ""
         text = self.decode_on(sampled_ids)
-        # A character may have its other half in the last token.
+        # The last token may complete a character.
         num_before = len(self.decode_on(before).rstrip(HALF_CHARACTER))
-        # As the engine looks for them: the first one that the last token completes. It takes none that ended before `min_tokens`.
+        # As the engine searches: the first stop text that the last token completes. One that ended before `min_tokens` does not count.
         starts = [(text.find(stop, max(num_before + 1 - len(stop), 0)), len(stop)) for stop in stops]
         start, _ = min((each for each in starts if each[0] >= 0), key=sum, default=(len(text), 0))
         return text[start:]
 
     def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Reply:
-        """What the model sampled after `written_ids`, the end of its prompt. Its calls are numbered on from `num_calls`.
+        """The parsed reply after `written_ids`, the end of its prompt. Its calls are numbered from `num_calls`.
 
-        Where a call cannot be read, it is one call of which the arguments are the text.
+        If a call is unreadable, the reply becomes one call whose arguments are the reply's text.
         """
         if self._parser is None:
             return Reply(text=self._formatter.decode(sampled_ids))
-        # Parsers of others know no stop token, which their servers leave out.
+        # Foreign parsers do not expect the stop token, which their servers leave out.
         ends = self._has_own_parser and sampled_ids and sampled_ids[-1] in self._formatter.stop_token_ids
         read_ids = sampled_ids[:-1] if ends else sampled_ids
         sampled, written = (self.turns.encoder.decode(ids) for ids in (read_ids, written_ids))
@@ -131,14 +131,14 @@ class Speech:
             name = str(tools[0]["function"]["name"]) if len(tools) == 1 else "unreadable"
             reply = Reply(text="", calls=(ToolCall(name=name, arguments=text),))
         calls = tuple(
-            # Nine characters: some templates take no other number.
+            # Nine characters: some templates accept no other length.
             replace(call, id=f"call{num_calls + place:05}")
             for place, call in enumerate(reply.calls)
         )
         return replace(reply, calls=calls)
 
     def is_canonical(self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools) -> bool:
-        """Whether the template, given the whole conversation at once, writes these ids: what a server that keeps no tokens would show the
+        """Whether the template writes these ids from the whole conversation at once, as a server that keeps no tokens would show it to the
         model."""
         try:
             return list(token_ids) == self.begin_anew(messages, tools=tools).token_ids
@@ -148,8 +148,8 @@ class Speech:
     def written_anew(
         self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools
     ) -> EncodedPrompt | None:
-        """The conversation as the template writes it at once, where that is another text than that of `token_ids`; None where it is the
-        same, or where it cannot be written, as with a call that is no JSON."""
+        """The conversation as the template writes it at once, if its text differs from that of `token_ids`. None if it is the same, or if
+        the template refuses it, for example for a call that is not JSON."""
         try:
             begun = self.begin_anew(messages, tools=tools)
         except DataError:
@@ -163,7 +163,7 @@ class Speech:
         return self._formatter.decode(token_ids)
 
     def require_tools(self) -> None:
-        """Raises ConfigError unless the model can be given tools, and its calls can be read."""
+        """Raises ConfigError unless tools can be shown to the model and its calls can be read."""
         self._report.require_tools(reads_calls=self._has_own_parser)
 
     def _require_known(self, token_ids: Sequence[int]) -> None:
@@ -171,13 +171,9 @@ class Speech:
         if unknown := next((each for each in token_ids if not 0 <= each < count), None):
             raise DataError(f"the prompt has token id {unknown}, and the tokenizer knows 0 to {count - 1}")
 
-    def _require_tools(self, tools: Tools) -> None:
-        if tools:
-            self.require_tools()
-
 
 class Opening:
-    """How a prompt begins, for all episodes of its group: each way to begin is rendered and encoded once."""
+    """The beginnings of a prompt's conversations, shared by its group: each distinct one is rendered and encoded once."""
 
     def __init__(self, prompt: Prompt, speech: Speech) -> None:
         self.prompt = prompt
@@ -185,7 +181,7 @@ class Opening:
         self._begun: dict[str, EncodedPrompt] = {}
 
     def begin(self, added: Sequence[Message] = (), *, tools: Tools = ()) -> EncodedPrompt:
-        """As `Speech.begin`."""
+        """As `Speech.begin`, cached."""
         key = repr((added, tools))
         if key not in self._begun:
             self._begun[key] = self._speech.begin(self.prompt, added, tools=tools)

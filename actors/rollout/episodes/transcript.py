@@ -1,4 +1,4 @@
-"""The tokens of one episode: what was sampled, what was written between, and what each turn earned."""
+"""The tokens of one episode: the sampled ones, the written ones between them, and the rewards of each turn."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from cluster.contracts.types import Completion, FinishReason
 
 @dataclass(slots=True, kw_only=True)
 class Segment:
-    """A stretch of turns whose prompts extend one another: a row. Its lists are of the tokens after the prompt, unless they say more."""
+    """A stretch of turns whose prompts extend one another: one row. Per-token lists have one entry per token after the prompt."""
 
     prompt_text: str
     prompt_token_ids: list[int]
@@ -25,25 +25,25 @@ class Segment:
     policy_versions: list[int] = field(default_factory=list[int])
     token_rewards: list[float] = field(default_factory=list[float])
     turns: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """Each from its `start` to before its `end`."""
+    """`finish_reason` of each turn, and its place: the tokens from `start` to before `end`."""
     experts: list[bytes | None] = field(default_factory=list[bytes | None])
-    """Of each turn, as `Completion.routed_experts`, of the positions that turns before it had not read; None where a turn has none."""
+    """For each turn `Completion.routed_experts` of the positions that earlier turns had not read; None for a turn without any."""
     messages: list[Message] = field(default_factory=list[Message])
-    """Those of its prompt first."""
+    """The prompt's messages first."""
     num_messages: list[int] = field(default_factory=list[int])
-    """Before each turn."""
+    """Number of messages before each turn."""
     texts: list[str | None] = field(default_factory=list[str | None])
-    """Each turn after what was written before it, special tokens as they are written; None while nobody needs it."""
+    """For each turn the text written before it and its own, special tokens included; None until it is needed."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """That its prompt shows."""
+    """The tools that its prompt shows."""
 
     @property
     def context_ids(self) -> list[int]:
-        """All that the model has seen and said in it."""
+        """The prompt and all tokens after it."""
         return [*self.prompt_token_ids, *self.token_ids]
 
     def write(self, token_ids: Sequence[int], *, policy_version: int) -> None:
-        """What nobody sampled."""
+        """Adds tokens that were not sampled."""
         self._add(token_ids, [0.0] * len(token_ids), [policy_version] * len(token_ids), is_sampled=False)
 
     def sample(self, completion: Completion) -> None:
@@ -54,7 +54,7 @@ class Segment:
         self.turns.append({"start": start, "end": len(self.token_ids), "finish_reason": reason})
 
     def drop_last_turn(self) -> None:
-        """And what was written before it."""
+        """Drops also the tokens written before it."""
         self.turns.pop()
         self.experts.pop()
         end = self.turns[-1]["end"] if self.turns else 0
@@ -65,18 +65,18 @@ class Segment:
 
     @property
     def routed_experts(self) -> bytes | None:
-        """Of all positions but the last; None where the last turn has none."""
+        """Of all positions but the last; None if the last turn has none."""
         if not self.experts or self.experts[-1] is None:
             return None
         return b"".join(each for each in self.experts if each is not None)
 
     @property
     def replies(self) -> list[int]:
-        """Places of the turns among the messages, which may hold others of the assistant."""
+        """Indices of the turns among the messages, which may include other messages of the assistant."""
         return [end - 1 for end in (*self.num_messages[1:], len(self.messages))]
 
     def num_written(self) -> Counter[str]:
-        """Tokens that nobody sampled, by the role of the last message before their turn."""
+        """Number of tokens that were not sampled, by the role of the last message before their turn."""
         found: Counter[str] = Counter()
         ends_before = [0, *(turn["end"] for turn in self.turns[:-1])]
         for turn, end_before, reply in zip(self.turns, ends_before, self.replies, strict=True):
@@ -85,7 +85,7 @@ class Segment:
         return found
 
     def _not_yet_known(self, experts: bytes | None) -> bytes | None:
-        """Of the context so far. A position keeps the experts with which it was read first, as a token keeps its log-prob."""
+        """The part of `experts` for new positions. A position keeps the experts of its first reading, as a token keeps its log-prob."""
         return None if experts is None else experts[sum(len(each) for each in self.experts if each) :]
 
     def _add(
@@ -100,45 +100,45 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPrompt:
-    """What the model is to go on from."""
+    """The context from which the model samples a turn."""
 
     token_ids: list[int]
     written_ids: list[int]
-    """Of these, the end that nobody sampled."""
+    """The end of `token_ids` that was not sampled."""
     segment: Segment | None
-    """A new one that begins with it; None: it goes on in the last one."""
+    """The new segment that begins with this prompt. None: the last segment continues."""
     raw_text: str | None = None
-    """Of `written_ids`, as an agent wrote them; None: the chat template wrote them."""
+    """Text of `written_ids` if an agent wrote them. None: the chat template wrote them."""
 
 
 class Transcript:
-    """One episode of one prompt, from its beginning."""
+    """The segments of one episode so far."""
 
     def __init__(self, opening: Opening, speech: Speech, config: EpisodesConfig, *, is_compared: bool = False) -> None:
-        """`is_compared`: each turn's prompt is held against what the template writes of the whole conversation."""
+        """`is_compared`: compare each turn's prompt with the template's text of the whole conversation."""
         self._opening = opening
         self._speech = speech
         self._config = config
         self.segments: list[Segment] = []
         self.earned: dict[str, float] = {}
-        """By name; what has none stands in the token rewards alone."""
+        """Earned rewards by name. Those without a name are only in the token rewards."""
         self.has_earned = False
         self.log: dict[str, float | str] = {}
         self.num_turns = 0
         self.num_calls = 0
-        """That the model wrote."""
+        """Tool calls that the model wrote."""
         self.num_uncanonical: int | None = 0 if is_compared else None
-        """Turns whose prompt the template would write otherwise; None where nobody looks, and after a raw prompt."""
+        """Turns whose prompt the template would write differently. None: not compared, or an agent wrote a raw prompt."""
         self._context: tuple[Message, ...] | None = None
-        """As it was rewritten since the last turn."""
+        """The history that the environment rewrote since the last turn; None if it did not."""
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the last turn; None before it."""
+        """Of the last turn; None before the first turn."""
         return FinishReason(self.segments[-1].turns[-1]["finish_reason"]) if self.segments else None
 
     def take(self, events: Sequence[Event]) -> None:
-        """What happened since the turn said last."""
+        """Applies the events since the last turn."""
         for event in events:
             if isinstance(event, Earned):
                 self._earn(event)
@@ -151,11 +151,11 @@ class Transcript:
                 self.log[event.name] = event.value
 
     def prompt_for(self, asked: Asked) -> TurnPrompt:
-        """Raises DataError for messages that do not go through the template and for ids that the tokenizer does not know, and EpisodeOver
-        where the model may not go on."""
+        """Raises DataError for messages that the template refuses and for ids that the tokenizer does not know, and EpisodeOver if the
+        episode has reached a limit."""
         made = self._prompt_for(asked) if asked.raw is None else self._raw_prompt(asked.raw)
         if len(made.written_ids) >= self._speech.max_context:
-            what = "the messages of this turn have" if asked.raw is None else "what is new in the prompt has"
+            what = "the messages of this turn have" if asked.raw is None else "the new part of the prompt has"
             raise DataError(
                 f"{what} {len(made.written_ids)} tokens, and the context takes {self._speech.max_context}; shorten them"
             )
@@ -167,7 +167,7 @@ class Transcript:
         return made
 
     def add(self, asked: Asked, prompt: TurnPrompt, completion: Completion) -> Said:
-        """The turn that was sampled after this prompt, as the environment hears it."""
+        """Adds the turn that was sampled after this prompt, and returns it for the environment."""
         if prompt.segment is not None:
             self.segments.append(prompt.segment)
             self._context = None
@@ -180,30 +180,29 @@ class Transcript:
         if raw_text is not None:
             self.num_uncanonical = None
         if self.num_uncanonical is not None:
-            told = [*segment.messages, *asked.messages]
-            is_canonical = self._speech.is_canonical(prompt.token_ids, told, tools=asked.tools)
-            self.num_uncanonical += not is_canonical
+            conversation = [*segment.messages, *asked.messages]
+            self.num_uncanonical += not self._speech.is_canonical(prompt.token_ids, conversation, tools=asked.tools)
         if raw_text is None:
-            heard = self._speech.hear(
+            reply = self._speech.hear(
                 sampled_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
             )
             ending = self._speech.ending(sampled_ids, stops=stops)
             added, text = asked.messages, None
         else:
-            heard, ending = self._speech.hear_raw(sampled_ids, stops=stops), ""
+            reply, ending = self._speech.hear_raw(sampled_ids, stops=stops), ""
             added = ({"role": "user", "content": raw_text},) if raw_text else ()
             text = (raw_text if prompt.segment is None else "") + self._speech.decode_on(sampled_ids)
         self.num_turns += 1
         segment.num_messages.append(len(segment.messages))
-        self.num_calls += len(heard.calls)
-        segment.messages += [*added, heard.as_message()]
+        self.num_calls += len(reply.calls)
+        segment.messages += [*added, reply.as_message()]
         segment.texts.append(text)
         return Said(
-            text=heard.text,
-            # A parser takes the white space away that ends a text.
-            ending=next((each for each in (ending, ending.rstrip()) if heard.text.endswith(each)), ""),
-            tool_calls=heard.calls,
-            reasoning=heard.reasoning,
+            text=reply.text,
+            # Parsers strip white space at the end of a text.
+            ending=next((each for each in (ending, ending.rstrip()) if reply.text.endswith(each)), ""),
+            tool_calls=reply.calls,
+            reasoning=reply.reasoning,
             finish_reason=completion.finish_reason,
             num_tokens=len(sampled_ids),
             num_context_tokens=len(prompt.token_ids) + len(sampled_ids),
@@ -245,7 +244,7 @@ class Transcript:
         return TurnPrompt(token_ids=following.token_ids, written_ids=written, segment=None)
 
     def _raw_prompt(self, raw: RawPrompt) -> TurnPrompt:
-        """Where it begins with the whole context, only the rest is new, and no sampled token is made of text again."""
+        """If `raw` begins with the whole context, only the rest is new: sampled tokens are not encoded again."""
         last = self.segments[-1] if self.segments and self._context is None else None
         if last is not None and (rest := self._rest_of(raw, last)) is not None:
             self._require_may_go_on()
@@ -256,7 +255,7 @@ class Transcript:
         return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment, raw_text=begun.text)
 
     def _rest_of(self, raw: RawPrompt, segment: Segment) -> EncodedPrompt | None:
-        """After the context of this segment; None where it begins otherwise."""
+        """The part of `raw` after the segment's context; None if `raw` does not begin with that context."""
         context = segment.context_ids
         if isinstance(raw, str):
             text = self._text_of(segment)
@@ -266,7 +265,7 @@ class Transcript:
         return self._speech.go_on_raw(raw[count:], after=context[-1]) if begins else None
 
     def _text_of(self, segment: Segment) -> str:
-        """Its context. What agents wrote stands in it as they wrote it, and each turn as it was said to them."""
+        """Text of the segment's context: an agent's own texts as it wrote them, and each turn as it was sent to the agent."""
         decode, ids, written_from = self._speech.decode_on, segment.token_ids, 0
         for place, turn in enumerate(segment.turns):
             start, end = turn["start"], turn["end"]
@@ -276,7 +275,7 @@ class Transcript:
         return "".join([segment.prompt_text, *(text or "" for text in segment.texts)])
 
     def _require_may_go_on(self) -> FinishReason:
-        """After the last turn, which ended so."""
+        """Returns the last turn's finish reason. Raises EpisodeOver if that turn was truncated and `episodes.on_turn_length` is `end`."""
         reason = self.finish_reason
         assert reason is not None, "a segment has a turn"
         if reason is FinishReason.LENGTH and self._config.on_turn_length == "end":
@@ -286,15 +285,15 @@ class Transcript:
         return reason
 
     def _rewritten(self, token_ids: Sequence[int], asked: Asked) -> Segment | None:
-        """A segment that begins with what the template makes of the conversation; None where it leaves it as it is."""
-        told = self.segments[-1].messages
-        begun = self._speech.written_anew(token_ids, [*told, *asked.messages], tools=asked.tools)
+        """A new segment that begins with the template's text of the conversation; None if the template does not change it."""
+        history = self.segments[-1].messages
+        begun = self._speech.written_anew(token_ids, [*history, *asked.messages], tools=asked.tools)
         if begun is None:
             return None
-        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*told], tools=asked.tools)
+        return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=[*history], tools=asked.tools)
 
     def _withdraw(self, num_turns: int) -> None:
-        """The turn beyond these is not known to the environment: it does not train, and what is earned next is not for it."""
+        """Drops the turn beyond the first `num_turns`: the environment never got it, so it must not train or earn."""
         if self.num_turns <= num_turns:
             return
         self.num_turns -= 1

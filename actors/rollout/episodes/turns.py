@@ -1,4 +1,4 @@
-"""The way of one call's turns to the engine and back."""
+"""Carries the turns of one call to the engine and their completions back."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from cluster.contracts.types import Completion
 
 
 class TurnSampler:
-    """What one turn of an episode waits for."""
+    """Samples turns of the episodes of one call."""
 
     def __init__(self, engine: EngineThread, inbox: Inbox, *, pace: AtOnce | Lockstep) -> None:
-        """`inbox` hears of what ends the whole call."""
+        """`inbox` gets errors that end the whole call."""
         self._engine = engine
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
@@ -24,7 +24,7 @@ class TurnSampler:
         self.pace = pace
 
     async def sample(self, place: Place, request: EngineRequest) -> Completion:
-        """Raises EngineRefusalError. Cancelled, it takes the request out of the engine."""
+        """Raises EngineRefusalError if the engine refuses the request. When cancelled, aborts the request."""
         answer = self._waiting[request.request_id] = self._loop.create_future()
         self.pace.ask(place, request, self._submit)
         try:
@@ -43,7 +43,7 @@ class TurnSampler:
         self._engine.submit(requests, self._tell)
 
     def _tell(self, request_id: str, outcome: Outcome) -> None:
-        """In the engine's thread."""
+        """Runs in the engine's thread."""
         if isinstance(outcome, WeightsError):
             self._inbox.put(outcome)
         else:

@@ -99,6 +99,6 @@ def test_a_message_that_cannot_be_written_without_a_control_token_is_refused():
     tokenizer.add_special_tokens({"additional_special_tokens": ["\u2402"]})
     turns = Turns(tokenizer, stop_token_ids=[1])
     with pytest.raises(
-        DataError, match=r"writes control tokens .\u2402. that cannot be told from the chat template's own"
+        DataError, match=r"has control tokens .\u2402. in its text that look like the chat template's own"
     ):
         turns.suffix([{"role": "user", "content": "a \u2402"}])

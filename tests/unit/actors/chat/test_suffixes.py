@@ -168,6 +168,20 @@ def test_the_name_of_a_tool_that_the_model_made_up_writes_no_control_token():
     assert controls == turns_of("harmony").encoder.control_ids(written("harmony", answer("7")).token_ids)
 
 
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_no_text_of_a_tools_description_becomes_a_control_token(name):
+    """A server's tools are as foreign as its answers: a description closed the system's turn and began another."""
+    turns = turns_of(name)
+    controls = [text for text in turns.encoder.controls if text not in turns.encoder.unsplittable]
+
+    def shown(words):
+        function = {**PROBE_TOOLS[0]["function"], "description": words}
+        return turns.first_prompt([user("7")], tools=[{"type": "function", "function": function}])[1]
+
+    expected = turns.encoder.control_ids(shown("x"))
+    assert turns.encoder.control_ids(shown("".join(controls))) == expected
+
+
 def test_a_control_token_that_the_tokenizer_calls_ordinary_is_cut_as_well():
     name = "qwen25"
     close = tokenizer_of(name).convert_tokens_to_ids("</tool_response>")

@@ -26,7 +26,7 @@ def test_rows_of_a_saved_split_are_prompts_and_their_columns(tmp_path, monkeypat
     [
         ({"split": "dev"}, "has no split 'dev'; it has: test, train"),
         ({"revision": "main"}, "config and revision are of the hub's"),
-        ({"path": "org/name"}, r"is no folder here.*revision=None is no commit; .*set revision to the 40"),
+        ({"path": "org/name"}, r"is no local folder.*revision=None is no commit; .*set revision to the 40"),
         ({"path": "org/name", "revision": "main"}, r"revision='main' is no commit"),
     ],
 )

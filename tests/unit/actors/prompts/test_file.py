@@ -153,8 +153,8 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
         ('{"prompt": "a"}\n[1]\n', r"prompts.jsonl, line 2: a row must be an object, got list"),
         ('{"prompt": "  "}\n', r"row 0, column 'prompt': the text is empty"),
         ('{"prompt": 7}\n', r"row 0, column 'prompt': must be a text or a list of messages, got 7$"),
-        (r'{"prompt": "a \ud83d"}', r"row 0, column 'prompt': '\\ud83d' is half of a character"),
-        (r'{"prompt": "a", "answer": ["\ud83d"]}', r"row 0, column 'answer': '\\ud83d' is half of a character"),
+        (r'{"prompt": "a \ud83d"}', r"row 0, column 'prompt': '\\ud83d' is a lone surrogate"),
+        (r'{"prompt": "a", "answer": ["\ud83d"]}', r"row 0, column 'answer': '\\ud83d' is a lone surrogate"),
         ('{"messages": []}\n', r"row 0, column 'messages': must be"),
         ('{"messages": [{"content": "hi"}]}\n', r"row 0, column 'messages': a message must have 'role' and 'content'"),
     ],
@@ -221,7 +221,7 @@ def test_times_in_nanoseconds_travel_as_others_do(tmp_path):
 )
 def test_a_value_that_python_cannot_hold_is_one_clear_error(tmp_path, column):
     pyarrow.parquet.write_table(pa.table({"prompt": ["a"], "odd": column}), tmp_path / "p.parquet")
-    with pytest.raises(DataError, match=r"p\.parquet, row 0 or behind: a value cannot be read"):
+    with pytest.raises(DataError, match=r"p\.parquet, row 0 or later: a value cannot be read"):
         file(path=str(tmp_path / "p.parquet"))
 
 

@@ -415,7 +415,9 @@ async def test_nonsense_for_an_answer_is_a_failed_reward_and_ends_the_process():
 
 async def test_a_process_whose_first_answer_cannot_be_read_ends():
     before = psutil.Process().children()
-    with pytest.raises(WorkerError, match=r"reward\.judge='.*:undeclared' answers first cannot be read: .*\nkeeps_"):
+    with pytest.raises(
+        WorkerError, match=r"the first answer of the process of reward\.judge='.*:undeclared' is unreadable: .*\nkeeps_"
+    ):
         await RewardService(RewardConfig(judge=Plugin(name=f"{JUDGES}:undeclared"))).warm_up()
     assert [child for child in psutil.Process().children() if child not in before] == []
 

@@ -293,7 +293,7 @@ def test_template_history_and_comparison_leave_raw_segments_alone():
         ((), "the prompt is empty"),
         ((1, 10_000), "token id 10000, and the tokenizer knows 0 to "),
         ((-1,), "token id -1"),
-        ("a" * 600, "what is new in the prompt has 600 tokens, and the context takes 512; shorten them"),
+        ("a" * 600, "the new part of the prompt has 600 tokens, and the context takes 512; shorten them"),
     ],
 )
 def test_a_prompt_that_no_model_could_go_on_from_is_refused(raw, why):

@@ -45,7 +45,7 @@ def test_reward_by_length_counts_what_was_cut_off(trajectories):
 
 
 def test_failures_are_counted_by_the_name_of_their_error(trajectories):
-    assert duckdb.execute(QUERIES["What failed, and why"]).fetchall() == [("error", None, "KeyError", 1)]
+    assert duckdb.execute(QUERIES["Failures and their reasons"]).fetchall() == [("error", None, "KeyError", 1)]
 
 
 def test_mismatch_by_staleness(trajectories):
@@ -75,4 +75,4 @@ def test_the_best_completion_of_each_prompt(trajectories):
 def test_metrics_join_the_trajectories_of_their_step(trajectories):
     metrics = pa.table({"policy_version": [0, 1, 2], "eval/reward": [0.1, 0.2, 0.3]})
     assert metrics.num_rows == 3
-    assert duckdb.execute(QUERIES["Metrics beside them"]).fetchall() == [(1, 3.0, 0.2), (2, 3.0, 0.3)]
+    assert duckdb.execute(QUERIES["Join with metrics"]).fetchall() == [(1, 3.0, 0.2), (2, 3.0, 0.3)]

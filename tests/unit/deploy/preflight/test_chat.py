@@ -53,7 +53,7 @@ def test_templates_with_less_of_a_frame_are_told_in_the_same_line():
 
 
 def test_what_is_not_exact_says_why():
-    assert dict(rows_of("echo"))["turns"].startswith("not exact: the chat template cannot go on after a turn")
+    assert dict(rows_of("echo"))["turns"].startswith("not exact: the chat template cannot continue after a turn")
     assert dict(rows_of("gemma"))["tools"] == "not supported: the chat template does not show tools to the model"
     assert dict(rows_of("pythonic"))["tools"].startswith(
         "answers exact, several answers in a row; calls cannot be read: no parser"
