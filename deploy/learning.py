@@ -32,8 +32,8 @@ from deploy.reports.summary import Summary
 
 
 def learn(config: RunConfig, *, data: RecordedGroups | None = None, address: str | None = None) -> Summary:
-    """Learns `config.num_steps` steps from `config.recorded`, or resumes the run. `data`: the groups of `config.recorded`, if the caller has
-    opened them. Raises as `launch.train`."""
+    """Learns `config.num_steps` steps from `config.recorded`, or resumes the run. `data`: the groups of `config.recorded`, if they are
+    open already. Raises as `launch.train`."""
     return as_a_run(config, partial(_learn, data=data), address=address)
 
 

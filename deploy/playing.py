@@ -1,4 +1,4 @@
-"""`treadwheel play`: a person or a script plays the model in an environment, which runs in its own process, as in a run. No engine starts."""
+"""`treadwheel play`: a person or script plays the model in an environment, which runs in its own process, as in a run. No engine starts."""
 
 import asyncio
 import json

@@ -18,7 +18,8 @@ class Axis:
 
     def place(self, value: float) -> float:
         """0 at the left end, 1 at the right one."""
-        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        # Halves: the difference of two very large numbers would overflow.
+        return min(max((value / 2 - self.low / 2) / (self.high / 2 - self.low / 2), 0.0), 1.0)
 
     def counts(self, values: Sequence[float], num_bins: int) -> list[int]:
         """How many of the values lie in each of so many equal parts."""
@@ -34,7 +35,7 @@ class Axis:
 
 def round_numbers(low: float, high: float, *, is_whole: bool = False) -> list[float]:
     """Five at most, between the two. With `is_whole` none is a fraction."""
-    rough = (high - low) / 4
+    rough = high / 4 - low / 4
     unit = 10.0 ** math.floor(math.log10(rough))
     factors = (1, 2, 5, 10) if is_whole else (1, 2, 2.5, 5, 10)
     width = next(unit * factor for factor in factors if unit * factor >= rough * (1 - 1e-9))
@@ -98,5 +99,7 @@ def mean_and_spread(values: Sequence[float]) -> dict[str, Any]:
     """Mean and standard deviation over the values themselves (not of a larger population); None where there are none."""
     if not values:
         return {"mean": None, "std": None}
-    mean = sum(values) / len(values)
-    return {"mean": mean, "std": math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))}
+    # Divided first: sums of very large numbers would overflow.
+    number = len(values)
+    mean = sum(value / number for value in values)
+    return {"mean": mean, "std": math.hypot(*((value - mean) / math.sqrt(number) for value in values))}

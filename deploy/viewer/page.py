@@ -131,6 +131,8 @@ def number(value: float | None) -> str:
     """Four digits that count, and no more than it takes; a dash for None."""
     if value is None:
         return "–"
+    if not math.isfinite(value):  # sums of very large numbers overflow
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"

@@ -6,6 +6,8 @@ from typing import Any
 
 MOST_POINTS = 800
 """Of one line: more than a screen has columns for."""
+_LARGEST = 1e300
+"""A value beyond it is no point: means and axes would overflow."""
 Point = tuple[int, float]
 
 PANELS: tuple[dict[str, Any], ...] = (
@@ -92,8 +94,12 @@ def panel(
 
 
 def values(steps: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
-    """Step and value where there is one; a number that was not finite is None in its line, and no point."""
-    return [(step["policy_version"], step[name]) for step in steps if step.get(name) is not None]
+    """(step, value) of the steps that have one. A number that was not finite is None in metrics.jsonl, and no point."""
+    return [
+        (step["policy_version"], value)
+        for step in steps
+        if (value := step.get(name)) is not None and abs(value) <= _LARGEST
+    ]
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
