@@ -64,8 +64,8 @@ def write_passport(
 
 
 def _with_defaults(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Judges, prompts and environments with all their parameters: two spellings of one setting are equal, and a default that differs between
-    versions shows. A value that JSON does not know is named by its type, since its text may vary from process to process."""
+    """Judges, prompts and environments with all their parameters: two spellings of one setting are equal, and a default that differs
+    between versions shows. A value that JSON does not know is named by its type, since its text may vary from process to process."""
     return to_jsonable_python(
         spelled_out(run), fallback=lambda value: f"{type(value).__module__}.{type(value).__name__}"
     )

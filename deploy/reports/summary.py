@@ -58,5 +58,4 @@ def summary_of(run_dir: RunDirectory) -> Summary:
 
 
 def _mean(values: list[float]) -> float | None:
-    # Divided first: a sum of very large rewards would overflow.
-    return sum(value / len(values) for value in values) if values else None
+    return sum(values) / len(values) if values else None

@@ -1,4 +1,4 @@
-"""Rewards: how each component was spread over the steps, what failed and with which message, by judge, and where to look."""
+"""Rewards: distributions of each component over the steps, failures of judges with their messages, and examples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -59,9 +59,9 @@ def _component(name: str, by_step: Mapping[int, Scores]) -> dict[str, Any]:
 
 
 def _examples(run: Run, step: int, scores: Mapping[str, Scores], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Of the newest step that was read: the trajectories with the smallest and the largest value of each component."""
+    """The trajectories with the smallest and the largest value of each component in `step`."""
     recorded = open_step(run, step)
-    told: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
     for name in (name for name in names if name in scores):
         of = scores[name]
         for end, (ticket, sample), value in (
@@ -70,13 +70,12 @@ def _examples(run: Run, step: int, scores: Mapping[str, Scores], names: Sequence
         ):
             text = " ".join(recorded.completions(ticket)[sample][: 4 * _MOST_CHARACTERS].split())[:_MOST_CHARACTERS]
             place = {"step": step, "ticket": ticket, "sample": sample}
-            told.append({"name": name, "end": end, "value": value, **place, "text": text})
-    return told
+            examples.append({"name": name, "end": end, "value": value, **place, "text": text})
+    return examples
 
 
 def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[int]) -> list[dict[str, Any]]:
-    """What judges raised or overran, by its kind, the most frequent first. An example leads to a group whose step is recorded; one that was
-    dropped is nowhere to be seen."""
+    """Failures of judges by kind, the most frequent first. Examples are groups whose step is recorded: dropped groups cannot be shown."""
     found: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["kind"] != "reward_failure":

@@ -1,4 +1,4 @@
-// A page that was made once says that its run has gone on. What the reader looks at stays where it is until they ask.
+// On pages without live updates: says that there are new steps. The page changes only when the reader asks for them.
 import { follow } from "./live.js";
 
 const said = document.querySelector("#fresh"), [words, show] = said.children;
@@ -12,5 +12,5 @@ function say(text) {
 show.addEventListener("click", () => location.reload());
 follow(said.dataset.live, said.dataset.mark, {
   news: ({ steps }) => steps.length && say((numSteps += steps.length) === 1 ? "1 step is new." : `${numSteps} steps are new.`),
-  again: () => say("What this page shows has changed."),
+  again: () => say("The content of this page has changed."),
 });

@@ -1,4 +1,4 @@
-// The list of runs: comparing takes two of them, and not more than there are colours.
+// The list of runs: a comparison takes at least two runs, and at most as many as there are colours.
 const form = document.querySelector("#choose");
 if (form) {
   const button = form.querySelector("#compare"), said = form.querySelector("#chosen"), most = Number(form.dataset.most);
