@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -36,9 +36,6 @@ from cluster.rollouts.mixture import open_prompts
 from deploy.config import loading as configuration
 from deploy.config.yaml_text import parse
 from deploy.reports.run_info import config_of
-
-if TYPE_CHECKING:
-    from deploy.playing_tokens import Tokens
 
 _UNHURRIED_S = 24 * 3600.0
 """Deadline of an episode: people need time to think."""
@@ -122,15 +119,10 @@ class Mouth(Protocol):
         ...
 
 
-def play(
-    game: Game, says: Iterator[str], screen: Console, *, tokens: "Tokens | None" = None, mouth: Mouth | None = None
-) -> bool:
-    """Plays one episode until it ends or the lines run out; returns whether nothing failed. `says` yields the model's lines, and `mouth` or
-    `tokens` turn them into turns.
-
-    Raises ConfigError for an environment that does not start.
-    """
-    return asyncio.run(_play(game, says, screen, tokens, mouth or tokens or Words()))
+def play(game: Game, says: Iterator[str], screen: Console, *, mouth: Mouth | None = None) -> bool:
+    """Plays one episode until it ends or the lines run out; returns whether nothing failed. `says` yields the model's lines, which `mouth`
+    turns into turns. Raises ConfigError for an environment that does not start."""
+    return asyncio.run(_play(game, says, screen, mouth or Words()))
 
 
 def scripted(answers: Iterable[str], screen: Console) -> Iterator[str]:
@@ -244,7 +236,7 @@ class _Player:
         self._screen.print(Text(f"  {text}", style="dim"), soft_wrap=True)
 
 
-async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Tokens | None", mouth: Mouth) -> bool:
+async def _play(game: Game, says: Iterator[str], screen: Console, mouth: Mouth) -> bool:
     task, unhurried = game.task, game.episodes.model_copy(update={"timeout_s": _UNHURRIED_S})
     player = _Player(task, says, screen, mouth)
     printed = PrintedLines()
@@ -262,8 +254,7 @@ async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Token
     if end is not None:
         player.take(end.events)
         screen.print(_ending(end, player.earned), soft_wrap=True)
-    if tokens is not None:
-        screen.print(tokens.shown(), soft_wrap=True)
+
     return end is None or end.status is RewardStatus.OK
 
 

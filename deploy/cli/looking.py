@@ -20,8 +20,7 @@ app.add_typer(passport, name="passport", rich_help_panel="Look")
 def info(
     run_dir: RunDir,
     watch: Annotated[
-        bool,
-        typer.Option("--watch", "-w", help="Show a live table until the run ends. Ctrl-C ends the table, not the run."),
+        bool, typer.Option("--watch", "-w", help="Show a live table until the run ends; Ctrl-C does not end the run.")
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -104,14 +103,13 @@ def export(
     format: Annotated[
         str,
         typer.Option(
-            metavar="FORMAT",
-            help="parquet: all columns; sft: the best completions; dpo: the best and the worst completion of each group.",
+            metavar="FORMAT", help="parquet: all columns; sft: the best completions; dpo: best and worst of each group."
         ),
     ] = "parquet",
     steps: Annotated[str | None, typer.Option(metavar="10-20", help="Only these steps.")] = None,
     best: Annotated[int, typer.Option(min=1, help="For sft: number of completions from each group.")] = 1,
     min_reward: Annotated[
-        float | None, typer.Option(help="For sft and dpo: leave out completions with a lower reward.")
+        float | None, typer.Option(help="For sft and dpo: the lowest reward that is exported.")
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -17,7 +17,7 @@ def check(
     overrides: Overrides = None,
     address: Address = None,
     resolve: Annotated[
-        bool, typer.Option("--resolve", help="Print the run file with all defaults written out, and check nothing.")
+        bool, typer.Option("--resolve", help="Print the run file with all defaults written out, and stop.")
     ] = False,
     assume: Annotated[
         list[str] | None,
@@ -99,8 +99,7 @@ def list_variants(
 @app.command(name="import", rich_help_panel="Prepare")
 def import_rows(
     rows: Annotated[
-        str,
-        typer.Argument(metavar="ROWS", help="A prompt file with the columns completion, reward and optionally group."),
+        str, typer.Argument(metavar="ROWS", help="Prompt file with the columns completion, reward, optionally group.")
     ],
     out: Annotated[str, typer.Argument(metavar="OUT.arrow", help="File to write.")],
     run: RunFile,
@@ -208,24 +207,20 @@ def play(
     ] = None,
     episode: Annotated[
         str | None,
-        typer.Option(
-            metavar="GROUP/SAMPLE",
-            help="Replay the model's turns of this episode of a run directory, such as 34/2.",
-        ),
+        typer.Option(metavar="GROUP/SAMPLE", help="Play the model's recorded turns of this episode of a run: 34/2."),
     ] = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The task, as the user's first message.")] = None,
     columns: Annotated[str, typer.Option(metavar="YAML", help="The prompt's columns: '{answer: 42}'.")] = "{}",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the task. All episodes of a group have the same.")] = 0,
     env: Annotated[
-        list[str] | None, typer.Option(help="As episodes.env: an environment variable that the environment may read.")
+        list[str] | None, typer.Option(help="As episodes.env: a variable that the environment may read.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="A model, for its tokenizer: show which tokens a run would train."),
+        str | None, typer.Option(metavar="PATH", help="A model, for its tokenizer: show which tokens would be trained.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Play an environment: you type the model's turns, and no engine starts. Exit code 1 if the environment fails."""
+    """Play an environment: you type the model's turns, and no engine starts. Exit code 1 if it fails, or with --episode if it differs."""
     with reporting(debug=debug):
         from deploy import playing
 
@@ -233,16 +228,18 @@ def play(
             asked = params or say or prompt or env or model or seed or columns != "{}"
             _play_again(environment, episode, alone=not asked)
             return
-        given = (params or [], prompt, columns, env or [])
-        game = playing.game(environment, *given, seed=seed)
+        game = playing.game(environment, params or [], prompt, columns, env or [], seed=seed)
         screen = Console(markup=False, emoji=False, highlight=False)
-        tokens = None
-        if model is not None:
+        says = playing.typed(screen) if say is None else playing.scripted(say, screen)
+        if model is None:
+            is_well = playing.play(game, says, screen)
+        else:
             from deploy import playing_tokens
 
             tokens = playing_tokens.of_model(model, game)
-        says = playing.typed(screen) if say is None else playing.scripted(say, screen)
-        if not playing.play(game, says, screen, tokens=tokens):
+            is_well = playing.play(game, says, screen, mouth=tokens)
+            screen.print(tokens.shown(), soft_wrap=True)
+        if not is_well:
             raise typer.Exit(1)
 
 
@@ -250,9 +247,7 @@ def _play_again(run_dir: str, episode: str, *, alone: bool) -> None:
     from deploy import playing, playing_again
 
     if not alone:
-        raise ConfigError(
-            f"--episode={episode!r} is played as it was recorded; leave everything but the run directory out"
-        )
+        raise ConfigError(f"--episode={episode!r} is played as recorded; leave everything but the run directory out")
     game, turns, was_ended = playing_again.of_record(run_dir, episode)
     screen = Console(markup=False, emoji=False, highlight=False)
     again = playing_again.Again(turns, screen)
@@ -270,22 +265,14 @@ def _play_again(run_dir: str, episode: str, *, alone: bool) -> None:
 
 @app.command(name="serve-reward", rich_help_panel="Prepare")
 def serve_reward(
-    judge: Annotated[
-        str, typer.Argument(metavar="JUDGE", help="A name as in a run file: math_verify, or my_rewards:judge.")
-    ],
+    judge: Annotated[str, typer.Argument(metavar="JUDGE", help="As in a run file: math_verify, or my_rewards:judge.")],
     params: Annotated[list[str] | None, typer.Argument(metavar="[a=b]...", help="The judge's parameters.")] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. One that other machines reach needs a key.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on. Any but loopback needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the bearer token that clients must send.")
-    ] = None,
+    key_env: Annotated[str | None, typer.Option(help="Environment variable with the token of clients.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="As reward.timeout_s.")] = 30.0,
     max_concurrency: Annotated[int, typer.Option(min=1, help="As reward.max_concurrency.")] = 64,
-    env: Annotated[
-        list[str] | None, typer.Option(help="As reward.env: an environment variable that the judge may read.")
-    ] = None,
+    env: Annotated[list[str] | None, typer.Option(help="As reward.env: a variable that the judge may read.")] = None,
     debug: Debug = False,
 ) -> None:
     """Serve a judge to runs on other machines, as `judge: {name: remote, endpoint: http://host:port}`."""
