@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,9 +44,8 @@ class Finding:
 
 def examined(*, folder: str = ".") -> list[Finding]:
     """All findings, in the order in which they are printed. `folder` is where runs would lie. Starts nothing and changes nothing."""
-    looks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _processors, _memory, _gpus, _files]
-    looks += [lambda: _disks(folder), _ports, _ray, _sandbox]
-    return [finding for look in looks for finding in look()]
+    machine = [*_processors(), *_memory(), *_gpus(), *_files(), *_disks(folder), *_ports()]
+    return [*_python(), *_packages(), *machine, *_ray(), *_sandbox()]
 
 
 def table(findings: list[Finding]) -> Table:

@@ -1,7 +1,6 @@
 """`treadwheel play --episode`: gives an environment the model's recorded turns again and compares its answers with the record."""
 
 import json
-import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -107,9 +106,9 @@ class Again:
     """Repeats the model's recorded turns."""
 
     def __init__(self, turns: Sequence[Turn], screen: Console) -> None:
-        self._lines = [turn.line for turn in turns]
-        self._turns = iter(turns)
+        self._turns = turns
         self._screen = screen
+        self._num_said = 0
         self.num_differences = 0
         """Turns before which the environment's messages differ from the record."""
 
@@ -117,19 +116,20 @@ class Again:
         """The environment has asked for a turn after the last recorded one."""
 
     def lines(self) -> Iterator[str]:
-        yield from self._lines
+        yield from (turn.line for turn in self._turns)
         self.asks_for_more = True
 
     @property
     def num_unasked(self) -> int:
         """Turns of the run that the environment has not asked for."""
-        return operator.length_hint(self._turns)
+        return len(self._turns) - self._num_said
 
     def take(self, events: Sequence[Event]) -> None:
         pass
 
     def say(self, asked: Asked, line: str) -> Said:
-        turn = next(self._turns)
+        turn = self._turns[self._num_said]
+        self._num_said += 1
         new = [dict(each) for each in asked.messages]
         then = [dict(each) for each in turn.before[len(turn.before) - len(new) :]]
         if then != new:

@@ -49,9 +49,7 @@ async def _serve(config: RewardConfig, listening: socket.socket, key: str | None
     await service.warm_up()
     try:
         if foreign := service.asks & {*_ELSEWHERE}:
-            raise ConfigError(
-                f"the judge asks for {', '.join(foreign)}, which only a run has; name the judge in the run file"
-            )
+            raise ConfigError(f"the judge asks for {', '.join(foreign)}, which only a run has; name it in the run file")
         server = uvicorn.Server(uvicorn.Config(app(service, key=key), log_level="warning", lifespan="off"))
         # uvicorn raises the signal again after it has stopped; ignore it, so that the exit code is 0.
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -115,7 +113,5 @@ def _key(key_env: str | None, *, host: str) -> str | None:
     if key == "":
         raise ConfigError(f"--key-env {key_env} is not set in the environment, or empty; export it")
     if key_env is None and not is_loopback(host):
-        raise ConfigError(
-            f"--host {host} can be reached from other machines: set a token in the environment, and name it: --key-env NAME"
-        )
+        raise ConfigError(f"--host {host} can be reached from other machines: set a token, and name it: --key-env NAME")
     return key

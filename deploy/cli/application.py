@@ -33,14 +33,13 @@ RunDir = Annotated[
     str, typer.Argument(metavar="RUN_DIR", help="A run directory.", autocompletion=completion.run_directories)
 ]
 Address = Annotated[
-    str | None,
-    typer.Option(help="Ray cluster to run on: 'auto' or host:port. Default: RAY_ADDRESS, else a local cluster."),
+    str | None, typer.Option(help="Ray cluster: 'auto' or host:port. Default: RAY_ADDRESS, else a local cluster.")
 ]
 WaitForClaim = Annotated[
     str,
     typer.Option(
         metavar="10m",
-        help="How long to wait until another driver releases the run directory, for a retry that starts before the last driver has ended.",
+        help="How long to wait for another driver to release the run directory: a retry may start before the last one has ended.",
     ),
 ]
 WaitForNodes = Annotated[
@@ -48,9 +47,7 @@ WaitForNodes = Annotated[
 ]
 Quiet = Annotated[
     bool,
-    typer.Option(
-        "--quiet", "-q", help="Print only warnings, errors and the summary at the end, whatever metrics.sinks says."
-    ),
+    typer.Option("--quiet", "-q", help="Print only warnings, errors and the summary, whatever metrics.sinks says."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 

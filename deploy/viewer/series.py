@@ -95,11 +95,8 @@ def panel(
 
 def values(steps: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
     """(step, value) of the steps that have one. A number that was not finite is None in metrics.jsonl, and no point."""
-    return [
-        (step["policy_version"], value)
-        for step in steps
-        if (value := step.get(name)) is not None and abs(value) <= _LARGEST
-    ]
+    found = ((step["policy_version"], step.get(name)) for step in steps)
+    return [(step, value) for step, value in found if value is not None and abs(value) <= _LARGEST]
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

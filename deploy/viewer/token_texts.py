@@ -48,7 +48,7 @@ class TokenTexts:
         by_id = {token_id: self._bytes_of(token_id) for token_id in set(token_ids)}
         pieces = [by_id[token_id] for token_id in token_ids]
         texts = {piece: _text(piece) for piece in by_id.values()}
-        broken = [place for place, piece in enumerate(pieces) if not _is_text(piece)]
+        broken = [place for place, piece in enumerate(pieces) if piece.decode(errors="ignore").encode() != piece]
         special = {token_id for token_id, token in self._added.items() if token.special}
         return Shown(
             texts=[texts[piece] for piece in pieces],
@@ -118,14 +118,6 @@ def _in_cache(name: str, revision: str | None) -> str | None:
     except HFValidationError:  # a path, and no name of the hub
         return None
     return found if isinstance(found, str) else None
-
-
-def _is_text(piece: bytes) -> bool:
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _text(piece: bytes) -> str:

@@ -37,12 +37,7 @@ _FACTS = (
     ("tokens/truncated_share", "Cut at the limit"),
     ("time/step_s", "Seconds"),
 )
-_COLUMNS = tuple(
-    entry
-    for entry in _FACTS
-    if entry[0]
-    not in ("learner/advantage_std", "tokens/truncated_share", "learner/clip_fraction", "mismatch/mean_abs_nats")
-)
+_NOT_LISTED = {"learner/advantage_std", "tokens/truncated_share", "learner/clip_fraction", "mismatch/mean_abs_nats"}
 _SORTS = {
     "order": lambda row: row["place"],
     "reward": lambda row: (row["mean"] is None, row["mean"]),
@@ -62,7 +57,8 @@ def steps(run: Run, request: Request) -> dict[str, Any]:
     newest = numbers[-1] if numbers else 0
     before = min(asked_whole_number(request, "before") or newest + 1, newest + 1)
     shown = [number for number in numbers if number < before][-PER_PAGE:][::-1]
-    columns = [(name, label) for name, label in _COLUMNS if any(line.get(name) is not None for line in lines)]
+    listed = [(name, label) for name, label in _FACTS if name not in _NOT_LISTED]
+    columns = [(name, label) for name, label in listed if any(line.get(name) is not None for line in lines)]
     return {
         "num_steps": len(numbers),
         "newest": newest,

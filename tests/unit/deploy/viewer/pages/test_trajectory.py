@@ -73,7 +73,7 @@ def test_why_there_is_no_record_of_learning_is_told_apart(run, tmp_path):
     _learned(run, {**ROW, "sample_index": 1})
     assert "did not reach this trajectory" in _tokens(run)["missing"]["learned"]
     _learned(run, {**ROW, **{name: [*value, value[0]] for name, value in ROW.items() if isinstance(value, list)}})
-    assert "is of another completion" in _tokens(run)["missing"]["learned"]
+    assert "has another completion" in _tokens(run)["missing"]["learned"]
     run.directory.write_file("learned/step-000004.arrow", b"torn")
     assert "learned/step-000004.arrow: a damaged record" in _tokens(run)["missing"]["learned"]
     _configure(tmp_path / "run", record={"learned_groups": 0})
