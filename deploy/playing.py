@@ -274,7 +274,7 @@ def _ending(end: EpisodeEnd, earned: float) -> Text:
 def _print_message(screen: Console, message: Message) -> None:
     role = str(message["role"])
     named = f"{role} {message['name']}" if role == "tool" and message.get("name") else role
-    said = Text(f"{named}  ", style=_STYLES.get(role, "bold")).append(
+    line = Text(f"{named}  ", style=_STYLES.get(role, "bold")).append(
         str(message.get("content") or ""), style="not bold default"
     )
-    screen.print(said, soft_wrap=True)
+    screen.print(line, soft_wrap=True)

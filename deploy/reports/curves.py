@@ -124,13 +124,13 @@ def _write_labels(axes: "Axes", panel: Panel, low: float, high: float) -> None:
 def _key(shown: Sequence[Panel], interruptions: Sequence[Mark]) -> str:
     curves = [curve for panel in shown for curve in panel.curves]
     kinds = {mark.is_failure for mark in interruptions}
-    said = (
+    keys = (
         ("point: one measurement, bar: one standard error", any(not curve.is_line for curve in curves)),
         ("dotted vertical line: the run was resumed", False in kinds),
         ("▲ an actor failed and was replaced", True in kinds),
         ("strong line: the mean of the pale one", any(curve.mean for curve in curves)),
     )
-    return "     ".join(text for text, is_there in said if is_there)
+    return "     ".join(text for text, is_there in keys if is_there)
 
 
 def _plain(text: str) -> str:

@@ -94,7 +94,7 @@ def last_words(row: Mapping[str, Any]) -> str | None:
     """The model's last message in an episode, with its tool calls, from the columns of a whole trajectory. None for a single turn, or if
     the last message is not the assistant's."""
     messages = _messages(row["messages"])
-    if row["episode"] is None or not _said(messages, 1):
+    if row["episode"] is None or not _last_replies(messages, 1):
         return None
     calls = [f"{call.name}({call.arguments})" for call in map(_call, _calls(messages[-1]))]
     return "\n".join([*filter(None, [writable(str(messages[-1].get("content") or ""))]), *calls])
@@ -121,12 +121,12 @@ def _blocks(segment: Mapping[str, Any], *, start: int, num_turns: int) -> Iterat
     """Blocks of one segment, which begins at token `start` and after `num_turns` turns."""
     turns: list[dict[str, Any]] = segment["turns"] or []
     messages = _messages(segment["messages"])
-    said = _recorded_replies(segment, messages) or _said(messages, len(turns))
+    replies = _recorded_replies(segment, messages) or _last_replies(messages, len(turns))
     names = {call.get("id"): _function(call).get("name") for each in messages for call in _calls(each)}
     end = 0
     for index, turn in enumerate(turns):
         if turn["start"] > end:
-            between = messages[said[index - 1] + 1 : said[index]] if said and index else []
+            between = messages[replies[index - 1] + 1 : replies[index]] if replies and index else []
             yield _written(start + end, start + turn["start"], between, names)
         end = turn["end"]
         rewards = segment["token_rewards"]
@@ -138,7 +138,7 @@ def _blocks(segment: Mapping[str, Any], *, start: int, num_turns: int) -> Iterat
             role="assistant",
             finish_reason=turn["finish_reason"],
             earned=None if rewards is None else math.fsum(rewards[turn["start"] : end]),
-            calls=tuple(map(_call, _calls(messages[said[index]]))) if said else (),
+            calls=tuple(map(_call, _calls(messages[replies[index]]))) if replies else (),
         )
     if len(segment["completion_token_ids"]) > end:
         yield _written(start + end, start + len(segment["completion_token_ids"]), [], names)
@@ -169,7 +169,7 @@ def _recorded_replies(segment: Mapping[str, Any], messages: Sequence[Message]) -
     return places if fits and len(places) == len(segment["turns"] or ()) else []
 
 
-def _said(messages: Sequence[Message], num_turns: int) -> list[int]:
+def _last_replies(messages: Sequence[Message], num_turns: int) -> list[int]:
     """Indices of the last `num_turns` messages of the assistant; [] if there are fewer, or the last message is not the assistant's."""
     places = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
     fits = len(places) >= num_turns > 0 and places[-1] == len(messages) - 1
@@ -217,5 +217,5 @@ def _label(message: Message, names: Mapping[Any, Any]) -> str:
     return f"{role} {_name(name)}" if name else role
 
 
-def _name(said: Any) -> str:
-    return writable(str(said))[:_MOST_CHARACTERS]
+def _name(value: Any) -> str:
+    return writable(str(value))[:_MOST_CHARACTERS]

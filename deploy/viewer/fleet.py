@@ -92,10 +92,10 @@ def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 def words(event: Event) -> str:
     """One line for people."""
-    said = str(event.get("message") or event.get("reason") or "").strip().partition("\n")[0]
+    reason = str(event.get("message") or event.get("reason") or "").strip().partition("\n")[0]
     match event["kind"]:
         case "failure":
-            return f"{_led_by(event['actor'], said, event['failure'])}; decided: {event['decision']}"
+            return f"{_led_by(event['actor'], reason, event['failure'])}; decided: {event['decision']}"
         case "recovery":
             return f"{event['actor']} serves again after {event['seconds']:.1f} s"
         case "hang":
@@ -105,7 +105,7 @@ def words(event: Event) -> str:
         case "worker_left":
             return f"{event['actor']} left"
         case "scale":
-            return f"{event['before']} to {event['num_workers']} {event['actors'].replace('_', ' ')}: {said}"
+            return f"{event['before']} to {event['num_workers']} {event['actors'].replace('_', ' ')}: {reason}"
         case "checkpoint":
             return f"checkpoint of step {event['policy_version']}"
         case "resumed":
@@ -117,12 +117,12 @@ def words(event: Event) -> str:
         case "broadcast":
             return f"{event['num_workers']} workers serve {event['digest'][:12]}"
         case kind:
-            return said or kind.replace("_", " ")
+            return reason or kind.replace("_", " ")
 
 
-def _led_by(actor: str, said: str, kind: str) -> str:
+def _led_by(actor: str, reason: str, kind: str) -> str:
     """The reason alone if it begins with the actor's name; otherwise actor and kind before it."""
-    return said if said.startswith(f"{actor} ") else f"{actor}: {kind}, {said}"
+    return reason if reason.startswith(f"{actor} ") else f"{actor}: {kind}, {reason}"
 
 
 def _apply(found: dict[str, Actor], event: Event) -> None:

@@ -33,8 +33,8 @@ async def _messages(run: Run, after: str) -> AsyncIterator[str]:
     yield "retry: 2000\n\n"
     quiet_s, before, seen = 0.0, "", None
     while True:
-        if told := await asyncio.to_thread(_new, run, after, seen):
-            name, news, after, seen = told
+        if new := await asyncio.to_thread(_new, run, after, seen):
+            name, news, after, seen = new
             message = f"event: {name}\ndata: {json.dumps(news)}\n\n"
             if name == "again" or message != before:
                 before, quiet_s = message, 0.0

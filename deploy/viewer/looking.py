@@ -107,8 +107,8 @@ def _matches(recorded: RecordedStep, ticket: int, rows: pa.RecordBatch, wanted: 
     kept = rows.filter(_is_wanted(rows, wanted))
     if kept.num_rows == 0:
         return []
-    told = {each.sample_index: each for each in recorded.group(ticket).trajectories}
-    pairs = ((row, told[row["sample_index"]]) for row in kept.to_pylist())
+    by_sample = {each.sample_index: each for each in recorded.group(ticket).trajectories}
+    pairs = ((row, by_sample[row["sample_index"]]) for row in kept.to_pylist())
     return [
         {
             "step": recorded.step,

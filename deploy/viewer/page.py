@@ -100,15 +100,15 @@ def routes() -> list[Route]:
 
 def asked_number(request: Request, name: str) -> float | None:
     """The number in the query; None if it has none. Raises HTTPException 400 for a value that is not a finite number."""
-    said = request.query_params.get(name, "").strip()
-    if not said:
+    text = request.query_params.get(name, "").strip()
+    if not text:
         return None
     try:
-        value = float(said)
+        value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise HTTPException(400, f"{name}={said[:40]!r} is not a number")
+        raise HTTPException(400, f"{name}={text[:40]!r} is not a number")
     return value
 
 

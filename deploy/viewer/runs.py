@@ -101,11 +101,11 @@ class Run:
         """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
         if self.directory.is_local and self.directory.owner_seen():
             return "running"
-        told = last_told((self._events if self._events.is_read else self._drivers).records())
-        is_over = told is not None and told["kind"] in ENDS
+        last = last_told((self._events if self._events.is_read else self._drivers).records())
+        is_over = last is not None and last["kind"] in ENDS
         if not is_over and not self.directory.is_local and self.directory.owner_seen():
             return "running"
-        return "starting" if told is None else "killed" if told["kind"] == "launched" else told["kind"]
+        return "starting" if last is None else "killed" if last["kind"] == "launched" else last["kind"]
 
     def standing(self) -> Standing:
         """Changes whenever anything on a live page changes. For a long run it is much cheaper than the page's data."""

@@ -49,17 +49,17 @@ class Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                told = MutableHeaders(scope=message)
-                told.update(_HEADERS)
+                answered = MutableHeaders(scope=message)
+                answered.update(_HEADERS)
                 # Otherwise a browser may run cached scripts of an older version of the page.
-                told.setdefault("Cache-Control", "no-cache")
+                answered.setdefault("Cache-Control", "no-cache")
             await send(message)
 
         await answer(scope, receive, with_headers)
 
     def _below_prefix(self, scope: Scope, headers: Headers) -> Scope:
-        said = headers.get("x-forwarded-prefix", "").rstrip("/")
-        prefix = said if _PREFIX.fullmatch(said) else self._root_path
+        sent = headers.get("x-forwarded-prefix", "").rstrip("/")
+        prefix = sent if _PREFIX.fullmatch(sent) else self._root_path
         path = scope["path"]
         whole = path if path.startswith(f"{prefix}/") else prefix + path
         return {**scope, "root_path": prefix, "path": whole}

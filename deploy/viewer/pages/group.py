@@ -27,12 +27,12 @@ def group_data(step: RecordedStep, ticket: int) -> dict[str, Any]:
     """The group with its texts."""
     found, texts = step.group(ticket), step.completions(ticket)
     folded = common_beginning(list(texts.values()))
-    told = told_of(step, found)
-    for each in told["trajectories"]:
+    data = told_of(step, found)
+    for each in data["trajectories"]:
         text = texts[each["sample_index"]]
         each["text"] = text[len(folded) : len(folded) + _MOST_CHARACTERS]
         each["num_left_out"] = max(0, len(text) - len(folded) - _MOST_CHARACTERS)
-    return {**told, "folded": folded}
+    return {**data, "folded": folded}
 
 
 def told_of(step: RecordedStep, found: Group) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def _scores(run: Run, steps: Sequence[int]) -> dict[int, Mapping[str, Scores]]:
 def _component(name: str, by_step: Mapping[int, Scores]) -> dict[str, Any]:
     axis = axis_of([end for scores in by_step.values() for end in (scores.values[0], scores.values[-1])])
     last = by_step[max(by_step)]
-    told = {"num": last.num, "num_without": last.num_without, "mean": last.mean, "std": last.std}
-    return {"name": name, "ticks": axis.ticks(), "columns": picture(by_step, axis), "last": told}
+    numbers = {"num": last.num, "num_without": last.num_without, "mean": last.mean, "std": last.std}
+    return {"name": name, "ticks": axis.ticks(), "columns": picture(by_step, axis), "last": numbers}
 
 
 def _examples(run: Run, step: int, scores: Mapping[str, Scores], names: Sequence[str]) -> list[dict[str, Any]]:
@@ -83,15 +83,15 @@ def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[in
         for failure in event.get("failures", ()):
             step = event["policy_version"] + 1
             new = {"kind": failure["kind"], "count": 0, "num_groups": 0, "first": step, "messages": [], "examples": []}
-            told = found.setdefault(failure["kind"], new)
-            told["count"] += failure["count"]
-            told["num_groups"] += 1
-            told["last"] = step
-            if failure["message"] not in told["messages"] and len(told["messages"]) < _MOST_EXAMPLES:
-                told["messages"].append(failure["message"])
-            if (example := _example(event, chain, recorded)) and len(told["examples"]) < _MOST_EXAMPLES:
-                told["examples"].append(example)
-    return sorted(found.values(), key=lambda told: -told["count"])[:_MOST_FAILURES]
+            row = found.setdefault(failure["kind"], new)
+            row["count"] += failure["count"]
+            row["num_groups"] += 1
+            row["last"] = step
+            if failure["message"] not in row["messages"] and len(row["messages"]) < _MOST_EXAMPLES:
+                row["messages"].append(failure["message"])
+            if (example := _example(event, chain, recorded)) and len(row["examples"]) < _MOST_EXAMPLES:
+                row["examples"].append(example)
+    return sorted(found.values(), key=lambda row: -row["count"])[:_MOST_FAILURES]
 
 
 def _example(event: Mapping[str, Any], chain: Chain, recorded: set[int]) -> dict[str, Any] | None:
