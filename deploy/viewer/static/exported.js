@@ -9,11 +9,11 @@ const links = { step: () => "#", group: (ticket) => (ticket === null ? null : `#
 
 /** Totals over a group's episodes; nothing for single turns. */
 function episodes(group) {
-  const told = group.trajectories.map((each) => each.episode).filter(Boolean);
-  if (!told.length) return [];
-  const sum = (name) => told.reduce((all, each) => all + each[name], 0), turns = range(told.map((each) => each.num_turns));
-  const malformed = sum("num_malformed_calls"), stages = [...new Set(told.map((each) => each.failed_stage).filter(Boolean))];
-  return [element("small", {}, `${told[0].environment}: turns ${turns}, tool calls ${number(sum("num_calls"))}`,
+  const found = group.trajectories.map((each) => each.episode).filter(Boolean);
+  if (!found.length) return [];
+  const sum = (name) => found.reduce((all, each) => all + each[name], 0), turns = range(found.map((each) => each.num_turns));
+  const malformed = sum("num_malformed_calls"), stages = [...new Set(found.map((each) => each.failed_stage).filter(Boolean))];
+  return [element("small", {}, `${found[0].environment}: turns ${turns}, tool calls ${number(sum("num_calls"))}`,
     malformed ? ` (${number(malformed)} malformed)` : "", stages.length ? `, failed in ${stages.join(", ")}` : "")];
 }
 

@@ -22,7 +22,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "j" || event.key === "k") document.querySelector(`[data-key="${event.key}"]`)?.click();
 });
 
-function said(message) {
+function messageView(message) {
   const role = ROLES.includes(message.role) ? message.role : "other";
   return element("div", { class: `message role-${role}` }, element("b", {}, message.name ? `${message.role} ${message.name}` : message.role), element("pre", {}, content(message)));
 }
@@ -45,7 +45,7 @@ export function prompt({ text, messages, columns }, { open }) {
     element("span", { class: "soft begins" }, lastSaid({ text, messages }).slice(0, 200)), element("small", {}, `${number(length)} characters`)));
   shown.open = open && length <= LONG;
   if (messages) {
-    shown.append(...messages.map(said));
+    shown.append(...messages.map(messageView));
     shown.append(element("details", {}, element("summary", {}, "Text that the policy read"), element("pre", {}, text)));
   } else shown.append(element("pre", {}, text));
   if (Object.keys(columns).length) shown.append(element("details", {}, element("summary", {}, "Other columns"), element("pre", {}, JSON.stringify(columns, null, 2))));

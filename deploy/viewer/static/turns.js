@@ -25,10 +25,10 @@ export function writer(block) {
 
 export function head(block, place) {
   if (block.writer) return element("p", { class: "writer" }, `${place + 1}. ${block.writer}`);
-  const told = [count(block.end - block.start, "token")];
-  if (block.finish_reason && block.finish_reason !== "stop") told.push(ENDS[block.finish_reason] ?? block.finish_reason);
+  const facts = [count(block.end - block.start, "token")];
+  if (block.finish_reason && block.finish_reason !== "stop") facts.push(ENDS[block.finish_reason] ?? block.finish_reason);
   const earned = block.earned === null ? [] : [" ", element("span", block.earned ? { class: "earned" } : {}, `earned ${number(block.earned)}`)];
-  return element("p", { class: "writer" }, element("b", {}, writer(block)), " ", element("span", {}, told.join(" · ")), ...earned);
+  return element("p", { class: "writer" }, element("b", {}, writer(block)), " ", element("span", {}, facts.join(" · ")), ...earned);
 }
 
 /** The element for a block's tokens. */
