@@ -72,15 +72,9 @@ def html(directory: RunDirectory) -> str:
     """The whole page. Raises ConfigError when there is no run."""
     config = config_of(directory)
     style = "\n".join(path.read_text(encoding="utf-8") for path in _STYLES)
-    return writable(
-        _environment()
-        .get_template("report.html")
-        .render(
-            style=style,
-            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-            **_content(directory, config),
-        )
-    )
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    template = _environment().get_template("report.html")
+    return writable(template.render(style=style, style_digest=digest, **_content(directory, config)))
 
 
 def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:

@@ -58,11 +58,8 @@ def _data(run: Run, number: int) -> dict[str, Any]:
     groups = [group_data(step, ticket) for ticket in tickets]
     for before, group, after in zip([None, *tickets], groups, [*tickets[1:], None], strict=False):
         samples = [each["sample_index"] for each in group["trajectories"]]
-        group |= {
-            "before": before,
-            "after": after,
-            "tokens": {each: tokens.of(group["ticket"], each) for each in samples},
-        }
+        of_samples = {each: tokens.of(group["ticket"], each) for each in samples}
+        group |= {"before": before, "after": after, "tokens": of_samples}
     return {"run": run.name, "step": number, "groups": groups, "num_left_out": len(step.tickets) - len(tickets)}
 
 

@@ -75,19 +75,15 @@ def run_of(request: Request, name: str) -> Run:
 def render(
     request: Request, template: str, *, run: Run | None, here: str, status: int = 200, **context: Any
 ) -> Response:
-    runs = request.app.state.runs
-    content = (
-        _environment()
-        .get_template(template)
-        .render(
-            root=request.scope.get("root_path", ""),
-            run=run,
-            runs=[each.name for each in runs.all()],
-            here=here,
-            navigation=NAVIGATION,
-            status=status,
-            **context,
-        )
+    found = _environment().get_template(template)
+    content = found.render(
+        root=request.scope.get("root_path", ""),
+        run=run,
+        runs=[each.name for each in request.app.state.runs.all()],
+        here=here,
+        navigation=NAVIGATION,
+        status=status,
+        **context,
     )
     return HTMLResponse(writable(content), status_code=status, headers={"Cache-Control": "no-store"})
 
