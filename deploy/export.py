@@ -1,7 +1,6 @@
-"""`treadwheel export`: recorded trajectories as data for others: tables, examples to imitate, pairs to prefer.
+"""`treadwheel export`: recorded trajectories as Parquet tables, examples for fine-tuning, or pairs for preference training.
 
-Examples and pairs are lines of JSON as TRL and most trainers read them. Where the prompt was messages, so is everything; where it was a
-text, they have texts.
+Examples and pairs are JSON lines as TRL and most trainers read them: messages where the prompt was messages, texts where it was a text.
 """
 
 import contextlib
@@ -36,18 +35,18 @@ class Chosen:
     """Which of a run's trajectories are exported."""
 
     steps: str | None = None
-    """`12`, `10-20`; None is all of them."""
+    """`12` or `10-20`; None: all steps."""
     best: int = 1
-    """Completions of a group, those with the highest rewards; of equal ones the first."""
+    """Completions of each group, those with the highest rewards; among equal rewards the first."""
     min_reward: float | None = None
-    """Completions below it are left out."""
+    """Completions with a lower reward are left out."""
 
 
 def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> int:
-    """Writes `out`, a folder for `parquet` and else a file, and returns how many rows or lines it has.
+    """Writes `out`, a folder for `parquet` and else a file, and returns its number of rows or lines.
 
-    `out` is there once it is whole. Raises ConfigError for steps that are not recorded, an `out` that exists, and where nothing is chosen;
-    LedgerError for a file that is not what was recorded.
+    `out` appears once it is complete. Raises ConfigError for steps that are not recorded, for an `out` that exists, and if nothing is
+    chosen; LedgerError for a file that differs from the record.
     """
     if os.path.lexists(out):
         raise ConfigError(f"{out!r} exists; name another file or folder")
@@ -64,11 +63,11 @@ def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> i
 
 @contextlib.contextmanager
 def _aside(out: str) -> Iterator[str]:
-    """The path to write to. It becomes `out` at the end, whole after a power cut too, and is removed where that is not reached."""
+    """A temporary path to write to, renamed to `out` at the end and removed after an error. `out` is complete after a power cut too."""
     folder, name = os.path.split(os.path.abspath(out))
     os.makedirs(folder, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as beside:
-        aside = os.path.join(beside, name)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as temporary:
+        aside = os.path.join(temporary, name)
         yield aside
         sync_files(aside)
         os.rename(aside, out)
@@ -87,7 +86,7 @@ def _records(run_dir: RunDirectory, steps: str | None) -> list[Record]:
 
 
 def kept_records(run_dir: RunDirectory) -> list[Record]:
-    """Of the steps whose trajectories are there, in order."""
+    """Records of the steps whose trajectories are still there, in order."""
     num_pruned = num_pruned_steps(run_dir)
     return [record for record in Ledger(run_dir).records() if record.step > num_pruned]
 
@@ -97,7 +96,7 @@ def in_words(records: Sequence[Record]) -> str:
 
 
 def step_table(run_dir: RunDirectory, record: Record) -> pa.Table:
-    """Of the schema, with the column `step` first. Raises LedgerError for a file that is not what was recorded."""
+    """A step's trajectories in the schema, with the column `step` first. Raises LedgerError for a file that differs from the record."""
     batches = Recorder(run_dir).read(record.trajectories, record.trajectories_digest)
     # `cast`: nullability of an older file's columns may differ.
     table = pa.Table.from_batches(batches).cast(SCHEMA)
@@ -111,7 +110,7 @@ def _groups(run_dir: RunDirectory, records: Sequence[Record]) -> Iterator[pa.Rec
 
 
 def _without_maps(schema: pa.Schema) -> pa.Schema:
-    """Maps become lists of `key` and `value`: `datasets` refuses a map."""
+    """Maps become lists of `key` and `value`, since `datasets` refuses maps."""
     fields = [each.with_type(_entries(each.type)) if pa.types.is_map(each.type) else each for each in schema]
     return pa.schema(fields, metadata=schema.metadata)
 
@@ -122,7 +121,7 @@ def _entries(of_map: pa.MapType) -> pa.ListType:
 
 
 def _write_parquet(run_dir: RunDirectory, records: Sequence[Record], out: str) -> int:
-    """A file a step, in a folder that `datasets.load_dataset` and DuckDB read as one table."""
+    """One file per step, in a folder that `datasets.load_dataset` and DuckDB read as one table."""
     os.makedirs(out)
     num_rows = 0
     for record in records:
@@ -134,7 +133,7 @@ def _write_parquet(run_dir: RunDirectory, records: Sequence[Record], out: str) -
 
 
 def _write_lines(out: str, lines: Iterator[Line]) -> int:
-    """Raises ConfigError where there is none."""
+    """Raises ConfigError if there are no lines."""
     number = 0
     with open(out, "x", encoding="utf-8") as file:
         for line in lines:
@@ -148,7 +147,7 @@ def _write_lines(out: str, lines: Iterator[Line]) -> int:
 
 
 def _rated(group: pa.RecordBatch, chosen: Chosen) -> list[tuple[float, list[Line]]]:
-    """Rewards of episodes with the rows of their segments, best first: of those that ended by themselves and whose reward is known."""
+    """Reward and segments of each episode that ended by itself and whose reward is known, the best reward first."""
     rows = group.select(list(_FIELDS)).to_pylist()
     found: list[tuple[float, list[Line]]] = []
     for places in episodes(group):
@@ -162,7 +161,7 @@ def _rated(group: pa.RecordBatch, chosen: Chosen) -> list[tuple[float, list[Line
 
 
 def _examples(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
-    """Each segment of an episode is a conversation of its own, as the model saw it."""
+    """One conversation per segment of an episode, as the model saw it."""
     for reward, segments in _rated(group, chosen)[: chosen.best]:
         for row in segments:
             prompt, reply = _said(row)
@@ -173,8 +172,8 @@ def _examples(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
 
 
 def _pairs(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
-    """The best of a group, and the worst with the same prompt, if their rewards differ: an agent may write each its own. An episode whose
-    history was rewritten has no one answer, and is none."""
+    """The best completion of a group and the worst with the same prompt, if their rewards differ. Prompts may differ within a group, since
+    an agent may write one for each episode. Episodes of several segments are left out: they have no single answer."""
     rated = [(reward, *_said(segments[0])) for reward, segments in _rated(group, chosen) if len(segments) == 1]
     comparable = [each for each in rated if each[1] == rated[0][1]]
     if not comparable or comparable[0][0] == comparable[-1][0]:
@@ -184,11 +183,11 @@ def _pairs(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
 
 
 def _said(row: Line) -> tuple[Any, Any]:
-    """(prompt, reply): texts, or messages."""
+    """(prompt, reply), both as texts or both as messages."""
     if row["messages"] is not None:
-        told = json.loads(row["messages"])
-        first = _first_reply(row, told)
-        return told[:first], told[first:]
+        messages = json.loads(row["messages"])
+        first = _first_reply(row, messages)
+        return messages[:first], messages[first:]
     messages = json.loads(row["info"]).get("messages")
     if messages is None:
         return row["prompt_text"], row["completion_text"]
@@ -196,7 +195,7 @@ def _said(row: Line) -> tuple[Any, Any]:
 
 
 def _first_reply(row: Line, messages: Sequence[Line]) -> int:
-    """Its place among the messages. A record that does not say which are the model's has the assistant's for them."""
+    """Index of the model's first message. A record without `replies` does not name the model's messages: all of the assistant's count."""
     recorded = json.loads(row["episode"] or "{}").get("replies")
     said_by_assistant = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
     replies = said_by_assistant if recorded is None else recorded[row["segment_index"]]

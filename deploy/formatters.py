@@ -1,4 +1,4 @@
-"""The chat formatter of a model, for a driver: of transformers it imports what tokenizers need, and nothing of the models."""
+"""The chat formatter of a model, for a driver: imports only the part of transformers that tokenizers need, and no model code."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Runs a run: from its directory's state to its last step, and an orderly end."""
+"""Starts a run or resumes it from its directory, takes it to its last step, and ends it in order."""
 
 import asyncio
 import contextlib
@@ -53,13 +53,13 @@ def train(
     sinks: Sequence[Sink] = (),
     stop: Stop | None = None,
 ) -> Summary:
-    """Runs `config` to its last step, from wherever its run directory stands. Without an `address` it takes the local Ray of `ahead`, or
+    """Trains `config` to its last step, or resumes it from its run directory. Without an `address` it uses the local Ray of `ahead`, or
     starts one.
 
-    `sinks` get its numbers and events beside those that it names; `stop` stops it.
+    `sinks` get numbers and events in addition to the sinks that `config` names. `stop` stops the run.
 
-    Raises our own errors, and for Ctrl-C, SIGTERM and `stop` a KeyboardInterrupt that says how the same call goes on later; so does the
-    PreemptedError of a run whose learner or driver was on a node that goes away.
+    Raises our own errors. Ctrl-C, SIGTERM and `stop` raise a KeyboardInterrupt that says how to resume, and so does the PreemptedError of
+    a run whose learner or driver was on a node that goes away.
     """
     if config.recorded is not None:
         raise ConfigError(f"recorded={config.recorded!r}: such a run samples nothing; start it with `treadwheel learn`")
@@ -74,8 +74,8 @@ def as_a_run(
     sinks: Sequence[Sink] = (),
     stop: Stop | None = None,
 ) -> Summary:
-    """Does `work(config, run_dir, log, interrupted=..., address=...)` as the owner of the run directory, with a type to compute in.
-    `address`, `sinks`, `stop` and what it raises as for `train`."""
+    """Awaits `work(config, run_dir, log, interrupted=..., address=...)` as the owner of the run directory, with a compute type chosen.
+    `address`, `sinks`, `stop` and errors as for `train`."""
     run_dir, interrupted = RunDirectory(config.run_dir), asyncio.Event()
     config, chosen = with_compute_type(config, address=address)
     doing = partial(work, config, run_dir, interrupted=interrupted, address=address)
@@ -106,11 +106,11 @@ async def _owning(
     *,
     chosen: str | None,
 ) -> None:
-    """From the claim to the release no signal raises: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
+    """From claim to release no signal raises, since Python drops a KeyboardInterrupt in a destructor or an import callback."""
     run_dir.claim(resolved_yaml(config), spelled_out=spelled_out)
     with _released_in_the_end(run_dir):
         async with _reported_in_the_end(run_dir):
-            for order in waiting_orders(run_dir):  # to an earlier driver; one that comes from now on is for this one
+            for order in waiting_orders(run_dir):  # to an earlier driver; later orders are for this one
                 run_dir.remove(order)
             with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps, sinks=sinks) as log:
                 async with noting_the_end(log):
@@ -126,7 +126,7 @@ async def _owning(
 
 @contextlib.contextmanager
 def _released_in_the_end(run_dir: RunDirectory) -> Iterator[None]:
-    """How the run ended comes before what the release of its directory fails for."""
+    """Releases the directory. An error of the run takes precedence over one of the release, which is then only printed."""
     try:
         yield
     except BaseException:
@@ -140,7 +140,7 @@ def _released_in_the_end(run_dir: RunDirectory) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _reported_in_the_end(run_dir: RunDirectory) -> AsyncIterator[None]:
-    """Also of a run that failed or was stopped: how far it came, and why no further. A node that ends leaves no time for it."""
+    """Writes curves and report, also for a run that failed or was stopped. A node that goes away leaves no time for them."""
     try:
         yield
     except PreemptedError:
@@ -170,7 +170,7 @@ def _verify_models(*paths: str | None) -> None:
 
 @contextlib.asynccontextmanager
 async def noting_the_end(log: MetricLog) -> AsyncIterator[None]:
-    """The last event says how the run ended. Entered again inside `connected`: Ray's metrics must hear it before Ray goes."""
+    """Logs the end of the run as its last event. Entered a second time inside `connected`: Ray's metrics need it before Ray shuts down."""
     try:
         yield
     except (asyncio.CancelledError, PreemptedError):
@@ -178,8 +178,8 @@ async def noting_the_end(log: MetricLog) -> AsyncIterator[None]:
         raise
     except BaseException as error:
         details = getattr(error, "details", None)
-        told = {} if details is None else {"details": details}
-        log.end("failed", error=type(error).__name__, reason=str(error), **told)
+        more = {} if details is None else {"details": details}
+        log.end("failed", error=type(error).__name__, reason=str(error), **more)
         raise
     log.end("finished")
 
@@ -230,7 +230,7 @@ async def _train(
 
 
 def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
-    """Says what a crash tore."""
+    """Logs the lines that a crash tore."""
     ledger = Ledger(run_dir)
     if ledger.num_torn_lines:
         log.event("ledger_torn", num_lines=ledger.num_torn_lines, recorded_steps=ledger.version)
@@ -238,13 +238,13 @@ def open_ledger(run_dir: RunDirectory, log: MetricLog) -> Ledger:
 
 
 def note_resumed(ledger: Ledger, log: MetricLog) -> None:
-    """Says from where the run goes on. One of which nothing is left does not."""
+    """Logs the step from which the run resumes, if any is recorded."""
     if ledger.version:
         log.event("resumed", recorded_steps=ledger.version)
 
 
 async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log: MetricLog) -> bool:
-    """Whether nothing is left to learn, to save or to evaluate; says so. A checkpoint that is not whole is for those who restore."""
+    """Whether nothing is left to learn, save or evaluate; logs it. False for a damaged checkpoint: restoring deals with it."""
     try:
         if not config.num_steps <= ledger.version == max(run_dir.checkpoints(), default=0):
             return False
@@ -268,7 +268,7 @@ async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log:
 async def _evaluate_what_was_broken_off(
     config: RunConfig, made: Cluster, evaluator: Evaluator | None, provenance: RunProvenance, log: MetricLog
 ) -> None:
-    """For a run that was stopped or killed while a step before its last one was evaluated."""
+    """Repeats an evaluation that a stop or a kill cut short, unless it is that of the last step."""
     learner, every_steps = made.learner, config.evaluation.every_steps
     if evaluator is None or every_steps is None or not 0 < learner.version < config.num_steps:
         return
@@ -285,7 +285,8 @@ async def _evaluate_what_was_broken_off(
 
 
 async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricLog) -> None:
-    """For a run that was stopped between its last step and the end of its evaluation, or whose last save failed. Raises CheckpointError."""
+    """Completes a run that was stopped between its last step and the end of its evaluation, or whose last save failed. Raises
+    CheckpointError."""
     learner = made.learner
     if learner.saved_version != learner.version:  # first: an evaluation takes long, and may be stopped
         await save_the_end(learner, metric=None)
@@ -297,7 +298,7 @@ async def _save_the_end(made: Cluster, evaluator: Evaluator | None, log: MetricL
 
 
 async def save_the_end(learner: LearnerGroup, *, metric: float | None) -> None:
-    """Raises CheckpointError when the last step is not saved after it."""
+    """Saves the last step. Raises CheckpointError if that fails."""
     await learner.save(metric)
     if learner.saved_version != learner.version:
         raise CheckpointError(
@@ -311,7 +312,7 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
     evaluator = make_evaluator(config)
     if evaluator is None:
         raise ConfigError("evaluation.prompts is not set; name a held-out prompt source")
-    with MetricLog([console(directory=run_dir, num_steps=0)]) as log:  # a judge that fails is told of
+    with MetricLog([console(directory=run_dir, num_steps=0)]) as log:  # it prints failures of judges
         waits, ledger = _wait_for_nodes_s(config, address), Ledger(run_dir)
         async with (
             connected(address),
@@ -321,12 +322,12 @@ async def _evaluate(config: RunConfig, run_dir: RunDirectory, *, address: str | 
 
 
 def _wait_for_nodes_s(config: RunConfig, address: str | None) -> float | None:
-    """None for a cluster of the run's own: no node joins it."""
+    """None for the run's own cluster, which no node joins."""
     return None if is_own_cluster(address) else config.elastic.wait_for_nodes_s
 
 
 def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> Buffer:
-    """The run's buffer, from where its record stands."""
+    """The run's buffer after `version` recorded steps; `next_index` is the next group in start order."""
     return Buffer(
         groups_per_step=config.buffer.groups_per_step,
         max_off_policy_steps=config.buffer.max_off_policy_steps,
@@ -342,7 +343,7 @@ def make_buffer(config: RunConfig, *, version: int = 0, next_index: int = 0) -> 
 
 
 def ticket_office(config: RunConfig, ledger: Ledger) -> TicketOffice:
-    """Opens the run's prompts, to be chosen by what its record says of them. Raises ConfigError for a source that cannot be opened."""
+    """Opens the run's prompts, with the pass rates that the ledger recorded. Raises ConfigError for a source that cannot be opened."""
     return TicketOffice(
         source=open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column),
         seed=config.seed,
@@ -364,14 +365,14 @@ def _pass_rates(config: RunConfig, ledger: Ledger) -> PassRates | None:
 
 
 def _prompt_limit(prompts: PromptsConfig, model: ModelConfig, *, field: str) -> PromptLimit | None:
-    """None where there is no limit but the context. Raises ConfigError for a tokenizer that cannot be opened."""
+    """None: the context is the only limit. Raises ConfigError for a tokenizer that cannot be opened."""
     if prompts.max_prompt_tokens is None:
         return None
     return PromptLimit(prompts, load_formatter(model), field=field)
 
 
 def make_evaluator(config: RunConfig) -> Evaluator | None:
-    """None when the run has no held-out prompts. Raises ConfigError where all of them are too long."""
+    """None if the run has no held-out prompts. Raises ConfigError if all of them are too long."""
     if (held_out := config.evaluation.prompts) is None:
         return None
     source = open_prompts(held_out, field="evaluation.prompts", source_column=config.reward.source_column)

@@ -1,7 +1,7 @@
-"""`treadwheel learn`: a run that learns from recorded trajectories. No engine starts; learner, record, metrics and checkpoints are a run's.
+"""`treadwheel learn`: learns from recorded trajectories. No engine starts; learner, record, metrics and checkpoints are as in `train`.
 
-The data come from another policy. Their log-probs are its own, and their tokens count as sampled by version 0, so that the staleness of
-a step is its number; nothing bounds it. Weights against the gap (`corrections`) and `proximal: recompute` are how to learn from them.
+Another policy sampled the data, and the recorded log-probs are that policy's. The tokens count as sampled by version 0: staleness grows
+by one with each step, without a bound. Correction weights (`corrections`) and `proximal: recompute` make up for the difference.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from deploy.reports.summary import Summary
 
 
 def learn(config: RunConfig, *, data: RecordedGroups | None = None, address: str | None = None) -> Summary:
-    """Learns `config.num_steps` steps from `config.recorded`, from wherever the run directory stands; `data` is what it holds, where the
-    caller has opened it. Raises as `launch.train`."""
+    """Learns `config.num_steps` steps from `config.recorded`, or resumes the run. `data`: the groups of `config.recorded`, if they are
+    open already. Raises as `launch.train`."""
     return as_a_run(config, partial(_learn, data=data), address=address)
 
 
@@ -91,15 +91,15 @@ async def _learn(
 
 
 def _ignored(config: RunConfig) -> list[str]:
-    """Sections that say something, of those that sampling and judging go by: one file serves `train` and `learn`."""
+    """Sections of the run file that differ from their defaults and that `learn` does not read: one file serves `train` and `learn`."""
     sections = ["evaluation", "rollout", "elastic", "mismatch"]
-    if not config.reward.parts:  # what weighs recorded components reads their weights
+    if not config.reward.parts:  # advantages over recorded components read the weights of the parts
         sections.insert(1, "reward")
     return [name for name in sections if getattr(config, name) != RunConfig.model_fields[name].default]
 
 
 def _refuse_other_data(recorded: str | None, data: RecordedGroups, run_dir: RunDirectory) -> None:
-    """Raises ConfigError when the files have changed since the run's steps: the order of the groups depends on all of them."""
+    """Raises ConfigError if the files have changed since the run began: the order of the groups depends on all files."""
     before = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "recorded"]
     if not before or before[-1]["digest"] == data.digest:
         return
@@ -110,7 +110,7 @@ def _refuse_other_data(recorded: str | None, data: RecordedGroups, run_dir: RunD
 
 
 async def _published(config: RunConfig, learner: LearnerGroup, log: MetricLog) -> str:
-    """The digest of the current weights, as a replay will compare it."""
+    """Digest of the current weights, with which a replay compares its own."""
     digest = await weights_digest(config.weights, learner)
     log.event("published", policy_version=learner.version, digest=digest)
     return digest
@@ -125,25 +125,25 @@ async def _step(
     learner: LearnerGroup,
     log: Log,
 ) -> tuple[list[GroupSummary], StepStats]:
-    """What one step's groups are, and what it did."""
+    """Learns one step; returns the summaries of its groups and its statistics."""
     while True:
         try:
             groups = await _groups([data.group(index) for index in indices], reference, config)
             stats = await learner.update(list(zip(indices, groups, strict=True)))
             return [group.summary for group in groups], stats
         except LostError as error:
-            # A node took groups with it: nothing was recorded, they are made again from the data.
+            # Groups were lost with a node before anything was recorded: make them again from the data.
             log.event("groups_lost", groups=list(indices), reason=str(error))
 
 
 async def _groups(
     batches: Sequence[pa.RecordBatch], reference: SupervisedActor | None, config: RunConfig
 ) -> list[Group]:
-    """With log-probs of `reference`, where one is to score them."""
+    """The batches as groups, with log-probs of `reference` if there is one."""
     groups = [Group(pieces=(ray.put(batch),), summary=summarize(batch)) for batch in batches]
     if reference is None:
         return groups
     pieces = [piece for group in groups for piece in group.pieces]
     deadline_s = config.reference.timeout_s * len(groups)
-    columns, told = await reference.call_for_batches("score", *pieces, num_batches=len(groups), deadline_s=deadline_s)
-    return [group.with_columns(*found) for group, *found in zip(groups, columns, told, strict=True)]
+    columns, added = await reference.call_for_batches("score", *pieces, num_batches=len(groups), deadline_s=deadline_s)
+    return [group.with_columns(*found) for group, *found in zip(groups, columns, added, strict=True)]

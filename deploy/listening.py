@@ -1,4 +1,4 @@
-"""Addresses that a server of the command line listens on."""
+"""Listening addresses of the command line's servers."""
 
 import ipaddress
 import socket
@@ -7,17 +7,17 @@ from cluster.contracts.errors import ConfigError
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """`port` 0 takes a free one. Raises ConfigError for an address that cannot be had."""
+    """A listening socket. `port` 0 takes a free port. Raises ConfigError for an address that cannot be bound."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a machine can be so, such as `a..b`
+    except (OSError, UnicodeError) as error:  # UnicodeError: an impossible host name, such as `a..b`
         why = error.strerror if isinstance(error, OSError) else None
         raise ConfigError(f"--host {host} --port {port} cannot be had: {why or error}; take another") from error
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this machine alone reaches it."""
+    """Whether only this machine reaches `host`."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

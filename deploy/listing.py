@@ -1,4 +1,4 @@
-"""The variants that a run file may name, kind by kind: parameters with types and defaults, meaning."""
+"""The variants that a run file may name, by kind: meaning, and parameters with types and defaults."""
 
 import difflib
 import inspect
@@ -57,7 +57,7 @@ KINDS = {
 }
 
 _PROSE_ENDS = re.compile(r"\bRaises [A-Z]|^(?:Formula|Source|Degenerate|Peers):", re.MULTILINE)
-"""Errors and sections, which docs/algorithms.md has in full."""
+"""Where the meaning of a docstring ends: errors and sections follow, which docs/algorithms.md has in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def listing(word: str) -> Iterator[str]:
 
 
 def described(kind: Kind) -> list[Described]:
-    """The variants of a kind. One that does not import here, say for want of a package, is described by its error."""
+    """The variants of a kind. One that cannot be imported here, for example because a package is missing, has the error as its meaning."""
     return [_described(name, kind) for name in names(kind.home)]
 
 
@@ -109,7 +109,7 @@ def _described(name: str, kind: Kind) -> Described:
 
 
 def _meaning(found: Callable[..., Any], name: str) -> str:
-    """What its docstrings say in prose: of its file, where that is its alone, its own, and that of a class's `__init__`."""
+    """The prose of its docstrings: of its module if that is named after it, its own, and that of a class's `__init__`."""
     texts = [inspect.getdoc(found)]
     if found.__module__.endswith(f".{name}"):
         texts.insert(0, inspect.getdoc(inspect.getmodule(found)))
@@ -119,7 +119,7 @@ def _meaning(found: Callable[..., Any], name: str) -> str:
 
 
 def shown_parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:
-    """What config may set, each as `Described.parameters`."""
+    """Parameters that a run file may set, each as in `Described.parameters`."""
     hints = type_hints(found)
     for name, parameter in parameters(found, home=home).items():
         typed = name if name not in hints else f"{name}: {_type(hints[name])}"
@@ -132,7 +132,7 @@ def shown_parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:
 
 
 def _type(hint: Any) -> str:
-    """As a run file's author thinks of it: `'add' | 'clamp'`, `number | none`, `list of text`."""
+    """In words for authors of run files: `'add' | 'clamp'`, `number | none`, `list of text`."""
     origin = typing.get_origin(hint)
     if origin in (list, Sequence):
         return f"list of {_type(typing.get_args(hint)[0])}"

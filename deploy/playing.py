@@ -1,4 +1,4 @@
-"""An environment, played by hand or by a script: the person is the model. It runs in its own process, as in a run; there is no engine."""
+"""`treadwheel play`: a person or script plays the model in an environment, which runs in its own process, as in a run. No engine starts."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -37,29 +37,26 @@ from deploy.config import loading as configuration
 from deploy.config.yaml_text import parse
 from deploy.reports.run_info import config_of
 
-if TYPE_CHECKING:
-    from deploy.playing_tokens import Tokens
-
 _UNHURRIED_S = 24 * 3600.0
-"""Deadline of an episode: people think."""
+"""Deadline of an episode: people need time to think."""
 _STYLES = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "bold green"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """What is played."""
+    """One episode to play: environment, prompt, seed and limits."""
 
     environment: Plugin
     prompt: Prompt
     seed: int = 0
     index: int = 0
-    """Of the episode in its group."""
+    """Index of the episode in its group."""
     episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
     setting: str = "environment"
 
     @classmethod
     def of_run(cls, config: RunConfig, *, seed: int) -> "Game":
-        """The first prompt of a run, with its environment. Raises ConfigError for prompts that do not open."""
+        """The first prompt of a run, with its environment. Raises ConfigError for prompts that cannot be opened."""
         prompt = open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column)[0]
         try:
             name = config.environment_of(prompt.columns)
@@ -69,7 +66,7 @@ class Game:
 
     @classmethod
     def of_environment(cls, config: RunConfig, name: str, prompt: Prompt, *, seed: int, index: int = 0) -> "Game":
-        """With one of a run's environments, and its limits."""
+        """A prompt in one of a run's environments, with the run's limits."""
         return cls(
             environment=config.named_environments[name],
             prompt=prompt,
@@ -89,12 +86,12 @@ class Game:
 def game(
     environment: str, params: Sequence[str], prompt: str | None, columns: str, env: Collection[str], *, seed: int
 ) -> Game:
-    """Of the words of a command line. Raises ConfigError for those that do not fit."""
+    """The game that a command line asks for. Raises ConfigError for arguments that do not fit together."""
     is_run = "://" in environment or os.path.isfile(os.path.join(environment, RUN_YAML))
     if is_run or environment.endswith((".yaml", ".yml")):
         if prompt is not None or columns != "{}" or env:
             raise ConfigError(
-                f"{environment} brings prompt, columns and env of its own; leave --prompt, --columns, --env out"
+                f"{environment} has its own prompt, columns and env; leave --prompt, --columns, --env out"
             )
         config = config_of(RunDirectory(environment), params) if is_run else configuration.load(environment, params)
         return Game.of_run(config, seed=seed)
@@ -111,26 +108,21 @@ def game(
 
 
 class Mouth(Protocol):
-    """Makes a turn of what the person says."""
+    """Turns a typed line into a turn of the model."""
 
     def take(self, events: Sequence[Event]) -> None:
-        """What happened since the last turn."""
+        """Takes the events since the last turn."""
         ...
 
     def say(self, asked: Asked, line: str) -> Said:
-        """Raises EpisodeOver and DataError as `Converse` does."""
+        """The turn for `line`. Raises EpisodeOver and DataError as `Converse` does."""
         ...
 
 
-def play(
-    game: Game, says: Iterator[str], screen: Console, *, tokens: "Tokens | None" = None, mouth: Mouth | None = None
-) -> bool:
-    """Plays one episode; `says` gives what the model says, turn by turn, and `mouth` or `tokens` make turns of it. Whether it ended without
-    a failure.
-
-    Raises ConfigError for an environment that does not start.
-    """
-    return asyncio.run(_play(game, says, screen, tokens, mouth or tokens or Words()))
+def play(game: Game, says: Iterator[str], screen: Console, *, mouth: Mouth | None = None) -> bool:
+    """Plays one episode until it ends or the lines run out; returns whether nothing failed. `says` yields the model's lines, which `mouth`
+    turns into turns. Raises ConfigError for an environment that does not start."""
+    return asyncio.run(_play(game, says, screen, mouth or Words()))
 
 
 def scripted(answers: Iterable[str], screen: Console) -> Iterator[str]:
@@ -140,7 +132,7 @@ def scripted(answers: Iterable[str], screen: Console) -> Iterator[str]:
 
 
 def typed(screen: Console) -> Iterator[str]:
-    """What comes from stdin, until it ends."""
+    """Lines of stdin until its end."""
     if not sys.stdin.isatty():
         yield from scripted((line.rstrip("\n") for line in sys.stdin), screen)
         return
@@ -152,7 +144,7 @@ def typed(screen: Console) -> Iterator[str]:
 
 
 class Words:
-    """Without a model: what is said is what is heard."""
+    """Without a tokenizer: the environment gets each line as typed."""
 
     def take(self, events: Sequence[Event]) -> None:
         pass
@@ -163,7 +155,7 @@ class Words:
 
 
 def call_of(line: str, tools: Sequence[Any]) -> ToolCall | None:
-    """The call that `/name {"a": 1}` or `/name a=1` means, where tools are offered; None for words."""
+    """The tool call that `/name {"a": 1}` or `/name a=1` means, if tools are offered; None for any other line."""
     if not tools or not line.startswith("/"):
         return None
     name, _, rest = line[1:].strip().partition(" ")
@@ -171,7 +163,7 @@ def call_of(line: str, tools: Sequence[Any]) -> ToolCall | None:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """Text where they are malformed: so a model's mistakes can be played too."""
+    """The arguments, or the text itself if it is malformed: so a model's mistakes can be played too."""
     try:
         if not text.startswith("{"):
             return dict(configuration.parsed(each) for each in shlex.split(text))
@@ -182,11 +174,11 @@ def _arguments(text: str) -> dict[str, Any] | str:
 
 
 class _LeftError(Exception):
-    """Nobody says anything any more."""
+    """The environment asks for a turn, and there are no more lines."""
 
 
 class _Player:
-    """The model's side of an episode, shown as it goes."""
+    """The model's side of an episode, printed as it is played."""
 
     def __init__(self, task: EpisodeTask, says: Iterator[str], screen: Console, mouth: Mouth) -> None:
         self._task = task
@@ -206,7 +198,7 @@ class _Player:
             self._note(f"a raw prompt: {asked.raw}")
         self._show_messages(asked.messages)
         self._show_tools(asked.tools)
-        # On the event loop, which has nothing else to do: Ctrl-C ends it here.
+        # Blocks the event loop, which has nothing else to do: Ctrl-C ends the wait here.
         line = next(self._says, None)
         if line is None:
             raise _LeftError
@@ -222,7 +214,7 @@ class _Player:
                 self._note("the context is rewritten; from here on it is:")
                 self._show_messages(event.messages)
             elif isinstance(event, Withdrawn):
-                self._note("the environment gave the turn up")
+                self._note("the environment withdrew the turn")
             else:
                 self._note(f"logged {event.name}: {event.value}")
 
@@ -244,7 +236,7 @@ class _Player:
         self._screen.print(Text(f"  {text}", style="dim"), soft_wrap=True)
 
 
-async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Tokens | None", mouth: Mouth) -> bool:
+async def _play(game: Game, says: Iterator[str], screen: Console, mouth: Mouth) -> bool:
     task, unhurried = game.task, game.episodes.model_copy(update={"timeout_s": _UNHURRIED_S})
     player = _Player(task, says, screen, mouth)
     printed = PrintedLines()
@@ -252,7 +244,9 @@ async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Token
     try:
         end = await host.run(task, player)
     except _LeftError:
-        screen.print(Text("  left: it asks for more, and nothing is said any more", style="dim"), soft_wrap=True)
+        screen.print(
+            Text("  stopped: the environment asks for another turn, and there is none", style="dim"), soft_wrap=True
+        )
         end = None
     finally:
         await host.close()
@@ -260,8 +254,7 @@ async def _play(game: Game, says: Iterator[str], screen: Console, tokens: "Token
     if end is not None:
         player.take(end.events)
         screen.print(_ending(end, player.earned), soft_wrap=True)
-    if tokens is not None:
-        screen.print(tokens.shown(), soft_wrap=True)
+
     return end is None or end.status is RewardStatus.OK
 
 
@@ -270,9 +263,9 @@ def _ending(end: EpisodeEnd, earned: float) -> Text:
         return Text(f"failed, no reward: {end.failed_stage}: {end.message}", style="bold red")
     calls = f"; {end.num_calls} tool calls, {end.num_malformed_calls} malformed" if end.num_calls else ""
     if end.limit is not None:
-        return Text(f"ended at the limit {end.limit}: reward {earned:g}, what was earned{calls}", style="bold")
+        return Text(f"ended at the limit {end.limit}: reward {earned:g}, which was earned before{calls}", style="bold")
     if end.reward is None:
-        return Text(f"ended: {earned:g} earned, and the judges decide on the rest{calls}", style="bold")
+        return Text(f"ended: {earned:g} earned, and judges score the rest{calls}", style="bold")
     parts = "".join(f", {name} {value}" for name, value in end.components.items())
     sums = f" ({earned:g} earned, {end.reward:g} returned)" if earned else ""
     return Text(f"ended: reward {earned + end.reward:g}{sums}{parts}{calls}", style="bold")
@@ -281,7 +274,7 @@ def _ending(end: EpisodeEnd, earned: float) -> Text:
 def _print_message(screen: Console, message: Message) -> None:
     role = str(message["role"])
     named = f"{role} {message['name']}" if role == "tool" and message.get("name") else role
-    said = Text(f"{named}  ", style=_STYLES.get(role, "bold")).append(
+    line = Text(f"{named}  ", style=_STYLES.get(role, "bold")).append(
         str(message.get("content") or ""), style="not bold default"
     )
-    screen.print(said, soft_wrap=True)
+    screen.print(line, soft_wrap=True)

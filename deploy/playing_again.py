@@ -1,7 +1,6 @@
-"""A recorded episode, played again: the environment hears what the model said in the run, and shows whether it answers as it did."""
+"""`treadwheel play --episode`: gives an environment the model's recorded turns again and compares its answers with the record."""
 
 import json
-import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from cluster.contracts.episodes import Asked, Event, Message, Said, ToolCall
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.types import Prompt, sample_seed
+from cluster.contracts.types import FinishReason, Prompt, sample_seed
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import RunDirectory
@@ -22,11 +21,11 @@ from deploy.reports.run_info import config_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One of the model's."""
+    """A recorded turn of the model."""
 
     said: Said
     before: Sequence[Message]
-    """What was said before it in its segment, the prompt first."""
+    """Messages before it in its segment, the prompt first."""
 
     @property
     def line(self) -> str:
@@ -38,26 +37,29 @@ class Turn:
         return "\n".join(filter(None, [self.said.text, *calls]))
 
 
-def of_record(run_dir: str, episode: str) -> tuple[Game, list[Turn]]:
-    """`episode` is group and sample, `34/2`, as the viewer names them. Raises ConfigError for one that is not recorded, and for a single
-    turn."""
+def of_record(run_dir: str, episode: str) -> tuple[Game, list[Turn], bool]:
+    """(game, the model's turns, whether the environment ended the episode: no limit did, and nothing failed).
+
+    `episode` is group and sample, such as `34/2`, as the viewer names them. Raises ConfigError for an episode that is not recorded, and
+    for a single turn.
+    """
     directory = RunDirectory(run_dir)
     config = config_of(directory)
     rows = _rows(directory, episode)
     first = rows[0]
     if first["messages"] is None:
         raise ConfigError(f"--episode={episode!r} is a single turn, which no environment played; name an episode")
-    told = json.loads(first["info"])
-    messages = told.pop("messages", None)
-    prompt = Prompt(
-        prompt_id=first["prompt_id"], messages=messages, text=None if messages else first["prompt_text"], columns=told
-    )
+    columns = json.loads(first["info"])
+    messages = columns.pop("messages", None)
+    text = None if messages else first["prompt_text"]
+    prompt = Prompt(prompt_id=first["prompt_id"], messages=messages, text=text, columns=columns)
     name = first["environment"]
     if name not in config.named_environments:
         raise ConfigError(f"--episode={episode!r} was played by {name!r}, which the run file does not name any more")
     seed = sample_seed(config.seed, first["ticket_index"])
     game = Game.of_environment(config, name, prompt, seed=seed, index=first["sample_index"])
-    return game, [turn for row in rows for turn in _turns(row)]
+    was_ended = first["failed_stage"] is None and rows[-1]["finish_reason"] == FinishReason.STOP
+    return game, [turn for row in rows for turn in _turns(row)], was_ended
 
 
 def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
@@ -70,7 +72,7 @@ def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
             f"--episode={episode!r}: {directory.url!r} recorded no group {ticket}; the viewer shows those of each step"
         )
     names = ["ticket_index", "sample_index", "prompt_id", "prompt_text", "info", "environment", "episode", "messages",
-             "segment_index"]  # fmt: skip
+             "segment_index", "finish_reason", "failed_stage"]  # fmt: skip
     groups = Recorder(directory).read(record.trajectories, record.trajectories_digest)
     rows = [row for group in groups for row in group.select(names).to_pylist()]
     of_group = [row for row in rows if row["ticket_index"] == ticket]
@@ -85,7 +87,7 @@ def _turns(row: dict[str, Any]) -> Iterator[Turn]:
     messages, replies = json.loads(row["messages"]), json.loads(row["episode"]).get("replies")
     places = (
         [place for place, each in enumerate(messages) if each["role"] == "assistant"]
-        if replies is None  # a record that does not tell which messages are the model's
+        if replies is None  # a record that does not name the model's messages
         else replies[row["segment_index"]]
     )
     for place in places:
@@ -101,28 +103,37 @@ def _said(message: dict[str, Any]) -> Said:
 
 
 class Again:
-    """Says again what the model said in the run."""
+    """Repeats the model's recorded turns."""
 
     def __init__(self, turns: Sequence[Turn], screen: Console) -> None:
-        self._turns = iter(turns)
+        self._turns = turns
         self._screen = screen
+        self._num_said = 0
         self.num_differences = 0
-        """Turns before which the environment says something else than in the run."""
+        """Turns before which the environment's messages differ from the record."""
+
+        self.asks_for_more = False
+        """The environment has asked for a turn after the last recorded one."""
+
+    def lines(self) -> Iterator[str]:
+        yield from (turn.line for turn in self._turns)
+        self.asks_for_more = True
 
     @property
     def num_unasked(self) -> int:
         """Turns of the run that the environment has not asked for."""
-        return operator.length_hint(self._turns)
+        return len(self._turns) - self._num_said
 
     def take(self, events: Sequence[Event]) -> None:
         pass
 
     def say(self, asked: Asked, line: str) -> Said:
-        turn = next(self._turns)
+        turn = self._turns[self._num_said]
+        self._num_said += 1
         new = [dict(each) for each in asked.messages]
         then = [dict(each) for each in turn.before[len(turn.before) - len(new) :]]
         if then != new:
             self.num_differences += 1
-            told = " | ".join(str(each.get("content")) for each in then) or "nothing"
-            self._screen.print(Text(f"  in the run it said: {told}", style="bold red"), soft_wrap=True)
+            recorded = " | ".join(str(each.get("content")) for each in then) or "nothing"
+            self._screen.print(Text(f"  in the run it said: {recorded}", style="bold red"), soft_wrap=True)
         return turn.said

@@ -1,4 +1,4 @@
-"""The tokens of a played episode, as a run would train them: the model's own tokenizer and chat template, and no weights."""
+"""The tokens of a played episode, as a run would train them, by the model's tokenizer and chat template. No weights are loaded."""
 
 from collections.abc import Sequence
 
@@ -16,21 +16,21 @@ from deploy.playing import Game, call_of
 
 _TRAINED, _WRITTEN = "bold black on green", "dim"
 _ANY = Prompt(prompt_id="any", messages=[{"role": "user", "content": "?"}])
-"""A completion's tokens are the same after each prompt."""
+"""Any prompt: the tokens of a completion do not depend on it."""
 _BEGINS, _ENDS = "⟦", "⟧"
-"""Around what is trained, where there are no colours."""
+"""Around trained tokens, for screens without colours."""
 
 
 def of_model(path: str, game: Game) -> "Tokens":
-    """Raises ConfigError for a model that does not load, or whose conversations are not exact, and for a parser that is not there."""
+    """Raises ConfigError for a model that does not load or whose conversations are not exact, and for an unknown parser."""
     return Tokens(ChatFormatter.load(ModelConfig(path=path)), game)
 
 
 class Tokens:
-    """What is said becomes tokens, as if the model had sampled them; what is heard is read from these, tool calls too."""
+    """Encodes each line as if the model had sampled it. The environment gets the text and tool calls that are parsed from the tokens."""
 
     def __init__(self, formatter: ChatFormatter, game: Game) -> None:
-        """Raises ConfigError for a model whose conversations are not exact, and for a parser that is not there."""
+        """Raises ConfigError for a model whose conversations are not exact, and for an unknown parser."""
         self._formatter = formatter
         self._turns = formatter.turns()
         parser = game.episodes.parser
@@ -53,7 +53,7 @@ class Tokens:
         return self._transcript.add(asked, prompt, completion)
 
     def shown(self) -> Text:
-        """All rows, with what is trained set apart."""
+        """All rows, with trained tokens marked."""
         text = Text()
         for number, segment in enumerate(self._transcript.segments, start=1):
             whole, trained = len(segment.prompt_token_ids) + len(segment.token_ids), sum(segment.loss_mask)
@@ -78,7 +78,7 @@ class Tokens:
         return self._formatter.encode_completion(_ANY, line) if line else [*self._formatter.stop_token_ids[:1]]
 
     def _written(self, call: ToolCall, asked: Asked) -> str:
-        """A call as the template writes it."""
+        """The call in the template's format."""
         template, tools = self._turns.template, asked.tools
         as_text = wants_arguments_as_text(template, call, tools=tools)
         stops = self._turns.stops

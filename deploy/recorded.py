@@ -1,4 +1,4 @@
-"""Trajectories that exist already, as groups to learn from: read from Arrow, or imported from rows of prompts and completions."""
+"""Groups for `treadwheel learn`: read from Arrow files, or imported from rows of prompts and completions."""
 
 import hashlib
 import json
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class RecordedGroups:
-    """Groups by index, as tickets are: every epoch is a permutation of the data, seeded by run seed and epoch."""
+    """Groups by index, like tickets. Every epoch is a permutation of the data, seeded by run seed and epoch."""
 
     def __init__(self, groups: Sequence[pa.RecordBatch], *, seed: int, digest: str, smallest: int) -> None:
         self._groups = groups
         self.smallest = smallest
-        """Known rewards of the group that has the fewest."""
+        """Number of known rewards in the group with the fewest."""
         self.digest = digest
         """SHA-256 of the files' bytes."""
         self._order = lru_cache(maxsize=2)(lambda epoch: epoch_order(len(groups), seed=seed, epoch=epoch))
@@ -46,11 +46,11 @@ class RecordedGroups:
     def open(
         cls, place: str, *, seed: int, max_failed_share: float, dropped_by: Callable[[GroupSummary], str | None]
     ) -> "RecordedGroups":
-        """`place` is a run directory, a folder of .arrow files, or one file. Trajectories of one file and one `group_id` are a group.
+        """`place` is a run directory, a folder of .arrow files, or one file. Trajectories with one `group_id` in one file are a group.
 
-        As in a run that samples, groups with too few known rewards are left out, and those for which `dropped_by` names a filter. Raises
-        ConfigError where nothing is left, and where some trajectories have log-probs of the policy that sampled them and others have
-        none; DataError naming file, row and field for what breaks the schema.
+        As in `train`, groups with too few known rewards are left out, and so are groups for which `dropped_by` names a filter. Raises
+        ConfigError if no group is left, or if only some trajectories have log-probs of the policy that sampled them; DataError that names
+        file, row and field if a file breaks the schema.
         """
         digest = hashlib.sha256()
         found = [(group, summarize(group)) for group in _read(place, seen=digest.update)]
@@ -68,12 +68,12 @@ class RecordedGroups:
 
     @classmethod
     def of_run(cls, config: RunConfig, objective: "Objective") -> "RecordedGroups":
-        """What `config.recorded` names. Raises as `open`, and ConfigError for data that this run cannot learn from."""
+        """The groups of `config.recorded`. Raises as `open`, and ConfigError for data from which this run cannot learn."""
         place = config.recorded
-        assert place is not None, "the caller names them"
+        assert place is not None, "callers set `recorded`"
         if RunDirectory(place).path() == RunDirectory(config.run_dir).path():
             raise ConfigError(
-                f"recorded={place!r} is the run_dir too; name another run_dir for what is learned from it"
+                f"recorded={place!r} is also the run_dir; name another run_dir for the run that learns from it"
             )
         data = cls.open(
             place, seed=config.seed, max_failed_share=config.buffer.max_failed_share, dropped_by=objective.dropped_by
@@ -89,7 +89,7 @@ class RecordedGroups:
         return len(self._groups)
 
     def refuse_another_tokenizer(self, formatter: "ChatFormatter") -> None:
-        """Raises ConfigError when the tokens of the first group do not decode to its texts: a token id would mean another token."""
+        """Raises ConfigError if the tokens of the first group do not decode to its texts: token ids would have other meanings."""
         first = self._groups[0]
         for tokens, text in zip(
             first["completion_token_ids"].to_pylist(), first["completion_text"].to_pylist(), strict=True
@@ -97,19 +97,19 @@ class RecordedGroups:
             if (decoded := formatter.decode(tokens)) != text:
                 raise ConfigError(
                     f"the completion {text[:40]!r} has tokens that the tokenizer of model.path decodes to {decoded[:40]!r}; "
-                    "learn with the model, or another one of its tokenizer, that made these trajectories"
+                    "learn with the model that made these trajectories, or with another model of the same tokenizer"
                 )
 
     @property
     def is_sampler_known(self) -> bool:
-        """The trajectories have log-probs of the policy that sampled them."""
+        """Whether the trajectories have log-probs of the policy that sampled them."""
         return any(group["rollout_logprobs"].null_count < group.num_rows for group in self._groups)
 
     def group(self, index: int) -> pa.RecordBatch:
-        """The group that the run consumes in place `index`, named after it.
+        """The group that the run consumes at place `index`, with ids made from `index`.
 
-        Its tokens count as sampled by version 0, the oldest that there is: what sampled them is no version of this run. What a
-        reference said of them is left out: it was another run's.
+        Its tokens count as sampled by version 0, the oldest, since no version of this run sampled them. Log-probs of a reference are
+        removed: that was another run's reference.
         """
         epoch, place = divmod(index, len(self._groups))
         group = self._groups[self._order(epoch)[place]]
@@ -125,12 +125,12 @@ class RecordedGroups:
 
 
 def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> tuple[int, int]:
-    """Writes the rows of a prompt file that also have `completion` and `reward` as trajectories; (groups, trajectories).
+    """Writes the rows of a prompt file with the columns `completion` and `reward` as trajectories; returns (groups, trajectories).
 
-    Rows with the same `group` are a group; without one, rows with the same prompt. The first row's prompt_id is the group's. Nothing is
-    known of the policy that wrote the completions: `rollout_logprobs` is null. The file is read as the run reads its prompts, where
-    those are a file's too (`prompts.column`, `text_as`, `system_prompt`). Raises ConfigError as `prompt_source`, and for an `out` that
-    exists or is no .arrow file, DataError naming file and row for one that cannot be learned from.
+    Rows with the same `group` are a group; without that column, rows with the same prompt. The first row's prompt_id is the group's. The
+    policy that wrote the completions is unknown: `rollout_logprobs` is null. If the run's prompts come from a file, this file is read with
+    the same parameters (`prompts.column`, `text_as`, `system_prompt`). Raises ConfigError as `prompt_source`, and for an `out` that exists
+    or does not end with .arrow; DataError that names file and row for a row that cannot be trained on.
     """
     folder, name = os.path.split(out)
     if not name or ("://" in out and "://" not in folder):
@@ -197,18 +197,18 @@ def _row(prompt: Prompt, formatter: "ChatFormatter", *, group: int, sample: int)
 
 
 def _refuse_mixed_samplers(groups: Sequence[pa.RecordBatch], *, place: str) -> None:
-    """All trajectories have log-probs of the policy that sampled them, or none has: a step draws its groups from anywhere."""
+    """Raises ConfigError if only some trajectories have log-probs of the policy that sampled them: each step mixes groups of all files."""
     columns = [group.filter(pc.is_valid(group["reward"]))["rollout_logprobs"] for group in groups]
     num_rows, num_null = sum(map(len, columns)), sum(column.null_count for column in columns)
     if 0 < num_null < num_rows:
         raise ConfigError(
             f"recorded={place!r}: {num_null} of {num_rows} trajectories have no rollout_logprobs, the others have; "
-            "put the two kinds into folders of their own, and learn from one"
+            "put the two kinds into two folders, and learn from one"
         )
 
 
 def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.RecordBatch]:
-    """The groups of all files. `seen` gets the bytes of each."""
+    """The groups of all files. Calls `seen` with the bytes of each file."""
     folder, name = os.path.split(place)
     if place.endswith(".arrow"):
         files, names = Storage(folder or "."), [name]
@@ -217,7 +217,7 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
         within = f"{TRAJECTORIES}/" if files.exists(RUN_YAML) else ""
         names = [within + each for each in files.names(within) if each.endswith(".arrow")]
         if within and not files.is_local:
-            # A step's file that no record names is that of a driver which was taken for dead.
+            # A step's file that no record names was written by a driver that was taken for dead.
             recorded = {record.trajectories for record in Ledger(RunDirectory(place)).records()}
             names = [each for each in names if each in recorded or step_of(each.removeprefix(within)) is None]
     for each in names:
@@ -239,12 +239,12 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
 
 
 def _batches(content: pa.Buffer) -> list[pa.RecordBatch]:
-    """Of a file that comes from anywhere. Raises DataError for one that cannot be read, or breaks the schema."""
+    """Batches of an untrusted file. Raises DataError if it cannot be read or breaks the schema."""
     try:
         with pa.ipc.open_file(content) as reader:
             found = [reader.get_batch(place) for place in range(reader.num_record_batches)]
         for batch in found:
-            # A wrong offset would be read beyond the file's end.
+            # A wrong offset would read beyond the end of the file.
             batch.validate(full=True)
         return [validate(batch) for batch in found]
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:

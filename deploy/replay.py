@@ -1,6 +1,6 @@
-"""`treadwheel replay`: learns again from what a run recorded, without sampling, and compares the weights it arrives at.
+"""`treadwheel replay`: learns a run's recorded trajectories again, without sampling, and compares the weights with the run's.
 
-With `--learned` it makes the record of learning of one step, of all its groups, whatever the run recorded of it.
+With `--learned` it writes the record of learning of one step, for all its groups, even if the run recorded fewer.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from deploy.reports.provenance import RunProvenance
 class Replay:
     num_steps: int
     digest: str
-    """Of the weights that the replay arrived at."""
+    """Digest of the replay's weights."""
     recorded_digest: str | None
-    """Of the weights that the run published after that step; None when it published none there."""
+    """Digest of the weights that the run published after that step; None: the run published none."""
 
     @property
     def differs(self) -> bool:
@@ -58,10 +58,10 @@ def replay(
     out: str | None = None,
     address: str | None = None,
 ) -> Replay:
-    """Replays the first `to_step` steps (all, by default); `out` gets the weights as a Hugging Face folder.
+    """Replays the first `to_step` steps, or all by default, and writes the weights to `out` as a Hugging Face folder.
 
-    Raises ConfigError for a step that was not recorded and for an `out` that exists, LedgerError when the record is not what was
-    consumed, CheckpointError when the run started from a checkpoint that is not what was saved.
+    Raises ConfigError for a step that was not recorded and for an `out` that exists; LedgerError if the trajectories differ from the
+    ledger; CheckpointError if the run started from a checkpoint that was altered since.
     """
     ledger = _first_steps(run_dir, to_step, option="--to-step")
     _refuse_missing(run_dir, ledger, first=1)
@@ -73,10 +73,10 @@ def replay(
 def replay_learned(
     run_dir: RunDirectory, config: RunConfig, *, step: int, out: str | None = None, address: str | None = None
 ) -> tuple[Replay, str | None]:
-    """Learns up to `step` from the newest checkpoint before it, and writes the record of learning of that step, of all its groups.
+    """Learns up to `step` from the newest checkpoint before it, and writes the record of learning of that step, for all its groups.
 
-    Into the file `out`, else beside the run's trajectories. Returns where: None, and the run is left alone, when the replay does not arrive
-    at the run's weights. Raises as `replay`.
+    The record goes to the file `out`, or else to the run's trajectories. Also returns its path: None, and nothing is written into the run,
+    if the replay's weights differ from the run's. Raises as `replay`.
     """
     ledger = _first_steps(run_dir, step, option="--learned")
     first = 1 + max((saved for saved in run_dir.checkpoints() if saved < step), default=0)
@@ -87,8 +87,8 @@ def replay_learned(
     name = learned_name(record.trajectories)
     if out is None and recorded_digest is None and run_dir.exists(name):
         raise ConfigError(
-            f"{run_dir.path(name)} is the run's own, and no digest of step {step} could say that a replay arrives at its weights: give "
-            "--out a file"
+            f"{run_dir.path(name)} was written by the run, and the run has no digest of step {step} to check a replay against; name "
+            "another file with --out"
         )
     content, digest = asyncio.run(until_interrupted(_learned(config, run_dir, ledger, address=address)))
     done = Replay(num_steps=step, digest=digest, recorded_digest=recorded_digest)
@@ -104,7 +104,7 @@ def replay_learned(
 async def _replay(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, out: str | None, address: str | None
 ) -> str:
-    # Without a checkpoint to start from, every step is learned again.
+    # An empty folder of checkpoints: every step is learned again.
     with tempfile.TemporaryDirectory() as empty:
         async with _learned_again(config, run_dir, ledger, checkpoints=empty, address=address) as learner:
             if out is not None:
@@ -115,7 +115,7 @@ async def _replay(
 async def _learned(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, address: str | None
 ) -> tuple[pa.Buffer, str]:
-    """(the file of what the ledger's last step learned, digest of the weights after it)."""
+    """(record of learning of the ledger's last step as a file, digest of the weights after that step)."""
     config = config.model_copy(update={"record": config.record.model_copy(update={"learned_groups": None})})
     checkpoints = run_dir.path(CHECKPOINTS)
     async with _learned_again(config, run_dir, ledger, checkpoints=checkpoints, address=address) as learner:
@@ -128,7 +128,7 @@ async def _learned(
 async def _learned_again(
     config: RunConfig, run_dir: RunDirectory, ledger: Ledger, *, checkpoints: str, address: str | None
 ) -> AsyncIterator[LearnerGroup]:
-    """A learner that has learned the ledger's last steps again, from the newest of the checkpoints on. It saves none."""
+    """A learner that has learned the ledger's steps again, from the newest of `checkpoints`. It saves no checkpoint."""
     never = CheckpointConfig(every_steps=None, every_s=None)
     config = config.model_copy(update={"checkpoint": never})
     alone = learner_alone(
@@ -146,13 +146,13 @@ async def _learned_again(
 
 
 async def weights_digest(config: WeightsConfig, learner: PublishingLearner) -> str:
-    """Of the learner's weights as the run's own transport publishes them."""
+    """Digest of the learner's weights as the run's transport publishes them."""
     weights = Weights.from_config(config, learner=learner, num_workers=0, events=MetricLog([]))
     return (await weights.publish()).digest
 
 
 def _first_steps(run_dir: RunDirectory, last: int | None, *, option: str) -> Ledger:
-    """Up to the step that an option names. Raises ConfigError for one that was not recorded."""
+    """The ledger up to the step that `option` names. Raises ConfigError for a step that was not recorded."""
     num_recorded = Ledger(run_dir).version
     last = num_recorded if last is None else last
     if not 1 <= last <= num_recorded:
@@ -161,7 +161,7 @@ def _first_steps(run_dir: RunDirectory, last: int | None, *, option: str) -> Led
 
 
 def _refuse_missing(run_dir: RunDirectory, ledger: Ledger, *, first: int) -> None:
-    """Raises ConfigError when a step of the ledger from `first` on has no trajectories."""
+    """Raises ConfigError if the trajectories of a step from `first` on are missing."""
     needed = "all of them" if first == 1 else f"those from step {first} on"
     if (pruned := num_pruned_steps(run_dir)) >= first:
         raise ConfigError(
@@ -177,7 +177,7 @@ def _refuse_missing(run_dir: RunDirectory, ledger: Ledger, *, first: int) -> Non
 
 
 def _check_ends(config: RunConfig, out: str | None) -> None:
-    """Raises ConfigError for an `out` that exists, CheckpointError for a starting model that is part of a checkpoint and was altered."""
+    """Raises ConfigError for an `out` that exists, CheckpointError if the starting model is part of a checkpoint and was altered."""
     if out is not None and os.path.lexists(out):
         raise ConfigError(f"--out={out!r} exists; name another one")
     from learner.checkpoint.reading import verify_model
@@ -187,6 +187,6 @@ def _check_ends(config: RunConfig, out: str | None) -> None:
 
 def _published(run_dir: RunDirectory, version: int) -> str | None:
     events = run_dir.read_json_lines(EVENTS)
-    kinds = ("broadcast", "published")  # "published": where a resumed run had learned again, before it had workers
+    kinds = ("broadcast", "published")  # "published": by a resumed run that learned again before its workers started
     found = [each for each in events if each["kind"] in kinds and each["policy_version"] == version]
     return found[-1]["digest"] if found else None

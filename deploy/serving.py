@@ -1,8 +1,9 @@
-"""A judge behind HTTP, in the native dialect of the judge `remote`: rewards get machines of their own.
+"""`treadwheel serve-reward`: a judge behind HTTP, in the native dialect of the judge `remote`, so that rewards can have their own machines.
 
-It runs in processes under deadlines, exactly as in a run. `POST /judge` takes `{groups: [{columns, trajectories: [{prompt, completion,
-token_ids, finish_reason, seed}]}]}`, of a trajectory at least what the judge asks for and of an episode its `messages` too, and answers
-`{groups: [[...]]}` with `{reward, components}` or `{status, error}` of each. `GET /health` answers while the server is up.
+The judge runs in processes under deadlines, exactly as in a run. `POST /judge` takes `{groups: [{columns, trajectories: [{prompt,
+completion, token_ids, finish_reason, seed}]}]}`: of each trajectory at least the fields that the judge asks for, and of an episode also
+its `messages`. It answers `{groups: [[...]]}` with `{reward, components}` or `{status, error}` for each trajectory. `GET /health` answers
+while the server is up.
 """
 
 import asyncio
@@ -28,14 +29,14 @@ from deploy.listening import bound, in_url, is_loopback
 
 _MAX_BODY_BYTES = 64 * 2**20
 _ELSEWHERE = ("rewards", "scores", "all_scores", "servers")
-"""What a judge may ask for and only a run has."""
+"""Arguments of judges that only a run can provide."""
 
 
 def serve(config: RewardConfig, *, host: str, port: int, key_env: str | None, says: Callable[[str], None]) -> None:
-    """Serves until SIGTERM or SIGINT; requests under way are answered. `port` 0 takes a free one; `says` is told the address.
+    """Serves until SIGTERM or SIGINT, and then answers the open requests. `port` 0 takes a free port. Calls `says` with the address.
 
-    Raises ConfigError for a judge that is refused, a key that is not set, an address that cannot be had, and one beyond this machine
-    without a key.
+    Raises ConfigError for a judge that cannot be used, a key that is not set, an address that cannot be bound, and for an address that
+    other machines reach without a key.
     """
     key = _key(key_env, host=host)
     with bound(host, port) as listening:
@@ -43,14 +44,14 @@ def serve(config: RewardConfig, *, host: str, port: int, key_env: str | None, sa
 
 
 async def _serve(config: RewardConfig, listening: socket.socket, key: str | None, says: Callable[[str], None]) -> None:
-    # An outage of what the judge itself calls is the client's to wait out: it hears of it at once.
+    # If a service that the judge calls is down, the client waits, not this server: it gets the error at once.
     service = RewardService(config.model_copy(update={"hold_s": 0.0}))
     await service.warm_up()
     try:
         if foreign := service.asks & {*_ELSEWHERE}:
             raise ConfigError(f"the judge asks for {', '.join(foreign)}, which only a run has; name it in the run file")
         server = uvicorn.Server(uvicorn.Config(app(service, key=key), log_level="warning", lifespan="off"))
-        # uvicorn raises the signal that ended it again: this end is a clean one.
+        # uvicorn raises the signal again after it has stopped; ignore it, so that the exit code is 0.
         signal.signal(signal.SIGTERM, lambda *_: None)
         host, port = listening.getsockname()[:2]
         says(f"serving {config.judge.name} on http://{in_url(host)}:{port}")
@@ -65,8 +66,8 @@ def app(service: RewardService, *, key: str | None) -> Starlette:
     async def judge(request: Request) -> Response:
         if "origin" in request.headers:
             return _refusal(403, "a page in a browser asks no judge")
-        said = request.headers.get("authorization", "")
-        if key is not None and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode()):
+        authorization = request.headers.get("authorization", "")
+        if key is not None and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
             return _refusal(401, "the bearer token is missing or wrong")
         body = bytearray()
         async for chunk in request.stream():
@@ -90,13 +91,12 @@ def app(service: RewardService, *, key: str | None) -> Starlette:
 
 
 def _asked(group: Mapping[str, Any], wanted: Sequence[str]) -> Asked:
-    """Raises DataError for a trajectory without what the judge asks for, and as reading foreign JSON does."""
+    """Raises DataError for a trajectory without a field that the judge asks for. Errors of reading foreign JSON pass through."""
     columns, trajectories = dict(group["columns"]), list[dict[str, Any]]()
     for given in group["trajectories"]:
         trajectory = dict(given)
         if "messages" in wanted and "messages" not in given:
-            said = conversation(columns, prompt=given["prompt"], completion=given["completion"])
-            trajectory["messages"] = said
+            trajectory["messages"] = conversation(columns, prompt=given["prompt"], completion=given["completion"])
         if missing := [name for name in wanted if name not in trajectory]:
             raise DataError(f"a trajectory without {', '.join(missing)}, which the judge asks for")
         trajectories.append(trajectory)
@@ -108,7 +108,7 @@ def _refusal(status: int, why: str) -> Response:
 
 
 def _key(key_env: str | None, *, host: str) -> str | None:
-    # A client sends it without white space around it, which a file of secrets often has.
+    # Files of secrets often end with white space, which a client does not send.
     key = os.environ.get(key_env, "").strip() if key_env is not None else None
     if key == "":
         raise ConfigError(f"--key-env {key_env} is not set in the environment, or empty; export it")

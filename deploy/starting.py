@@ -1,4 +1,4 @@
-"""`treadwheel init`: a folder to begin with, which trains as it is, on a small model that comes along."""
+"""`treadwheel init`: writes a folder to start from. It trains as it is, on a small included model."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ _HERE = Path(__file__).parent
 _STARTERS = _HERE / "starters"
 KINDS = tuple(sorted(folder.name for folder in _STARTERS.iterdir() if folder.is_dir()))
 _MODELS = {"MODEL": _HERE / "quickstart/model", "SHOWS": _HERE / "shows/model"}
-"""What stands for them in a run file, and where they lie."""
+"""Path of the model by its placeholder in a starter's run file."""
 
 
 def start(folder: str, *, kind: str) -> list[str]:
-    """Writes the files of a kind, and returns their names. Raises ConfigError for an unknown kind and for a folder that is not empty."""
+    """Writes the files of a kind and returns their names. Raises ConfigError for an unknown kind and for a folder that is not empty."""
     if kind not in KINDS:
-        raise ConfigError(f"--kind={kind!r} is not there; choose {', '.join(KINDS)}")
+        raise ConfigError(f"--kind={kind!r} does not exist; choose {', '.join(KINDS)}")
     target = Path(folder)
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -1,4 +1,4 @@
-"""The model of a checkpoint in an object store, where a replica of Ray Serve is: downloaded, and its digests checked."""
+"""Downloads a checkpoint's model from an object store for a replica of Ray Serve, and checks its digests."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from cluster.record.stored_models import local_folder
 
 
 class StoredCheckpoint(CallbackBase):
-    """Ray Serve calls it before the engine of a replica starts, with `callback_kwargs` as settings: `url`, of the model."""
+    """Ray Serve calls it before the engine of a replica starts. The setting `url` in `callback_kwargs` names the model."""
 
     async def on_before_node_init(self) -> None:
         folder = await asyncio.to_thread(local_folder, self.kwargs["url"], field="url")

@@ -1,4 +1,4 @@
-"""Files that the command line writes where it is told to: all of one or nothing, and what was there stays until the new one is whole."""
+"""Files that the command line writes: a file is written as a whole or not at all, and an old one stays until the new one is complete."""
 
 import os
 import tempfile
@@ -9,14 +9,14 @@ from cluster.record.local_files import sync_folder, write_synced
 
 
 def write_whole(path: str, text: str, *, option: str) -> None:
-    """Raises StorageError naming the option. What is there and no file, as a pipe, is written to as it is."""
+    """Raises StorageError that names the option. An existing path that is not a regular file, such as a pipe, is written to directly."""
     place = Path(os.path.realpath(path))
     try:
         if place.exists() and not place.is_file():
             place.write_text(text, encoding="utf-8")
             return
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as aside:
-            written = Path(aside) / place.name
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as temporary:
+            written = Path(temporary) / place.name
             write_synced(written, text.encode())
             written.replace(place)
         sync_folder(place.parent)

@@ -1,4 +1,4 @@
-"""`treadwheel`: one command a verb. Parses, calls, prints; imports what is heavy only in the verb that needs it."""
+"""The command `treadwheel`: one subcommand per verb. A verb parses, calls and prints; heavy imports stay inside verbs that need them."""
 
 import os
 import sys
@@ -10,6 +10,6 @@ __all__ = ["app", "looking", "main", "preparing", "running", "viewing"]
 
 
 def main() -> None:
-    # Your own rewards and prompt sources lie where you stand. Last, so that a file named json.py is not taken for Python's.
+    # Users' own rewards and prompt sources lie in the current folder. It comes last, so that a json.py there does not replace Python's.
     sys.path.append(os.getcwd())
     app(prog_name="treadwheel")

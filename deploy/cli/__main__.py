@@ -1,4 +1,4 @@
-"""`python -m deploy.cli`, for a place without the command."""
+"""`python -m deploy.cli`, where the command is not installed."""
 
 from deploy.cli import main
 

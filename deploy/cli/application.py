@@ -1,4 +1,4 @@
-"""The command itself: what its verbs share, and how our errors become one line and an exit code.
+"""The command itself: arguments that its verbs share, and the message and exit code of each error.
 
 Exit codes: 0 done, 1 the run failed, 2 the configuration cannot work, 75 preempted (the same command goes on), 130 interrupted.
 """
@@ -25,33 +25,35 @@ RunFile = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[a.b=c]...", help="Settings in place of the file's.", autocompletion=completion.settings),
+    typer.Argument(
+        metavar="[a.b=c]...", help="Settings that replace those of the file.", autocompletion=completion.settings
+    ),
 ]
 RunDir = Annotated[
     str, typer.Argument(metavar="RUN_DIR", help="A run directory.", autocompletion=completion.run_directories)
 ]
 Address = Annotated[
-    str | None, typer.Option(help="Ray cluster to run on ('auto', or host:port); else RAY_ADDRESS, else a local one.")
+    str | None, typer.Option(help="Ray cluster: 'auto' or host:port. Default: RAY_ADDRESS, else a local cluster.")
 ]
 WaitForClaim = Annotated[
     str,
     typer.Option(
         metavar="10m",
-        help="How long to wait for a driver that has the run directory: for a retry that starts while the last one dies.",
+        help="How long to wait for another driver to release the run directory: a retry may start before the last one has ended.",
     ),
 ]
 WaitForNodes = Annotated[
-    str | None, typer.Option(metavar="30m", help="How long to wait for the nodes that the run asks for.")
+    str | None, typer.Option(metavar="30m", help="How long to wait for the nodes that the run needs.")
 ]
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Print warnings, errors and the last words alone, whatever metrics.sinks says."),
+    typer.Option("--quiet", "-q", help="Print only warnings, errors and the summary, whatever metrics.sinks says."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
 class CtrlC:
-    """Python's own handler, with a memory: a KeyboardInterrupt that falls on a destructor or an import's callback is lost."""
+    """Python's SIGINT handler, which also remembers the signal: Python drops a KeyboardInterrupt in a destructor or an import callback."""
 
     def __init__(self) -> None:
         self._is_pressed = False
@@ -67,7 +69,7 @@ class CtrlC:
 
 @contextlib.contextmanager
 def reporting(*, debug: bool) -> Iterator[CtrlC]:
-    """Our own errors end the command with one line, without secrets, and a code; with --debug they show where they came from."""
+    """Our own errors end the command with one line, without secrets, and an exit code. With --debug they show a traceback."""
     ctrl_c = CtrlC()
     before = signal.signal(signal.SIGINT, ctrl_c)
     try:

@@ -1,4 +1,4 @@
-"""What the shell offers when Tab is pressed: files, run directories, settings, kinds. Never raises, and imports nothing heavy."""
+"""Shell completion: files, run directories, settings, kinds of variants. Never raises, and imports nothing heavy."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 _RUN_YAML = "run.yaml"
 _DEFAULT_RUNS = "runs"
 _MOST_LEVELS = 8
-"""Folders that hold nothing but one folder are walked through at once, as far as this."""
+"""Levels of folders with a single entry that one Tab descends at most."""
 
 
 def run_files(incomplete: str) -> list[str]:
@@ -15,7 +15,7 @@ def run_files(incomplete: str) -> list[str]:
 
 
 def run_directories(incomplete: str) -> list[str]:
-    """Folders with a run in them, and folders on the way. Without a word, those below runs/ come first."""
+    """Run directories, and folders on the way to them. For an empty word, those below runs/ come first."""
     here = _paths(incomplete, is_run)
     below = _paths(f"{_DEFAULT_RUNS}/", is_run) if not incomplete else []
     return list(dict.fromkeys([*below, *here]))
@@ -26,7 +26,7 @@ def run_files_and_directories(incomplete: str) -> list[str]:
 
 
 def settings(incomplete: str) -> list[str]:
-    """Names of settings that begin so, down to the last level; without a word, the first level alone."""
+    """Names of settings that begin with `incomplete`, at all levels. For an empty word, only the first level."""
     from cluster.contracts.config import RunConfig
     from cluster.contracts.settings import fields
 
@@ -47,7 +47,7 @@ def is_run(path: str) -> bool:
 def _paths(incomplete: str, wanted: Callable[[str], bool]) -> list[str]:
     found = list(_entries(incomplete, wanted))
     for _ in range(_MOST_LEVELS):
-        # A shell takes an only suggestion for the end of the word: a folder is opened instead.
+        # A shell takes a single suggestion as the end of the word: descend into the folder instead.
         if len(found) != 1 or not found[0].endswith("/"):
             break
         found = list(_entries(found[0], wanted))

@@ -1,4 +1,4 @@
-"""Verbs that look at what a run recorded, and start nothing."""
+"""Verbs that read what a run recorded. They start nothing."""
 
 import contextlib
 import json
@@ -20,11 +20,11 @@ app.add_typer(passport, name="passport", rich_help_panel="Look")
 def info(
     run_dir: RunDir,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="As a live table, until the run ends; Ctrl-C leaves the run alone.")
+        bool, typer.Option("--watch", "-w", help="Show a live table until the run ends; Ctrl-C does not end the run.")
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Where a run stands: progress, numbers, failures, checkpoints; live or done."""
+    """Show a run's progress, numbers, failures and checkpoints, live or done."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
 
@@ -43,12 +43,12 @@ def info(
 def runs(
     folders: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FOLDER]...", help="Where to look; runs/ unless given. A store's prefix too."),
+        typer.Argument(metavar="[FOLDER]...", help="Folders or prefixes of an object store to search. Default: runs/"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON array, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array, for programs.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Runs below folders or a store's prefix, the latest first: state, step, last numbers."""
+    """List the runs below folders or prefixes of an object store, the latest first: state, step, last numbers."""
     with reporting(debug=debug):
         from deploy.reports import run_list
 
@@ -64,7 +64,7 @@ def runs(
 
 @app.command(rich_help_panel="Look")
 def verify(run_dir: RunDir, debug: Debug = False) -> None:
-    """Check ledger, digests, schema and staleness of what a run recorded, and its checkpoints; exit code 1 if anything is wrong."""
+    """Check what a run recorded: ledger, digests, schema, staleness, checkpoints. Exit code 1 if anything is wrong."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy.reports import run_info
@@ -82,11 +82,11 @@ def verify(run_dir: RunDir, debug: Debug = False) -> None:
 @app.command(rich_help_panel="Look")
 def trace(
     run_dir: RunDir,
-    out: Annotated[str, typer.Option(metavar="FILE", help="Where to write it.")] = "trace.json",
-    steps: Annotated[str | None, typer.Option(metavar="10-20", help="Of these steps alone.")] = None,
+    out: Annotated[str, typer.Option(metavar="FILE", help="File to write.")] = "trace.json",
+    steps: Annotated[str | None, typer.Option(metavar="10-20", help="Only these steps.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Who did what when, live or done, as a trace for ui.perfetto.dev or chrome://tracing."""
+    """Write a trace of which actor did what when, for ui.perfetto.dev or chrome://tracing. The run may be live or done."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy.viewer import trace as tracing
@@ -103,22 +103,24 @@ def export(
     format: Annotated[
         str,
         typer.Option(
-            metavar="FORMAT", help="parquet: all columns; sft: the best completions; dpo: best and worst of groups."
+            metavar="FORMAT", help="parquet: all columns; sft: the best completions; dpo: best and worst of each group."
         ),
     ] = "parquet",
-    steps: Annotated[str | None, typer.Option(metavar="10-20", help="Of these steps alone.")] = None,
-    best: Annotated[int, typer.Option(min=1, help="For sft: so many completions of each group.")] = 1,
-    min_reward: Annotated[float | None, typer.Option(help="For sft and dpo: leave out completions below it.")] = None,
+    steps: Annotated[str | None, typer.Option(metavar="10-20", help="Only these steps.")] = None,
+    best: Annotated[int, typer.Option(min=1, help="For sft: number of completions from each group.")] = 1,
+    min_reward: Annotated[
+        float | None, typer.Option(help="For sft and dpo: the lowest reward that is exported.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Recorded trajectories as data: Parquet, examples for supervised fine-tuning, pairs for preference training."""
+    """Export recorded trajectories as Parquet, examples for supervised fine-tuning, or pairs for preference training."""
     with reporting(debug=debug):
         from cluster.contracts.errors import ConfigError
         from cluster.record.run_directory import RunDirectory
         from deploy import export as exporting
 
         if format not in exporting.FORMATS:
-            raise ConfigError(f"--format={format!r} is not there; choose {', '.join(exporting.FORMATS)}")
+            raise ConfigError(f"--format={format!r} does not exist; choose {', '.join(exporting.FORMATS)}")
         if best != 1 and format != "sft":
             raise ConfigError(f"--best={best} says nothing with --format={format}; leave it out, or use --format=sft")
         if min_reward is not None and format == "parquet":
@@ -135,11 +137,11 @@ def report(
     run_dir: RunDir,
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Where to write it; report.html in the run directory, unless given."),
+        typer.Option(metavar="FILE", help="File to write. Default: report.html in the run directory."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """One HTML file about a run, live or done, to keep and to send: what ran, curves, samples, failures, passport. Works offline."""
+    """Write one HTML file about a run, live or done: settings, curves, samples, failures, passport. It opens offline."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy.reports import report as page
@@ -153,7 +155,7 @@ def passport_diff(
     right: Annotated[str, typer.Argument(metavar="B", help=_OF_PASSPORT, autocompletion=completion.run_directories)],
     debug: Debug = False,
 ) -> None:
-    """What differs in mathematics between two runs, then what else does; exit code 1 if the mathematics differ."""
+    """Show how two runs differ: first in mathematics, then in the rest. Exit code 1 if the mathematics differ."""
     with reporting(debug=debug):
         from deploy.reports import run_info
         from deploy.reports.passport import is_mathematical
@@ -164,7 +166,7 @@ def passport_diff(
         for name, (one, other) in mathematical.items():
             typer.echo(f"  {name}: {one!r} | {other!r}")
         if len(mathematical) < len(differences):
-            typer.echo("besides:")
+            typer.echo("other differences:")
         for name in sorted(differences.keys() - mathematical.keys()):
             typer.echo(f"  {name}: {differences[name][0]!r} | {differences[name][1]!r}")
         if mathematical:

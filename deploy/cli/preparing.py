@@ -1,4 +1,4 @@
-"""Verbs before a run: what may be named, whether it can work, and what it needs elsewhere."""
+"""Verbs that prepare a run: they list variants, check settings and machine, convert files, and play environments."""
 
 import shlex
 from typing import Annotated
@@ -17,18 +17,18 @@ def check(
     overrides: Overrides = None,
     address: Address = None,
     resolve: Annotated[
-        bool, typer.Option("--resolve", help="Print the run file with all that it leaves out written out, and stop.")
+        bool, typer.Option("--resolve", help="Print the run file with all defaults written out, and stop.")
     ] = False,
     assume: Annotated[
         list[str] | None,
         typer.Option(
             metavar="gpus=8x80GB,nodes=2",
-            help="Check placement and memory on hardware that is not here, and nothing else; also cpus=96 and memory=1TB, of each node.",
+            help="Check only placement and memory, for hardware that is not here. Also cpus=96 and memory=1TB, for each node.",
         ),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Validate everything, show derived sizes, placement and memory; play environments twice. No run starts."""
+    """Check a run file and show its sizes, placement and memory. Environments are played twice; no run starts."""
     with reporting(debug=debug):
         from deploy import preflight
         from deploy.config import loading as configuration
@@ -37,7 +37,7 @@ def check(
         config = configuration.load(run, overrides or [])
         if resolve:
             if assume is not None or address is not None:
-                raise ConfigError("--resolve asks no cluster; leave --assume and --address out")
+                raise ConfigError("--resolve uses no cluster; leave --assume and --address out")
             typer.echo(configuration.full_yaml(config), nl=False)
             return
         if assume is not None:
@@ -51,13 +51,13 @@ def check(
 
 @app.command(rich_help_panel="Prepare")
 def init(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A new one, or an empty one.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
     kind: Annotated[
-        str, typer.Option(help="math, code, judge (a reward of your own), agent (an environment) or tools.")
+        str, typer.Option(help="math, code, judge (your own reward), agent (an environment) or tools.")
     ] = "judge",
     debug: Debug = False,
 ) -> None:
-    """Begin: a run file with prompts, reward or environment, and a test of it; it trains at once, on a small model that comes along."""
+    """Write a folder to start from: run file, prompts, reward or environment, and a test. It trains at once, on a small included model."""
     with reporting(debug=debug):
         from deploy import starting
 
@@ -68,7 +68,7 @@ def init(
 
 @app.command(rich_help_panel="Prepare")
 def doctor(debug: Debug = False) -> None:
-    """What is installed here, and what the machine can do, with what to do about each fault; exit code 1 if there is one."""
+    """Show what is installed and what this machine can do, with advice for each fault. Exit code 1 if there is a fault."""
     with reporting(debug=debug):
         from deploy import doctor as examination
 
@@ -88,7 +88,7 @@ def list_variants(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Variants that a run file may name: all kinds with their names, or one kind with parameters, defaults and meaning."""
+    """List the variants that a run file may name: all kinds with their names, or one kind with meaning, parameters and defaults."""
     with reporting(debug=debug):
         from deploy import listing
 
@@ -99,14 +99,14 @@ def list_variants(
 @app.command(name="import", rich_help_panel="Prepare")
 def import_rows(
     rows: Annotated[
-        str, typer.Argument(metavar="ROWS", help="A prompt file with columns completion, reward and maybe group.")
+        str, typer.Argument(metavar="ROWS", help="Prompt file with the columns completion, reward, optionally group.")
     ],
-    out: Annotated[str, typer.Argument(metavar="OUT.arrow", help="Where the trajectories go.")],
+    out: Annotated[str, typer.Argument(metavar="OUT.arrow", help="File to write.")],
     run: RunFile,
     overrides: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Make trajectories for `learn` of prompts with completions and rewards, by the tokenizer and template of the run's model."""
+    """Convert prompts with completions and rewards to trajectories for `learn`, by the tokenizer and template of the run's model."""
     with reporting(debug=debug):
         from deploy import recorded
         from deploy.config import loading as configuration
@@ -120,18 +120,18 @@ def import_rows(
 def import_config(
     system: Annotated[str, typer.Argument(metavar="SYSTEM", help="trl or verl.")],
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="YAML or JSON, or a shell script with the settings as key=value.")
+        str, typer.Argument(metavar="FILE", help="YAML, JSON, or a shell script with settings as key=value.")
     ],
     out: Annotated[
-        str | None, typer.Argument(metavar="[OUT.yaml]", help="A new file; without it the run file is printed.")
+        str | None, typer.Argument(metavar="[OUT.yaml]", help="A new file. Without it the run file is printed.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of SYSTEM, in place of the file's."),
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of SYSTEM that replaces the file's."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Make a run file of another system's configuration: each setting with its origin, or all that cannot be said here."""
+    """Convert another system's configuration to a run file that names each setting's origin, or list the settings without an equivalent."""
     with reporting(debug=debug):
         from deploy import importing
 
@@ -148,24 +148,24 @@ def kubernetes(
     run: RunFile,
     overrides: Overrides = None,
     site: Annotated[
-        str | None, typer.Option(metavar="SITE.yaml", help="The cluster's image, volume, secrets and kinds of nodes.")
+        str | None, typer.Option(metavar="SITE.yaml", help="The cluster's image, volume, secrets and node types.")
     ] = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="A RayCluster that lasts, for `ray job submit`, in place of a RayJob.")
+        bool, typer.Option("--cluster", help="Print a lasting RayCluster, for `ray job submit`, instead of a RayJob.")
     ] = False,
     serve: Annotated[
         int | None,
         typer.Option(
-            metavar="STEP", min=1, help="A RayService that serves the checkpoint of STEP, in place of a RayJob."
+            metavar="STEP", min=1, help="Print a RayService that serves the checkpoint of STEP, instead of a RayJob."
         ),
     ] = None,
     check: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Print nothing; check that FILE, edited by hand, can run RUN.yaml."),
+        typer.Option(metavar="FILE", help="Print no manifest; check that FILE, edited by hand, can run RUN.yaml."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Print what `kubectl apply -f -` makes a job of: pods sized for the run, on a cluster with KubeRay."""
+    """Print the manifest of a job for `kubectl apply -f -`: pods sized for the run, on a cluster with KubeRay."""
     with reporting(debug=debug):
         from deploy.manifests import ray_cluster, ray_job, ray_service, seating, text
         from deploy.manifests import site as sites
@@ -173,9 +173,7 @@ def kubernetes(
         read = ray_job.read(run, overrides or [])
         if check is not None:
             if site is not None or cluster or serve is not None:
-                raise ConfigError(
-                    f"--check={check!r} looks at that file alone; leave --site, --cluster and --serve out"
-                )
+                raise ConfigError(f"--check={check!r} reads only that file; leave --site, --cluster and --serve out")
             typer.echo(f"{check}: {seating.check(check, read)}")
             return
         if cluster and serve is not None:
@@ -196,7 +194,7 @@ def play(
         str,
         typer.Argument(
             metavar="ENVIRONMENT",
-            help="As in a run file: gym, or my_environments:guess; a RUN.yaml, for its environment and first prompt; or a run directory.",
+            help="As in a run file: gym, or my_environments:guess. Or a RUN.yaml or run directory, for its environment and first prompt.",
             autocompletion=completion.run_files,
         ),
     ],
@@ -205,27 +203,24 @@ def play(
         typer.Argument(metavar="[a=b]...", help="The environment's parameters, or settings of RUN.yaml."),
     ] = None,
     say: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="What the model says, in order, in place of stdin.")
+        list[str] | None, typer.Option(metavar="TEXT", help="The model's turns, in order, instead of stdin.")
     ] = None,
     episode: Annotated[
         str | None,
-        typer.Option(
-            metavar="GROUP/SAMPLE",
-            help="Of a run directory: the model says what it said in this episode, such as 34/2.",
-        ),
+        typer.Option(metavar="GROUP/SAMPLE", help="Play the model's recorded turns of this episode of a run: 34/2."),
     ] = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The task, as the user's first message.")] = None,
     columns: Annotated[str, typer.Option(metavar="YAML", help="The prompt's columns: '{answer: 42}'.")] = "{}",
-    seed: Annotated[int, typer.Option(min=0, help="Of the task: equal for a whole group.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the task. All episodes of a group have the same.")] = 0,
     env: Annotated[
-        list[str] | None, typer.Option(help="As episodes.env: a variable that the environment sees.")
+        list[str] | None, typer.Option(help="As episodes.env: a variable that the environment may read.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="PATH", help="A model, for its tokenizer: show which tokens would be trained.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Play an environment yourself, as the model, without an engine; exit code 1 if it fails."""
+    """Play an environment: you type the model's turns, and no engine starts. Exit code 1 if it fails, or with --episode if it differs."""
     with reporting(debug=debug):
         from deploy import playing
 
@@ -233,16 +228,18 @@ def play(
             asked = params or say or prompt or env or model or seed or columns != "{}"
             _play_again(environment, episode, alone=not asked)
             return
-        given = (params or [], prompt, columns, env or [])
-        game = playing.game(environment, *given, seed=seed)
+        game = playing.game(environment, params or [], prompt, columns, env or [], seed=seed)
         screen = Console(markup=False, emoji=False, highlight=False)
-        tokens = None
-        if model is not None:
+        says = playing.typed(screen) if say is None else playing.scripted(say, screen)
+        if model is None:
+            is_well = playing.play(game, says, screen)
+        else:
             from deploy import playing_tokens
 
             tokens = playing_tokens.of_model(model, game)
-        says = playing.typed(screen) if say is None else playing.scripted(say, screen)
-        if not playing.play(game, says, screen, tokens=tokens):
+            is_well = playing.play(game, says, screen, mouth=tokens)
+            screen.print(tokens.shown(), soft_wrap=True)
+        if not is_well:
             raise typer.Exit(1)
 
 
@@ -250,16 +247,19 @@ def _play_again(run_dir: str, episode: str, *, alone: bool) -> None:
     from deploy import playing, playing_again
 
     if not alone:
-        raise ConfigError(f"--episode={episode!r} is played as it was; leave everything but the run directory out")
-    game, turns = playing_again.of_record(run_dir, episode)
+        raise ConfigError(f"--episode={episode!r} is played as recorded; leave everything but the run directory out")
+    game, turns, was_ended = playing_again.of_record(run_dir, episode)
     screen = Console(markup=False, emoji=False, highlight=False)
     again = playing_again.Again(turns, screen)
-    is_well = playing.play(game, playing.scripted((turn.line for turn in turns), screen), screen, mouth=again)
+    is_well = playing.play(game, playing.scripted(again.lines(), screen), screen, mouth=again)
     if again.num_differences:
         screen.print(f"  answers that are not those of the run: {again.num_differences}")
     if again.num_unasked:
         screen.print(f"  turns of the run that it does not ask for any more: {again.num_unasked}")
-    if not is_well or again.num_differences or again.num_unasked:
+    is_longer = was_ended and again.asks_for_more
+    if is_longer:
+        screen.print("  in the run the environment ended the episode here")
+    if not is_well or again.num_differences or again.num_unasked or is_longer:
         raise typer.Exit(1)
 
 
@@ -267,12 +267,12 @@ def _play_again(run_dir: str, episode: str, *, alone: bool) -> None:
 def serve_reward(
     judge: Annotated[str, typer.Argument(metavar="JUDGE", help="As in a run file: math_verify, or my_rewards:judge.")],
     params: Annotated[list[str] | None, typer.Argument(metavar="[a=b]...", help="The judge's parameters.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; one beyond this machine needs a key.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on. Any but loopback needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    key_env: Annotated[str | None, typer.Option(help="Environment variable of the bearer token to ask for.")] = None,
+    key_env: Annotated[str | None, typer.Option(help="Environment variable with the token of clients.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="As reward.timeout_s.")] = 30.0,
     max_concurrency: Annotated[int, typer.Option(min=1, help="As reward.max_concurrency.")] = 64,
-    env: Annotated[list[str] | None, typer.Option(help="As reward.env: a variable that the judge sees.")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="As reward.env: a variable that the judge may read.")] = None,
     debug: Debug = False,
 ) -> None:
     """Serve a judge to runs on other machines, as `judge: {name: remote, endpoint: http://host:port}`."""

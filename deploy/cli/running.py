@@ -1,4 +1,4 @@
-"""Verbs that run something, or steer what runs."""
+"""Verbs that start a run, an evaluation or a replay, or change a live run."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ def train(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train, from wherever the run directory stands. In a terminal the numbers stay in place; elsewhere each step is a line."""
+    """Train, or resume the run in the run directory. A terminal shows a live table; elsewhere each step is a line."""
     _train(run, overrides, address, wait_for_claim, wait_for_nodes, quiet, debug)
 
 
@@ -47,7 +47,7 @@ def train(
 def quickstart(
     overrides: Overrides = None, address: Address = None, quiet: Quiet = False, debug: Debug = False
 ) -> None:
-    """Train the small model that comes with treadwheel, in two to five minutes on two cores: into runs/quickstart, where you stand."""
+    """Train the small included model, in two to five minutes on two cores, into runs/quickstart below the current folder."""
     home = Path(deploy.__file__).parent
     from deploy.config.yaml_text import flow
 
@@ -97,7 +97,7 @@ def learn(
         str,
         typer.Argument(
             metavar="RUN_OR_ARROW",
-            help="Run directory, .arrow file, or a folder of them.",
+            help="Run directory, .arrow file, or folder of .arrow files.",
             autocompletion=completion.run_directories,
         ),
     ],
@@ -108,7 +108,7 @@ def learn(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Learn from recorded trajectories, without sampling; from wherever the run directory stands."""
+    """Learn from recorded trajectories, without sampling, or resume such a run in the run directory."""
     with reporting(debug=debug) as ctrl_c:
         from deploy.claims import once_free
         from deploy.config import loading as configuration
@@ -147,7 +147,7 @@ def evaluate(
     address: Address = None,
     debug: Debug = False,
 ) -> None:
-    """Held-out evaluation of run files (their starting model), run directories (their last checkpoint) or checkpoints."""
+    """Evaluate on held-out prompts: the starting model of a run file, the last checkpoint of a run directory, or a checkpoint."""
     with reporting(debug=debug):
         from cluster.sinks.console.waiting import waiting
         from deploy import evaluation
@@ -170,20 +170,20 @@ def evaluate(
 @app.command(rich_help_panel="Run")
 def replay(
     run_dir: RunDir,
-    to_step: Annotated[int | None, typer.Option(help="Last step to learn again; all, unless given.")] = None,
+    to_step: Annotated[int | None, typer.Option(help="Last step to replay. Default: all recorded steps.")] = None,
     learned: Annotated[
-        int | None, typer.Option(metavar="STEP", help="Make this step's record of learning again, of all its groups.")
+        int | None, typer.Option(metavar="STEP", help="Write the record of learning of this step, for all its groups.")
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
-            help="Hugging Face folder for the weights that it arrives at; with --learned the record's file, which else goes into the run."
+            help="Folder for the weights, in Hugging Face format. With --learned: file for the record (default: the run directory)."
         ),
     ] = None,
     address: Address = None,
     debug: Debug = False,
 ) -> None:
-    """Learn again from the recorded trajectories, without sampling; exit code 1 if the weights are not those of the run."""
+    """Learn the recorded trajectories again, without sampling, and compare the weights. Exit code 1 if they differ from the run's."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy import replay as replaying
@@ -208,11 +208,11 @@ def replay(
 def scale(
     run_dir: RunDir,
     asked: Annotated[
-        str, typer.Argument(metavar="ACTORS=N", help="How many to have: rollout_workers=4, or reward_services=4.")
+        str, typer.Argument(metavar="ACTORS=N", help="Wanted number: rollout_workers=4 or reward_services=4.")
     ],
     debug: Debug = False,
 ) -> None:
-    """Change the number of rollout workers, or of reward services, of a live run."""
+    """Change the number of rollout workers or reward services of a live run."""
     with reporting(debug=debug):
         from cluster.record.run_directory import RunDirectory
         from deploy.cluster_up import orders
@@ -225,7 +225,7 @@ def scale(
 
 
 def _checking(config: "RunConfig") -> contextlib.AbstractContextManager[None]:
-    """Seen where the run will be seen."""
+    """A progress line, if the run itself prints to the console."""
     from cluster.sinks.console.waiting import waiting
 
     is_seen = any(sink.name == "console" and not sink.params.get("quiet") for sink in config.metrics.sinks)
@@ -233,7 +233,7 @@ def _checking(config: "RunConfig") -> contextlib.AbstractContextManager[None]:
 
 
 def _is_override(argument: str) -> bool:
-    """`a.b=c`; a path may have a "=" too."""
+    """`a.b=c`. A path may contain "=" too."""
     name, equals, _ = argument.partition("=")
     return bool(equals) and "/" not in name and not os.path.exists(argument)
 

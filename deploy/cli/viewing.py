@@ -15,33 +15,31 @@ def view(
         list[str],
         typer.Argument(
             metavar="RUN_DIR...",
-            help="Run directories, or folders that hold some; local or in a store.",
+            help="Run directories, or folders that contain some, on a disk or in an object store.",
             autocompletion=completion.run_directories,
         ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; one beyond this machine gets a token.")
+        str, typer.Option(help="Address to listen on. One that other machines reach gets a token.")
     ] = "127.0.0.1",
     trusted_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A name by which browsers reach it, behind a proxy for example."),
+        typer.Option(metavar="NAME", help="Host name by which browsers reach the viewer, for example behind a proxy."),
     ] = None,
     token_env: Annotated[
         str | None,
-        typer.Option(metavar="VARIABLE", help="Environment variable of a token that every reader must bring."),
+        typer.Option(metavar="VARIABLE", help="Environment variable with the token that every reader must send."),
     ] = None,
     root_path: Annotated[
         str,
-        typer.Option(
-            metavar="/PREFIX", help="Prefix that a proxy serves it under, if the proxy does not say so itself."
-        ),
+        typer.Option(metavar="/PREFIX", help="URL prefix of the proxy in front, if it sends no X-Forwarded-Prefix."),
     ] = "",
     export: Annotated[
         str | None,
-        typer.Option(metavar="FILE.html", help="Write one step into one file that opens offline, and serve nothing."),
+        typer.Option(metavar="FILE.html", help="Write one step into a file that opens offline, and start no server."),
     ] = None,
-    step: Annotated[int | None, typer.Option(min=1, help="Of --export: which step; the last one without it.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Step that --export writes. Default: the last one.")] = None,
     debug: Debug = False,
 ) -> None:
     """Show runs in a browser, live or done, down to the token."""

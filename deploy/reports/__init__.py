@@ -1,1 +1,1 @@
-"""What a run says about itself, for people."""
+"""Reports about runs, for people."""

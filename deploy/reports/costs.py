@@ -1,4 +1,4 @@
-"""Where a run's time went, and what it held meanwhile: sums over its steps and its drivers. Pure."""
+"""Time, GPU-hours and tokens of a run: sums over its steps and its drivers. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _SPENT = {
-    "time/sampling_s": "groups were being sampled",
+    "time/sampling_s": "workers sampled groups",
     "time/learning_s": "the learner learned",
     "buffer/learner_wait_s": "the learner waited for groups",
-    "time/broadcast_s": "weights went to the workers",
+    "time/broadcast_s": "weights were sent to workers",
     "time/eval_s": "held-out prompts were evaluated",
 }
 _BESIDE_STEPS = ("time/eval_s",)
@@ -18,37 +18,38 @@ _OF_ACTORS = re.compile(r"cost/([^/]+)/(.+)_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfActors:
-    """What the time of all actors of a kind went to, as far as they told."""
+    """How all actors of a kind spent their time, as far as they reported it."""
 
     kind: str
     seconds: float
     busy: float
-    """Share of it."""
+    """Share of the time."""
     waits: tuple[tuple[str, float], ...]
-    """What they waited for, and its share, the longest first."""
+    """Causes of waits with their shares of the time, the longest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     driven_s: float
-    """From the start of each driver to its last sign."""
+    """Sum over drivers, from the start of each to its last step or event."""
     num_drivers: int
     steps_s: float
-    """Wall-clock of all steps, without start-up, evaluations and saves. One in which a driver died was learned again at a start."""
+    """Wall-clock seconds of all steps, without start-up, evaluations and saves. A step in which a driver died was learned again at the
+    next start, and is not in it."""
     spent: tuple[tuple[str, float, float | None], ...]
-    """What happened, its seconds, and their share of `steps_s`; None for evaluations, which are beside the steps. The others are those of
-    the same steps, and overlap where sampling, learning and broadcasts do."""
+    """(activity, seconds, share of `steps_s`). The share is None for evaluations, which lie outside the steps. Sampling, learning and
+    broadcasts may overlap."""
     of_actors: tuple[OfActors, ...]
     gpu_hours: float
     idle_gpu_hours: float
-    """Of these, those of actors that were not busy."""
+    """GPU-hours of actors that were not busy."""
     sampled_tokens: float
-    """Those that steps consumed: of dropped groups nobody counts them."""
+    """Tokens of the groups that steps consumed; those of dropped groups are not counted."""
     trained_tokens: float
 
 
 def costs(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Costs:
-    """`steps` are lines of metrics.jsonl by version."""
+    """`steps` are lines of metrics.jsonl, one per version."""
     steps_s, timed = total(steps, "time/step_s"), [step for step in steps if step.get("time/step_s") is not None]
     stretches = list(_driven(steps, events))
     return Costs(
@@ -69,7 +70,7 @@ def costs(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]
 
 
 def of_actors(steps: Sequence[Mapping[str, Any]]) -> Iterator[OfActors]:
-    """One for each kind of which there is a second."""
+    """One for each kind of actor with recorded time."""
     by_kind: dict[str, dict[str, float]] = {}
     for metric in dict.fromkeys(name for step in steps for name in step):
         if found := _OF_ACTORS.fullmatch(metric):
@@ -83,7 +84,7 @@ def of_actors(steps: Sequence[Mapping[str, Any]]) -> Iterator[OfActors]:
 
 
 def _driven(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Iterator[float]:
-    """Seconds of each driver's life. One that was killed lived to its last step or event."""
+    """Seconds from each driver's start to its last step or event."""
     begun = [event for event in events if event["kind"] == "launched"]
     signs = sorted(each["time"] for each in (*events, *steps) if each.get("time") is not None)
     ends = [*(event["time"] for event in begun[1:]), float("inf")]
@@ -93,5 +94,5 @@ def _driven(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, An
 
 
 def total(steps: Sequence[Mapping[str, Any]], metric: str) -> float:
-    """Over all steps that have the metric."""
+    """Sum over all steps that have the metric."""
     return sum(step.get(metric) or 0.0 for step in steps)

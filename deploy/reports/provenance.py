@@ -1,4 +1,4 @@
-"""What a checkpoint may say of its run: the passport's digest, the versions of libraries, and the held-out evaluations so far."""
+"""The provenance that a checkpoint records: the passport's digest, versions of libraries, and held-out evaluations."""
 
 import contextlib
 import hashlib
@@ -13,7 +13,7 @@ from cluster.sinks.jsonl import read_steps
 
 
 class RunProvenance:
-    """Listens to the run's metrics, after it has read those of its earlier parts."""
+    """A sink that collects the run's evaluations, after it has read those of earlier drivers."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -25,7 +25,7 @@ class RunProvenance:
             self._evaluations[version] = found
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """Events say nothing of it."""
+        """Ignored."""
 
     def close(self) -> None: ...
 
@@ -33,10 +33,10 @@ class RunProvenance:
         return "eval/reward" in self._evaluations.get(version, {})
 
     def at(self, version: int) -> Provenance:
-        """Of the first evaluation and the last one: a checkpoint that told of all of them would grow with the run."""
-        with contextlib.suppress(StorageError):  # a card that says less is no reason to save nothing
+        """Provenance of `version`, with its first and last evaluation: with all of them, checkpoints would grow with the run."""
+        with contextlib.suppress(StorageError):  # a missing passport must not prevent a save
             self._passport = self._passport or self._directory.read_json(PASSPORT)
-        evaluations = dict(self._evaluations)  # the run goes on meanwhile
+        evaluations = dict(self._evaluations)  # copied: the run adds to it meanwhile
         made = sorted(each for each in evaluations if each <= version)
         return Provenance(
             passport_digest=digest_of(self._passport),
@@ -46,7 +46,7 @@ class RunProvenance:
 
 
 def digest_of(passport: Mapping[str, Any]) -> str | None:
-    """SHA-256 of what the run computes, whatever it was computed with; None where the passport does not say."""
+    """SHA-256 of the passport's mathematics, without versions and machine; None if the passport has none."""
     if "mathematics" not in passport:
         return None
     return hashlib.sha256(json.dumps(passport["mathematics"], sort_keys=True).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""report.html: a run in one file to keep and to send. It needs no network, no server and no script, and what a model wrote stays text.
+"""report.html: a run in one file, to keep and to send. It needs no network, server or script, and shows a model's output only as text.
 
-what ran, in words and whole; curves; samples before and after; failures and restarts; time; passport; the commands that go on
+Contents: configuration, in words and in full; curves; samples before and after; failures and restarts; time; passport; next commands.
 """
 
 import base64
@@ -39,27 +39,27 @@ from learner.checkpoint.card import in_words
 
 _HERE = Path(__file__).parent
 _STYLES = (Path(deploy.viewer.__file__).parent / "static" / "style.css", _HERE / "report.css")
-"""The viewer's look, and what a page on paper needs besides."""
+"""The viewer's styles, then those of a report."""
 _MOST_EVENTS = 100
-_TOLD = ("resumed", "stopping", "stopped", "preempted", "worker_left", "scale")
-"""Kinds that are told besides failures and recoveries."""
+_ALSO_SHOWN = ("resumed", "stopping", "stopped", "preempted", "worker_left", "scale")
+"""Kinds of events that are listed in addition to failures and recoveries."""
 
 
 def leave(directory: RunDirectory) -> None:
-    """Curves and report of a run that ends, however it does. It never fails for them: what went wrong is a line on standard error."""
+    """Writes curves and report at the end of a run, however it ends. An error is a line on standard error and never fails the run."""
     for name, make in ((CURVES, curves.draw), (REPORT, write)):
         try:
             directory.check_claim()
             if directory.read_lines(METRICS):
                 make(directory)
         except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
-            with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
-                told = f"treadwheel: {name} was not written: {type(error).__name__}: {error}"
-                print(told, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError, ValueError):  # standard error may be closed
+                line = f"treadwheel: {name} was not written: {type(error).__name__}: {error}"
+                print(line, file=sys.stderr, flush=True)
 
 
 def write(directory: RunDirectory, out: str | None = None) -> str:
-    """Writes it into the run directory, or to the path `out`, and returns where. Raises ConfigError when there is no run."""
+    """Writes the report into the run directory or to `out`, and returns its path. Raises ConfigError if there is no run."""
     page = html(directory)
     if out is None:
         directory.write_file(REPORT, page.encode())
@@ -72,19 +72,13 @@ def html(directory: RunDirectory) -> str:
     """The whole page. Raises ConfigError when there is no run."""
     config = config_of(directory)
     style = "\n".join(path.read_text(encoding="utf-8") for path in _STYLES)
-    return writable(
-        _environment()
-        .get_template("report.html")
-        .render(
-            style=style,
-            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-            **_content(directory, config),
-        )
-    )
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    template = _environment().get_template("report.html")
+    return writable(template.render(style=style, style_digest=digest, **_content(directory, config)))
 
 
 def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
-    # What a judge or a server raised may quote the URL or the header that it was asked with.
+    # An error of a judge or server may quote the URL or header of its request.
     events = fleet.versioned(hidden(directory.read_json_lines(EVENTS)))
     steps, passport = read_lines(directory), directory.read_json(PASSPORT)
     happened = _happened(events)
@@ -117,11 +111,11 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
 
 
 def state_of(events: Sequence[Mapping[str, Any]], directory: RunDirectory) -> str:
-    """`finished`, `stopped`, `failed`, `running`, `killed` or `starting`. Asks for a living driver only where none told its end."""
-    told = fleet.last_told(events)
-    if told is None:
+    """`finished`, `stopped`, `failed`, `running`, `killed` or `starting`. Looks for a living driver only if the last one logged no end."""
+    last = fleet.last_told(events)
+    if last is None:
         return "starting"
-    return told["kind"] if told["kind"] != "launched" else "running" if directory.owner() else "killed"
+    return last["kind"] if last["kind"] != "launched" else "running" if directory.owner() else "killed"
 
 
 def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], config: RunConfig) -> list[Any]:
@@ -130,7 +124,7 @@ def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, 
 
 
 def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Failures, recoveries and stops, in words. Workers that join as a driver starts are no news."""
+    """Failures, recoveries and stops, in words. Workers that join while a driver starts are left out."""
     has_started = False
     kept: list[dict[str, Any]] = []
     for event in events:
@@ -139,7 +133,7 @@ def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         kept += [
             mark
             for mark in fleet.marks([event])
-            if is_news and (mark["tone"] != "plain" or mark["kind"] in _TOLD) and mark["kind"] != "finished"
+            if is_news and (mark["tone"] != "plain" or mark["kind"] in _ALSO_SHOWN) and mark["kind"] != "finished"
         ]
     return kept
 
@@ -147,15 +141,15 @@ def _happened(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _commands(directory: RunDirectory, config: RunConfig) -> list[tuple[str, str]]:
     run = shlex.quote(directory.url)
     begin = f"learn {shlex.quote(config.recorded)}" if config.recorded is not None else "train"
-    # A run file is read from a disk. That of a copy names the run that it is a copy of.
+    # A run file is read from a disk only. In a copied run directory it still names the original run_dir.
     file = None if "://" in directory.url else shlex.quote(f"{directory.url}/{RUN_YAML}")
     is_here = RunDirectory(config.run_dir).path() == directory.path()
     here = "" if is_here else f" {shlex.quote(f'run_dir={flow(directory.url)}')}"
     found = [
-        ("look at it, down to the token", f"treadwheel view {run}"),
+        ("show it in a browser, down to the token", f"treadwheel view {run}"),
         ("check ledger, digests, staleness and checkpoints", f"treadwheel verify {run}"),
-        ("learn again from the record, and compare the weights", f"treadwheel replay {run}"),
-        ("go on from the last checkpoint", file and f"treadwheel {begin} {file}{here}"),
+        ("learn the record again and compare the weights", f"treadwheel replay {run}"),
+        ("resume it from the last checkpoint", file and f"treadwheel {begin} {file}{here}"),
         ("evaluate the last checkpoint", f"treadwheel eval {run}"),
         ("compare its mathematics with another run's", f"treadwheel passport diff {run} OTHER"),
     ]
@@ -172,5 +166,5 @@ def _environment() -> Environment:
 
 
 def _score(value: float | None) -> str:
-    """Three digits after the point, fewer of a large one; a dash for None."""
+    """Three digits after the point, fewer for a large number; a dash for None."""
     return "–" if value is None else f"{value:.3f}" if abs(value) < 100 else number(value)

@@ -1,4 +1,4 @@
-"""What a run directory says about its run, for people: `treadwheel info`, `passport diff`, and the last words of `train`."""
+"""`treadwheel info`, `passport diff`, and the summary that `train` prints at its end, from a run directory."""
 
 import os
 import time
@@ -23,7 +23,7 @@ from deploy.reports.summary import Summary
 from deploy.viewer.fleet import last_told
 
 _MOST_REASONS = 5
-"""Reasons of failed rewards that are shown."""
+"""Reasons for failed rewards that are shown."""
 _SHOWN = (
     "reward/mean",
     "eval/accuracy",
@@ -36,7 +36,7 @@ _SHOWN = (
 
 
 def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in run.yaml, with `overrides`. Raises ConfigError when the directory holds no run, or a damaged one."""
+    """The configuration in run.yaml, with `overrides`. Raises ConfigError if the directory contains no run, or a damaged one."""
     directory.reach()
     if not directory.exists(RUN_YAML):
         raise ConfigError(f"{directory.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
@@ -55,7 +55,7 @@ def table(directory: RunDirectory) -> Table:
 
 
 def print_summary(directory: RunDirectory, summary: Summary) -> None:
-    """The last words of a run: what it gained, and where everything lies."""
+    """Prints a run's gains and where its files are."""
     print(f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained")
     for name, first, last in (
         ("reward", summary.reward_first, summary.reward_last),
@@ -68,7 +68,7 @@ def print_summary(directory: RunDirectory, summary: Summary) -> None:
 
 
 def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
-    """Entries of the two passports that are not equal: name -> (left, right)."""
+    """Entries that differ between two passports: name -> (left, right)."""
     return differences(_passport(left), _passport(right))
 
 
@@ -107,7 +107,7 @@ def _rows(
 
 
 def _costs(steps: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]]:
-    """Of each kind of actor the hours, and what they went to; then the GPUs'. Nothing for a run that did not record it."""
+    """Time of each kind of actor and how it was spent, then idle GPU-hours. Nothing for a run that did not record it."""
     lines = list(steps.values())
     for actors in of_actors(lines):
         waits = ", ".join(f"{cause} {share:.0%}" for cause, share in actors.waits if round(100 * share))
@@ -123,7 +123,7 @@ def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]
 
 
 def left_parts(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """Why rewards are known, and lack a part: the same."""
+    """Why rewards lack a part but are known, in the same form."""
     return _counted(events, lambda kind: kind == PART_LEFT)
 
 
@@ -138,12 +138,12 @@ def _counted(events: Sequence[Mapping[str, Any]], is_asked_for: Callable[[str], 
 
 
 def _end(events: Sequence[Mapping[str, Any]]) -> str:
-    """How the last driver ended."""
-    told = last_told(events)
-    if told is None:
+    """How the last driver ended, in words."""
+    last = last_told(events)
+    if last is None:
         return "the run has not started"
     ends = {"finished": "the run is finished", "stopped": "the run was stopped", "launched": "it was killed"}
-    return ends.get(told["kind"]) or f"the run failed: {told['reason']}"
+    return ends.get(last["kind"]) or f"the run failed: {last['reason']}"
 
 
 def _passport(place: str) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _passport(place: str) -> dict[str, Any]:
     passport = RunDirectory(folder or ".").read_json(name)
     if "mathematics" not in passport:
         raise ConfigError(f"{place!r} has no passport; name a run directory or its {PASSPORT}")
-    return in_words(passport)  # that of an earlier version has numbers
+    return in_words(passport)  # passports of earlier versions have numbers
 
 
 def _ago(then: float) -> str:

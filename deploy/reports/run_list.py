@@ -1,6 +1,6 @@
 """`treadwheel runs`: the run directories below a folder or an object store's prefix, with their state and last numbers.
 
-A folder that is damaged, foreign or not to be read never breaks the list: it is left out, or listed as what it is.
+A folder that is damaged, foreign or unreadable never breaks the list: it is left out, or listed as damaged.
 """
 
 import json
@@ -21,20 +21,20 @@ from cluster.record.storage import Storage
 from cluster.sinks.console.drawing import duration
 
 _DEEPEST = 3
-"""Folders below the named one: runs/sweep/seed-1."""
+"""Levels below the named folder: runs/sweep/seed-1."""
 _MOST_BYTES = 4 << 20
-"""Of the end of a file of lines: the last numbers of a run are there."""
+"""Bytes read from the end of a file of lines, where the last numbers are."""
 _NUM_THREADS = 8
 _STYLES = {"running": "green", "failed": "red", "dead": "red", "damaged": "red", "preempted": "yellow"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A run in one line. None where nothing is known."""
+    """A run in one line. None: not known."""
 
     run_dir: str
     state: str
-    """running, finished, stopped, failed, preempted, dead (its driver was killed), new (no driver came to a step or an end), damaged."""
+    """running, finished, stopped, failed, preempted, dead (its driver was killed), new (no driver has logged an end), damaged."""
     step: int | None = None
     num_steps: int | None = None
     reward: float | None = None
@@ -43,11 +43,11 @@ class Listed:
     age_s: float | None = None
     """Seconds since it last wrote a step or an event."""
     reason: str | None = None
-    """Of a failure, or what is damaged."""
+    """Why it failed, or what is damaged."""
 
 
 def run_directories(folder: str) -> list[str]:
-    """Those at or below `folder`, in order. Raises StorageError for a folder that cannot be read."""
+    """Run directories at or below `folder`, in order. Raises StorageError if an object store cannot be read."""
     if "://" in folder:
         return sorted(_in_store(Storage(folder), "", depth=0))
     top = os.path.expanduser(folder)
@@ -59,7 +59,7 @@ def run_directories(folder: str) -> list[str]:
         if is_run:
             found.append(place)
         depth = 0 if place == top else os.path.relpath(place, top).count(os.sep) + 1
-        # No run lies inside another one, whose folders hold one file a step.
+        # No run lies inside another run, whose folders hold one file per step.
         folders[:] = [] if is_run or depth >= _DEEPEST else sorted(each for each in folders if not each.startswith("."))
     return sorted(found)
 
@@ -71,13 +71,13 @@ def _in_store(store: Storage, name: str, *, depth: int) -> Iterator[str]:
     elif depth < _DEEPEST:
         for each in inside:
             below = f"{name}/{each}" if name else each
-            # A name with a dot is mostly that of a file, and a look for folders in it costs a request.
+            # A name with a dot is mostly a file, and to look for folders in it costs a request.
             if "." not in each or store.exists(f"{below}/{RUN_YAML}"):
                 yield from _in_store(store, below, depth=depth + 1)
 
 
 def listed(run_dirs: Sequence[str], *, now: float | None = None) -> list[Listed]:
-    """Each run as far as it can be read, the one that wrote last first."""
+    """All runs, as far as each can be read, the last one written first."""
     at = time.time() if now is None else now
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         found = list(threads.map(lambda run_dir: _listed(run_dir, at), run_dirs))
@@ -96,7 +96,7 @@ def _listed(run_dir: str, now: float) -> Listed:
 
 
 def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
-    # Before its events are read: a driver that ends meanwhile was not killed.
+    # Asked before the events are read: otherwise a driver that ends in between would seem to have been killed.
     was_living = directory.owner() is not None
     steps, events = _last_lines(directory, METRICS), _last_lines(directory, EVENTS)
     last: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
         last |= {name: value for name, value in line.items() if value is not None}
     times = [each["time"] for each in (*steps[-1:], *events[-1:]) if each.get("time")]
     state, reason = ("running", None) if was_living else _end(events)
-    if state == "dead" and directory.owner():  # one that has come since
+    if state == "dead" and directory.owner():  # a new driver has started since
         state, reason = "running", None
     return Listed(
         run_dir=directory.url,
@@ -120,7 +120,7 @@ def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
 
 
 def _end(events: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
-    """State of a run without a living driver, and why."""
+    """(state, reason) of a run without a living driver."""
     is_stopped = False
     for event in reversed(events):
         kind = event.get("kind")
@@ -137,7 +137,7 @@ def _end(events: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
 
 
 def _last_lines(directory: RunDirectory, name: str) -> list[dict[str, Any]]:
-    """Those that are whole."""
+    """The complete lines at the end of a file, or all of an object store's."""
     if not directory.is_local:
         return directory.read_json_lines(name)
     size = directory.size_bytes(name) or 0
@@ -149,7 +149,7 @@ def _last_lines(directory: RunDirectory, name: str) -> list[dict[str, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:  # torn by a crash, or by where the reading begins
+        except ValueError:  # torn by a crash, or cut where the reading begins
             continue
         if isinstance(value, dict):
             found.append(value)

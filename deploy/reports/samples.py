@@ -1,4 +1,4 @@
-"""What the policy wrote in the first and in the last recorded step, for people. Nothing is chosen for its quality."""
+"""Completions of the first and the last recorded step, for people. They are not chosen for quality."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from deploy.viewer.runs import Run
 from deploy.viewer.steps import RecordedStep, Trajectory, asked, open_step, recorded_steps
 
 NUM_GROUPS, NUM_COMPLETIONS = 3, 2
-"""Of a step, and of a group."""
+"""Groups shown of a step, and completions shown of a group."""
 _MOST_CHARACTERS = 1500
 _MOST_GROUPS = 256
-"""Of a step, among which the same prompts are looked for."""
+"""Groups of a step that are searched for prompts of both steps."""
 _MOST_BYTES = 64 * 1024**2
-"""Of a step's file in an object store, which gives it whole: a report is not worth more."""
+"""Largest file of a step that a report reads from an object store, which gives only whole files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Completion:
     text: str
     reward: float | None
     status: str
-    """Why there is no reward; empty where there is one."""
+    """Why there is no reward; empty if there is one."""
     num_tokens: int
     finish_reason: str
 
@@ -35,21 +35,21 @@ class Group:
     prompt: str
     completions: tuple[Completion, ...]
     mean_reward: float | None
-    """Of all completions of the group, the ones that are not shown too."""
+    """Over all completions of the group, shown or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The same number of groups of two steps; of one, where no more are recorded."""
+    """Groups of the first and the last recorded step, or of the only one."""
 
     steps: tuple[tuple[int, tuple[Group, ...]], ...]
     are_same_prompts: bool
     missing: str = ""
-    """Why there are none."""
+    """Why there are no samples; empty if there are some."""
 
 
 def samples(directory: RunDirectory) -> Samples:
-    """The first groups of both steps, as the learner took them; where some prompts are in both steps, the groups of these."""
+    """The first groups of both steps, in the learner's order. If some prompts are in both steps, the groups of these prompts."""
     run = Run("run", directory)
     try:
         found = recorded_steps(run)
@@ -81,7 +81,7 @@ def _stored_bytes(directory: RunDirectory, step: int) -> int:
 
 
 def _prompt_ids(step: RecordedStep) -> dict[str, int]:
-    """Prompt to ticket, in the order in which the learner took them."""
+    """Ticket by prompt, in the learner's order."""
     tickets: dict[str, int] = {}
     for ticket in step.tickets[:_MOST_GROUPS]:
         tickets.setdefault(step.group(ticket).prompt_id, ticket)

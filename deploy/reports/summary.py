@@ -1,4 +1,4 @@
-"""summary.json: what a run came to, from its own metrics, so that a resumed run's summary covers all of it."""
+"""summary.json: a run's results, from its metrics, so that the summary of a resumed run covers all drivers."""
 
 from dataclasses import asdict, dataclass
 
@@ -8,23 +8,23 @@ from cluster.sinks.jsonl import read_steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Means over steps are over the first and the last five, fewer where those would overlap; None where a run has no such number."""
+    """Rewards are means over the first and the last five steps, fewer if those would overlap. None: the run has no such number."""
 
     num_steps: int
     train_seconds: float
-    """Sum of the steps' wall-clock seconds: start-up and evaluations are not in it, nor a step in which a driver died, which was learned
-    again at a start."""
+    """Sum of the steps' wall-clock seconds, without start-up and evaluations. A step in which a driver died was learned again at the next
+    start, and is not in it."""
     reward_first: float | None
     reward_last: float | None
     eval_first: float | None
     """Held-out accuracy before the first step."""
     eval_last: float | None
-    """The last one after that."""
+    """Held-out accuracy of the last evaluation after a step."""
     sampled_tokens: int
-    """Of the groups that steps consumed; those of dropped groups are not among them."""
+    """Tokens of the groups that steps consumed; those of dropped groups are not counted."""
     trained_tokens: int
     seconds_to_first_step: float | None
-    """From the start of the process that made it to the end of the first step, start-up and the first evaluation included."""
+    """From the start of the driver that made the first step to the end of that step, start-up and first evaluation included."""
 
 
 def summarize(run_dir: RunDirectory) -> Summary:
@@ -35,7 +35,7 @@ def summarize(run_dir: RunDirectory) -> Summary:
 
 
 def summary_of(run_dir: RunDirectory) -> Summary:
-    """What the run came to so far."""
+    """The results so far."""
     metrics = read_steps(run_dir)
     steps = {version: numbers for version, numbers in metrics.items() if version > 0}
     rewards = [numbers["reward/mean"] for numbers in steps.values() if "reward/mean" in numbers]

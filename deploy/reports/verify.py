@@ -1,4 +1,4 @@
-"""`treadwheel verify`: does the run directory prove what it claims? Reads everything, changes nothing."""
+"""`treadwheel verify`: checks that a run directory is consistent with its ledger. Reads everything and changes nothing."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ class Verdict:
     num_tokens: int = 0
     num_checkpoints: int
     num_pruned_steps: int = 0
-    """Steps whose trajectories were removed (`record.keep_trajectories`): nothing but the ledger says what they were."""
+    """Steps whose trajectories were removed (`record.keep_trajectories`): only their ledger records are checked."""
     problems: tuple[str, ...]
-    """Empty when all is well; else one line each, naming file, step and group."""
+    """One line each, with file, step and group. Empty: all is well."""
 
     def __str__(self) -> str:
         counts = (
@@ -38,9 +38,9 @@ class Verdict:
 
 
 def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
-    """Digests of trajectories and checkpoints, schema, order, staleness, and that every consumed group was consumed once."""
+    """Checks digests of trajectories and checkpoints, schema, order, staleness, and that no group was consumed twice."""
     num_checkpoints, problems = _check_checkpoints(run_dir)
-    newest = max(run_dir.checkpoints(), default=0)  # before the ledger, which a living run writes first
+    newest = max(run_dir.checkpoints(), default=0)  # read before the ledger, which a living run writes first
     try:
         ledger = Ledger(run_dir)
     except TreadwheelError as error:
@@ -64,7 +64,7 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
             trajectories, tokens, found = _check_step(record, recorder, config)
         except TreadwheelError as error:
             num_pruned = num_pruned_steps(run_dir)
-            if record.step > num_pruned:  # else a living run removed them meanwhile
+            if record.step > num_pruned:  # otherwise a living run has removed them meanwhile
                 problems.append(f"step {record.step}: {error}")
             continue
         problems += found
@@ -110,7 +110,7 @@ def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[
 
 
 def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
-    """How many there are, and of each that is not whole the first file that is not what its manifest says."""
+    """Number of checkpoints, and for each damaged one the first file that differs from its manifest."""
     from learner.checkpoint import reading
 
     found = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))
@@ -125,7 +125,8 @@ def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
 
 
 def _check_metrics(run_dir: RunDirectory, ledger: Ledger) -> list[str]:
-    """A run may log no metrics, or only a part of itself: what it did log must be whole."""
+    """Problems of metrics.jsonl: between the first and the last logged step none may be missing. A run may log no metrics, or only from
+    some step on."""
     try:
         logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)} - {0}
     except DamagedError as error:

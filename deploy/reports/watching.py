@@ -1,4 +1,4 @@
-"""`treadwheel info --watch`: a run's live table in another process, from its directory, until the run ends."""
+"""`treadwheel info --watch`: shows a run's live table from its directory, in another process, until the run ends."""
 
 import heapq
 import sys
@@ -15,13 +15,13 @@ from deploy.reports.run_info import config_of
 from deploy.viewer.tail import Tail
 
 _POLL_S, _STORE_POLL_S = 1.0, 10.0
-"""How often a directory is looked into: on a disk, and in an object store, which bills each look."""
+"""Seconds between two looks into a directory on a disk, and in an object store, which bills each request."""
 _OWNER_EVERY = 5
-"""Looks from one question for the living driver to the next."""
+"""Every so many looks it checks whether the driver lives."""
 
 
 def watch(directory: RunDirectory, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Returns when the run has ended. Without a terminal, lines as `train` prints them. Raises ConfigError when there is no run."""
+    """Returns when the run has ended. Without a terminal it prints lines as `train` does. Raises ConfigError if there is no run."""
     standing = standing_of(directory, num_steps=config_of(directory).num_steps)
     watched = Watched(directory, standing)
     every_s = _POLL_S if directory.is_local else _STORE_POLL_S
@@ -45,19 +45,19 @@ def watch(directory: RunDirectory, *, sleep: Callable[[float], None] = time.slee
 
 
 class Watched:
-    """A run directory, and the standing that it feeds: each look takes in what has come since the last one."""
+    """Updates a `Standing` from a run directory: each look reads the lines that are new since the last one."""
 
     def __init__(self, directory: RunDirectory, standing: Standing) -> None:
         self._directory, self._standing = directory, standing
         self._metrics, self._events = (Tail(directory, name, store_every_s=0.0) for name in (METRICS, EVENTS))
         self._num_looks = 0
         self._steps: dict[int, dict[str, Any]] = {}
-        """Their lines by policy version, as they were told last."""
+        """The last line read for each policy version."""
 
     def look(self) -> list[dict[str, Any]]:
-        """Events and steps (of kind `step`, with their `numbers`) since the last look, as they happened."""
+        """Events, and steps as records of kind `step` with their `numbers`, since the last look, in order."""
         news = self._read_on()
-        # The owner is asked for before the events of its end are read again: a driver that ends between the two has told how.
+        # First the owner, then the events once more: a driver that has ended in between has logged its end by then.
         is_gone = self._num_looks % _OWNER_EVERY == 0 and self._directory.owner() is None
         if is_gone:
             news += self._read_on()
@@ -75,9 +75,9 @@ class Watched:
         return news
 
     def _read_on(self) -> list[dict[str, Any]]:
-        events = self._new_of(self._events)  # before the steps: with the event of the end all steps are there
+        events = self._new_of(self._events)  # before the steps: once the end is logged, all steps are
         steps = map(_step, filter(self._is_news, self._new_of(self._metrics)))
-        # Each in its own order whatever the clock does: a driver's end that tells a later time than the next driver's begin is no end.
+        # Merges without reordering either list: clocks may differ, and a driver's end must stay before the next driver's start.
         return [*heapq.merge(events, steps, key=lambda each: each.get("time") or 0.0)]
 
     def _new_of(self, tail: Tail) -> list[dict[str, Any]]:
@@ -86,10 +86,10 @@ class Watched:
         except StorageError:
             if self._directory.is_local:
                 raise
-            return []  # a store that does not answer now may at the next look
+            return []  # the store may answer at the next look
 
     def _is_news(self, line: dict[str, Any]) -> bool:
-        """A run that learns a step again writes all lines anew, and most are as they were."""
+        """Whether the line differs from the last one of its version: a run that learns a step again writes all lines again."""
         version = line["policy_version"]
         before, self._steps[version] = self._steps.get(version), line
         return line != before

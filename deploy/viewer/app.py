@@ -1,4 +1,4 @@
-"""The viewer as a web application, and its server."""
+"""The viewer's web application and server."""
 
 import os
 import secrets
@@ -26,9 +26,9 @@ _OURS = ("/run", "/static")
 def create_app(
     roots: Sequence[str], *, token: str | None = None, hosts: Sequence[str] = (), root_path: str = ""
 ) -> Starlette:
-    """The runs at and below `roots`, for who names the machine as loopback or as one of `hosts`, and brings `token` if there is one.
+    """Shows the runs at and below `roots`. Requests must name the host as loopback or one of `hosts`, and must have `token` if one is set.
 
-    Raises ConfigError for a root that cannot be read, and a `root_path` that is none.
+    Raises ConfigError for a root that cannot be read and for an invalid `root_path`.
     """
     if root_path and (not root_path.startswith("/") or root_path.startswith(_OURS)):
         raise ConfigError(f"root_path={root_path!r} must begin with '/', and not with {' or '.join(_OURS)}")
@@ -55,14 +55,14 @@ def serve(
     root_path: str,
     says: Callable[[str], None],
 ) -> None:
-    """Serves until SIGTERM or SIGINT; `says` is told the URL. `port` 0 takes a free one.
+    """Serves until SIGTERM or SIGINT. Calls `says` with the URL. `port` 0 takes a free port.
 
-    An address beyond this machine gets a token, unless there is one, and answers to `trusted_hosts` and its own name. A token that was
-    made is in the URL; one that was given is told nobody. Raises ConfigError for an address that cannot be had, for one beyond this
-    machine whose name is not said, for a trusted host that is no name, and as `create_app` does.
+    The viewer answers to `host` and `trusted_hosts`. If other machines reach `host` and no `token` is given, it makes one and puts it into
+    the URL; a given token is never printed. Raises ConfigError for an address that cannot be bound, for 0.0.0.0 or :: without a trusted
+    host, for a trusted host that is not a host name, and as `create_app`.
     """
     if wrong := [each for each in trusted_hosts if name_of(in_url(each)) != each.lower() or not each]:
-        raise ConfigError(f"--trusted-host {wrong[0]!r} is no name of a machine: leave out scheme, port and path")
+        raise ConfigError(f"--trusted-host {wrong[0]!r} is not a host name: leave out scheme, port and path")
     made: str | None = None
     if not is_loopback(host):
         if not trusted_hosts and host in ("0.0.0.0", "::"):
@@ -78,13 +78,13 @@ def serve(
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1, server_header=False
         )
-        # uvicorn raises the signal that ended it again: this end is a clean one.
+        # uvicorn raises the signal again after it has stopped; ignore it, so that the exit code is 0.
         signal.signal(signal.SIGTERM, lambda *_: None)
         uvicorn.Server(config).run(sockets=[listening])
 
 
 def token_of(variable: str | None) -> str | None:
-    """What the environment variable holds, without white space around it. Raises ConfigError when it holds nothing."""
+    """The environment variable's value, stripped. Raises ConfigError if it is not set or empty."""
     if variable is None:
         return None
     if token := os.environ.get(variable, "").strip():
@@ -100,7 +100,7 @@ def _error(request: Request, error: Exception) -> Response:
 
 
 def _readable_run(request: Request) -> Run | None:
-    """None as well where the run itself is what cannot be read: every page says how it stands."""
+    """The run of the request; None if there is none, or if its state cannot be read, which every page of a run shows."""
     try:
         run: Run | None = request.app.state.runs.get(request.path_params.get("run", ""))
         if run is not None:

@@ -1,5 +1,4 @@
-"""The ledger's chain as a page shows it: the records that the ones after them vouch for, and where it breaks. `treadwheel verify` checks
-the same, with the same code."""
+"""The ledger's chain for the pages: its valid records, and where it breaks. `treadwheel verify` checks it with the same code."""
 
 import threading
 import time
@@ -17,14 +16,14 @@ from cluster.record.run_directory import TRAJECTORIES, RunDirectory
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     records: Sequence[Record] = ()
-    """Of the steps from 1 on, up to where the chain breaks."""
+    """Records of the steps from 1 on, up to the place where the chain breaks."""
     problem: str | None = None
-    """What contradicts the last of `records`; None for a whole chain."""
+    """Why the chain breaks after the last of `records`; None: it does not."""
     is_torn: bool = False
-    """The last line has no end: a driver writes it, or a crash tore it."""
+    """The last line is incomplete: a driver is writing it, or a crash tore it."""
 
     def step_of(self, ticket: int) -> int | None:
-        """The step that this group trained; None when none of the records names it."""
+        """The step that this group trained; None: no record names the group."""
         place = bisect_right(self.records, ticket, key=lambda record: record.groups[0]) - 1
         return self.records[place].step if place >= 0 and ticket in self.records[place].groups else None
 
@@ -33,11 +32,11 @@ class Chain:
 
 
 class ChainReader:
-    """Reads on: what was read and checked before is checked again only where it is no longer the same. Of an object store the last known
-    record is read again, and those after it: a run that was begun anew has another. Several threads may use it."""
+    """Reads and checks only new records, and old records if they have changed. From an object store the last known record is read again,
+    which differs if the run was started over. Several threads may use it."""
 
     def __init__(self, directory: RunDirectory, *, every_s: float) -> None:
-        """Touches nothing. Looks for something new every `every_s` seconds at most."""
+        """Reads nothing yet. `read` looks for new records every `every_s` seconds at most."""
         self._directory = directory
         self._every_s = every_s
         self._lock = threading.Lock()
@@ -61,7 +60,7 @@ class ChainReader:
         if found[: len(last)] != last:
             known, last, found = [], [], self._directory.read_records()
         self._check([*known, *found[len(last) :]])
-        if known and self._chain.problem:  # perhaps the run was begun anew
+        if known and self._chain.problem:  # perhaps the run was started over
             self._check(self._directory.read_records())
 
     def _check(self, lines: list[str]) -> None:
@@ -82,26 +81,26 @@ class ChainReader:
 
 
 def ticket_of(event: Mapping[str, Any]) -> int | None:
-    """The group that an event is about; None where it names none."""
+    """The group that an event names; None: it names none."""
     group_id = str(event.get("group_id", ""))
     return int(group_id) if group_id.isdecimal() else None
 
 
 def names_its_file(record: Record) -> bool:
-    """Whether what the record names is a file of its step's trajectories: no other is opened, whatever a ledger says."""
+    """Whether the record names a file of its step's trajectories. The viewer opens no other file, whatever a ledger says."""
     folder, _, name = record.trajectories.rpartition("/")
     return folder == TRAJECTORIES and step_of(name) == record.step
 
 
 def check_files(directory: RunDirectory, records: Sequence[Record], *, most_bytes: int) -> dict[int, str]:
-    """Whether the trajectories of each step are those that its record names, by step: `as recorded`, `altered`, `missing`, `removed` (by
-    `record.keep_trajectories`), or `not checked` once `most_bytes` were read."""
-    told: dict[int, str] = {}
+    """State of each step's file of trajectories: `as recorded`, `altered`, `missing`, `removed` (by `record.keep_trajectories`), or `not
+    checked` once `most_bytes` were read."""
+    states: dict[int, str] = {}
     for record in records:
         size = (directory.size_bytes(record.trajectories) or 0) if most_bytes > 0 else 1
         most_bytes = max(most_bytes - size, -1)
-        told[record.step] = _checked_file(directory, record) if most_bytes >= 0 else "not checked"
-    return told
+        states[record.step] = _checked_file(directory, record) if most_bytes >= 0 else "not checked"
+    return states
 
 
 def _checked_file(directory: RunDirectory, record: Record) -> str:

@@ -1,4 +1,4 @@
-"""Rewards as dots on one axis, and how many of them fall where. Pure functions."""
+"""Rewards as dots on an axis, and as histograms. Pure functions."""
 
 import math
 from collections import defaultdict
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PLACES = 60
-"""Dots that would lie nearer to each other than this part of the axis stand in one heap."""
+"""Dots closer together than one part in `_PLACES` of the axis form a heap."""
 _HEIGHT_PX = 26
 
 
@@ -18,23 +18,24 @@ class Axis:
 
     def place(self, value: float) -> float:
         """0 at the left end, 1 at the right one."""
-        return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        # Halves: the difference of two very large numbers would overflow.
+        return min(max((value / 2 - self.low / 2) / (self.high / 2 - self.low / 2), 0.0), 1.0)
 
     def counts(self, values: Sequence[float], num_bins: int) -> list[int]:
-        """How many of the values lie in each of so many equal parts."""
+        """Number of values in each of `num_bins` equal parts of the axis."""
         found = [0] * num_bins
         for value in values:
             found[min(int(self.place(value) * num_bins), num_bins - 1)] += 1
         return found
 
     def ticks(self) -> list[dict[str, float]]:
-        """Round numbers, each with its `value` and its place in `percent`."""
+        """Round numbers on the axis, each as `value` and `percent`."""
         return [{"value": value, "percent": percent(self.place(value))} for value in round_numbers(self.low, self.high)]
 
 
 def round_numbers(low: float, high: float, *, is_whole: bool = False) -> list[float]:
-    """Five at most, between the two. With `is_whole` none is a fraction."""
-    rough = (high - low) / 4
+    """At most five round numbers between `low` and `high`, with `is_whole` only whole ones."""
+    rough = high / 4 - low / 4
     unit = 10.0 ** math.floor(math.log10(rough))
     factors = (1, 2, 5, 10) if is_whole else (1, 2, 2.5, 5, 10)
     width = next(unit * factor for factor in factors if unit * factor >= rough * (1 - 1e-9))
@@ -45,7 +46,7 @@ def round_numbers(low: float, high: float, *, is_whole: bool = False) -> list[fl
 
 
 def axis_of(values: Sequence[float]) -> Axis:
-    """From the smallest to the largest. Equal ones are in the middle; none are as between 0 and 1."""
+    """An axis from the smallest to the largest value. Equal values are in its middle; without values it goes from 0 to 1."""
     if not values:
         return Axis(low=0.0, high=1.0)
     low, high = min(values), max(values)
@@ -60,7 +61,7 @@ def percent(part: float) -> float:
 
 
 def dots(values: Sequence[float], axis: Axis) -> list[dict[str, float]]:
-    """For each value its heap on the axis in `percent`, its place in the heap `dx` and `dy`, and its radius `r`, in pixels."""
+    """For each value: `percent` of its heap on the axis, and in pixels its offset in the heap, `dx` and `dy`, and its radius `r`."""
     heaps: defaultdict[int, list[int]] = defaultdict(list)
     for index, value in enumerate(values):
         heaps[round(axis.place(value) * _PLACES)].append(index)
@@ -83,8 +84,7 @@ def dots(values: Sequence[float], axis: Axis) -> list[dict[str, float]]:
 
 
 def histogram(values: Sequence[float], axis: Axis, *, num_bins: int = 24) -> list[dict[str, float]]:
-    """Bars over the axis, those without a value left out: `percent` of the left edge, `count`, and the height as a `share` of the
-    highest."""
+    """The bars that have a value: `percent` of the left edge, `count`, and the height as a `share` of the highest bar."""
     counts = axis.counts(values, num_bins)
     most = max(counts, default=0)
     return [
@@ -95,7 +95,7 @@ def histogram(values: Sequence[float], axis: Axis, *, num_bins: int = 24) -> lis
 
 
 def mean_and_spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and standard deviation over the values themselves (not of a larger population); None where there are none."""
+    """Mean and standard deviation (divided by the number of values); None without values."""
     if not values:
         return {"mean": None, "std": None}
     mean = sum(values) / len(values)

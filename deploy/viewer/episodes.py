@@ -1,4 +1,4 @@
-"""Episodes for people: what became of one in numbers, and its conversation as blocks, a turn or a stretch that was written a block."""
+"""Episodes for the pages: their numbers, and their conversations as blocks. A block is a turn, or the tokens written between two turns."""
 
 import json
 import math
@@ -10,21 +10,21 @@ from typing import Any, cast
 from actors.writable import writable
 
 _MOST_LABELS = 6
-"""Messages of one stretch that are named."""
+"""Messages between two turns that a label names."""
 _MOST_CHARACTERS = 80
-"""Of a name."""
+"""Characters of a name."""
 
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFacts:
-    """What became of one episode."""
+    """Numbers of one episode."""
 
     environment: str
     num_turns: int
     num_calls: int
-    """Of tools, by the model; malformed ones too."""
+    """The model's tool calls, including malformed ones."""
     num_malformed_calls: int
     failed_stage: str | None
     """None: nothing failed."""
@@ -36,38 +36,38 @@ class Call:
 
     name: str
     arguments: str
-    """JSON, and the text that the model wrote where that is not a JSON object."""
+    """A JSON object, or the model's text if it is none."""
     is_malformed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Tokens of one writer, from `start` to before `end` of the episode's completion."""
+    """Tokens of one writer: places `start` to `end - 1` of the episode's completion."""
 
     start: int
     end: int
     turn: int | None
-    """From 1, over the whole episode. None: it was written, and not sampled."""
+    """From 1, over the whole episode. None: not sampled, but written by environment, tool or template."""
     label: str
-    """`user`, `tool add` or several of them; "" where the messages do not say."""
+    """`user`, `tool add` or several of them; "" if the messages do not fit the turns."""
     role: str
-    """Of its first message; "" where the messages do not say."""
+    """Role of its first message; "" if the messages do not fit the turns."""
     finish_reason: str | None
-    """None where it was written."""
+    """None if it was written."""
     earned: float | None
-    """Token rewards of a turn, added up; None where none were recorded, or it was written."""
+    """Sum of a turn's token rewards; None if none were recorded or it was written."""
     calls: tuple[Call, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """The history was replaced before the token at `start`."""
+    """The environment replaced the history before the token at `start`."""
 
     start: int
     num_tokens: int
-    """Of the new context."""
+    """Tokens of the new context."""
     prompt: str
-    """The new context as the policy read it."""
+    """Text of the new context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,31 +77,31 @@ class Conversation:
 
 
 def facts_of(row: Mapping[str, Any]) -> EpisodeFacts | None:
-    """Of a whole trajectory's columns; None for a single turn."""
+    """From the columns of a whole trajectory; None for a single turn."""
     if row["episode"] is None:
         return None
-    told = json.loads(row["episode"])
+    recorded = json.loads(row["episode"])
     return EpisodeFacts(
         environment=row["environment"],
         num_turns=len(row["turns"] or ()),
-        num_calls=told.get("num_calls", 0),
-        num_malformed_calls=told.get("num_malformed_calls", 0),
+        num_calls=recorded.get("num_calls", 0),
+        num_malformed_calls=recorded.get("num_malformed_calls", 0),
         failed_stage=row["failed_stage"],
     )
 
 
 def last_words(row: Mapping[str, Any]) -> str | None:
-    """Of a whole trajectory's columns: what the model said last in an episode, and the calls in it. None for a single turn, and where the
-    messages do not end with the assistant's."""
+    """The model's last message in an episode, with its tool calls, from the columns of a whole trajectory. None for a single turn, or if
+    the last message is not the assistant's."""
     messages = _messages(row["messages"])
-    if row["episode"] is None or not _said(messages, 1):
+    if row["episode"] is None or not _last_replies(messages, 1):
         return None
     calls = [f"{call.name}({call.arguments})" for call in map(_call, _calls(messages[-1]))]
     return "\n".join([*filter(None, [writable(str(messages[-1].get("content") or ""))]), *calls])
 
 
 def conversation(segments: Sequence[Mapping[str, Any]]) -> Conversation | None:
-    """`segments` are rows of one trajectory in their order. None where no turn is recorded: the completion is one turn."""
+    """`segments` are the rows of one trajectory, in order. None if no turns are recorded: the completion is one turn."""
     if all(segment["turns"] is None for segment in segments):
         return None
     blocks: list[Block] = []
@@ -118,15 +118,15 @@ def conversation(segments: Sequence[Mapping[str, Any]]) -> Conversation | None:
 
 
 def _blocks(segment: Mapping[str, Any], *, start: int, num_turns: int) -> Iterator[Block]:
-    """Of one segment, which begins at `start`, after `num_turns` turns of others."""
+    """Blocks of one segment, which begins at token `start` and after `num_turns` turns."""
     turns: list[dict[str, Any]] = segment["turns"] or []
     messages = _messages(segment["messages"])
-    said = _recorded_replies(segment, messages) or _said(messages, len(turns))
+    replies = _recorded_replies(segment, messages) or _last_replies(messages, len(turns))
     names = {call.get("id"): _function(call).get("name") for each in messages for call in _calls(each)}
     end = 0
     for index, turn in enumerate(turns):
         if turn["start"] > end:
-            between = messages[said[index - 1] + 1 : said[index]] if said and index else []
+            between = messages[replies[index - 1] + 1 : replies[index]] if replies and index else []
             yield _written(start + end, start + turn["start"], between, names)
         end = turn["end"]
         rewards = segment["token_rewards"]
@@ -138,7 +138,7 @@ def _blocks(segment: Mapping[str, Any], *, start: int, num_turns: int) -> Iterat
             role="assistant",
             finish_reason=turn["finish_reason"],
             earned=None if rewards is None else math.fsum(rewards[turn["start"] : end]),
-            calls=tuple(map(_call, _calls(messages[said[index]]))) if said else (),
+            calls=tuple(map(_call, _calls(messages[replies[index]]))) if replies else (),
         )
     if len(segment["completion_token_ids"]) > end:
         yield _written(start + end, start + len(segment["completion_token_ids"]), [], names)
@@ -162,29 +162,29 @@ def _written(start: int, end: int, messages: Sequence[Message], names: Mapping[A
 
 
 def _recorded_replies(segment: Mapping[str, Any], messages: Sequence[Message]) -> list[int]:
-    """Places of the messages that are the turns; [] where they were not recorded, or do not fit."""
+    """Indices of the messages that are turns; [] if they were not recorded or do not fit."""
     of_segments = json.loads(segment.get("episode") or "{}").get("replies") or []
     places: list[int] = of_segments[segment["segment_index"]] if segment["segment_index"] < len(of_segments) else []
     fits = all(place < len(messages) and messages[place]["role"] == "assistant" for place in places)
     return places if fits and len(places) == len(segment["turns"] or ()) else []
 
 
-def _said(messages: Sequence[Message], num_turns: int) -> list[int]:
-    """Places of the messages that are the turns, the last ones of the assistant; [] where there are not that many, or others end."""
+def _last_replies(messages: Sequence[Message], num_turns: int) -> list[int]:
+    """Indices of the last `num_turns` messages of the assistant; [] if there are fewer, or the last message is not the assistant's."""
     places = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
-    is_told = len(places) >= num_turns > 0 and places[-1] == len(messages) - 1
-    return places[-num_turns:] if is_told else []
+    fits = len(places) >= num_turns > 0 and places[-1] == len(messages) - 1
+    return places[-num_turns:] if fits else []
 
 
 def _messages(column: str | None) -> list[Message]:
-    """[] for what is not a conversation: imported trajectories may hold anything."""
+    """[] for content that is not a conversation: imported trajectories may contain anything."""
     try:
-        told = json.loads(column or "[]")
+        parsed = json.loads(column or "[]")
     except (ValueError, RecursionError):
         return []
-    if not isinstance(told, list):
+    if not isinstance(parsed, list):
         return []
-    messages = cast("list[Any]", told)
+    messages = cast("list[Any]", parsed)
     is_one = all(isinstance(each, dict) and isinstance(cast("Message", each).get("role"), str) for each in messages)
     return messages if is_one else []
 
@@ -208,7 +208,7 @@ def _call(call: Message) -> Call:
 
 
 def _label(message: Message, names: Mapping[Any, Any]) -> str:
-    """The role, and a tool's name: its own, or that of the call which it answers."""
+    """The role, and for a tool its name, or else the name in the call that it answers."""
     role = _name(message["role"])
     if role != "tool":
         return role
@@ -217,5 +217,5 @@ def _label(message: Message, names: Mapping[Any, Any]) -> str:
     return f"{role} {_name(name)}" if name else role
 
 
-def _name(said: Any) -> str:
-    return writable(str(said))[:_MOST_CHARACTERS]
+def _name(value: Any) -> str:
+    return writable(str(value))[:_MOST_CHARACTERS]

@@ -1,6 +1,6 @@
-"""A step of a run as one file that opens anywhere, offline: its groups and trajectories down to the token, as the viewer shows them.
+"""`treadwheel view --export`: a step's groups and trajectories, down to the token, as one HTML file that opens offline.
 
-The file asks nobody for anything: style, scripts and data are inside, and its policy allows these by their digests and nothing else.
+Style, scripts and data are inside the file, and its content security policy allows only these, by their digests.
 """
 
 import base64
@@ -24,17 +24,17 @@ from deploy.viewer.steps import Group, open_step, recorded_steps
 from deploy.whole_files import write_whole
 
 _MOST_TOKENS = 400_000
-"""In one file: some 60 bytes each."""
+"""In one file, about 60 bytes each."""
 _MODULES = ("words", "measures", "prompts", "turns", "tokens", "views", "exported")
-"""Each imports from those before it."""
+"""Each module imports only from modules before it."""
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:function|class|const) (\w+))", re.MULTILINE)
 
 
 def export(run_dir: str, *, step: int | None, file: str) -> str:
-    """Writes `file` and says in words what is in it. Without `step`, the last one that is recorded.
+    """Writes `file` and returns a sentence about its content. The default `step` is the last recorded one.
 
-    Raises ConfigError where the step has no trajectories, StorageError for a file that cannot be written.
+    Raises ConfigError if the step has no trajectories, StorageError if the file cannot be written.
     """
     directory = RunDirectory(run_dir)
     directory.reach()
@@ -58,16 +58,13 @@ def _data(run: Run, number: int) -> dict[str, Any]:
     groups = [group_data(step, ticket) for ticket in tickets]
     for before, group, after in zip([None, *tickets], groups, [*tickets[1:], None], strict=False):
         samples = [each["sample_index"] for each in group["trajectories"]]
-        group |= {
-            "before": before,
-            "after": after,
-            "tokens": {each: tokens.of(group["ticket"], each) for each in samples},
-        }
+        of_samples = {each: tokens.of(group["ticket"], each) for each in samples}
+        group |= {"before": before, "after": after, "tokens": of_samples}
     return {"run": run.name, "step": number, "groups": groups, "num_left_out": len(step.tickets) - len(tickets)}
 
 
 def _that_fit(groups: Sequence[Group]) -> Iterator[int]:
-    """Tickets of the first groups, as many as a file takes; at least one."""
+    """Tickets of the first groups, as many as fit into a file, at least one."""
     num_tokens = 0
     for group in groups:
         if num_tokens > _MOST_TOKENS:
@@ -101,7 +98,7 @@ def _page(data: dict[str, Any], *, title: str) -> str:
 
 
 def _module(name: str) -> str:
-    """A module of static/ as a function of its own: files that lie on a disk may not import each other."""
+    """A module of static/ as a function, since browsers forbid imports between local files."""
     text = (HERE / f"static/{name}.js").read_text(encoding="utf-8")
     names = ", ".join(_EXPORT.findall(text))
     body = _EXPORT.sub("", _IMPORT.sub(r"const \1 = \2;", text))

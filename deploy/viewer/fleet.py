@@ -1,4 +1,4 @@
-"""Actors as a run's events and its status tell of them: who lives, who died and came back, and what happened when. Pure functions."""
+"""Actors and their history, from a run's events and status: which are alive, which died and came back, what happened when. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,14 +16,14 @@ _TONES = {
 _TONE_OF = {kind: tone for tone, kinds in _TONES.items() for kind in kinds}
 """All other kinds are `plain`."""
 QUIET = ("broadcast", "published", "attested", "drop")
-"""Kinds that come with every step: curves and the page of weights have them."""
+"""Kinds that every step logs. Lists of events leave them out; curves and the page Weights have their numbers."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Actor:
     name: str
     state: str = "healthy"
-    """`healthy`, `dead` (failed, not replaced yet), `left`, or `ended` once the run is."""
+    """`healthy`, `dead` (failed, not replaced yet), `left`, or `ended` (the run has ended)."""
     phase: str | None = None
     phase_since: float | None = None
     """Unix seconds."""
@@ -31,19 +31,19 @@ class Actor:
     pid: int | None = None
     num_restarts: int = 0
     trouble: str | None = None
-    """What ended it last, in words."""
+    """Its last failure, in words."""
     trouble_at: float | None = None
     spans: list[dict[str, Any]] = field(default_factory=list)
-    """Stretches of its life: `state`, `start`, `end` (None: it goes on), `words`. In order, without gaps."""
+    """Stretches of its life, in order and without gaps: `state`, `start`, `end` (None: not over), `words`."""
 
 
 def actors(events: Iterable[Event], status: Mapping[str, Any], *, state: str) -> list[dict[str, Any]]:
-    """Every actor that the run ever named, in the order of their names."""
+    """All actors of the run so far, sorted by name."""
     found: dict[str, Actor] = {}
     last = 0.0
     for event in events:
         last = max(last, event["time"])
-        _tell(found, event)
+        _apply(found, event)
     for doing in status.get("actors", ()):
         actor = found.setdefault(doing["actor"], Actor(name=doing["actor"]))
         actor.policy_version = doing["policy_version"]
@@ -56,12 +56,12 @@ def actors(events: Iterable[Event], status: Mapping[str, Any], *, state: str) ->
 
 
 def last_told(events: Sequence[Event]) -> Event | None:
-    """How the last driver ended, or that it was `launched`, where it told no end; None before there was one."""
+    """The event of the last driver's end, or its `launched` event if it logged no end; None before the first driver."""
     return next((event for event in reversed(events) if event["kind"] in (*ENDS, "launched")), None)
 
 
 def versioned(events: Sequence[Event]) -> list[Event]:
-    """All events of a run, those of a driver that goes on with the version of its record: it knows none until it has learned."""
+    """All events of a run. Those that a resumed driver logged before its first step get the version of its record."""
     drivers = list(accumulate(event["kind"] == "launched" for event in events))
     begun = {
         driver: event["recorded_steps"]
@@ -75,7 +75,7 @@ def versioned(events: Sequence[Event]) -> list[Event]:
 
 
 def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Of `versioned` events those that a curve shows, each with its step, its tone (`bad`, `good`, `plain`) and words."""
+    """The `versioned` events without `QUIET` kinds, each with its step, tone (`bad`, `good`, `plain`) and words."""
     return [
         {
             "step": event["policy_version"],
@@ -92,10 +92,10 @@ def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 def words(event: Event) -> str:
     """One line for people."""
-    said = str(event.get("message") or event.get("reason") or "").strip().partition("\n")[0]
+    reason = str(event.get("message") or event.get("reason") or "").strip().partition("\n")[0]
     match event["kind"]:
         case "failure":
-            return f"{_led_by(event['actor'], said, event['failure'])}; decided: {event['decision']}"
+            return f"{_led_by(event['actor'], reason, event['failure'])}; decided: {event['decision']}"
         case "recovery":
             return f"{event['actor']} serves again after {event['seconds']:.1f} s"
         case "hang":
@@ -105,27 +105,27 @@ def words(event: Event) -> str:
         case "worker_left":
             return f"{event['actor']} left"
         case "scale":
-            return f"{event['before']} to {event['num_workers']} {event['actors'].replace('_', ' ')}: {said}"
+            return f"{event['before']} to {event['num_workers']} {event['actors'].replace('_', ' ')}: {reason}"
         case "checkpoint":
             return f"checkpoint of step {event['policy_version']}"
         case "resumed":
-            return f"goes on after {event['recorded_steps']} recorded steps"
+            return f"resumed after {event['recorded_steps']} recorded steps"
         case "launched":
-            return "a driver began"
+            return "a driver started"
         case "started":
             return f"{len(event['actors'])} actors serve"
         case "broadcast":
             return f"{event['num_workers']} workers serve {event['digest'][:12]}"
         case kind:
-            return said or kind.replace("_", " ")
+            return reason or kind.replace("_", " ")
 
 
-def _led_by(actor: str, said: str, kind: str) -> str:
-    """A reason may name the actor itself, and then says more than its kind."""
-    return said if said.startswith(f"{actor} ") else f"{actor}: {kind}, {said}"
+def _led_by(actor: str, reason: str, kind: str) -> str:
+    """The reason alone if it begins with the actor's name; otherwise actor and kind before it."""
+    return reason if reason.startswith(f"{actor} ") else f"{actor}: {kind}, {reason}"
 
 
-def _tell(found: dict[str, Actor], event: Event) -> None:
+def _apply(found: dict[str, Actor], event: Event) -> None:
     kind, at = event["kind"], event["time"]
     if kind == "launched" or kind in ENDS:
         for actor in found.values():
@@ -153,7 +153,7 @@ def _named(found: dict[str, Actor], name: str, pid: int | None) -> Actor:
 
 
 def _turn(actor: Actor, state: str, at: float, why: str | None) -> None:
-    """A dead actor that fails again while it is replaced stays dead: it did not live in between."""
+    """Begins a new span, unless the state is the same: a dead actor that fails again while it is replaced stays dead."""
     if actor.spans and actor.spans[-1]["end"] is None:
         if actor.spans[-1]["state"] == state:
             return
@@ -164,10 +164,10 @@ def _turn(actor: Actor, state: str, at: float, why: str | None) -> None:
 
 
 def natural(name: str) -> list[Any]:
-    """`rollout-10` after `rollout-9`."""
+    """Sort key that puts `rollout-10` after `rollout-9`."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.replace("-", "- ").split()]
 
 
 def without_spans(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For a page that shows how actors are, and not how they were."""
+    """For pages that show only the current state of actors."""
     return [{name: value for name, value in actor.items() if name != "spans"} for actor in found]

@@ -1,4 +1,4 @@
-"""What is new in a run, as server-sent events: it goes on where the browser's last message ended."""
+"""News of a run as server-sent events, continued from the browser's last message."""
 
 import asyncio
 import json
@@ -16,15 +16,15 @@ from deploy.viewer.runs import Run, Standing
 from deploy.viewer.series import facts
 
 _ALIVE_EVERY_S = 10.0
-"""A comment, so that no proxy takes a quiet run for a dead connection."""
+"""Seconds between comments, without which a proxy would close the connection of a quiet run."""
 
 
 async def follow(request: Request) -> StreamingResponse:
-    """`news` with new `steps` and `marks`, and how `actors`, `facts` and `state` are; `again` when the page's lines are no longer true:
-    then it must load them anew; `away` while the run cannot be read, with the `reason`."""
+    """Messages: `news` with new `steps` and `marks` and the current `actors`, `facts` and `state`; `again` if earlier lines have changed,
+    so that the page must reload its data; `away` with a `reason` while the run cannot be read."""
     run = await asyncio.to_thread(run_of, request, request.path_params["run"])
     after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-    # nginx holds a response back until it has 4 kB of it, unless it is told not to.
+    # Without the header nginx buffers 4 kB of a response before it sends any.
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(_messages(run, after), media_type="text/event-stream", headers=headers)
 
@@ -33,8 +33,8 @@ async def _messages(run: Run, after: str) -> AsyncIterator[str]:
     yield "retry: 2000\n\n"
     quiet_s, before, seen = 0.0, "", None
     while True:
-        if told := await asyncio.to_thread(_new, run, after, seen):
-            name, news, after, seen = told
+        if new := await asyncio.to_thread(_new, run, after, seen):
+            name, news, after, seen = new
             message = f"event: {name}\ndata: {json.dumps(news)}\n\n"
             if name == "again" or message != before:
                 before, quiet_s = message, 0.0
@@ -47,18 +47,18 @@ async def _messages(run: Run, after: str) -> AsyncIterator[str]:
 
 
 def _new(run: Run, after: str, seen: Standing | None) -> tuple[str, dict[str, Any], str, Standing | None] | None:
-    """As `since`, with how the run stands; None while it stands as it did when it was `seen`."""
+    """As `since`, with the run's standing; None if it is still `seen`."""
     try:
         if (standing := run.standing()) == seen:
             return None
         name, news, now = since(run, after)
-    except TreadwheelError as error:  # a store that does not answer; the next look may find it
+    except TreadwheelError as error:  # a store that does not answer now may answer later
         return "away", {"reason": str(error)}, after, None
     return name, news, now, standing if name == "news" else None
 
 
 def since(run: Run, after: str) -> tuple[str, dict[str, Any], str]:
-    """Kind of message, its content, and the mark to go on from. A mark that is not of this process's reading means `again`."""
+    """(kind of message, content, mark from which to continue). A mark of another generation or of another viewer gives `again`."""
     now = run.mark()
     found = re.fullmatch(r"(-?\d+)/(\d+)/([\d.]+)", after)
     if found is None or found[3] != now.rpartition("/")[2]:

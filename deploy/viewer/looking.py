@@ -1,4 +1,4 @@
-"""Looks for trajectories in what a run recorded, the newest step first, and no further than one answer may."""
+"""Searches a run's recorded trajectories, the newest step first, up to the limits of one answer."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,33 +16,33 @@ from deploy.viewer.steps import RecordedStep, Trajectory, num_readable, open_ste
 _COLUMNS = ("sample_index", "reward", "worker", "prompt_text", "completion_text", "environment", "failed_stage")
 _MOST_FOUND = 30
 _MOST_TRAJECTORIES, _MOST_CHARACTERS = 20_000, 50_000_000
-"""That one answer looks at."""
+"""Most trajectories, and most bytes of their texts, that one answer searches."""
 _MOST_STEPS = 200
 _AROUND = 160
-"""Characters shown on each side of what was looked for."""
+"""Characters shown on each side of a match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a trajectory must be, all of it; None and "" ask for nothing."""
+    """Conditions that a trajectory must meet, all of them. None and "" are no condition."""
 
     text: str = ""
-    """In its completion or its prompt, in capitals or not."""
+    """In its completion or its prompt; case does not matter."""
     min_reward: float | None = None
     max_reward: float | None = None
     worker: str = ""
     staleness: int | None = None
-    """At least."""
+    """The least staleness."""
     environment: str = ""
     failed_stage: str = ""
-    """The stage itself (`tool:search`), or the word it begins with (`tool`, for every tool)."""
+    """A stage (`tool:search`), or the part before its colon (`tool`, for every tool)."""
     first_step: int | None = None
     last_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where to go on: a step, and how many of its groups were looked at."""
+    """Where the next answer begins: a step, and how many of its groups were searched already."""
 
     step: int
     num_groups: int = 0
@@ -52,17 +52,17 @@ class Place:
 class Answer:
     found: list[dict[str, Any]]
     num_trajectories: int = 0
-    """Looked at."""
+    """Number of trajectories that were searched."""
     first_step: int | None = None
-    """The oldest step that was looked at, in part or whole."""
+    """The oldest step that was searched, in part or in full."""
     damaged: list[str] = field(default_factory=list)
-    """Steps that could not be looked at, a sentence each."""
+    """Errors of the steps that could not be searched, one sentence each."""
     further: Place | None = None
-    """None: all that was asked for was looked at."""
+    """None: the search is complete."""
 
 
 def look(run: Run, wanted: Wanted, steps: Sequence[int], *, start: Place | None = None) -> Answer:
-    """In `steps`, which are in order, from the newest or from `start` on backwards."""
+    """Searches `steps`, which are sorted, backwards from the newest or from `start`."""
     newest = start.step if start else wanted.last_step
     asked = [
         step
@@ -107,8 +107,8 @@ def _matches(recorded: RecordedStep, ticket: int, rows: pa.RecordBatch, wanted: 
     kept = rows.filter(_is_wanted(rows, wanted))
     if kept.num_rows == 0:
         return []
-    told = {each.sample_index: each for each in recorded.group(ticket).trajectories}
-    pairs = ((row, told[row["sample_index"]]) for row in kept.to_pylist())
+    by_sample = {each.sample_index: each for each in recorded.group(ticket).trajectories}
+    pairs = ((row, by_sample[row["sample_index"]]) for row in kept.to_pylist())
     return [
         {
             "step": recorded.step,
@@ -156,8 +156,8 @@ def _is_stale(trajectory: Trajectory, wanted: Wanted) -> bool:
 
 
 def context(completion: str, prompt: str, text: str) -> dict[str, Any]:
-    """What was looked for (`match`) with what is `before` and `after` it, `where` it was found first: the completion, else the prompt.
-    The beginning of the completion where nothing was; beside a prompt it is `completion`."""
+    """The first `match` of `text` with the characters `before` and `after` it, and `where` it was found: in the completion, or else in the
+    prompt. Then `completion` has the beginning of the completion. Without a match, `before` has it."""
     beginning = _ended(completion[: 2 * _AROUND], is_cut=len(completion) > 2 * _AROUND, at_end=True)
     for where, found_in in (("completion", completion), ("prompt", prompt)):
         if text and (found := re.search(re.escape(text), found_in, re.IGNORECASE)):

@@ -1,4 +1,4 @@
-"""What every page is made with: its two routes, its template, and its run."""
+"""Tools for all pages: their two routes, templates, the run of a request, query parameters, and numbers as text."""
 
 import functools
 import importlib
@@ -22,7 +22,7 @@ from deploy.viewer.runs import Run
 
 HERE = Path(__file__).parent
 Data = Callable[[Any, Request], Mapping[str, Any]]
-"""Of a run, or of None on a page that is of none."""
+"""Makes a page's data from its run, or from None on a page without a run."""
 NAVIGATION = (
     ("overview", "", "Overview"),
     ("step", "step", "Steps"),
@@ -32,19 +32,19 @@ NAVIGATION = (
     ("weights", "weights", "Weights"),
     ("search", "search", "Search"),
 )
-"""Module of a page, its path below the run's, and its name."""
+"""(module of the page, its path below the run's, its name)."""
 
 
 class _Json(JSONResponse):
-    """Also of texts with halves of characters, which a prompt's columns and the messages of errors may have."""
+    """JSON of any text. Prompts' columns and error messages may have lone surrogates, which are replaced."""
 
     def render(self, content: Any) -> bytes:
         return writable(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
 
 
 def page(path: str, data: Data, *, template: str, here: str | None = None) -> list[Route]:
-    """The page at `path` ("/run/{run}/...", or one that is of no run), and its JSON at the same path with `.json`. `here` is its entry of
-    the navigation, if that is another than its module's."""
+    """Routes of the page at `path` ("/run/{run}/...", or a path without a run) and of its JSON at the same path with `.json`. `here` is the
+    page's entry in the navigation; by default its module's."""
     here = here or data.__module__.rpartition(".")[2]
 
     def show(request: Request) -> Response:
@@ -54,18 +54,18 @@ def page(path: str, data: Data, *, template: str, here: str | None = None) -> li
     def show_json(request: Request) -> Response:
         return _Json(data(named_run(request), request))
 
-    # JSON first: "{step}" would take "12.json".
+    # JSON first: "{step}" would match "12.json".
     json_path = f"{path}index.json" if path.endswith("/") else f"{path}.json"
     return [Route(json_path, show_json), Route(path, show)]
 
 
 def named_run(request: Request) -> Run | None:
-    """That the path names; None where it names none. Raises HTTPException, as `run_of`."""
+    """The run that the path names; None if it names none. Raises as `run_of`."""
     return run_of(request, request.path_params["run"]) if "run" in request.path_params else None
 
 
 def run_of(request: Request, name: str) -> Run:
-    """Raises HTTPException for a run that is not there."""
+    """Raises HTTPException 404 for an unknown run."""
     run = request.app.state.runs.get(name)
     if run is None:
         raise HTTPException(404, f"there is no run {name!r} below the folders that this viewer was given")
@@ -75,48 +75,44 @@ def run_of(request: Request, name: str) -> Run:
 def render(
     request: Request, template: str, *, run: Run | None, here: str, status: int = 200, **context: Any
 ) -> Response:
-    runs = request.app.state.runs
-    content = (
-        _environment()
-        .get_template(template)
-        .render(
-            root=request.scope.get("root_path", ""),
-            run=run,
-            runs=[each.name for each in runs.all()],
-            here=here,
-            navigation=NAVIGATION,
-            status=status,
-            **context,
-        )
+    found = _environment().get_template(template)
+    content = found.render(
+        root=request.scope.get("root_path", ""),
+        run=run,
+        runs=[each.name for each in request.app.state.runs.all()],
+        here=here,
+        navigation=NAVIGATION,
+        status=status,
+        **context,
     )
     return HTMLResponse(writable(content), status_code=status, headers={"Cache-Control": "no-store"})
 
 
 def routes() -> list[Route]:
-    """Of all files in pages/."""
+    """Routes of all files in pages/."""
     found = (importlib.import_module(f"{pages.__name__}.{info.name}") for info in pkgutil.iter_modules(pages.__path__))
     return [route for module in found for route in module.ROUTES]
 
 
 def asked_number(request: Request, name: str) -> float | None:
-    """What the query says; None where it says nothing. Raises HTTPException for what is no number."""
-    said = request.query_params.get(name, "").strip()
-    if not said:
+    """The number in the query; None if it has none. Raises HTTPException 400 for a value that is not a finite number."""
+    text = request.query_params.get(name, "").strip()
+    if not text:
         return None
     try:
-        value = float(said)
+        value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise HTTPException(400, f"{name}={said[:40]!r} is no number")
+        raise HTTPException(400, f"{name}={text[:40]!r} is not a number")
     return value
 
 
 def asked_whole_number(request: Request, name: str) -> int | None:
-    """The same, where halves make no sense."""
+    """As `asked_number`, for a whole number."""
     value = asked_number(request, name)
     if value is not None and (value != int(value) or abs(value) > 1e15):
-        raise HTTPException(400, f"{name}={value:g} is no whole number")
+        raise HTTPException(400, f"{name}={value:g} is not a whole number")
     return None if value is None else int(value)
 
 
@@ -128,9 +124,11 @@ def _environment() -> Environment:
 
 
 def number(value: float | None) -> str:
-    """Four digits that count, and no more than it takes; a dash for None."""
+    """At most four significant digits; whole numbers in full; a dash for None."""
     if value is None:
         return "–"
+    if not math.isfinite(value):  # sums of very large numbers overflow
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.4g}" if abs(value) < 9999.5 else f"{value:,.0f}"
@@ -149,5 +147,5 @@ def seconds(value: float | None) -> str:
 
 
 def when(timestamp: float | None) -> str:
-    """In UTC; the browser shows its own time beside it."""
+    """In UTC. Scripts of the viewer replace it by the reader's local time."""
     return "–" if timestamp is None else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-"""Runs by short names, found below the folders that the viewer was given, and their lines, read on from where they were read last."""
+"""The runs below the viewer's folders, by short names, and their lines, each read once."""
 
 import contextlib
 import functools
@@ -21,15 +21,15 @@ from deploy.viewer.series import SHOWN_OF_A_RUN
 from deploy.viewer.tail import Tail
 
 _LINES = {EVENTS, METRICS, "events", "metrics"}
-"""A run has some: in a store they are folders of objects."""
+"""A run that has begun has one of them; in an object store they are folders."""
 _LOOK_EVERY_S, _LOOK_SHARE = 5.0, 20
-"""A look at a large tree takes long: at most this share of the time is spent looking."""
+"""Seconds between two looks for runs. A look at a large tree takes long: at most one part in `_LOOK_SHARE` of the time is spent on it."""
 _DEPTH = 3
-"""Folders below a named one that may hold runs."""
+"""Levels below a named folder that are searched for runs."""
 _MOST_PHASES_BYTES = 8_000_000
-"""Those of the last thousands of steps."""
+"""Enough for the last thousands of steps."""
 Standing = tuple[str, str, dict[str, Any]]
-"""Mark, state and status of a run."""
+"""(mark, state, status) of a run."""
 
 
 class Run:
@@ -40,7 +40,7 @@ class Run:
         """In URLs."""
         self.directory = directory
         self.poll_s = 1.0 if directory.is_local else 5.0
-        """How often it is worth to look for something new."""
+        """Seconds between two looks for news."""
         self._metrics, self._events = (Tail(directory, name) for name in (METRICS, EVENTS))
         self._shown = Tail(directory, METRICS, keep=_shown_in_a_list)
         self._drivers = Tail(directory, EVENTS, keep=_told_by_a_driver)
@@ -52,47 +52,47 @@ class Run:
         return self.directory.path()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Lines of metrics.jsonl by policy version, each version once."""
+        """The last line of metrics.jsonl for each policy version, in order."""
         return self._metrics.records(key="policy_version")
 
     def glance(self) -> list[dict[str, Any]]:
-        """As `metrics`, with the numbers of a list of runs alone: all numbers of many long runs take gigabytes."""
+        """As `metrics`, with only the numbers that a list of runs shows: all numbers of many long runs take gigabytes."""
         return (self._metrics if self._metrics.is_read else self._shown).records(key="policy_version")
 
     def events(self) -> list[dict[str, Any]]:
         return self._events.records()
 
     def phases(self) -> list[dict[str, Any]]:
-        """Who did what when; empty for a run that recorded no phases."""
+        """Lines of phases.jsonl; empty if the run recorded none."""
         return self._phases.records()
 
     def chain(self) -> Chain:
-        """What the ledger says was consumed, checked."""
+        """The ledger, checked."""
         return self._chain.read()
 
     def mark(self) -> str:
-        """Where the run stands now: its last step, its number of events, and the generation of both, which changes when lines that were
-        there before are no longer what they were: a resumed run writes its last steps again."""
+        """The run's last step, its number of events, and the generation of both, which changes when earlier lines change: a resumed run
+        writes its last steps again."""
         metrics, events = self.metrics(), self.events()
         generation = f"{self._metrics.generation}.{self._events.generation}"
         return f"{metrics[-1]['policy_version'] if metrics else -1}/{len(events)}/{generation}"
 
     def status(self) -> dict[str, Any]:
-        """What each actor was doing at `time`, oldest news first; no actors where the run has not said so yet."""
+        """status.json: each actor's phase at `time`. No actors if the run has not written it yet."""
         try:
             return self.directory.read_json(STATUS)
-        except DamagedError:  # an object store without atomic reads, or a file that is torn
+        except DamagedError:  # a torn file, or an object store without atomic reads
             return {"time": 0.0, "actors": []}
 
     def config(self) -> dict[str, Any]:
-        """What run.yaml says, without what is secret. Raises DamagedError for one that is torn."""
+        """The settings in run.yaml, without secrets. Raises DamagedError for a torn file."""
         if not self.directory.exists(RUN_YAML):
             return {}
         try:
             return _parsed(self.directory.read_text(RUN_YAML))
         except (ValueError, yaml.YAMLError) as error:
-            said = str(error).partition("\n")[0]
-            raise DamagedError(f"{self.directory.path(RUN_YAML)} is not the settings of a run: {said}") from error
+            why = str(error).partition("\n")[0]
+            raise DamagedError(f"{self.directory.path(RUN_YAML)} is not the settings of a run: {why}") from error
 
     def passport(self) -> dict[str, Any]:
         return self.directory.read_json(PASSPORT)
@@ -101,14 +101,14 @@ class Run:
         """`running`, `finished`, `stopped`, `failed`, `killed`, or `starting`."""
         if self.directory.is_local and self.directory.owner_seen():
             return "running"
-        told = last_told((self._events if self._events.is_read else self._drivers).records())
-        is_over = told is not None and told["kind"] in ENDS
+        last = last_told((self._events if self._events.is_read else self._drivers).records())
+        is_over = last is not None and last["kind"] in ENDS
         if not is_over and not self.directory.is_local and self.directory.owner_seen():
             return "running"
-        return "starting" if told is None else "killed" if told["kind"] == "launched" else told["kind"]
+        return "starting" if last is None else "killed" if last["kind"] == "launched" else last["kind"]
 
     def standing(self) -> Standing:
-        """What changes when anything does that a live page shows. Of a long run it costs a small part of what is shown."""
+        """Changes whenever anything on a live page changes. For a long run it is much cheaper than the page's data."""
         return self.mark(), self.state(), self.status()
 
 
@@ -117,13 +117,13 @@ def _shown_in_a_list(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told_by_a_driver(event: dict[str, Any]) -> dict[str, Any] | None:
-    """How it ended, or that it was launched."""
+    """The kind of an event at a driver's start or end; None for any other event."""
     return {"kind": event["kind"]} if last_told([event]) else None
 
 
 @functools.lru_cache(maxsize=256)
 def _parsed(run_yaml: str) -> dict[str, Any]:
-    """Nobody may change it: a live page asks every second."""
+    """Cached, since a live page asks every second: callers must not change the result."""
     settings = yaml.safe_load(run_yaml) or {}
     if not isinstance(settings, dict):
         raise ValueError(f"it holds {settings!r:.40}")
@@ -131,25 +131,25 @@ def _parsed(run_yaml: str) -> dict[str, Any]:
 
 
 class Runs:
-    """All runs at and below `roots`. A run that appears later is found later; no name ever changes its run."""
+    """All runs at and below `roots`. New runs are found later. A name always means the same run."""
 
     def __init__(self, roots: Sequence[str]) -> None:
-        """Raises ConfigError when a root is missing, or cannot be reached."""
+        """Raises ConfigError if a root is missing or cannot be reached."""
         self._roots = [RunDirectory(root) for root in roots]
         for root in self._roots:
             root.reach()
             if not (os.path.isdir(root.path()) if root.is_local else root.names()):
-                raise ConfigError(f"{root.url!r} is no folder; name a run directory, or a folder that holds some")
+                raise ConfigError(f"{root.url!r} is no folder; name a run directory, or a folder that contains some")
         self._by_place: dict[str, Run] = {}
         self._there: list[Run] = []
-        """Those whose folders were not removed since."""
+        """Runs whose folders still exist."""
         self._next_look = 0.0
         self._lock = threading.Lock()
         self.all()
 
     def all(self) -> list[Run]:
-        """By their names. A folder below a root that cannot be read is left out, and so is a run whose folder was removed from a disk.
-        Raises StorageError for a root."""
+        """All runs, sorted by name. Leaves out folders below a root that cannot be read, and runs whose folders were removed from a disk.
+        Raises StorageError if a root cannot be read."""
         with self._lock:
             if (began := time.monotonic()) >= self._next_look:
                 try:
@@ -157,7 +157,7 @@ class Runs:
                         self._look(root, relative="", depth=_DEPTH)
                     found = self._by_place.values()
                     self._there = [run for run in found if not run.directory.is_local or os.path.isdir(run.place)]
-                finally:  # the page that says that a root is away asks for all runs too
+                finally:  # after an error too: the page that reports it also asks for all runs
                     self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
             return sorted(self._there, key=lambda run: run.name)
 
@@ -166,7 +166,7 @@ class Runs:
 
     @property
     def is_one(self) -> bool:
-        """One run was named, and no folder of runs: its overview is the front page."""
+        """Whether the viewer was given one run directory: its overview is then the front page."""
         return len(self._roots) == 1 and [run.place for run in self.all()] == [self._roots[0].path()]
 
     def _look(self, folder: RunDirectory, *, relative: str, depth: int) -> None:
@@ -177,7 +177,7 @@ class Runs:
             self._by_place[folder.path()] = Run(self._free_name(relative or folder.path()), folder)
             return
         for name in (each for each in names if depth and not each.startswith(".")):
-            with contextlib.suppress(StorageError):  # a colleague's folder, lost+found
+            with contextlib.suppress(StorageError):  # another user's folder, lost+found
                 if _is_folder(folder, name):
                     below = RunDirectory(folder.path(name))
                     self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)

@@ -1,9 +1,9 @@
-"""Who may read, and what a browser may do with it. Runs hold what users said: the viewer answers its own pages and nobody else's.
+"""Access rules of the viewer. Runs may contain users' texts, so only the viewer's own pages may read them.
 
-* GET and HEAD alone.
-* The `Host` must be a name that the viewer knows: another site that resolves to this address (DNS rebinding) is refused. So is a
-  request that another site's page makes.
-* With a token, every request brings it: once in the URL that was printed, then in a cookie that no script reads and no other site sends.
+* Only GET and HEAD.
+* The `Host` header must be a name that the viewer knows: otherwise another site could resolve to this address (DNS rebinding). Requests
+  from another site's page are refused too.
+* With a token, every request must have it: first in the printed URL, then in a cookie that scripts cannot read and other sites do not send.
 * Pages load nothing from elsewhere and run no inline script.
 """
 
@@ -31,17 +31,17 @@ _PREFIX = re.compile(r"(/[\w.~-]+)+")
 
 
 class Guard:
-    """The application, behind all of these rules, and below the prefix that a proxy serves it under."""
+    """Wraps the application in these rules and handles the URL prefix of a proxy."""
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], token: str | None, root_path: str = "") -> None:
-        """`hosts` are names without ports. `root_path` is the prefix; a proxy may say it itself (`X-Forwarded-Prefix`)."""
+        """`hosts` are names without ports. `root_path` is the prefix, unless the proxy sends it as `X-Forwarded-Prefix`."""
         self._app = app
         self._hosts = {host.lower() for host in hosts}
         self._token = token
         self._root_path = root_path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # there are no others; a web socket is closed by not being accepted
+        if scope["type"] != "http":  # a web socket: without an answer it is closed
             return
         headers = Headers(scope=scope)
         scope = self._below_prefix(scope, headers)
@@ -49,38 +49,38 @@ class Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                told = MutableHeaders(scope=message)
-                told.update(_HEADERS)
-                # Scripts of another version than the page's would break it.
-                told.setdefault("Cache-Control", "no-cache")
+                answered = MutableHeaders(scope=message)
+                answered.update(_HEADERS)
+                # Otherwise a browser may run cached scripts of an older version of the page.
+                answered.setdefault("Cache-Control", "no-cache")
             await send(message)
 
         await answer(scope, receive, with_headers)
 
     def _below_prefix(self, scope: Scope, headers: Headers) -> Scope:
-        said = headers.get("x-forwarded-prefix", "").rstrip("/")
-        prefix = said if _PREFIX.fullmatch(said) else self._root_path
+        sent = headers.get("x-forwarded-prefix", "").rstrip("/")
+        prefix = sent if _PREFIX.fullmatch(sent) else self._root_path
         path = scope["path"]
         whole = path if path.startswith(f"{prefix}/") else prefix + path
         return {**scope, "root_path": prefix, "path": whole}
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["method"] not in ("GET", "HEAD"):
-            return _said(405, "the viewer is read only", {"Allow": "GET, HEAD"})
+            return _plain(405, "the viewer is read only", {"Allow": "GET, HEAD"})
         host = headers.get("host", "")
         if name_of(host) not in self._hosts:
-            return _said(
+            return _plain(
                 421, f"this viewer is not {name_of(host) or 'nobody'!r}; start it with --trusted-host if it should be"
             )
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return _said(403, "another site's page may not read this one")
+            return _plain(403, "another site's page may not read this one")
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
-            return _said(403, "another site's page may not read this one")
+            return _plain(403, "another site's page may not read this one")
         return None
 
     def _login(self, scope: Scope, headers: Headers) -> Response | None:
-        """None where the request brings the token; the URL that does is replaced by one without, and a cookie."""
+        """None if the request has the token. A URL with the token is redirected to one without, with a cookie instead."""
         if self._token is None:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -103,17 +103,17 @@ class Guard:
         brought = Request(scope).cookies.get(_cookie(self._token), "")
         if hmac.compare_digest(brought.encode(), _proof(self._token).encode()):
             return None
-        return _said(401, "open the viewer by the URL that `treadwheel view` printed: it has the token")
+        return _plain(401, "open the viewer by the URL that `treadwheel view` printed: it has the token")
 
 
 def name_of(host: str) -> str:
-    """Of a `Host` header, without the port and in lower case; "" for one that is malformed."""
+    """The name in a `Host` header, without port and in lower case; "" for a malformed header."""
     found = re.fullmatch(r"\[([0-9a-fA-F:.]+)\](?::\d+)?|([^:\[\]/@\s]+)(?::\d+)?", host)
     return (found[1] or found[2]).lower() if found else ""
 
 
 def _cookie(token: str) -> str:
-    """Cookies know no ports: two viewers of one machine need two names."""
+    """The cookie's name. Cookies are shared by all ports of a host, so two viewers on one machine need two names."""
     return f"treadwheel_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
@@ -121,5 +121,5 @@ def _proof(token: str) -> str:
     return hmac.digest(token.encode(), b"cookie", "sha256").hex()
 
 
-def _said(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+def _plain(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     return PlainTextResponse(f"treadwheel view: {message}\n", status_code=status, headers=headers)

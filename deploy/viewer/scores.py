@@ -1,4 +1,4 @@
-"""How rewards and their components were spread over the trajectories of a step, and how that changed from step to step."""
+"""Distributions of rewards and their components over the trajectories of a step, and from step to step."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from deploy.viewer.steps import RecordedStep, open_step
 REWARD = "reward"
 Number = TypeVar("Number", int, float)
 _MOST_TRAJECTORIES = 40_000
-"""On one page, over all its steps."""
+"""Most trajectories on one page, over all its steps."""
 MOST_STEPS = 40
 _MOST_VALUES = 400
-"""Of a step and a component that are kept: evenly spaced in their order."""
+"""Values kept of each step and component: evenly spaced in sorted order."""
 NUM_ROWS = 16
-"""Of a picture of a component over the steps."""
+"""Rows of cells in the picture of a component."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,10 @@ class Scores:
     """The values of one component in one step."""
 
     num: int
-    """Trajectories that have it."""
+    """Trajectories that have the component."""
     num_without: int
     values: tuple[float, ...]
-    """In order, thinned."""
+    """Sorted and thinned."""
     mean: float
     std: float
     smallest: tuple[int, int]
@@ -40,8 +40,8 @@ class Scores:
 
 
 def scores_of(run: Run, step: int) -> Mapping[str, Scores]:
-    """By component; the reward itself is `reward`. Empty where the step's trajectories are removed or damaged. What a step recorded does
-    not change: it is read once."""
+    """By component; the reward itself is `reward`. Empty if the step's trajectories were removed or are damaged. A recorded step does not
+    change, so it is read once."""
     record = run.chain().record(step)
     try:
         return _of(open_step(run, step)) if record is None else _read_once(run, step, record.trajectories_digest)
@@ -81,20 +81,20 @@ def _scores(found: Sequence[tuple[float, int, int]], num_trajectories: int) -> S
 
 
 def chosen(steps: Sequence[int], *, num_trajectories: int, most: int = MOST_STEPS) -> list[int]:
-    """At most `most` evenly spaced steps, the first and the last among them, and fewer where each has very many trajectories."""
+    """At most `most` evenly spaced steps, including the first and the last; fewer if steps have very many trajectories."""
     return _evenly(steps, max(min(most, _MOST_TRAJECTORIES // max(num_trajectories, 1)), 2))
 
 
 def _evenly(found: Sequence[Number], most: int) -> list[Number]:
-    """At most `most` of them, evenly spaced, the first and the last among them."""
+    """At most `most` items, evenly spaced, including the first and the last."""
     if len(found) <= most:
         return list(found)
     return [found[round(place * (len(found) - 1) / (most - 1))] for place in range(most)]
 
 
 def picture(by_step: Mapping[int, Scores], axis: Axis) -> list[dict[str, Any]]:
-    """A column a step with its `mean`, and `cells`: each the share of the step's values that lie there, and a `level`, 1 to 8, of its
-    colour. Places are in percent from the left and from above."""
+    """One column per step with its `mean` and its `cells`. A cell has the `share` of the step's values that lie in it, and the `level` of
+    its colour, 1 to 8. Places are percentages from the left and from the top."""
     width = 100 / max(len(by_step), 1)
     return [
         {

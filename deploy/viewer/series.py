@@ -1,11 +1,13 @@
-"""Numbers of a run as curves: which belong together, and few enough points to draw. Pure functions."""
+"""Curves for the viewer: which metrics share a panel, and thinned points. Pure functions."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MOST_POINTS = 800
-"""Of one line: more than a screen has columns for."""
+"""Most points of one line: more than a panel has columns of pixels."""
+_LARGEST = 1e300
+"""A value beyond it is no point: means and axes would overflow."""
 Point = tuple[int, float]
 
 PANELS: tuple[dict[str, Any], ...] = (
@@ -69,14 +71,14 @@ PANELS: tuple[dict[str, Any], ...] = (
 
 
 def panels(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those of `PANELS` that have a number, with points [step, value]. An evaluation has points and no line: between two of them
-    nothing was measured."""
+    """Those of `PANELS` that have a number, with points [step, value]. Evaluations are points without a line: nothing was measured between
+    them."""
     found: list[dict[str, Any]] = []
     for panel in PANELS:
         kinds = (("line", panel["lines"]), ("points", panel.get("points", ())))
         wanted = [(name, label, kind) for kind, names in kinds for name, label in names]
-        told = [line(steps, name, label=label, kind=kind) for name, label, kind in wanted]
-        if lines := [each for each in told if each["points"]]:
+        made = [line(steps, name, label=label, kind=kind) for name, label, kind in wanted]
+        if lines := [each for each in made if each["points"]]:
             names, bound = [name for name, _, _ in wanted], _bound(panel.get("bound"), config)
             shown = _shown(panel["title"], panel.get("unit", ""), lines, is_log=panel.get("is_log", False))
             found.append({**shown, "wanted": names, "bound": bound})
@@ -86,18 +88,19 @@ def panels(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> lis
 def panel(
     steps: Sequence[Mapping[str, Any]], title: str, unit: str, is_log: bool, names: Sequence[tuple[str, str]]
 ) -> dict[str, Any] | None:
-    """One of its own, of lines alone; None where none has a number."""
+    """A panel of lines only; None if no metric has a number."""
     lines = [each for name, label in names if (each := line(steps, name, label=label, kind="line"))["points"]]
     return _shown(title, unit, lines, is_log=is_log) if lines else None
 
 
 def values(steps: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
-    """Step and value where there is one; a number that was not finite is None in its line, and no point."""
-    return [(step["policy_version"], step[name]) for step in steps if step.get(name) is not None]
+    """(step, value) of the steps that have one. A number that was not finite is None in metrics.jsonl, and no point."""
+    found = ((step["policy_version"], step.get(name)) for step in steps)
+    return [(step, value) for step, value in found if value is not None and abs(value) <= _LARGEST]
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most `most` points, in order: of each stretch its smallest and its largest, so that no spike is lost; and the last."""
+    """At most `most` points, in order: the smallest and the largest of each stretch, so that no spike is lost, and the last point."""
     if len(points) <= most:
         return list(points)
     return [*_extremes(points[:-1], most // 2), points[-1]]
@@ -118,13 +121,13 @@ _COMPARED = (
 
 
 def compared(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """A panel a metric, with a line a run; a run keeps its colour, 1 to 6, in all panels."""
+    """One panel per metric with one line per run. A run has the same colour, 1 to 6, in all panels."""
     found: list[dict[str, Any]] = []
     for title, unit, metric, kind in _COMPARED:
         lines = [
-            {**told, "name": name, "color": color}
+            {**made, "name": name, "color": color}
             for color, (name, steps) in enumerate(runs.items(), start=1)
-            if (told := line(steps, metric, label=name, kind=kind))["points"]
+            if (made := line(steps, metric, label=name, kind=kind))["points"]
         ]
         if lines:
             found.append(_shown(title, unit, lines))
@@ -136,7 +139,7 @@ def _shown(title: str, unit: str, lines: list[dict[str, Any]], *, is_log: bool =
 
 
 def spark(points: Sequence[Point], *, width: float = 100.0, height: float = 24.0) -> str:
-    """The `d` of an SVG path through the points, as wide and high as that; empty for fewer than two."""
+    """The `d` of an SVG path through the points, in a box of `width` and `height`; empty for fewer than two points."""
     if len(points) < 2:
         return ""
     shown = thinned(points, 100)
@@ -159,11 +162,11 @@ SHOWN_OF_A_RUN = (
     "speed/learning_tokens_per_s",
     "staleness/max",
 )
-"""Of a line of metrics, what `facts` reads."""
+"""The metrics that `facts` reads."""
 
 
 def facts(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, state: str) -> dict[str, Any]:
-    """Numbers beside the name of the run; None for one that it has not."""
+    """Numbers of a run at a glance; None: the run has no such number."""
     done = steps[-1]["policy_version"] if steps else 0
     recent = [seconds for _, seconds in values(steps[-20:], "time/step_s")]
     step_s = sum(recent) / len(recent) if recent else None
@@ -185,7 +188,7 @@ def facts(steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, stat
 
 
 def latest(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The last value there is: an evaluation is not made in every step."""
+    """The last value of a metric, which need not be the last step's; None: there is none."""
     return next((step[name] for step in reversed(steps) if step.get(name) is not None), None)
 
 
@@ -198,8 +201,8 @@ def _extremes(points: Sequence[Point], num_stretches: int) -> Iterator[Point]:
 
 
 def line(steps: Sequence[Mapping[str, Any]], metric: str, *, label: str, kind: str) -> dict[str, Any]:
-    """Its points, and where they were thinned the `mean` of each stretch, which is not the middle between smallest and largest. `mean` is
-    None where the page may take it of the points, and empty for a largest value, of which a mean says less than nothing."""
+    """A metric's points, thinned, and the `mean` of each stretch of the full points. `mean` is None if the points are complete: the page
+    computes it. It is empty for a maximum, whose mean has no meaning."""
     points = values(steps, metric)
     mean: list[Point] | None = [] if "max" in metric else None
     if mean is None and len(points) > MOST_POINTS:
@@ -214,14 +217,14 @@ def line(steps: Sequence[Mapping[str, Any]], metric: str, *, label: str, kind: s
 
 
 def means(points: Sequence[Point], num_stretches: int) -> list[Point]:
-    """Of each stretch its middle step and its mean."""
+    """(middle step, mean) of each stretch."""
     length = math.ceil(len(points) / num_stretches)
     stretches = [points[start : start + length] for start in range(0, len(points), length)]
     return [(stretch[len(stretch) // 2][0], sum(map(_value, stretch)) / len(stretch)) for stretch in stretches]
 
 
 def _short(points: Sequence[Point]) -> list[Point]:
-    """With six digits that count: no eye sees more, and a page is a third as long."""
+    """With six significant digits: a page becomes a third as long."""
     return [(step, float(f"{value:.6g}")) for step, value in points]
 
 

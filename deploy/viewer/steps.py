@@ -1,6 +1,6 @@
-"""One recorded step of a run, read from its file of trajectories: groups, what became of each trajectory, texts, and tokens.
+"""One recorded step of a run, read from its file of trajectories: groups, results of trajectories, texts, and tokens.
 
-A local file is mapped: what is not asked for is not read. An object store gives whole files; the last two are kept.
+A local file is memory-mapped, so that only the needed parts are read. An object store gives whole files; the last two are kept.
 """
 
 import functools
@@ -29,36 +29,36 @@ from deploy.viewer.runs import Run
 _TOLD = ("sample_index", "reward", "reward_status", "reward_message", "reward_components", "finish_reason", "worker",
          "started_at", "finished_at", "environment", "turns", "episode", "failed_stage", "loss_mask", "policy_versions")  # fmt: skip
 _MOST_BYTES = 64_000_000
-"""That one answer takes from an object store."""
+"""Most bytes that one answer reads from an object store."""
 _SEGMENT = ("sample_index", "segment_index", "prompt_text", "prompt_token_ids", "completion_token_ids", "turns", "messages",
             "token_rewards", "episode")  # fmt: skip
 _TOKENS = ("loss_mask", "policy_versions", "rollout_logprobs", "reference_logprobs", "token_rewards")
 _DAMAGED = (pa.ArrowException, OSError, LookupError, ValueError)
-"""What Arrow raises for a damaged file."""
+"""Arrow's errors for a damaged file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """What became of one, without its text and tokens."""
+    """Results of one trajectory, without text and tokens."""
 
     sample_index: int
     reward: float | None
-    """None: it was not judged, or its judge failed; `reward_status` and `reward_message` say which."""
+    """None: not judged, or a judge failed; `reward_status` and `reward_message` say which."""
     reward_status: str | None
     reward_message: str | None
     components: Mapping[str, float | None]
     finish_reason: str
     worker: str
     num_tokens: int
-    """Of the completion."""
+    """Tokens of the completion."""
     num_trained: int
-    """Of these, how many the policy wrote: the loss mask is true."""
+    """Tokens that the policy wrote: the loss mask is true."""
     oldest_version: int | None
-    """Policy version of the oldest token that is trained on; of all, where none is. None, as are the next two, where it failed before its
-    first token."""
+    """Oldest policy version among the trained tokens, or among all tokens if none is trained. None, like the next two fields, if the
+    trajectory failed before its first token."""
     newest_version: int | None
     staleness: int | None
-    """Version of the policy that learns from it, minus `oldest_version`."""
+    """Version of the learning policy minus `oldest_version`."""
     episode: EpisodeFacts | None
     """None for a single turn."""
 
@@ -68,21 +68,22 @@ class Group:
     """The trajectories of one prompt, in sample order."""
 
     ticket_index: int
-    """Its place in the run's start order, which names it in URLs."""
+    """Its place in the run's start order, by which URLs name it."""
     group_id: str
     prompt_id: str
     seconds: float
-    """From the start of its first trajectory to the end of its last."""
+    """From the start of its first trajectory to the end of its last one."""
     trajectories: tuple[Trajectory, ...]
 
 
 class RecordedStep:
-    """The file of one step. What it is asked for that is not there is a 404 with a sentence; DataError names a damaged file."""
+    """The file of one step. Methods raise HTTPException 404 with a sentence for a group or trajectory that is not in it, and DataError with
+    the file's name if it is damaged."""
 
     def __init__(self, run: Run, step: int, name: str) -> None:
-        """Opens it, and reads its index."""
+        """Opens the file and reads its index."""
         self.step = step
-        """The policy version that the step made; it learned with the policy before that one."""
+        """The policy version that the step made. The step learned with the version before."""
         self._directory, self._name = run.directory, name
         self.path = run.directory.path(name)
         try:
@@ -97,11 +98,11 @@ class RecordedStep:
 
     @property
     def tickets(self) -> list[int]:
-        """Of the groups, in the order in which the learner took them."""
+        """Tickets of the groups, in the learner's order."""
         return list(self._batches)
 
     def groups(self) -> list[Group]:
-        """In that order. Reads no text and no token id."""
+        """Groups in the learner's order. Reads no text and no token ids."""
         return [self.group(ticket) for ticket in self._batches]
 
     def group(self, ticket: int) -> Group:
@@ -140,7 +141,7 @@ class RecordedStep:
         )
 
     def prompt(self, ticket: int) -> tuple[str, Mapping[str, Any]]:
-        """The prompt's text as the policy saw it, and its columns: `messages` where it was a conversation, an answer, or other things."""
+        """(the prompt's text as the policy saw it, its columns). The columns include `messages` if the prompt was a conversation."""
         batch = self.columns(ticket, "prompt_text", "info")
         try:
             return batch["prompt_text"][0].as_py(), _columns(batch["info"][0].as_py())
@@ -148,21 +149,21 @@ class RecordedStep:
             raise DataError(f"{self.path} is damaged: {error}") from error
 
     def completions(self, ticket: int) -> dict[int, str]:
-        """Texts of a group's completions by sample, without special tokens; of an episode, what the model said last."""
+        """Texts of a group's completions by sample, without special tokens; for an episode, the model's last message."""
         batch = self.columns(ticket, "sample_index", "completion_text", "messages", "episode")
         texts: dict[int, str] = {}
         for row in batch.to_pylist():
-            said = last_words(row)
-            texts[row["sample_index"]] = row["completion_text"] if said is None else said
+            last = last_words(row)
+            texts[row["sample_index"]] = row["completion_text"] if last is None else last
         return texts
 
     def columns(self, ticket: int, *names: str) -> pa.RecordBatch:
-        """These columns of a group, a row a trajectory: an episode of several segments is one completion."""
+        """These columns of a group, one row per trajectory: the segments of an episode are joined to one completion."""
         return self._read(self._place(ticket), names)
 
     def tokens(self, ticket: int, sample: int) -> dict[str, list[Any] | None]:
-        """`prompt_token_ids`; and of the completion, a value a token: `completion_token_ids`, `loss_mask`, `policy_versions`,
-        `rollout_logprobs`, `reference_logprobs`, `token_rewards`. None for a column that was not recorded."""
+        """`prompt_token_ids`, and columns with one value per token of the completion: `completion_token_ids`, `loss_mask`,
+        `policy_versions`, `rollout_logprobs`, `reference_logprobs`, `token_rewards`. None: the column was not recorded."""
         batch = self.columns(ticket, "sample_index", "prompt_token_ids", "completion_token_ids", *_TOKENS)
         samples = batch["sample_index"].to_pylist()
         if sample not in samples:
@@ -171,7 +172,7 @@ class RecordedStep:
         return {name: batch[name][row].as_py() for name in batch.schema.names if name != "sample_index"}
 
     def segments(self, ticket: int, sample: int) -> list[dict[str, Any]]:
-        """Rows of one trajectory in their order, a row a segment, with the columns that tell its conversation."""
+        """Rows of one trajectory in order, one per segment, with the columns of its conversation."""
         batch = self._rows(self._place(ticket), _SEGMENT)
         try:
             check_contents(batch, ["turns"])
@@ -180,7 +181,7 @@ class RecordedStep:
         return batch.filter(pc.equal(batch["sample_index"], sample)).to_pylist()
 
     def learned(self) -> Learned | None:
-        """What the learner saw of these tokens; None where it was not recorded, or not yet."""
+        """The record of learning of this step; None if it was not recorded, or not yet."""
         try:
             return learned_of(self._directory, self._name)
         except DataError as error:
@@ -215,7 +216,7 @@ class RecordedStep:
             raise DataError(f"{self.path}: {error}") from error
 
     def _rows(self, place: int, names: Sequence[str]) -> pa.RecordBatch:
-        """One row a segment: these columns, and those that `whole` and `check_contents` need."""
+        """One row per segment, with these columns and those that `whole` and `check_contents` need."""
         of_turns = ("completion_token_ids", "finish_reason") if "turns" in names else ()
         needed = dict.fromkeys([*names, "group_id", "sample_index", *of_turns, *SEGMENT])
         try:
@@ -227,8 +228,8 @@ class RecordedStep:
 
 
 def open_step(run: Run, step: int) -> RecordedStep:
-    """The step that made policy version `step`. Raises HTTPException 404 with a sentence where it has no trajectories (any more)."""
-    # In an object store there may be several: all but one are of drivers which were taken for dead.
+    """The step that made policy version `step`. Raises HTTPException 404 with a sentence if its trajectories are not there."""
+    # In an object store a step may have several files: all but one are from drivers that were taken for dead.
     record = run.chain().record(step)
     if record and names_its_file(record) and run.directory.exists(record.trajectories):
         return RecordedStep(run, step, record.trajectories)
@@ -245,8 +246,8 @@ def recorded_steps(run: Run) -> list[int]:
 
 
 def num_readable(run: Run, step: int, *, most: int) -> int:
-    """Steps that one answer may read if their files are as large as this one's: `most` on a disk, where only what is asked for is read; of
-    an object store as many as `_MOST_BYTES` hold, and one at least."""
+    """Number of steps that one answer may read, if their files are as large as this step's. On a disk, where only the needed parts are
+    read: `most`. In an object store: as many as fit into `_MOST_BYTES`, at least one."""
     record = run.chain().record(step)
     if run.directory.is_local or record is None:
         return most
@@ -255,15 +256,15 @@ def num_readable(run: Run, step: int, *, most: int) -> int:
 
 
 def asked(text: str, columns: Mapping[str, Any]) -> str:
-    """What a prompt asks: the last message of the user where it was a conversation, and else the text. Templates' marks say nothing."""
+    """The question of a prompt: the user's last message in a conversation, without the template's marks, or else the text."""
     messages = columns.get("messages")
-    told = [each for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
-    said = [each.get("content") for each in told if each.get("role") == "user"]
-    return next((content for content in reversed(said) if isinstance(content, str)), text)
+    found = [each for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
+    contents = [each.get("content") for each in found if each.get("role") == "user"]
+    return next((content for content in reversed(contents) if isinstance(content, str)), text)
 
 
 def neighbours(numbers: list[int], number: int) -> tuple[int | None, int | None]:
-    """The ones before and after `number` in `numbers`; None where there is none."""
+    """The numbers before and after `number` in `numbers`; None if there is none."""
     place = numbers.index(number)
     return (numbers[place - 1] if place else None), (numbers[place + 1] if place + 1 < len(numbers) else None)
 
@@ -287,14 +288,14 @@ def _content(directory: RunDirectory, name: str) -> "pa.NativeFile | pa.Buffer":
 
 @functools.lru_cache(maxsize=2)
 def _stored(directory: RunDirectory, name: str) -> pa.Buffer:
-    """In a store a file's name has the digest of its content: it never changes."""
+    """Cached: in an object store a file's name contains the digest of its content, which never changes."""
     return directory.read_file(name)
 
 
 def _columns(info: str) -> dict[str, Any]:
-    """A prompt's columns. A number that JSON has not, as a source's NaN, becomes its name: no browser reads it."""
+    """A prompt's columns. Numbers that are not finite, such as NaN, become text, since browsers do not read them in JSON."""
 
-    def told(number: str) -> float | str:
+    def parsed(number: str) -> float | str:
         return value if math.isfinite(value := float(number)) else number
 
-    return json.loads(info, parse_constant=str, parse_float=told)
+    return json.loads(info, parse_constant=str, parse_float=parsed)

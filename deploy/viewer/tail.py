@@ -1,4 +1,4 @@
-"""JSON lines of a file that grows: each is read and parsed once."""
+"""JSON lines of a growing file. Each line is read and parsed once."""
 
 import json
 import math
@@ -14,19 +14,19 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.segments import segments_of
 
 _OVERLAP = 512
-"""Bytes before the place where reading goes on that must be as they were: else the file was written anew."""
+"""Bytes before the current offset that are compared at each look: if they changed, the file was rewritten and is read from the start."""
 _NEVER = ("", [])
 _LONGEST_LINE = 65_536
 _PIECE_BYTES = 4_000_000
-"""That are read at a time, unless a line is longer."""
+"""Bytes read at a time, unless a line is longer."""
 
 
 Keep = Callable[[dict[str, Any]], dict[str, Any] | None]
-"""What is kept of a line; None for nothing."""
+"""Returns the part of a line to keep; None drops the line."""
 
 
 class Tail:
-    """Lines of one file of a run. A torn last line waits for its end. Several threads may use it."""
+    """Lines of one file of a run. An incomplete last line is left for a later look. Several threads may use it."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Tail:
         newest_bytes: int | None = None,
         store_every_s: float = 5.0,
     ) -> None:
-        """Touches nothing. Of a file that has more than `newest_bytes` already, the lines before them are left out, in an object store by
-        whole segments. A store is asked every `store_every_s` seconds at most."""
+        """Reads nothing yet. If the file has more than `newest_bytes` at the first look, earlier lines are left out, in an object store
+        earlier segments. A store is read every `store_every_s` seconds at most."""
         self._directory = directory
         self._keep = keep
         self._name = name
@@ -48,19 +48,19 @@ class Tail:
         self._records: list[dict[str, Any]] = []
         self._offset, self._before = 0, b""
         self._segments: dict[str, tuple[str, list[dict[str, Any]]]] = {}
-        """Of a store, in order: what was read, and the version of the object when it was."""
+        """By segment of an object store, in order: (version, its lines)."""
         self._asked_at = float("-inf")
         self.generation = 0
-        """Grows when lines that were read are no longer what they were."""
-        self._told = (0, 0)
-        """The generation of what `new_records` returned, and how many lines of it."""
+        """Grows when lines that were read have changed."""
+        self._returned = (0, 0)
+        """Generation and number of the lines that `new_records` has returned."""
 
     @property
     def is_read(self) -> bool:
         return bool(self._records)
 
     def records(self, *, key: str | None = None) -> list[dict[str, Any]]:
-        """All lines up to now. With `key`, the last line for each value of it, in its order."""
+        """All lines so far. With `key`, the last line for each of its values, sorted by it."""
         with self._lock:
             self._read_on()
             lines = list(self._records)
@@ -70,10 +70,10 @@ class Tail:
         return [by_key[value] for value in sorted(by_key)]
 
     def new_records(self) -> list[dict[str, Any]]:
-        """Lines since the last call; all of them, when those that were read are no longer what they were."""
+        """Lines since the last call, or all lines if earlier ones have changed."""
         lines = self.records()
-        generation, number = self._told
-        self._told = (self.generation, len(lines))
+        generation, number = self._returned
+        self._returned = (self.generation, len(lines))
         return lines[number:] if generation == self.generation else lines
 
     def _read_on(self) -> None:
@@ -82,7 +82,7 @@ class Tail:
         elif time.monotonic() - self._asked_at > self._store_every_s:
             try:
                 self._read_segments()
-            finally:  # a store that is away is not asked by every request in turn
+            finally:  # after an error too: otherwise each request would ask a store that does not answer
                 self._asked_at = time.monotonic()
 
     def _read_file(self) -> None:
@@ -107,18 +107,18 @@ class Tail:
             elif self._offset + length < size:
                 length *= 2
             else:
-                return  # the last line has no end yet
+                return  # the last line is incomplete
 
     def _skip_to(self, offset: int) -> None:
-        """To the first line that begins after it."""
+        """Moves to the first line that begins after `offset`."""
         content = self._directory.read_range(self._name, offset, _LONGEST_LINE).to_pybytes()
         self._offset = offset + content.find(b"\n") + 1
 
     def _read_segments(self) -> None:
-        """A store's lines are objects: those that are new are read, and those that were written anew."""
+        """In an object store a file of lines is a folder of segments. Reads those that are new or have changed."""
         folder = self._name.removesuffix(".jsonl")
         versions = {f"{folder}/{file}": version for file, version in self._directory.versions(folder).items()}
-        copied = self._directory.size_bytes(self._name)  # by whoever copied a local run
+        copied = self._directory.size_bytes(self._name)  # a single file, if someone copied a local run to the store
         order = [self._name] if copied is not None else []
         order += segments_of(self._name, [posixpath.basename(each) for each in versions])
         versions[self._name] = str(copied)
@@ -130,7 +130,7 @@ class Tail:
         except StorageError:
             if all(map(self._directory.exists, new)):
                 raise
-            return  # merged since they were listed: the next look finds the one that took their place
+            return  # merged since they were listed: the next look finds the merged segment
         self._segments = {
             each: (versions[each], read[each]) if each in read else self._segments[each] for each in order
         }
@@ -139,7 +139,7 @@ class Tail:
         self._records = records
 
     def _read_new(self, segments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-        """Lines of each. At the first look no more segments are read, from the newest on, than `newest_bytes` ask for."""
+        """Lines of each segment. The first look reads backwards from the newest segment until it has `newest_bytes`."""
         is_first = not self._segments and self._newest_bytes is not None
         wanted = float(self._newest_bytes or 0) if is_first else math.inf
         read: dict[str, list[dict[str, Any]]] = {}
@@ -150,7 +150,7 @@ class Tail:
         return read
 
     def _parsed(self, content: bytes) -> list[dict[str, Any]]:
-        """Of whole lines: a last one without an end is left out."""
+        """Parses the complete lines of `content`; an incomplete last line is left out."""
         whole = content[: content.rfind(b"\n") + 1]
         try:
             lines = [line for line in whole.splitlines() if line.strip()]
@@ -166,5 +166,5 @@ class Tail:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Its names are shared by all lines: with their own, a step's numbers take three times the memory."""
+    """Interns names, so that all lines share them: otherwise a step's numbers take three times the memory."""
     return {sys.intern(name): value for name, value in pairs}

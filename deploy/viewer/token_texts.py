@@ -1,6 +1,6 @@
-"""Tokens as text, each for itself, by the tokenizer of a run: read from the run's own files where these have it, never from a network.
+"""The text of each token, by the run's tokenizer, which is read from local files and never from a network.
 
-A token that is a part of a character has no text: its bytes are shown, ⟨E2⟩⟨82⟩, and the character is told apart.
+A token that is part of a character has no text: its bytes are shown, ⟨E2⟩⟨82⟩, and the character is listed separately.
 """
 
 import functools
@@ -24,22 +24,22 @@ _FILE = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """Tokens in their order."""
+    """Texts of a sequence of tokens."""
 
     texts: list[str]
     broken: list[int]
-    """Places of the tokens that are shown as bytes."""
+    """Places of tokens that are shown as bytes."""
     characters: dict[int, str]
-    """By such a place, the characters that the token is a part of; no entry where the bytes are no character."""
+    """By such a place: the characters that the token is part of. No entry if the bytes are no character."""
     special: list[int]
-    """Places of the tokens that are no text: the end of a turn, the begin of a sequence."""
+    """Places of special tokens, such as the end of a turn or the beginning of a sequence."""
 
 
 class TokenTexts:
     """One tokenizer."""
 
     def __init__(self, tokenizer_json: str) -> None:
-        """The content of a tokenizer.json."""
+        """`tokenizer_json` is the content of a tokenizer.json."""
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._is_byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer_json)["decoder"])
@@ -48,7 +48,7 @@ class TokenTexts:
         by_id = {token_id: self._bytes_of(token_id) for token_id in set(token_ids)}
         pieces = [by_id[token_id] for token_id in token_ids]
         texts = {piece: _text(piece) for piece in by_id.values()}
-        broken = [place for place, piece in enumerate(pieces) if not _is_text(piece)]
+        broken = [place for place, piece in enumerate(pieces) if piece.decode(errors="ignore").encode() != piece]
         special = {token_id for token_id, token in self._added.items() if token.special}
         return Shown(
             texts=[texts[piece] for piece in pieces],
@@ -72,8 +72,8 @@ class TokenTexts:
 
 
 def token_texts(run: Run) -> TokenTexts | None:
-    """By the tokenizer in the run's newest checkpoint, in the folder of its model, or in the hub's cache; None where it is in none. Raises
-    DamagedError for one that cannot be read, such as a pointer to a file that was not downloaded."""
+    """Uses the tokenizer in the run's newest checkpoint, in the model's folder, or in the hub's cache; None if there is none. Raises
+    DamagedError for a tokenizer that cannot be read, such as a pointer to a file that was not downloaded."""
     directory = run.directory
     for name in reversed(directory.checkpoints().values()):
         folder = _model_in(directory, f"{CHECKPOINTS}/{name}")
@@ -91,7 +91,7 @@ def token_texts(run: Run) -> TokenTexts | None:
 
 @functools.lru_cache(maxsize=8)
 def _read(folder: str, version: str) -> TokenTexts:
-    """`version` is that of the file: a run that was begun anew may have another tokenizer at the same place."""
+    """Cached by path and `version` of the file: a run that was started over may have another tokenizer at the same path."""
     files = Storage(folder)
     content = files.read_file(_FILE).to_pybytes()
     try:
@@ -102,12 +102,12 @@ def _read(folder: str, version: str) -> TokenTexts:
 
 @functools.lru_cache(maxsize=2)
 def _parsed(text: str) -> TokenTexts:
-    """Checkpoints of a run have the same."""
+    """Cached by content: all checkpoints of a run have the same."""
     return TokenTexts(text)
 
 
 def _model_in(directory: RunDirectory, folder: str) -> str:
-    """In a store a checkpoint's files lie in a folder that its manifest names."""
+    """Folder of a checkpoint's model. In an object store its manifest names the folder of its files."""
     manifest = {} if directory.is_local else directory.read_json(f"{folder}/{CHECKPOINT_MANIFEST}")
     return posixpath.join(folder, manifest.get("folder", ""), "model")
 
@@ -120,22 +120,14 @@ def _in_cache(name: str, revision: str | None) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _is_text(piece: bytes) -> bool:
-    try:
-        piece.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _text(piece: bytes) -> str:
-    """Bytes that are no text as ⟨E2⟩."""
+    """The text, with bytes that are no text as ⟨E2⟩."""
     decoded = piece.decode(errors="surrogateescape")
     return "".join(f"⟨{ord(letter) - 0xDC00:02X}⟩" if "\udc80" <= letter <= "\udcff" else letter for letter in decoded)
 
 
 def _characters(pieces: Sequence[bytes], broken: Sequence[int]) -> dict[int, str]:
-    """Of the tokens at the places `broken`, the characters that each is a part of. Neighbours alone can share one."""
+    """By place in `broken`: the characters that the token is part of. Only neighbours can share a character."""
     found: dict[int, str] = {}
     owners: list[int] = []
     content = b""
@@ -152,7 +144,7 @@ def _characters(pieces: Sequence[bytes], broken: Sequence[int]) -> dict[int, str
 
 
 def _split(content: bytes) -> list[tuple[int, str]]:
-    """The characters of more than one byte, each with the place of its first byte."""
+    """(place of the first byte, character) of the characters of more than one byte."""
     found: list[tuple[int, str]] = []
     start = 0
     for letter in content.decode(errors="surrogateescape"):
@@ -165,7 +157,7 @@ def _split(content: bytes) -> list[tuple[int, str]]:
 
 @functools.cache
 def _byte_of_letter() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable ones stand for themselves, the others follow from U+0100 on."""
+    """GPT-2's letters for bytes: a printable byte is its own letter, the others are numbered from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + at): byte for at, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""A run as a Chrome trace, for Perfetto: a process an actor, a slice a phase, an instant an event. Made of what the run recorded alone."""
+"""`treadwheel trace`: a run's phases and events as a Chrome trace. Each actor is a process, each phase a slice, each event an instant."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _TID = 1
 
 
 def trace(directory: RunDirectory, *, steps: str | None = None) -> dict[str, Any]:
-    """`steps` is `12`, or `10-20`; None is the whole run. Raises ConfigError for a run, or steps, of which nothing is recorded."""
+    """`steps` is `12` or `10-20`; None: the whole run. Raises ConfigError if the run or the steps have no records."""
     directory.reach()
     phases, events = directory.read_json_lines(PHASES), fleet.versioned(directory.read_json_lines(EVENTS))
     if not phases:
@@ -33,7 +33,7 @@ def trace(directory: RunDirectory, *, steps: str | None = None) -> dict[str, Any
 def trace_events(
     phases: Sequence[Line], events: Sequence[Line], *, begin: float, end: float = float("inf")
 ) -> list[dict[str, Any]]:
-    """Those between, in Unix seconds; their times count from `begin`, in microseconds."""
+    """Trace events between `begin` and `end`, in Unix seconds. Their own times are microseconds since `begin`."""
     by_actor: defaultdict[str, list[Line]] = defaultdict(list)
     for line in sorted(phases, key=lambda each: each["start"]):
         by_actor[line["actor"]].append(line)
@@ -51,7 +51,7 @@ def trace_events(
 
 
 def _slices(lines: Sequence[Line], *, pid: int, begin: float, end: float) -> list[dict[str, Any]]:
-    """In order, and one after the other: clocks of two machines may disagree after a restart."""
+    """Slices in order and without overlap: after a restart the clocks of two machines may disagree."""
     found: list[dict[str, Any]] = []
     until = 0
     for line in lines:
@@ -75,7 +75,7 @@ def _instant(mark: Line, *, pid: int, begin: float) -> dict[str, Any]:
 
 
 def _window(directory: RunDirectory, phases: Sequence[Line], steps: str) -> tuple[float, float]:
-    """From when the step before the first was logged until the last one was."""
+    """From the time when the step before the first was logged to the time when the last was."""
     first, last = step_range(steps)
     logged = {line["policy_version"]: line["time"] for line in directory.read_json_lines(METRICS)}
     if not (found := [version for version in logged if max(first, 1) <= version <= last]):

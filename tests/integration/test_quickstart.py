@@ -72,7 +72,7 @@ def test_its_report_and_its_models_card_tell_the_same(finished):
     last = finished.json("summary.json")["eval_last"]
     report = (finished.run_dir / "report.html").read_text()
     assert 'data-state="finished">finished<' in report and f"→ {last:.3f}" in report
-    assert "Samples before and after" in report and "There are none to show" not in report
+    assert "Samples before and after" in report and "There are no samples" not in report
     card = ModelCard((finished.run_dir / "checkpoints" / "step-000080" / "model" / "README.md").read_text())
     assert f"| {last:.3f} ± " in card.text and card.data.to_dict()["license"] == "apache-2.0"
 

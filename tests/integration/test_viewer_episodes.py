@@ -107,7 +107,7 @@ def test_tool_calls_are_boxes_and_the_rewritten_history_unfolds_and_all_of_it_is
 
 def test_an_episode_that_failed_before_its_first_turn_says_so(browser, step):
     with looking(browser, f"{step}/group/9/0") as page:
-        expect(page.locator(".tokens")).to_have_text("There is no token: it failed before the first one.")
+        expect(page.locator(".tokens")).to_have_text("There are no tokens: the trajectory failed before the first one.")
         expect(page.locator("main")).to_contain_text("Failed insandbox")
         page.get_by_role("group", name="Completion of").focus()
         for key in ("ArrowRight", "End", "n", "8"):

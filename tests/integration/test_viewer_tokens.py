@@ -140,7 +140,7 @@ def test_a_prompt_with_tools_is_a_conversation_of_roles(browser, group):
         messages = page.locator(".message")
         expect(messages.locator("b")).to_have_text(["user", "assistant", "tool add"])
         assert json.loads(str(messages.nth(1).locator("pre").text_content())) == {"name": "add", "arguments": {"a": 47}}
-        page.get_by_text("As the policy read it").click()
+        page.get_by_text("Text that the policy read").click()
         expect(page.locator(".prompt")).to_contain_text("1+1=")
 
 

@@ -1,1 +1,1 @@
-"""One page a file, each with `ROUTES`."""
+"""One page per file, each with `ROUTES`."""

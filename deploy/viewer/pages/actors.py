@@ -1,4 +1,4 @@
-"""Who did what when: a Gantt of the actors' lives and phases, with restarts, joins and departures."""
+"""A Gantt chart of the actors' lives and phases, with restarts, joins and departures."""
 
 import re
 import time
@@ -14,9 +14,9 @@ from deploy.viewer.page import page
 from deploy.viewer.runs import Run
 
 _MOST_BARS = 6000
-"""On one page: of a longer stretch, phases are merged until there are so many."""
+"""On one page, for all actors: in a long window, neighbouring phases are merged."""
 _WINDOWS = (60, 300, 1800, 7200)
-"""Seconds back from the run's end that the page offers, beside all of it."""
+"""Windows that the page offers, in seconds back from the run's end, in addition to the whole run."""
 _COLORS = {
     "sampling": ("sampling",),
     "learning": ("assembling", "scoring the reference", "first look", "learning", "optimizing"),
@@ -26,11 +26,11 @@ _COLORS = {
     "saving": ("saving", "finish_saving", "record", "exporting"),
 }
 _COLOR_OF = {phase: color for color, phases in _COLORS.items() for phase in phases}
-"""A wait has a colour of its own, and all other phases that of a start."""
+"""Waits have their own colour, and all other phases have that of a start."""
 
 
 def actors(run: Run, request: Request) -> dict[str, Any]:
-    """The query's `window` says how many seconds back from now, or from the run's end; `all` is all of them."""
+    """The query's `window` is a number of seconds back from now, or from the run's end, or `all`."""
     mark = run.mark()
     events, status, state = run.events(), run.status(), run.state()
     found = fleet.actors(events, status, state=state)
@@ -58,7 +58,7 @@ def actors(run: Run, request: Request) -> dict[str, Any]:
 def rows(
     found: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]], *, begin: float, end: float
 ) -> list[dict[str, Any]]:
-    """An actor's bars between `begin` and `end`: its life (`healthy`, `dead`) and, above it, its phases."""
+    """Each actor's bars between `begin` and `end`: its life (`healthy`, `dead`) and, above it, its phases."""
     by_actor: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for phase in phases:
         if phase["end"] > begin and phase["start"] < end:
@@ -78,17 +78,17 @@ def rows(
 def present(
     found: Sequence[Mapping[str, Any]], phases: Sequence[Mapping[str, Any]], *, end: float
 ) -> list[dict[str, Any]]:
-    """What living actors do now, which has no line before it ends."""
-    told = {phase["actor"]: phase["end"] for phase in phases}
+    """Current phases of living actors: a phase is written to phases.jsonl only at its end."""
+    until = {phase["actor"]: phase["end"] for phase in phases}
     return [
         {"actor": actor["name"], "phase": actor["phase"], "start": start, "end": end}
         for actor in found
-        if actor["phase"] and (start := max(actor["phase_since"], told.get(actor["name"], 0.0))) < end
+        if actor["phase"] and (start := max(actor["phase_since"], until.get(actor["name"], 0.0))) < end
     ]
 
 
 def merged(phases: Sequence[Mapping[str, Any]], shortest_s: float) -> list[dict[str, Any]]:
-    """Bars in order. Neighbours that together last at most `shortest_s` become one bar, of the phase that took most of that time."""
+    """Bars in order. Neighbours that together last at most `shortest_s` become one bar of the phase that took most of that time."""
     bars: list[dict[str, Any]] = []
     gathered: list[Mapping[str, Any]] = []
     for phase in sorted(phases, key=lambda each: each["start"]):
@@ -118,7 +118,7 @@ def _color(phase: str) -> str:
 
 
 def _cut(spans: Sequence[Mapping[str, Any]], *, begin: float, end: float) -> list[dict[str, Any]]:
-    """Those that reach into the window, as far as they do. One that goes on ends with the window."""
+    """Spans cut to the window. A span that is not over ends with the window."""
     cut = ({**span, "start": max(span["start"], begin), "end": min(span["end"] or end, end)} for span in spans)
     return [span for span in cut if span["end"] > span["start"]]
 

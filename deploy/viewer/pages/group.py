@@ -1,4 +1,4 @@
-"""One group: its prompt, and its completions beside each other, the best reward first."""
+"""One group: its prompt, and its completions side by side, the best reward first."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from deploy.viewer.runs import Run
 from deploy.viewer.steps import Group, RecordedStep, Trajectory, neighbours, open_step
 
 _MOST_CHARACTERS = 20_000
-"""Of one completion on this page; the trajectory's own page has all."""
+"""Characters shown of one completion; the trajectory's page shows all."""
 _WORTH_FOLDING = 40
-"""Characters that all completions begin with, from which on they are shown once."""
+"""A common beginning of at least so many characters is shown only once."""
 
 
 def group(run: Run, request: Request) -> dict[str, Any]:
@@ -27,16 +27,16 @@ def group_data(step: RecordedStep, ticket: int) -> dict[str, Any]:
     """The group with its texts."""
     found, texts = step.group(ticket), step.completions(ticket)
     folded = common_beginning(list(texts.values()))
-    told = told_of(step, found)
-    for each in told["trajectories"]:
+    data = told_of(step, found)
+    for each in data["trajectories"]:
         text = texts[each["sample_index"]]
         each["text"] = text[len(folded) : len(folded) + _MOST_CHARACTERS]
         each["num_left_out"] = max(0, len(text) - len(folded) - _MOST_CHARACTERS)
-    return {**told, "folded": folded}
+    return {**data, "folded": folded}
 
 
 def told_of(step: RecordedStep, found: Group) -> dict[str, Any]:
-    """The group without its completions: where it is, its prompt, what became of each trajectory."""
+    """The group without its completions: its place, its prompt, and the results of each trajectory."""
     before, after = neighbours(step.tickets, found.ticket_index)
     text, columns = step.prompt(found.ticket_index)
     return {
@@ -58,8 +58,8 @@ def told_of(step: RecordedStep, found: Group) -> dict[str, Any]:
 
 
 def common_beginning(texts: Sequence[str]) -> str:
-    """What all begin with, up to the end of a word; "" where that is too short to be worth folding, or there is one text."""
-    # What the first and the last in alphabetical order share, all share.
+    """The common beginning of all texts, up to the end of a word; "" if it is too short to fold, or there is only one text."""
+    # The common beginning of the first and the last in alphabetical order is that of all.
     same = takewhile(lambda pair: pair[0] == pair[1], zip(min(texts), max(texts), strict=False))
     shared = "".join(letter for letter, _ in same) if len(texts) > 1 else ""
     if shared not in texts:
@@ -68,13 +68,13 @@ def common_beginning(texts: Sequence[str]) -> str:
 
 
 def _conversation(messages: Any) -> list[dict[str, Any]] | None:
-    """None for what is no conversation: imported trajectories may hold anything under that name."""
+    """None for content that is not a conversation: imported trajectories may have any column of that name."""
     is_one = isinstance(messages, list) and all(isinstance(each, dict) and "role" in each for each in messages)
     return messages if is_one else None
 
 
 def _best_first(trajectory: Trajectory) -> tuple[float, int]:
-    """Those without a reward come last."""
+    """Sort key: trajectories without a reward come last."""
     return (math.inf if trajectory.reward is None else -trajectory.reward, trajectory.sample_index)
 
 

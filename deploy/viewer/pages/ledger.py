@@ -1,4 +1,4 @@
-"""What the learner consumed: step, groups, digests, with the chain checked, and which step a group trained."""
+"""The ledger: steps with their groups and digests, the check of the chain, and which step a group trained."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -13,15 +13,16 @@ from deploy.viewer.runs import Run
 
 PER_PAGE = 50
 _MOST_BYTES = 64_000_000
-"""Of the trajectories of one page's steps that are read unasked; of an object store none are."""
+"""Trajectories that one page reads by itself to check them; in an object store none."""
 _MOST_BYTES_ASKED = 2_000_000_000
+"""Trajectories that it reads if the reader asks for the check."""
 _FEW_GROUPS = 8
-"""So many are links of their own; more are ranges."""
+"""Up to so many groups are links; more are shown as ranges."""
 
 
 def ledger(run: Run, request: Request) -> dict[str, Any]:
-    """The query's `before` is the step above the newest one shown; `ticket` asks what a group trained; `files=check` reads the files
-    of the shown steps also where that takes long."""
+    """The query's `before` is the step after the newest one shown; `ticket` asks which step a group trained; `files=check` checks the
+    trajectories of the shown steps even if that takes long."""
     chain = run.chain()
     newest = len(chain.records)
     before = min(asked_whole_number(request, "before") or newest + 1, newest + 1)
@@ -50,7 +51,7 @@ def _row(record: Record, file: str, chain: Chain) -> dict[str, Any]:
     if after is None:
         vouched = "the chain breaks here" if chain.problem else "newest"
     else:
-        vouched = f"step {after.step}"  # the chain holds it only where it is so
+        vouched = f"step {after.step}"
     return {
         "step": record.step,
         "num_groups": len(record.groups),
@@ -77,16 +78,16 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def answer(ticket: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Which step a group trained, or why it trained none, in words."""
+    """Which step a group trained, or why it trained none, in a sentence."""
     if (step := chain.step_of(ticket)) is not None:
         return {"ticket": ticket, "step": step, "words": f"Group {ticket} trained step {step}."}
-    told = [event for event in events if event["kind"] in ("drop", "quarantine") and ticket_of(event) == ticket]
-    if told:
-        words = f"Group {ticket} trained no step: it was dropped ({told[-1]['reason']})."
+    drops = [event for event in events if event["kind"] in ("drop", "quarantine") and ticket_of(event) == ticket]
+    if drops:
+        words = f"Group {ticket} trained no step: it was dropped ({drops[-1]['reason']})."
     elif not chain.records or ticket >= chain.records[-1].next_index:
-        words = f"Group {ticket} has trained no step yet: no record goes so far."
+        words = f"Group {ticket} has trained no step yet: the last record ends before it."
     else:
-        words = f"Group {ticket} trained no step: groups before and after it did. No event says why."
+        words = f"Group {ticket} trained no step, but groups before and after it did. No event says why."
     return {"ticket": ticket, "step": None, "words": words}
 
 

@@ -1,4 +1,4 @@
-"""A run at a glance: curves that grow, what happened, who is well. And the front page, which is this one where there is one run."""
+"""The overview of a run: live curves, events, state of actors. And the front page, which leads to it if there is one run."""
 
 import time
 from typing import Any
@@ -15,7 +15,7 @@ _LAST_EVENTS = 200
 
 
 def overview(run: Run, request: Request) -> dict[str, Any]:
-    mark = run.mark()  # first: what comes meanwhile is told again, and never left out
+    mark = run.mark()  # first: news that arrive meanwhile are then sent twice, and never lost
     steps, events, status, state = run.metrics(), run.events(), run.status(), run.state()
     config = run.config()
     marks = fleet.marks(fleet.versioned(events))
@@ -35,7 +35,7 @@ def overview(run: Run, request: Request) -> dict[str, Any]:
 
 
 def front(request: Request) -> Response:
-    """The one run, or the list of them."""
+    """Redirects to the only run, or to the list of runs."""
     runs, root = request.app.state.runs, request.scope.get("root_path", "")
     found = runs.all()
     return RedirectResponse(f"{root}/run/{found[0].name}/" if runs.is_one else f"{root}/runs", status_code=307)

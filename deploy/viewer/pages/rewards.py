@@ -1,4 +1,4 @@
-"""Rewards: how each component was spread over the steps, what failed and with which message, by judge, and where to look."""
+"""Rewards: distributions of each component over the steps, failures of judges with their messages, and examples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -54,14 +54,14 @@ def _scores(run: Run, steps: Sequence[int]) -> dict[int, Mapping[str, Scores]]:
 def _component(name: str, by_step: Mapping[int, Scores]) -> dict[str, Any]:
     axis = axis_of([end for scores in by_step.values() for end in (scores.values[0], scores.values[-1])])
     last = by_step[max(by_step)]
-    told = {"num": last.num, "num_without": last.num_without, "mean": last.mean, "std": last.std}
-    return {"name": name, "ticks": axis.ticks(), "columns": picture(by_step, axis), "last": told}
+    numbers = {"num": last.num, "num_without": last.num_without, "mean": last.mean, "std": last.std}
+    return {"name": name, "ticks": axis.ticks(), "columns": picture(by_step, axis), "last": numbers}
 
 
 def _examples(run: Run, step: int, scores: Mapping[str, Scores], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Of the newest step that was read: the trajectories with the smallest and the largest value of each component."""
+    """The trajectories with the smallest and the largest value of each component in `step`."""
     recorded = open_step(run, step)
-    told: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
     for name in (name for name in names if name in scores):
         of = scores[name]
         for end, (ticket, sample), value in (
@@ -70,13 +70,12 @@ def _examples(run: Run, step: int, scores: Mapping[str, Scores], names: Sequence
         ):
             text = " ".join(recorded.completions(ticket)[sample][: 4 * _MOST_CHARACTERS].split())[:_MOST_CHARACTERS]
             place = {"step": step, "ticket": ticket, "sample": sample}
-            told.append({"name": name, "end": end, "value": value, **place, "text": text})
-    return told
+            examples.append({"name": name, "end": end, "value": value, **place, "text": text})
+    return examples
 
 
 def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[int]) -> list[dict[str, Any]]:
-    """What judges raised or overran, by its kind, the most frequent first. An example leads to a group whose step is recorded; one that was
-    dropped is nowhere to be seen."""
+    """Failures of judges by kind, the most frequent first. Examples are groups whose step is recorded: dropped groups cannot be shown."""
     found: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["kind"] != "reward_failure":
@@ -84,15 +83,15 @@ def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[in
         for failure in event.get("failures", ()):
             step = event["policy_version"] + 1
             new = {"kind": failure["kind"], "count": 0, "num_groups": 0, "first": step, "messages": [], "examples": []}
-            told = found.setdefault(failure["kind"], new)
-            told["count"] += failure["count"]
-            told["num_groups"] += 1
-            told["last"] = step
-            if failure["message"] not in told["messages"] and len(told["messages"]) < _MOST_EXAMPLES:
-                told["messages"].append(failure["message"])
-            if (example := _example(event, chain, recorded)) and len(told["examples"]) < _MOST_EXAMPLES:
-                told["examples"].append(example)
-    return sorted(found.values(), key=lambda told: -told["count"])[:_MOST_FAILURES]
+            row = found.setdefault(failure["kind"], new)
+            row["count"] += failure["count"]
+            row["num_groups"] += 1
+            row["last"] = step
+            if failure["message"] not in row["messages"] and len(row["messages"]) < _MOST_EXAMPLES:
+                row["messages"].append(failure["message"])
+            if (example := _example(event, chain, recorded)) and len(row["examples"]) < _MOST_EXAMPLES:
+                row["examples"].append(example)
+    return sorted(found.values(), key=lambda row: -row["count"])[:_MOST_FAILURES]
 
 
 def _example(event: Mapping[str, Any], chain: Chain, recorded: set[int]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""All runs at a glance, and several of them against each other: their curves, their settings, their passports."""
+"""The list of all runs, and the comparison of several: curves, settings, passports."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from deploy.viewer.runs import Run
 from deploy.viewer.series import compared, facts, spark, values
 
 _MOST = 6
-"""Runs that are compared at a time: so many colours can be told apart."""
+"""Most runs in one comparison: there are so many distinguishable colours."""
 _MOST_CHARACTERS = 200
-"""Of why a run cannot be read."""
-_HERE = ("run_dir",)
-"""Settings that differ by their nature."""
+"""Characters of the reason why a run cannot be read."""
+_ALWAYS_DIFFERENT = ("run_dir",)
+"""Settings that a comparison leaves out."""
 
 
 def runs(found: Sequence[Run]) -> dict[str, Any]:
@@ -27,36 +27,36 @@ def runs(found: Sequence[Run]) -> dict[str, Any]:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """One that cannot be read hides no other."""
+    """The row of a run. A run that cannot be read gets one too, with the reason."""
     try:
-        return _told(run, run.glance(), run.config(), state=run.state())
+        return _made(run, run.glance(), run.config(), state=run.state())
     except (TreadwheelError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return {**_told(run, [], {}, state="damaged"), "reason": " ".join(str(error).split())[:_MOST_CHARACTERS]}
+        return {**_made(run, [], {}, state="damaged"), "reason": " ".join(str(error).split())[:_MOST_CHARACTERS]}
 
 
-def _told(run: Run, steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, state: str) -> dict[str, Any]:
+def _made(run: Run, steps: Sequence[Mapping[str, Any]], config: Mapping[str, Any], *, state: str) -> dict[str, Any]:
     row = {"name": run.name, "place": run.place, "state": state, "reason": None}
     return {**row, "spark": spark(values(steps, "reward/mean")), **facts(steps, config, state=state)}
 
 
 def comparison(found: Sequence[Run]) -> dict[str, Any]:
-    """Of at least one run. Settings and passports are told where two of them differ, an absent entry as None."""
+    """Compares at least one run. Lists the settings and passport entries that differ; None: the run does not have the entry."""
     configs = [dict(flat(run.config())) for run in found]
     passports = differences([dict(flat(run.passport())) for run in found])
     return {
         "runs": [run.name for run in found],
         "panels": compared({run.name: run.metrics() for run in found}),
-        "settings": [row for row in differences(configs) if row["name"] not in _HERE],
+        "settings": [row for row in differences(configs) if row["name"] not in _ALWAYS_DIFFERENT],
         "mathematics": [row for row in passports if is_mathematical(row["name"])],
         "tools": [row for row in passports if not is_mathematical(row["name"])],
         "without_passport": [run.name for run in found if not run.passport()],
     }
 
 
-def differences(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Names whose values are not all equal, with the value of each; None where one has none."""
-    names = sorted({name for values_of in told for name in values_of})
-    rows = [{"name": name, "values": [in_words(values_of.get(name)) for values_of in told]} for name in names]
+def differences(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Names whose values are not all equal, with the value in each of `entries`, or None."""
+    names = sorted({name for values_of in entries for name in values_of})
+    rows = [{"name": name, "values": [in_words(values_of.get(name)) for values_of in entries]} for name in names]
     return [row for row in rows if len({json.dumps(value, sort_keys=True) for value in row["values"]}) > 1]
 
 

@@ -1,4 +1,4 @@
-"""Search over what was recorded, by the fields of its form. The newest first; each answer says how far it looked."""
+"""Search over recorded trajectories by the fields of a form, the newest first. Each answer says how far it searched."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _MOST_CHARACTERS = 200
 
 
 def search(run: Run, request: Request) -> dict[str, Any]:
-    """The query has the form's fields; `steps` is `12` or `10-20`; `from` is the place where the answer before stopped."""
+    """The query has the form's fields: `steps` is `12` or `10-20`. `from` is the place where the previous answer stopped."""
     asked = {name: request.query_params.get(name, "")[:_MOST_CHARACTERS] for name in _FIELDS}
     wanted = _wanted(request, asked)
     steps = recorded_steps(run)
@@ -47,11 +47,11 @@ def search(run: Run, request: Request) -> dict[str, Any]:
 
 
 def _environments(config: Mapping[str, Any]) -> list[str]:
-    """Names of the run's environments, as its trajectories have them; none of a run of single turns."""
+    """Names of the run's environments, as in its trajectories; none for a run of single turns."""
     if named := config.get("environments"):
         return sorted(named)
-    said = config.get("environment") or "single_turn"
-    name = str(said.get("name") if isinstance(said, dict) else said)
+    setting = config.get("environment") or "single_turn"
+    name = str(setting.get("name") if isinstance(setting, dict) else setting)
     label = name.rpartition(":")[2].rpartition(".")[2]
     return [] if label == "single_turn" else [label]
 
@@ -71,12 +71,12 @@ def _wanted(request: Request, asked: dict[str, str]) -> Wanted:
     )
 
 
-def _steps(said: str) -> tuple[int | None, int | None]:
-    if not said:
+def _steps(text: str) -> tuple[int | None, int | None]:
+    if not text:
         return None, None
-    if found := re.fullmatch(r"(\d{1,12})(?:\s*[-–]\s*(\d{1,12}))?", said):
+    if found := re.fullmatch(r"(\d{1,12})(?:\s*[-–]\s*(\d{1,12}))?", text):
         return int(found[1]), int(found[2] or found[1])
-    raise HTTPException(400, f"steps={said[:40]!r} is neither a step nor two of them, such as 10-20")
+    raise HTTPException(400, f"steps={text[:40]!r} is neither a step, such as 12, nor a range, such as 10-20")
 
 
 def _start(request: Request) -> Place | None:

@@ -1,5 +1,4 @@
-"""One step: its groups, each trajectory's reward as a dot, who sampled it, how stale it was, what was dropped for it and why; and the list
-of steps that leads there."""
+"""One step: its groups with each trajectory's reward as a dot, workers, staleness, dropped groups and why. And the list of steps."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +20,9 @@ from deploy.viewer.steps import Group, RecordedStep, Trajectory, asked, neighbou
 
 PER_PAGE = 50
 """Groups of a step, or steps of a run."""
-_MOST_TOLD = 50
+_MOST_ROWS = 50
 _MOST_CHARACTERS = 2000
-"""Of a prompt that is named in a line."""
+"""Characters of a prompt from which its line is made."""
 _FACTS = (
     ("reward/mean", "Reward"),
     ("eval/accuracy", "Held-out accuracy"),
@@ -38,12 +37,7 @@ _FACTS = (
     ("tokens/truncated_share", "Cut at the limit"),
     ("time/step_s", "Seconds"),
 )
-_COLUMNS = tuple(
-    entry
-    for entry in _FACTS
-    if entry[0]
-    not in ("learner/advantage_std", "tokens/truncated_share", "learner/clip_fraction", "mismatch/mean_abs_nats")
-)
+_NOT_LISTED = {"learner/advantage_std", "tokens/truncated_share", "learner/clip_fraction", "mismatch/mean_abs_nats"}
 _SORTS = {
     "order": lambda row: row["place"],
     "reward": lambda row: (row["mean"] is None, row["mean"]),
@@ -55,7 +49,7 @@ _SORTS = {
 
 
 def steps(run: Run, request: Request) -> dict[str, Any]:
-    """The newest first; the query's `before` is the step above the newest one shown."""
+    """Steps, the newest first. The query's `before` is the step after the newest one shown."""
     lines = run.metrics()
     by_step = {line["policy_version"]: line for line in lines}
     recorded = set(recorded_steps(run))
@@ -63,7 +57,8 @@ def steps(run: Run, request: Request) -> dict[str, Any]:
     newest = numbers[-1] if numbers else 0
     before = min(asked_whole_number(request, "before") or newest + 1, newest + 1)
     shown = [number for number in numbers if number < before][-PER_PAGE:][::-1]
-    columns = [(name, label) for name, label in _COLUMNS if any(line.get(name) is not None for line in lines)]
+    listed = [(name, label) for name, label in _FACTS if name not in _NOT_LISTED]
+    columns = [(name, label) for name, label in listed if any(line.get(name) is not None for line in lines)]
     return {
         "num_steps": len(numbers),
         "newest": newest,
@@ -83,7 +78,7 @@ def steps(run: Run, request: Request) -> dict[str, Any]:
 
 
 def step(run: Run, request: Request) -> dict[str, Any]:
-    """The query's `sort` is one of the page's orders, `from` the place of the first group shown."""
+    """One step. The query's `sort` is one of `_SORTS`, `from` the place of the first group shown."""
     number = int(request.path_params["step"])
     lines = {line["policy_version"]: line for line in run.metrics()}
     recorded, why = _opened(run, number)
@@ -131,13 +126,13 @@ def step(run: Run, request: Request) -> dict[str, Any]:
         "failed": failed(groups),
         "dropped": dropped(number, run.chain(), run.events()),
         "marks": [mark for mark in fleet.marks(_during(run.events(), number)) if mark["kind"] != "started"][
-            -_MOST_TOLD:
+            -_MOST_ROWS:
         ],
     }
 
 
 def _opened(run: Run, number: int) -> tuple[RecordedStep | None, str]:
-    """The step, or why it cannot be shown."""
+    """(the step, or None; why it cannot be shown)."""
     try:
         return open_step(run, number), ""
     except HTTPException as error:
@@ -145,8 +140,7 @@ def _opened(run: Run, number: int) -> tuple[RecordedStep | None, str]:
 
 
 def _detailed(run: Run, recorded: RecordedStep | None) -> tuple[set[int], str]:
-    """Groups of which the learner's numbers of each token are recorded, and what is wrong with that record. Of an object store it is not
-    asked for: it would be read whole."""
+    """(groups in the record of learning, what is wrong with that record). Empty in an object store, which gives only whole files."""
     if recorded is None or not run.directory.is_local:
         return set(), ""
     try:
@@ -157,30 +151,30 @@ def _detailed(run: Run, recorded: RecordedStep | None) -> tuple[set[int], str]:
 
 
 def _row(place: int, group: Group) -> dict[str, Any]:
-    """What is said of one group, without its dots."""
-    told = group.trajectories
-    lengths = [each.num_tokens for each in told]
+    """The row of a group, without its dots."""
+    trajectories = group.trajectories
+    lengths = [each.num_tokens for each in trajectories]
     return {
         "place": place,
         "ticket": group.ticket_index,
         "prompt_id": group.prompt_id,
         "seconds": group.seconds,
-        **mean_and_spread([each.reward for each in told if each.reward is not None]),
+        **mean_and_spread([each.reward for each in trajectories if each.reward is not None]),
         "shortest": min(lengths),
         "longest": max(lengths),
-        "staleness": _most_stale(told),
-        "workers": sorted({each.worker for each in told}),
-        "num_cut": sum(each.finish_reason == "length" for each in told),
-        "num_aborted": sum(each.finish_reason == "aborted" for each in told),
-        "num_failed": sum(each.reward_status in ("error", "timeout") for each in told),
-        "episodes": episodes([each.episode for each in told if each.episode is not None]),
-        "trajectories": told,
+        "staleness": _most_stale(trajectories),
+        "workers": sorted({each.worker for each in trajectories}),
+        "num_cut": sum(each.finish_reason == "length" for each in trajectories),
+        "num_aborted": sum(each.finish_reason == "aborted" for each in trajectories),
+        "num_failed": sum(each.reward_status in ("error", "timeout") for each in trajectories),
+        "episodes": episodes([each.episode for each in trajectories if each.episode is not None]),
+        "trajectories": trajectories,
     }
 
 
 def _drawn(row: Mapping[str, Any], axis: Axis, recorded: RecordedStep) -> dict[str, Any]:
-    told: Sequence[Trajectory] = [each for each in row["trajectories"] if each.reward is not None]
-    placed = dots([each.reward for each in told if each.reward is not None], axis)
+    scored: Sequence[Trajectory] = [each for each in row["trajectories"] if each.reward is not None]
+    placed = dots([each.reward for each in scored if each.reward is not None], axis)
     mean, std = row["mean"], row["std"]
     span = None
     if mean is not None:
@@ -188,7 +182,7 @@ def _drawn(row: Mapping[str, Any], axis: Axis, recorded: RecordedStep) -> dict[s
         span = {"mean": percent(axis.place(mean)), "start": ends[0], "width": round(ends[1] - ends[0], 2)}
     return {
         **{name: value for name, value in row.items() if name != "trajectories"},
-        "prompt": said(*recorded.prompt(row["ticket"])),
+        "prompt": line_of(*recorded.prompt(row["ticket"])),
         "span": span,
         "dots": [
             {
@@ -199,34 +193,34 @@ def _drawn(row: Mapping[str, Any], axis: Axis, recorded: RecordedStep) -> dict[s
                 "episode": each.episode and asdict(each.episode),
                 **place,
             }
-            for each, place in zip(told, placed, strict=True)
+            for each, place in zip(scored, placed, strict=True)
         ],
     }
 
 
-def episodes(told: Sequence[EpisodeFacts]) -> dict[str, Any] | None:
-    """What a group's episodes have together; None for single turns."""
-    if not told:
+def episodes(facts: Sequence[EpisodeFacts]) -> dict[str, Any] | None:
+    """Totals over a group's episodes; None for single turns."""
+    if not facts:
         return None
-    turns = [each.num_turns for each in told]
+    turns = [each.num_turns for each in facts]
     return {
-        "environment": told[0].environment,
+        "environment": facts[0].environment,
         "fewest_turns": min(turns),
         "most_turns": max(turns),
-        "num_calls": sum(each.num_calls for each in told),
-        "num_malformed_calls": sum(each.num_malformed_calls for each in told),
-        "failed_stages": Counter(each.failed_stage for each in told if each.failed_stage).most_common(),
+        "num_calls": sum(each.num_calls for each in facts),
+        "num_malformed_calls": sum(each.num_malformed_calls for each in facts),
+        "failed_stages": Counter(each.failed_stage for each in facts if each.failed_stage).most_common(),
     }
 
 
-def said(text: str, columns: Mapping[str, Any]) -> str:
-    """What a prompt asks, in a line: its first characters."""
+def line_of(text: str, columns: Mapping[str, Any]) -> str:
+    """The beginning of a prompt's question, in one line."""
     return " ".join(asked(text, columns)[:_MOST_CHARACTERS].split())
 
 
-def _most_stale(told: Sequence[Trajectory]) -> int | None:
-    """None where none of them has a token."""
-    return max((each.staleness for each in told if each.staleness is not None), default=None)
+def _most_stale(trajectories: Sequence[Trajectory]) -> int | None:
+    """None if no trajectory has a token."""
+    return max((each.staleness for each in trajectories if each.staleness is not None), default=None)
 
 
 def _short(text: str, shared: str) -> str:
@@ -235,7 +229,7 @@ def _short(text: str, shared: str) -> str:
 
 
 def workers(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Who sampled: trajectories, tokens and mean reward of each worker."""
+    """Trajectories, tokens and mean reward of each worker."""
     by_name: dict[str, list[Trajectory]] = {}
     for group in groups:
         for each in group.trajectories:
@@ -243,17 +237,17 @@ def workers(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [
         {
             "worker": name,
-            "num_trajectories": len(told),
-            "num_tokens": sum(each.num_tokens for each in told),
-            "staleness": _most_stale(told),
-            **mean_and_spread([each.reward for each in told if each.reward is not None]),
+            "num_trajectories": len(sampled),
+            "num_tokens": sum(each.num_tokens for each in sampled),
+            "staleness": _most_stale(sampled),
+            **mean_and_spread([each.reward for each in sampled if each.reward is not None]),
         }
-        for name, told in sorted(by_name.items())
+        for name, sampled in sorted(by_name.items())
     ]
 
 
 def failed(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Rewards that failed, by their message, the most frequent first, each with the first trajectory that it happened to."""
+    """Failed rewards by message, the most frequent first, each with the first trajectory that has it."""
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], tuple[int, int]] = {}
     for group in groups:
@@ -264,13 +258,12 @@ def failed(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 examples.setdefault(key, (group.ticket_index, each.sample_index))
     return [
         {"status": key[0], "message": key[1], "count": count, "ticket": examples[key][0], "sample": examples[key][1]}
-        for key, count in counts.most_common(_MOST_TOLD)
+        for key, count in counts.most_common(_MOST_ROWS)
     ]
 
 
 def dropped(number: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Groups that began in their turn and that this step, which took those around them, did not take: they were dropped, each for a
-    reason that an event tells."""
+    """Groups that are missing between those that this step consumed: they were dropped, and events have the reasons."""
     record, before = chain.record(number), chain.record(number - 1)
     if record is None or (before is None and number != 1):
         return {"num": 0, "reasons": [], "tickets": []}
@@ -281,11 +274,11 @@ def dropped(number: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> d
             reasons[ticket] = " ".join(str(event["reason"]).split())[:300]
     tickets = [{"ticket": ticket, "reason": reasons.get(ticket, "no event says why")} for ticket in sorted(missing)]
     counts = Counter(each["reason"] for each in tickets)
-    return {"num": len(tickets), "reasons": counts.most_common(_MOST_TOLD), "tickets": tickets[:_MOST_TOLD]}
+    return {"num": len(tickets), "reasons": counts.most_common(_MOST_ROWS), "tickets": tickets[:_MOST_ROWS]}
 
 
 def _during(events: Sequence[Mapping[str, Any]], number: int) -> list[Mapping[str, Any]]:
-    """While the step was made the newest version was the one before."""
+    """Events while step `number` was made, when the newest version was the one before."""
     return [event for event in fleet.versioned(events) if event["policy_version"] == number - 1]
 
 

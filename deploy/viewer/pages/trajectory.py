@@ -1,4 +1,4 @@
-"""One trajectory, down to the token: what sampled it, what the learner made of it, and what was not recorded."""
+"""One trajectory, down to the token: the sampler's and the learner's numbers, and which of them were not recorded."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +23,8 @@ _NAMES = {
     "loss_mask": "mask",
     "policy_versions": "versions",
 }
-"""Of the columns, in the page's data."""
-_OTHER = "the record of learning is of another completion than the trajectories' file"
+"""Names of columns in the page's data."""
+_OTHER = "the record of learning has another completion than the file of trajectories"
 
 
 def trajectory(run: Run, request: Request) -> dict[str, Any]:
@@ -36,18 +36,18 @@ def trajectory(run: Run, request: Request) -> dict[str, Any]:
 
 
 class TokensOfStep:
-    """The tokens of a step's trajectories, with what the learner saw of them."""
+    """The tokens of a step's trajectories, with the learner's numbers."""
 
     def __init__(self, run: Run, step: RecordedStep) -> None:
-        """Reads the record of learning and the tokenizer; a run without them has tokens too."""
+        """Reads the record of learning and the tokenizer, if there are any."""
         self._run = run
         self._step = step
         self._texts, self._why_numbers = _texts_of(run)
         self._learned, self._why_not_learned = _learned_of(run, step)
 
     def of(self, ticket: int, sample: int) -> dict[str, Any]:
-        """Columns by name, a value a token, None where there is none; numbers that are not finite are words. `missing` has a sentence for
-        each column that was not recorded."""
+        """Columns by name with one value per token, or None. Numbers that are not finite are text. `missing` has a sentence for each column
+        that was not recorded."""
         columns = self._step.tokens(ticket, sample)
         token_ids = columns["completion_token_ids"] or []
         learned = self._learned and self._learned.trajectory(ticket_index=ticket, sample_index=sample)
@@ -65,7 +65,7 @@ class TokensOfStep:
             **_shown(self._texts, token_ids),
             **{short: _words(columns[name]) for name, short in _NAMES.items()},
             "learned": learned and {name: _words(getattr(learned, name)) for name in LearnedTrajectory.__slots__},
-            "missing": {name: said for name, said in missing.items() if said},
+            "missing": {name: why for name, why in missing.items() if why},
             "conversation": _conversation(self._step.segments(ticket, sample)),
             "proximal": (self._run.config().get("algorithm") or {}).get("proximal", "rollout"),
             "tokenizer": self._why_numbers,
@@ -73,30 +73,30 @@ class TokensOfStep:
 
     def _why_not(self, ticket: int) -> str:
         if self._learned and any(each == ticket for each, _ in self._learned.places):
-            return "not recorded: the learner did not come to this trajectory, for its reward failed or the step ended before"
+            return "not recorded: the learner did not reach this trajectory, because its reward failed or the step ended before"
         return self._why_not_learned
 
 
 def _conversation(segments: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    told = conversation(segments)
-    if told is None:
+    found = conversation(segments)
+    if found is None:
         return None
-    blocks = [{**asdict(block), "earned": _word(block.earned)} for block in told.blocks]
-    return {"blocks": blocks, "rewrites": [asdict(rewrite) for rewrite in told.rewrites]}
+    blocks = [{**asdict(block), "earned": _word(block.earned)} for block in found.blocks]
+    return {"blocks": blocks, "rewrites": [asdict(rewrite) for rewrite in found.rewrites]}
 
 
 def _learned_of(run: Run, step: RecordedStep) -> tuple[Learned | None, str]:
-    """And a sentence for a trajectory of a group that is not among them."""
+    """(the record of learning, a sentence for trajectories of groups that are not in it)."""
     try:
         learned = step.learned()
     except (DataError, StorageError) as error:
         return None, str(error)
     asked = (run.config().get("record") or {}).get("learned_groups", 0)
-    remedy = f"`treadwheel replay {run.place} --learned {step.step}` makes it"
+    remedy = f"`treadwheel replay {run.place} --learned {step.step}` writes it"
     if learned:
         return learned, f"not recorded for this group: record.learned_groups={asked}; {remedy} for all"
     if all(line["policy_version"] < step.step for line in run.metrics()[-1:]) and run.state() == "running":
-        return None, "not recorded yet: the learner is at this step"
+        return None, "not recorded yet: the learner is working on this step"
     return None, f"not recorded{': record.learned_groups=0' if asked == 0 else ''}; {remedy}"
 
 
@@ -107,24 +107,24 @@ def _shown(texts: TokenTexts | None, token_ids: list[int]) -> dict[str, Any]:
 
 
 def _texts_of(run: Run) -> tuple[TokenTexts | None, str | None]:
-    """Or why tokens are shown by their numbers."""
+    """(texts of tokens, why tokens are shown as numbers instead)."""
     try:
         texts = token_texts(run)
     except DamagedError as error:
-        return None, f"Tokens are shown by their numbers: {error}."
+        return None, f"Tokens are shown as numbers: {error}."
     return texts, None if texts else _not_here(run)
 
 
 def _not_here(run: Run) -> str:
     model = (run.config().get("model") or {}).get("path")
     return (
-        f"The tokenizer of {model} is not on this machine, so tokens are shown by their numbers. It is looked for in the run's "
-        "checkpoints, in the model's folder as seen from where the viewer was started, and in the hub's cache."
+        f"The tokenizer of {model} is not on this machine, so tokens are shown as numbers. The viewer looks for it in the run's "
+        "checkpoints, in the model's folder (relative to the folder where the viewer was started), and in the hub's cache."
     )
 
 
 def _words(values: Iterable[Any] | None) -> list[Any] | None:
-    """JSON knows no number that is not finite."""
+    """Values with numbers that are not finite as text, since JSON has no such numbers."""
     return None if values is None else [_word(value) for value in values]
 
 
@@ -133,7 +133,7 @@ def _word(value: Any) -> Any:
         return value
     if not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-    return float(f"{value:.9g}")  # nine digits tell every float32 from every other
+    return float(f"{value:.9g}")  # nine digits distinguish all float32 numbers
 
 
 ROUTES = page(

@@ -1,4 +1,4 @@
-"""Which weights every worker serves, and what proves it: version, digest, canary."""
+"""The weights that each worker serves, and the proof: version, digest, canary."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,9 +35,10 @@ def weights(run: Run, request: Request) -> dict[str, Any]:
 
 
 def workers(found: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The rollout workers with the version that each serves and its digest. `behind` counts the versions that were sent since.
+    """The rollout workers, each with the version that it serves, its digest, and `behind`, the number of newer versions.
 
-    `canary` is what a worker that came late proved when it caught up; the canary of a broadcast is the worst of all, in the curves.
+    `canary` is the proof of a worker that joined late, when it caught up. The canary of a broadcast, the worst of all workers, is in the
+    curves.
     """
     digests = {sent["policy_version"]: sent["digest"] for sent in broadcasts(events)}
     newest = max(digests, default=None)
@@ -61,7 +62,7 @@ def workers(found: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, An
 
 
 def broadcasts(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every version that was sent, once, in order: a step that was learned again was sent again, and the later counts."""
+    """Every version that was sent, once and in order. Of a step that was learned again, the later broadcast counts."""
     sent = {event["policy_version"]: event for event in events if event["kind"] in ("broadcast", "published")}
     return [{name: sent[version].get(name) for name in _SENT} for version in sorted(sent)]
 

@@ -1,11 +1,11 @@
-// The Gantt of the actors: a row each, its life below, its phases above; and the table of how they are.
+// The Gantt chart, with a row for each actor: its phases above, its life below. And the table of their states.
 import { follow } from "./live.js";
 import { data, renew, run } from "./page.js";
 import { element, lasting, number, seconds, svg, time } from "./words.js";
 
 const ROW = 26, BAR = 16, AXIS = 22;
 const NAMES = {
-  sampling: "sampling", learning: "learning", judging: "judging", evaluation: "evaluation", loading: "weights on their way",
+  sampling: "sampling", learning: "learning", judging: "judging", evaluation: "evaluation", loading: "sending or loading weights",
   saving: "saving", start: "starting", waiting: "waiting, idle",
 };
 
@@ -16,7 +16,7 @@ function gantt() {
   const bar = (span, y, high, cls, words) => svg("rect", {
     class: cls, x: x(span.start).toFixed(1), y, width: Math.max(1, x(span.end) - x(span.start)).toFixed(1), height: high, rx: high > 6 ? 2 : 0,
   }, svg("title", {}, words));
-  const drawn = svg("svg", { width, height, role: "img", "aria-label": `Phases of ${data.rows.length} actors over ${lasting(data.end - data.begin)}; the table below says how they are` });
+  const drawn = svg("svg", { width, height, role: "img", "aria-label": `Phases of ${data.rows.length} actors over ${lasting(data.end - data.begin)}; the table below has their states` });
   for (let share = 0; share <= 1.001; share += narrow ? 0.5 : 0.25) {
     const at = data.begin + share * (data.end - data.begin), across = x(at);
     drawn.append(svg("line", { class: "rule", x1: across, x2: across, y1: 0, y2: height - AXIS }));
@@ -56,7 +56,7 @@ function table(actors) {
 function events() {
   const entries = data.marks.map((mark) => element("li", { class: mark.tone }, element("time", {}, time(mark.time)),
     element("span", {}, `step ${mark.step}`), element("span", { class: "kind" }, mark.kind.replaceAll("_", " ")), element("span", { class: "break" }, mark.words)));
-  document.querySelector("#events").replaceChildren(...(entries.length ? entries : [element("li", {}, "Nothing yet: every actor that started still serves.")]));
+  document.querySelector("#events").replaceChildren(...(entries.length ? entries : [element("li", {}, "Nothing yet: all actors that started are still there.")]));
 }
 
 function show() {

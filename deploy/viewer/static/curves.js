@@ -1,13 +1,13 @@
-// One panel of curves in SVG: lines, points, a bound, marks of events; the value under the pointer, or under the arrow keys.
+// A panel of curves in SVG: lines, points, a bound, marks of events, and the values at the pointer or at the step chosen by arrow keys.
 import { nice, vertical } from "./scale.js";
 import { element, number, short, svg } from "./words.js";
 
 const HEIGHT = 190, LEFT = 46, RIGHT = 12, TOP = 14, BOTTOM = 24;
-const MANY = 150; // points, from which on a line is noise without its mean
-const NEWS = 50; // steps, after which the server's means are too old
+const MANY = 150; // points, from which on a line is drawn pale, with its mean
+const NEWS = 50; // new steps, after which the server's means are too old
 
 class Curves {
-  /** `panel` as the server's series.py makes it; `open(step)` is called for the step that is chosen. */
+  /** `panel` is made by series.py; `open(step)` is called for the step that the reader chooses. */
   constructor(panel, marks, open) {
     this.panel = panel;
     this.marks = marks;
@@ -38,8 +38,7 @@ class Curves {
     this.draw();
   }
 
-  /** New steps, each `{policy_version, name: value}`. False when the server should be asked anew: too many points, means that have grown
-      old, or a new line. */
+  /** Adds new steps, each `{policy_version, name: value}`. False if the data should be reloaded: too many points, old means, or a new line. */
   push(steps) {
     for (const line of this.panel.lines) {
       for (const step of steps) {
@@ -101,7 +100,7 @@ class Curves {
       return places.map(([x, y]) => svg("circle", { class: `series-${line.color}`, cx: x, cy: y, r: places.length > 60 ? 2.5 : 4 }));
     const path = (through, cls) => svg("path", { class: `series-${line.color} ${cls}`, d: "M" + through.map((place) => place.join(" ")).join("L") });
     if (places.length < MANY) return [path(places, "")];
-    if (line.mean?.length === 0) return [path(places, "raw")]; // a largest value has no mean
+    if (line.mean?.length === 0) return [path(places, "raw")]; // the mean of a maximum has no meaning
     return [path(places, "raw"), path((line.mean ?? smoothed(line.points)).map(([step, value]) => [this.x(step).toFixed(1), this.y(value).toFixed(1)]), "mean")];
   }
 
@@ -121,7 +120,7 @@ class Curves {
     return [svg("line", { class: "bound", x1: LEFT, x2: width - RIGHT, y1: this.y(value), y2: this.y(value) })];
   }
 
-  /** Bad news is a triangle, good news a dot, all else a short line: the shape says it without colour. */
+  /** Bad news has a triangle, good news a dot, all else only the line: the shapes work without colour. */
   drawnMarks() {
     return this.marks.filter((mark) => mark.step >= this.first && mark.step <= this.last).slice(-80).map((mark) => {
       const x = this.x(mark.step).toFixed(1), group = svg("g", { class: `mark ${mark.tone}` });
@@ -191,7 +190,7 @@ class Curves {
 
 const charts = new Map();
 
-/** Panels of the page, by their titles: made once, and then brought up to date. */
+/** Panels of the page, by title: made once and then updated. */
 export function showPanels(panels, { marks = [], open = undefined } = {}) {
   for (const panel of panels) {
     const chart = charts.get(panel.title);
@@ -204,7 +203,7 @@ export function showPanels(panels, { marks = [], open = undefined } = {}) {
   return [...charts.values()];
 }
 
-/** Means of each point with its neighbours, as many on both sides: an end has none to lean on, so it is nearly itself. */
+/** Mean of each point with its neighbours, the same number on both sides: near the ends there are few. */
 function smoothed(points) {
   const most = Math.round(points.length / 50);
   const sums = [0];

@@ -1,4 +1,4 @@
-// A step in one file: its groups, and the views of each by the part of the address after #.
+// A step in one file. The part of the address after # selects a group or a trajectory.
 import { lastSaid, reward } from "./prompts.js";
 import { groupView, range, trajectoryView } from "./views.js";
 import { element, number } from "./words.js";
@@ -7,13 +7,13 @@ const data = JSON.parse(document.querySelector("#data").textContent);
 const view = document.querySelector("#view");
 const links = { step: () => "#", group: (ticket) => (ticket === null ? null : `#${ticket}`), trajectory: (ticket, sample) => `#${ticket}/${sample}` };
 
-/** What became of a group's episodes together; nothing for single turns. */
+/** Totals over a group's episodes; nothing for single turns. */
 function episodes(group) {
-  const told = group.trajectories.map((each) => each.episode).filter(Boolean);
-  if (!told.length) return [];
-  const sum = (name) => told.reduce((all, each) => all + each[name], 0), turns = range(told.map((each) => each.num_turns));
-  const malformed = sum("num_malformed_calls"), stages = [...new Set(told.map((each) => each.failed_stage).filter(Boolean))];
-  return [element("small", {}, `${told[0].environment}: turns ${turns}, tool calls ${number(sum("num_calls"))}`,
+  const found = group.trajectories.map((each) => each.episode).filter(Boolean);
+  if (!found.length) return [];
+  const sum = (name) => found.reduce((all, each) => all + each[name], 0), turns = range(found.map((each) => each.num_turns));
+  const malformed = sum("num_malformed_calls"), stages = [...new Set(found.map((each) => each.failed_stage).filter(Boolean))];
+  return [element("small", {}, `${found[0].environment}: turns ${turns}, tool calls ${number(sum("num_calls"))}`,
     malformed ? ` (${number(malformed)} malformed)` : "", stages.length ? `, failed in ${stages.join(", ")}` : "")];
 }
 
@@ -22,8 +22,8 @@ function stepView() {
     element("div", {}, element("div", { class: "begins soft" }, lastSaid(group.prompt).slice(0, 160)), ...episodes(group)),
     element("div", { class: "row siblings" }, ...group.trajectories.map((each) =>
       element("a", { class: "chip", href: links.trajectory(group.ticket, each.sample_index), "aria-label": `Trajectory ${each.sample_index}: ${reward(each)}` }, reward(each))))));
-  const left = data.num_left_out ? [element("p", { class: "soft" }, `${number(data.num_left_out)} more groups are in the run, and not in this file: it would grow too large.`)] : [];
-  return [element("h1", {}, `Step ${data.step} of ${data.run}`), element("p", { class: "soft" }, "Groups in the order in which the learner took them, each with its rewards, the best first."),
+  const left = data.num_left_out ? [element("p", { class: "soft" }, `${number(data.num_left_out)} more groups of this step are not in this file: it would be too large.`)] : [];
+  return [element("h1", {}, `Step ${data.step} of ${data.run}`), element("p", { class: "soft" }, "Groups in the learner's order, each with its rewards, the best first."),
     element("ol", { class: "card groups" }, ...rows), ...left];
 }
 

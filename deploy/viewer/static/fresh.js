@@ -1,16 +1,16 @@
-// A page that was made once says that its run has gone on. What the reader looks at stays where it is until they ask.
+// On pages without live updates: says that there are new steps. The page changes only when the reader asks for them.
 import { follow } from "./live.js";
 
-const said = document.querySelector("#fresh"), [words, show] = said.children;
+const banner = document.querySelector("#fresh"), [words, show] = banner.children;
 let numSteps = 0;
 
 function say(text) {
   words.textContent = text;
-  said.hidden = false;
+  banner.hidden = false;
 }
 
 show.addEventListener("click", () => location.reload());
-follow(said.dataset.live, said.dataset.mark, {
+follow(banner.dataset.live, banner.dataset.mark, {
   news: ({ steps }) => steps.length && say((numSteps += steps.length) === 1 ? "1 step is new." : `${numSteps} steps are new.`),
-  again: () => say("What this page shows has changed."),
+  again: () => say("The content of this page has changed."),
 });

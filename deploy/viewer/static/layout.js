@@ -1,4 +1,4 @@
-// What every page has: the switch of colours, navigation that shows where one is, and times in the reader's own zone.
+// On every page: the switch of colours, the navigation, and times in the reader's time zone.
 const html = document.documentElement;
 const button = document.querySelector("#theme");
 const SAID = { system: ["◐", "as the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
@@ -15,12 +15,12 @@ button.addEventListener("click", () => {
   const next = NEXT[html.dataset.theme ?? "system"];
   if (next === "system") delete html.dataset.theme;
   else html.dataset.theme = next;
-  try { localStorage.setItem("treadwheel-theme", next); } catch { /* for this page, then */ }
+  try { localStorage.setItem("treadwheel-theme", next); } catch { /* only for this page, then */ }
   show();
 });
 show();
 
-// On a telephone the entry of this page may lie beyond the edge.
+// On a small screen the entry of this page may lie beyond the edge.
 const tabs = document.querySelector(".tabs"), current = tabs?.querySelector("[aria-current]");
 if (current && current.offsetLeft + current.offsetWidth > tabs.clientWidth) tabs.scrollLeft = current.offsetLeft - tabs.clientWidth / 3;
 

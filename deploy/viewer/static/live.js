@@ -1,4 +1,4 @@
-// What is new in the run, told to the page as it happens. The pill beside the run's name says when the viewer itself does not answer.
+// News of the run, as they happen. The pill beside the run's name shows the run's state, and whether the viewer answers.
 const RETRY_MS = 2000;
 const pill = document.querySelector("#state");
 
@@ -9,8 +9,8 @@ export function say(state, words = state, why = "") {
   pill.title = why;
 }
 
-/** Calls `news(content)` from `mark` on, and `again()` when what the page shows is no longer true. A hidden page does not listen:
- * a browser grants few connections to one server, and each tab would hold one. */
+/** Calls `news(content)` for news after `mark`, and `again()` when the page must reload its data. A hidden page does not listen: browsers
+ * allow few connections to one server, and each tab would keep one open. */
 export function follow(url, mark, { news, again }) {
   let source, state = pill?.dataset.state;
 

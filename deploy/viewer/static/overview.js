@@ -1,4 +1,4 @@
-// The overview: what the server sent with the page, and what is new since.
+// The overview: the data that the server sent with the page, and news since.
 import { showPanels } from "./curves.js";
 import { follow } from "./live.js";
 import { data, renew, run } from "./page.js";

@@ -1,4 +1,4 @@
-// Left and right go where the page's links of the step before and after go.
+// The keys left and right follow the page's links to the previous and the next step.
 addEventListener("keydown", (event) => {
   const rel = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
   const isTaken = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.defaultPrevented;

@@ -1,4 +1,4 @@
-// What a group's pages share: where it is, its prompt with roles and tools, and what became of a trajectory in words.
+// Parts shared by the pages of groups and trajectories: links upwards, the prompt with roles and tools, and results of trajectories.
 import { element, number } from "./words.js";
 
 const LONG = 1200, FEW = 6;
@@ -10,7 +10,7 @@ export function trail(links) {
     element("li", {}, address ? element("a", { href: address }, words) : element("span", { "aria-current": "page" }, words)))));
 }
 
-/** Links to neighbours, which the keys j and k follow. */
+/** Links to the previous and the next one, which the keys k and j follow. */
 export function neighbours(before, after, what) {
   const link = (address, key, words, rel) => (address === null ? [] : [element("a", { class: "chip", href: address, rel, "data-key": key },
     element("kbd", { "aria-hidden": "true" }, key), words)]);
@@ -22,7 +22,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "j" || event.key === "k") document.querySelector(`[data-key="${event.key}"]`)?.click();
 });
 
-function said(message) {
+function messageView(message) {
   const role = ROLES.includes(message.role) ? message.role : "other";
   return element("div", { class: `message role-${role}` }, element("b", {}, message.name ? `${message.role} ${message.name}` : message.role), element("pre", {}, content(message)));
 }
@@ -33,22 +33,22 @@ function content(message) {
   return [text, ...calls].filter(Boolean).join("\n");
 }
 
-/** What a prompt ends with: its last message, where it was a conversation. */
+/** The last message of a prompt, or its text if it is not a conversation. */
 export function lastSaid({ text, messages }) {
   return messages?.length ? content(messages.at(-1)) : text;
 }
 
-/** As a conversation where it was one, and as the text that the policy read. Closed, it shows how its last message begins. */
+/** The prompt as a conversation, if it is one, and as the text that the policy read. Closed, it shows the beginning of its last message. */
 export function prompt({ text, messages, columns }, { open }) {
   const length = messages ? messages.reduce((sum, message) => sum + content(message).length, 0) : text.length;
   const shown = element("details", { class: "card prompt" }, element("summary", {}, element("h2", {}, "Prompt"),
     element("span", { class: "soft begins" }, lastSaid({ text, messages }).slice(0, 200)), element("small", {}, `${number(length)} characters`)));
   shown.open = open && length <= LONG;
   if (messages) {
-    shown.append(...messages.map(said));
-    shown.append(element("details", {}, element("summary", {}, "As the policy read it"), element("pre", {}, text)));
+    shown.append(...messages.map(messageView));
+    shown.append(element("details", {}, element("summary", {}, "Text that the policy read"), element("pre", {}, text)));
   } else shown.append(element("pre", {}, text));
-  if (Object.keys(columns).length) shown.append(element("details", {}, element("summary", {}, "What else came with it"), element("pre", {}, JSON.stringify(columns, null, 2))));
+  if (Object.keys(columns).length) shown.append(element("details", {}, element("summary", {}, "Other columns"), element("pre", {}, JSON.stringify(columns, null, 2))));
   return shown;
 }
 
@@ -58,7 +58,7 @@ export function reward(trajectory) {
 
 export const ENDS = { stop: "ended by itself", length: "cut at the limit", aborted: "given up" };
 
-/** Names and values of one trajectory. */
+/** Names and values of a trajectory's results. */
 export function facts(trajectory) {
   const { oldest_version: oldest, newest_version: newest } = trajectory;
   const masked = trajectory.num_tokens - trajectory.num_trained;
@@ -87,7 +87,7 @@ export function factList(entries) {
     element("div", {}, element("dt", {}, name), element("dd", {}, value, ...(more ? [" ", element("small", {}, more)] : [])))));
 }
 
-/** Parts of the reward, and what its judge said; null where there is nothing to say. */
+/** Parts of the reward, and the judge's message; null if there are none. */
 export function verdict(trajectory) {
   const parts = Object.entries(trajectory.components).map(([name, value]) => element("li", { class: "chip" }, name, element("b", {}, number(value))));
   if (!parts.length && !trajectory.reward_message) return null;

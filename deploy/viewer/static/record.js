@@ -1,4 +1,4 @@
-// The page of a group, or of one of its trajectories.
+// The page of a group or of a trajectory.
 import { data, run } from "./page.js";
 import { groupView, trajectoryView } from "./views.js";
 

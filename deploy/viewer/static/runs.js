@@ -1,11 +1,11 @@
-// The list of runs: comparing takes two of them, and not more than there are colours.
+// The list of runs: a comparison takes at least two runs, and at most as many as there are colours.
 const form = document.querySelector("#choose");
 if (form) {
-  const button = form.querySelector("#compare"), said = form.querySelector("#chosen"), most = Number(form.dataset.most);
+  const button = form.querySelector("#compare"), note = form.querySelector("#chosen"), most = Number(form.dataset.most);
   const show = () => {
     const number = form.querySelectorAll("input:checked").length;
     button.disabled = number < 2 || number > most;
-    said.textContent = number > most ? `${number} chosen: at most ${most}.` : number ? `${number} chosen.` : `Choose 2 to ${most}.`;
+    note.textContent = number > most ? `${number} chosen: at most ${most}.` : number ? `${number} chosen.` : `Choose 2 to ${most}.`;
   };
   form.addEventListener("change", show);
   show();

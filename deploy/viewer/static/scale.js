@@ -1,5 +1,5 @@
-// Axes: where a value stands, and at which round numbers there are rules.
-/** From value to 0 (bottom) and 1 (top). A scale begins at 0 where that wastes little room. */
+// Axes: places of values, and ticks at round numbers.
+/** `place` maps a value to 0 (bottom) to 1 (top). The scale begins at 0 if that wastes little room. */
 export function vertical(lines, panel) {
   let low = Infinity, high = -Infinity;
   for (const line of lines) for (const [, value] of line.points) { low = Math.min(low, value); high = Math.max(high, value); }

@@ -1,4 +1,4 @@
-// Before the first paint: the colours that were chosen here last time. Without a choice they are the system's.
+// Runs before the first paint: sets the colours that were chosen last time. The default is the system's.
 try {
   const chosen = localStorage.getItem("treadwheel-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

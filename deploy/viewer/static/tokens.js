@@ -1,5 +1,5 @@
 // A completion, token by token: coloured by a measure, with a strip of all of it, a legend, and the numbers of one token.
-// Far from the window a piece of it is plain text; spans are made when it comes near. Text enters by textContent alone.
+// A piece far from the visible part is plain text; its spans are made when it comes near. All text is set by textContent.
 import { facts, measured, MEASURES, stands } from "./measures.js";
 import { blocksOf, calls, head, holder, rewritten } from "./turns.js";
 import { element, number } from "./words.js";
@@ -9,7 +9,7 @@ const CHOSEN = "treadwheel-measure";
 const FEW = 60;
 const WHOSE = { rollout: "The sampler’s log-probs:", learned: "The learner’s numbers:", reference: "The reference’s log-probs:", rewards: "Rewards of tokens:" };
 
-/** Pieces of one writer each, within one of `blocks`, that end where a line ends if they can. */
+/** Pieces, each of one writer and within one of `blocks`. They end at the end of a line if possible. */
 export function pieces(tokens, blocks) {
   const found = [], starts = new Set(blocks.map((block) => block.start));
   let start = 0;
@@ -24,7 +24,7 @@ export function pieces(tokens, blocks) {
 }
 
 export class Tokens {
-  /** `step` is the step that learned from these `tokens`. */
+  /** `step` learned from these `tokens`. */
   constructor(tokens, step) {
     this.tokens = tokens;
     this.step = step;
@@ -51,21 +51,21 @@ export class Tokens {
     this.#listen();
     this.show(chosen());
     this.about.dataset.empty = "";
-    this.numbers.append(element("div", {}, element("dt", {}, "Point at a token, or use the arrow keys, to see all its numbers.")));
+    this.numbers.append(element("div", {}, element("dt", {}, "Point at a token or use the arrow keys to see all its numbers.")));
   }
 
-  /** Colours by the measure of this place in MEASURES. */
+  /** Colours tokens by `MEASURES[index]`. */
   show(index) {
     this.measure = measured(MEASURES[index], this.tokens, this.step);
     this.element.dataset.measure = String(index + 1);
     this.choices.forEach((button, each) => button.setAttribute("aria-pressed", String(each === index)));
-    try { localStorage.setItem(CHOSEN, String(index)); } catch { /* for this page, then */ }
+    try { localStorage.setItem(CHOSEN, String(index)); } catch { /* only for this page, then */ }
     this.#explain();
     this.#drawStrip();
     for (const piece of this.pieces) if (piece.spans) piece.spans.forEach((span, place) => this.#color(span, piece.start + place));
   }
 
-  /** Shows the numbers of the token at a place. */
+  /** Shows the numbers of the token at place `at`. */
   point(at) {
     this.#span(this.at)?.classList.remove("at");
     this.at = at;
@@ -80,7 +80,7 @@ export class Tokens {
     return `${text}: ${entries.map(([name, shown]) => `${name} ${shown}`).join(", ")}`;
   }
 
-  /** As `point`, for the keyboard: brings the token into the window, and tells a screen reader its numbers. */
+  /** As `point`, for the keyboard: also scrolls to the token and gives a screen reader its numbers. */
   go(at) {
     this.said.textContent = this.point(at);
     this.#span(at).scrollIntoView({ block: "nearest" });
@@ -89,7 +89,7 @@ export class Tokens {
   #write() {
     const near = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && this.#build(this.pieces[Number(entry.target.dataset.piece)])),
       { rootMargin: "800px" });
-    if (!this.pieces.length) this.text.append(element("p", { class: "writer" }, "There is no token: it failed before the first one."));
+    if (!this.pieces.length) this.text.append(element("p", { class: "writer" }, "There are no tokens: the trajectory failed before the first one."));
     const starts = new Map(this.blocks.map((block, place) => [block.start, place]));
     let home = this.text;
     this.pieces.forEach((piece, index) => {
@@ -102,7 +102,7 @@ export class Tokens {
     this.blocks.forEach((block, place) => { const made = calls(block); if (made) this.text.querySelector(`[data-block="${place}"]`).append(made); });
   }
 
-  /** The head of a block, below the rule where the history was rewritten before it; what its pieces are to stand in. */
+  /** Adds the head of a block, and above it the rule if the history was rewritten there. Returns the element for its pieces. */
   #begin(place) {
     const block = this.blocks[place], before = this.tokens.conversation?.rewrites.filter((each) => each.start === block.start) ?? [];
     const home = this.tokens.conversation ? holder(block) : this.text;
@@ -160,8 +160,8 @@ export class Tokens {
     this.legend.replaceChildren(element("p", {}, what, unit ? `, in ${unit}` : "", own ? "; the scale is this trajectory’s" : ""), element("ol", { "aria-label": `Colours, from ${scale === "mask" ? "trained" : "small"} on` }, ...swatches));
   }
 
-  /** One bar for each stretch, of the colour that a tenth of its tokens reach: the most of all would be everywhere in long ones.
-   *  Of a measure of few tokens it is the most. */
+  /** One bar for each stretch, in the colour that a tenth of its tokens reach: in long stretches the maximum would be the same everywhere.
+   *  For a sparse measure it is the maximum. */
   #drawStrip() {
     const count = this.tokens.ids.length, bars = Math.min(STRIP, count);
     this.strip.hidden = count < 200 || this.measure.missing !== null;
@@ -201,7 +201,7 @@ export class Tokens {
     });
   }
 
-  /** The first token of the next or previous line on the screen that is not left of this one. */
+  /** Place of the token in the next or previous line on the screen, not to the left of this one. */
   #below(direction) {
     const from = this.#span(this.at)?.getBoundingClientRect();
     for (let at = (this.at ?? -1) + direction; from && at >= 0 && at < this.tokens.ids.length; at += direction) {
@@ -219,7 +219,7 @@ export class Tokens {
         return this.go(at);
       }
     }
-    this.said.textContent = "No token stands out further on.";
+    this.said.textContent = "No further token stands out.";
   }
 }
 

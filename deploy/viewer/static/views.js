@@ -1,4 +1,4 @@
-// The views of a group and of a trajectory, from their data and the addresses of what they link to.
+// The views of a group and of a trajectory, from their data and functions that give addresses.
 import { factList, facts, neighbours, prompt, reward, trail, verdict } from "./prompts.js";
 import { Tokens } from "./tokens.js";
 import { element, number, seconds } from "./words.js";
@@ -32,7 +32,7 @@ export function groupView(group, links) {
     return element("article", { class: "card completion", "aria-label": `Trajectory ${each.sample_index}` },
       element("header", {}, element("a", { href: address }, `Trajectory ${each.sample_index}`), element("b", { class: "reward" }, reward(each))),
       ...ifAny(verdict(each)),
-      ...(each.episode?.num_turns ? [element("p", { class: "soft" }, `Said last, of ${number(each.episode.num_turns)} turns:`)] : []),
+      ...(each.episode?.num_turns ? [element("p", { class: "soft" }, `Last message of ${number(each.episode.num_turns)} turns:`)] : []),
       element("pre", { tabindex: "0", "aria-label": `Completion of trajectory ${each.sample_index}` }, ...(group.folded ? [element("span", { class: "fold", title: group.folded }, "… ")] : []), each.text),
       ...(each.num_left_out ? [element("p", { class: "soft" }, `${number(each.num_left_out)} more characters: `, element("a", { href: address }, "all tokens"))] : []),
       element("dl", { class: "lines" }, ...entries));

@@ -1,4 +1,4 @@
-// Weights: the tables and curves that the server sent with the page, made anew with each step.
+// Weights: tables and curves from the data that the server sent with the page, renewed with each step.
 import { showPanels } from "./curves.js";
 import { follow } from "./live.js";
 import { data, renew, run } from "./page.js";
@@ -11,7 +11,7 @@ function digest(value) {
 function proof(canary) {
   if (!canary) return "–";
   const words = `step ${canary.policy_version}: ${number(canary.canary_mean_error)} nats (noise ${number(canary.noise_floor)})`;
-  return canary.distinguishable === false ? `${words}, could not tell old from new` : words;
+  return canary.distinguishable === false ? `${words}, could not distinguish old weights from new ones` : words;
 }
 
 function cell(content, cls) {

@@ -1,4 +1,4 @@
-// Numbers and times as the pages' templates write them.
+// Numbers and times in the format of the page templates, and elements made from text.
 export function number(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
@@ -16,14 +16,14 @@ export function seconds(value) {
   return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(minutes / 1440)} days`;
 }
 
-/** In whole units, for what goes on: `8 s`, `3 min`, `5 h`. */
+/** A duration that still grows, in whole units: `8 s`, `3 min`, `5 h`. */
 export function lasting(value) {
   if (value < 100) return `${Math.floor(value)} s`;
   if (value < 6000) return `${Math.floor(value / 60)} min`;
   return value < 172800 ? `${Math.floor(value / 3600)} h` : `${Math.floor(value / 86400)} days`;
 }
 
-/** `1.2 k`: for axes, where room is short. */
+/** `1.2 k`: short, for axes. */
 export function short(value) {
   const size = Math.abs(value);
   if (size >= 1e9) return `${Number((value / 1e9).toPrecision(3))} G`;
@@ -42,12 +42,12 @@ function filled(made, attributes, children) {
   return made;
 }
 
-/** An element with text and attributes: text never becomes HTML. */
+/** An element with attributes and children. Text never becomes HTML. */
 export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
 
-/** The same, of a drawing. */
+/** As `element`, for SVG. */
 export function svg(name, attributes = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }

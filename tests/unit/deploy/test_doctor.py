@@ -93,6 +93,11 @@ def test_a_cluster_that_does_not_answer_is_told_of_before_a_run_asks_it(monkeypa
     assert "ray start --head" in advice("Ray")
 
 
+def test_an_empty_address_of_a_cluster_is_a_fault(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    assert "unset RAY_ADDRESS" in advice("Ray")
+
+
 @pytest.mark.parametrize("variable", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", None])
 def test_a_token_is_found_where_ray_looks_for_it(monkeypatch, tmp_path, variable):
     monkeypatch.setenv("RAY_ADDRESS", "auto")

@@ -216,7 +216,7 @@ def test_a_folder_is_named_as_it_is_whatever_yaml_makes_of_its_name(run: Path, e
 @pytest.mark.parametrize("override", ["model.path=Org/other", "model={path: Org/other}", "model.revision=v2"])
 def test_a_checkpoint_is_not_evaluated_as_another_model(run: Path, evaluated: list[str], override: str):
     """Seen before: the override was dropped, and the checkpoint's scores came back as those of the other model."""
-    with pytest.raises(ConfigError, match=r"names other weights than those of .*give it with a run file"):
+    with pytest.raises(ConfigError, match=r"names other weights than those of .*use it with a run file"):
         evaluate(str(run), [override])
     assert evaluated == []
 

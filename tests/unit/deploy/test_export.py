@@ -164,7 +164,7 @@ def test_an_export_that_is_broken_off_leaves_nothing(tmp_path, monkeypatch, form
         (["--min-reward", "1"], "--min-reward=1 says nothing with --format=parquet"),
         (["--format", "dpo", "--best", "4"], "--best=4 says nothing with --format=dpo"),
         (["--steps", "7"], "has trajectories of steps 1 to 1"),
-        (["--steps", "some"], "no number of a step"),
+        (["--steps", "some"], "is neither a step"),
     ],
 )
 def test_what_cannot_be_exported_is_said(tmp_path, options, says):

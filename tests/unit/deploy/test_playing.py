@@ -52,7 +52,7 @@ def test_a_script_plays_to_the_end_and_everything_is_shown_in_order():
 def test_what_comes_from_stdin_is_said_and_its_end_leaves_the_game():
     result = played(*GUESS, stdin="1\n")
     assert result.exit_code == 0 and result.output.splitlines()[1:3] == ["assistant  1", "user  higher"]
-    assert result.output.splitlines()[-1] == "  left: it asks for more, and nothing is said any more"
+    assert result.output.splitlines()[-1] == "  stopped: the environment asks for another turn, and there is none"
 
 
 def test_rewards_notes_and_rewritten_contexts_are_told():
@@ -68,7 +68,7 @@ def test_rewards_notes_and_rewritten_contexts_are_told():
         "user  And?",
         "assistant  c",
         "  logged last: 1.0",
-        "ended: 0.75 earned, and the judges decide on the rest",
+        "ended: 0.75 earned, and judges score the rest",
     ]
 
 
@@ -112,7 +112,7 @@ def test_a_call_is_written_in_one_line(line, call):
 def test_a_limit_and_a_failure_are_told_apart():
     endless = played(f"{HERE}:obedient", "--columns", "{do: 'earn, then ask for ever'}", *said(*"x" * 16))
     assert endless.exit_code == 0
-    assert endless.output.splitlines()[-1] == "ended at the limit max_turns: reward 0.25, what was earned"
+    assert endless.output.splitlines()[-1] == "ended at the limit max_turns: reward 0.25, which was earned before"
     failed = played(f"{HERE}:obedient", "--columns", "{do: raise}", *said("x"))
     assert failed.exit_code == 1
     assert failed.output.splitlines()[-1] == "failed, no reward: environment: ValueError: no opinion"

@@ -27,7 +27,9 @@ def turn(text: str, *calls: dict) -> dict:
     return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
 
 
-def recorded(folder: Path, *messages: dict, environment: str = "guess", **episode: object) -> None:
+def recorded(
+    folder: Path, *messages: dict, environment: str = "guess", finish_reason: str = "stop", **episode: object
+) -> None:
     """A step of one group with one episode, and a single turn beside it."""
     config = validated(
         {"model": {"path": "m"}, "prompts": "repeat", "environment": {"name": f"{HERE}:{environment}"}, "seed": 3}
@@ -38,6 +40,7 @@ def recorded(folder: Path, *messages: dict, environment: str = "guess", **episod
     played = row(
         **common,
         environment=environment,
+        finish_reason=finish_reason,
         messages=json.dumps([ASKED, *messages]),
         episode=json.dumps(
             {"num_calls": 0, "num_malformed_calls": 0, "num_uncanonical_turns": None, "log": {}, **episode}
@@ -53,7 +56,7 @@ def again(folder: Path, *words: str, episode: str = "34/0") -> Result:
 
 def test_the_task_has_the_seed_of_its_group_and_the_prompts_columns(tmp_path):
     recorded(tmp_path, turn("7"))
-    game, turns = of_record(str(tmp_path), "34/0")
+    game, turns, _ = of_record(str(tmp_path), "34/0")
     assert (game.seed, game.index, game.prompt.columns) == (sample_seed(3, 34), 0, {"answer": "2"})
     assert [each.said.text for each in turns] == ["7"]
 
@@ -96,8 +99,15 @@ def test_an_environment_that_ends_before_the_run_did_is_told(tmp_path):
     assert result.exit_code == 1 and "  turns of the run that it does not ask for any more: 2" in result.output
 
 
+def test_an_environment_that_goes_on_after_the_end_that_it_had_in_the_run_is_told(tmp_path):
+    recorded(tmp_path, turn("0"))
+    result = again(tmp_path)
+    assert result.exit_code == 1 and "  in the run the environment ended the episode here" in result.output
+
+
 def _guessed(folder: Path, answer: str) -> Path:
-    recorded(folder, turn("0"), {"role": "user", "content": answer}, turn("0"))
+    """An episode of two turns that a limit ended."""
+    recorded(folder, turn("0"), {"role": "user", "content": answer}, turn("0"), finish_reason="length")
     return folder
 
 

@@ -67,7 +67,9 @@ def test_a_record_that_is_the_runs_own_and_cannot_be_compared_is_told_before_any
     directory = recorded(tmp_path, steps=2)
     directory.write_file("learned/step-000002.arrow", b"")
     asked = learned_again(monkeypatch)
-    with pytest.raises(ConfigError, match=r"learned/step-000002\.arrow is the run's own, .* give --out a file"):
+    with pytest.raises(
+        ConfigError, match=r"learned/step-000002\.arrow was written by the run, .* name another file with --out"
+    ):
         replay_learned(directory, validated(CONFIG), step=2)
     replay_learned(directory, validated(CONFIG), step=2, out=str(tmp_path / "own.arrow"))
     assert asked == [2]

@@ -6,7 +6,7 @@ def test_seconds_are_summed_by_what_happened_in_them():
     steps = [step(version, time__step_s=10.0, time__learning_s=4.0, time__broadcast_s=1.0) for version in (1, 2)]
     spent = costs(steps, [])
     assert spent.steps_s == 20.0
-    assert spent.spent == (("the learner learned", 8.0, 0.4), ("weights went to the workers", 2.0, 0.1))
+    assert spent.spent == (("the learner learned", 8.0, 0.4), ("weights were sent to workers", 2.0, 0.1))
 
 
 def test_an_evaluation_is_no_share_of_the_steps_which_it_is_beside():

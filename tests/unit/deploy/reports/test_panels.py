@@ -78,7 +78,7 @@ def test_a_new_drivers_trouble_stands_where_it_began():
     ]
     found = marks(versioned(events))
     assert [(mark.step, mark.is_failure) for mark in found] == [(3, True), (7, False), (7, True)]
-    assert found[1] == Mark(step=7, is_failure=False, words="goes on after 7 recorded steps")
+    assert found[1] == Mark(step=7, is_failure=False, words="resumed after 7 recorded steps")
 
 
 def test_labels_that_would_lie_on_one_another_are_moved_apart():

@@ -89,8 +89,8 @@ def test_a_report_says_what_ran_what_came_of_it_and_how_to_go_on(run):
 def test_a_long_run_shows_its_last_evaluations_and_says_how_many_there_are(tmp_path):
     steps = [step(version, eval__reward=0.5, tokens__sampled=10.0, time__eval_s=1.0) for version in range(50)]
     said = Tags(html(write_whole_run(tmp_path / "run", steps=steps))).said
-    assert "The last 40 of 50; metrics.jsonl has all." in said and "were evaluated 50.0 s 1 driver," in said
-    assert "The steps consumed 500 sampled tokens, and trained on 0. Tokens of groups that were dropped are not" in said
+    assert "The last 40 of 50; all are in metrics.jsonl." in said and "were evaluated 50.0 s 1 driver," in said
+    assert "The steps consumed 500 sampled tokens and trained on 0. Tokens of dropped groups are not counted." in said
 
 
 def test_the_report_of_a_copy_goes_on_with_the_copy(run, tmp_path):
@@ -103,7 +103,7 @@ def test_the_report_of_a_copy_goes_on_with_the_copy(run, tmp_path):
 
 def test_samples_of_the_first_and_the_last_step_stand_side_by_side(run):
     said = Tags(html(run)).said
-    assert "Groups whose prompts are in both steps, and of each group the first 2 completions" in said
+    assert "Groups whose prompts are in both steps. Of each group the first 2 completions are shown" in said
     first, last = said.index("Step 1 Prompt · mean reward of its group 1.000"), said.index("Step 10 Prompt")
     assert first < last
     assert said.count("no reward 3 tokens, ended by stop; </pre><script>") == 2
@@ -139,18 +139,16 @@ def test_a_report_asks_nobody_for_anything(run):
 def test_a_run_without_evaluations_and_without_trajectories_claims_nothing(tmp_path):
     directory = write_whole_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)], events=[event("stopped", 1002.0)])
     said = Tags(html(directory)).said
-    assert "run stopped" in said and "This run evaluated nothing on held-out prompts" in said
-    assert "There are none to show: no step is recorded yet." in said
-    assert "Nothing failed" not in said and "None was written: the run had not begun to learn." in said
+    assert "run stopped" in said and "This run was not evaluated on held-out prompts" in said
+    assert "There are no samples: no step is recorded yet." in said
+    assert "Nothing failed" not in said and "There is none: the run had not begun to learn." in said
 
 
 def test_trajectories_whose_reward_lacks_a_part_trained(tmp_path):
     left = {"kind": "part left", "count": 8, "message": "kind left the recipe: ValueError: x"}
     told = event("reward_failure", 1002.0, failures=[left])
     said = Tags(html(write_whole_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)], events=[told]))).said
-    assert (
-        "whose trajectories trained on the others. 8 × kind left the recipe" in said and "trained nothing" not in said
-    )
+    assert "which trained on its other parts. 8 × kind left the recipe" in said and "A failed reward" not in said
 
 
 def test_every_interruption_counts_however_many_a_curve_has_room_for(tmp_path):
@@ -169,7 +167,15 @@ def test_a_run_of_no_steps_has_a_report_too(tmp_path):
 
 def test_samples_whose_file_is_damaged_are_told_of(run, tmp_path):
     (tmp_path / "run" / "trajectories" / "step-000010.arrow").write_bytes(b"ARROW1")
-    assert "There are none to show:" in (said := Tags(html(run)).said) and "is damaged" in said
+    assert "There are no samples:" in (said := Tags(html(run)).said) and "is damaged" in said
+
+
+def test_rewards_as_large_as_a_float_can_be_have_a_report(tmp_path):
+    folder = tmp_path / "run"
+    directory = write_whole_run(folder, steps=[step(at, reward__mean=(-1.0) ** at * 1.7e308) for at in range(1, 13)])
+    write_trajectories(folder, 1, [row(sample_index=at, reward=1.7e308) for at in range(3)])
+    said = Tags(html(directory)).said
+    assert "12 of 10" in said and "mean reward of its group inf" in said
 
 
 def test_it_is_written_where_it_is_asked_for(run, tmp_path):

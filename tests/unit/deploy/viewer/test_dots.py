@@ -5,6 +5,11 @@ from pytest import approx
 from deploy.viewer.dots import Axis, axis_of, dots, histogram, mean_and_spread, round_numbers
 
 
+def test_an_axis_may_be_as_long_as_floats_allow():
+    axis = axis_of([-1.7e308, 1.7e308])
+    assert axis.place(0.0) == 0.5 and [each["value"] for each in axis.ticks()] == [-1e308, 0.0, 1e308]
+
+
 def test_an_axis_goes_from_the_smallest_to_the_largest_and_equal_values_are_in_its_middle():
     assert axis_of([0.5, -1.0, 2.0]) == Axis(low=-1.0, high=2.0)
     assert axis_of([0.0, 0.0]).place(0.0) == 0.5

@@ -171,7 +171,7 @@ def test_beyond_this_machine_it_makes_a_token_and_wants_a_name(run):
 @pytest.mark.parametrize("name", ["runs.example:8443", "https://runs.example", "runs.example/treadwheel", ""])
 def test_a_trusted_host_is_a_name_alone_since_no_request_would_have_another(run, name):
     with pytest.raises(
-        ConfigError, match=f"--trusted-host {name!r} is no name of a machine: leave out scheme, port and path"
+        ConfigError, match=f"--trusted-host {name!r} is not a host name: leave out scheme, port and path"
     ):
         viewer.serve([str(run)], host="127.0.0.1", port=0, trusted_hosts=[name], token=None, root_path="", says=print)
 

@@ -82,7 +82,7 @@ def test_the_command_writes_a_file_and_says_what_opens_it(run_dir, tmp_path):
 
 @pytest.mark.parametrize(
     ("steps", "says"),
-    [("ten", "is no number of a step"), ("7-9", r"has none of them; it logged steps 0 to 1")],
+    [("ten", "is neither a step"), ("7-9", r"has none of them; it logged steps 0 to 1")],
 )
 def test_steps_that_are_not_there_are_refused(run_dir, steps, says):
     with pytest.raises(ConfigError, match=says):

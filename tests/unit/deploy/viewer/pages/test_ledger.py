@@ -52,7 +52,7 @@ def test_an_altered_file_is_told_by_its_step(folder):
     [
         (4, 2, "Group 4 trained step 2."),
         (3, None, "Group 3 trained no step: it was dropped (zero_variance)."),
-        (5, None, "Group 5 has trained no step yet: no record goes so far."),
+        (5, None, "Group 5 has trained no step yet: the last record ends before it."),
     ],
 )
 def test_a_group_trained_a_step_or_was_dropped_or_is_to_come(folder, ticket, step, words):

@@ -69,7 +69,7 @@ def test_a_reward_that_lacks_a_part_is_no_failed_one(tmp_path):
     assert [(each["kind"], each["count"]) for each in told["failures"]] == [("KeyError", 2)]
     assert [(each["kind"], each["count"]) for each in told["left_parts"]] == [("part left", 8)]
     failed, _, lacking = browser.get("/run/run/rewards").text.partition("Rewards that lack a part")
-    assert "KeyError: &#39;a&#39;" in failed and "the trajectory is not trained on" in failed
+    assert "KeyError: &#39;a&#39;" in failed and "the learner does not train on the trajectory" in failed
     assert "kind left the recipe: ValueError: x" in lacking and "KeyError" not in lacking
     assert 'href="/run/run/step/1/group/0"' in lacking
 

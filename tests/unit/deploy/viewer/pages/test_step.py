@@ -5,7 +5,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from cluster.contracts.learned import LEARNED_SCHEMA, written_learned
-from deploy.viewer.pages.step import PER_PAGE, said, step, steps
+from deploy.viewer.pages.step import PER_PAGE, line_of, step, steps
 from tests.unit.deploy.viewer import run_files
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record
 from tests.unit.deploy.viewer.run_files import event, write_run
@@ -115,8 +115,8 @@ def test_a_prompt_is_named_by_its_last_question():
         {"role": "assistant", "content": "Ho"},
         {"role": "user", "content": "How\nmany?"},
     ]
-    assert said("<|user|>Hi", {"messages": talk}) == "How many?"
-    assert said("What  is\n1+1?", {}) == "What is 1+1?"
+    assert line_of("<|user|>Hi", {"messages": talk}) == "How many?"
+    assert line_of("What  is\n1+1?", {}) == "What is 1+1?"
 
 
 def test_what_all_prompts_say_is_said_once(tmp_path):

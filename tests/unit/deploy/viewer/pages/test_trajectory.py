@@ -63,7 +63,7 @@ def test_what_was_not_recorded_is_said(run):
     assert _tokens(run)["missing"] == {
         "reference": "not recorded: this run has no reference model",
         "rewards": "not recorded: the reward is for the whole completion",
-        "learned": f"not recorded; `treadwheel replay {run.place} --learned 4` makes it",
+        "learned": f"not recorded; `treadwheel replay {run.place} --learned 4` writes it",
     }
 
 
@@ -71,9 +71,9 @@ def test_why_there_is_no_record_of_learning_is_told_apart(run, tmp_path):
     _learned(run, {**ROW, "ticket_index": 6})
     assert "for this group: record.learned_groups=1; `treadwheel replay" in _tokens(run)["missing"]["learned"]
     _learned(run, {**ROW, "sample_index": 1})
-    assert "did not come to this trajectory" in _tokens(run)["missing"]["learned"]
+    assert "did not reach this trajectory" in _tokens(run)["missing"]["learned"]
     _learned(run, {**ROW, **{name: [*value, value[0]] for name, value in ROW.items() if isinstance(value, list)}})
-    assert "is of another completion" in _tokens(run)["missing"]["learned"]
+    assert "has another completion" in _tokens(run)["missing"]["learned"]
     run.directory.write_file("learned/step-000004.arrow", b"torn")
     assert "learned/step-000004.arrow: a damaged record" in _tokens(run)["missing"]["learned"]
     _configure(tmp_path / "run", record={"learned_groups": 0})
@@ -85,7 +85,7 @@ def test_a_step_that_is_being_learned_says_so(run, tmp_path):
     append(tmp_path / "run/metrics.jsonl", [step(3)])
     run.directory.claim((tmp_path / "run/run.yaml").read_text())
     try:
-        assert _tokens(run)["missing"]["learned"] == "not recorded yet: the learner is at this step"
+        assert _tokens(run)["missing"]["learned"] == "not recorded yet: the learner is working on this step"
     finally:
         run.directory.release()
 
