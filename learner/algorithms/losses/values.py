@@ -16,7 +16,7 @@ def value_clip(
     loss_mask_BT: Tensor,
     clip_range: PositiveFloat | None = 0.2,
 ) -> TokenLosses:
-    """Squared error of the value, not below that of a value held near its old one.
+    """Squared error of the value, or of the value clipped to a range around its old one, whichever is larger.
 
     Formula: ½·max((V − R)², (clip(V, V_old ± c) − R)²); c None is the plain squared error
     Source: PPO's reference implementation, arXiv:1707.06347

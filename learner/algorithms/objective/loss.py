@@ -1,4 +1,4 @@
-"""The loss of a micro-batch, composed of the configured parts, and that of demonstrations.
+"""The loss of a micro-batch, composed of the configured parts, and the loss of demonstrations.
 
 Shapes: B rows, T tokens, C demonstrated tokens, P parts of the reference's partition.
 """
@@ -25,11 +25,11 @@ from learner.algorithms.objective.statistics import Recorder, Statistics
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossResult:
     loss: Tensor
-    """Scalar with gradient; sums over micro-batches and ranks to the loss of the step."""
+    """Scalar with gradient. Its sum over micro-batches and ranks is the loss of the update."""
     statistics: Statistics
-    """Of the policy on these rows; merge over micro-batches, ranks and updates with those of the step, then compute."""
+    """Of the policy on these rows: merge those of all micro-batches, ranks and updates with the batch's own, then compute."""
     seen: TokensSeen | None = None
-    """None of demonstrations."""
+    """None for demonstrations."""
 
 
 def loss(
@@ -81,7 +81,7 @@ def loss(
 
 
 def imitation_loss(demonstrated_logprobs_C: Tensor, sft: SftConfig, *, num_tokens: int) -> LossResult:
-    """Of some of an update's demonstrations, by log π of their tokens, at the run's temperature as all log-probs are.
+    """Loss of some of an update's demonstrations, from log π of their tokens at the run's temperature.
 
     Formula: −coefficient · Σ log π / num_tokens, with the tokens of all the update's demonstrations
     Source: an auxiliary SFT loss, as PTX of InstructGPT (arXiv:2203.02155) and the demonstrations of DAPG (arXiv:1709.10087)
@@ -97,7 +97,7 @@ def imitation_loss(demonstrated_logprobs_C: Tensor, sft: SftConfig, *, num_token
 def _regularisers(
     rows: Prepared, config: AlgorithmConfig, *, policy_BT: Tensor, entropies_BT: Tensor | None
 ) -> dict[str, Tensor]:
-    """KL terms and the entropy's, which count all tokens, those without policy gradient too."""
+    """KL and entropy terms, over all tokens, also those without policy gradient."""
     found: dict[str, Tensor] = {}
     for field, name, other_BT in (
         ("loss", "kl_loss", rows.batch.reference_logprobs_NT),
@@ -135,7 +135,7 @@ def _proximal(rows: Prepared, policy_BT: Tensor, *, proximal: str) -> Tensor:
 
 
 def _has_its_own_proximal(rows: Prepared, *, proximal: str) -> bool:
-    """Whether π_old is neither the policy that sampled, where one is known, nor the present one."""
+    """Whether π_old differs from the present policy and from the policy that sampled, if that is known."""
     if proximal == "rollout":
         return not rows.batch.is_sampler_known
     return proximal == "approximate" or rows.batch.proximal_logprobs_NT is not None
@@ -160,7 +160,7 @@ def _kl(term: KlLossConfig | KlRolloutConfig, policy_BT: Tensor, other_BT: Tenso
 def _offered(
     rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor, entropies_BT: Tensor | None, values_BT: Tensor | None
 ) -> dict[str, Tensor | None]:
-    """What losses and corrections may ask for, by name."""
+    """Tensors that losses and corrections may ask for, by name."""
     old_values_BT, returns_BT = rows.batch.values_NT, rows.returns_NT
     if "returns" in rows.moments and old_values_BT is not None and returns_BT is not None:
         old_values_BT, returns_BT = map(rows.moments["returns"].normalise, (old_values_BT, returns_BT))

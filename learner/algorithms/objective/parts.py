@@ -1,4 +1,4 @@
-"""The parts of an objective: every function that config named, its parameters bound."""
+"""The parts of an objective: all functions that config names, with their parameters bound."""
 
 from dataclasses import dataclass
 
@@ -52,7 +52,7 @@ class Parts:
 
     @property
     def learn_from_reference(self) -> bool:
-        """Whether the loss depends on the reference's log-probs; a KL that is only monitored may miss them."""
+        """Whether the loss depends on the reference's log-probs. A KL that is only monitored does not count."""
         kl = self.config.kl
         return bool(kl.loss or kl.reward or self.config.distillation) or self.asks(
             "reference_logprobs_NT", "reference_logprobs_BT"
