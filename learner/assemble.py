@@ -85,9 +85,8 @@ def assemble(
         for each in found
     ]
     episode_rows = whole(trajectories)
-    tensors = _tensors(episode_rows, current_version=current_version)
     tensors = replace(
-        tensors,
+        _tensors(episode_rows, current_version=current_version),
         columns={name: _column(episode_rows, name) for name in columns},
         segment_index_NT=_segment_index(trajectories, found),
     )

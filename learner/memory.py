@@ -119,7 +119,6 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
     # A row longer than the budget gets its own pass. Ranks that share a pass have a slice each, but masks of the whole pass.
     slices = learner.sequence_parallel_size
     tokens = max(tokens_per_pass(learner.max_tokens_per_micro_batch, device=device), -(-longest // slices))
-    activations = tokens * item * values_per_token
     num_unreduced = num_trained if 4 * num_trained <= MAX_UNREDUCED_BYTES else 0
     in_float32 = item < 4 and device.type == "cpu" and multiplies_in_float32()
     gathered = _gathered_bytes(*parts, num_unreduced=num_unreduced, item=item, trains=is_full) if is_sharded else 0
@@ -128,7 +127,7 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
         weights_bytes=weights,
         gradients_bytes=4 * per_rank if is_full else 0,
         optimizer_bytes=8 * per_rank + averages if is_full else 0,
-        activations_bytes=activations,
+        activations_bytes=tokens * item * values_per_token,
         head_bytes=_head_bytes(
             text,
             tokens=tokens,
@@ -233,17 +232,13 @@ def _head_sizes(text: PretrainedConfig) -> tuple[int, int]:
 
 def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
     """Numbers kept for backward per token: per layer its norms, projections, rotated and bucketed copies, attention and MLP."""
-    layer = _values_of_layer(text)
-    if learner.activation_checkpointing:
-        return text.num_hidden_layers * text.hidden_size + layer
-    return text.num_hidden_layers * layer
+    num_layers, values = text.num_hidden_layers, _values_of_layer(text)
+    return num_layers * text.hidden_size + values if learner.activation_checkpointing else num_layers * values
 
 
 def _values_of_layer(text: PretrainedConfig) -> int:
-    hidden = text.hidden_size
     queries, keys = _widths(text)
-    inner = inner_size(text)
-    return 8 * hidden + 5 * queries + 6 * keys + 4 * inner
+    return 8 * text.hidden_size + 5 * queries + 6 * keys + 4 * inner_size(text)
 
 
 def _widths(text: PretrainedConfig) -> tuple[int, int]:
@@ -284,8 +279,7 @@ def _copies_bytes(
 
 def _factors_bytes(text: PretrainedConfig, *, tokens: int) -> int:
     """Weight, input and output of an MLP projection."""
-    hidden = text.hidden_size
-    inner = inner_size(text)
+    hidden, inner = text.hidden_size, inner_size(text)
     return 4 * (hidden * inner + tokens * (hidden + inner))
 
 

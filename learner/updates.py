@@ -82,6 +82,8 @@ class Updater:
     ) -> None:
         self._passes, self._objective, self._optimizer, self._guard = passes, objective, optimizer, guard
         self._config, self._demonstrations, self._phases = config, demonstrations, phases
+        critic = config.algorithm.value
+        self._num_warmup_steps = 0 if critic is None else critic.warmup_steps
 
     def make(
         self,
@@ -155,12 +157,6 @@ class Updater:
     def _trains_policy(self, version: int) -> bool:
         """False while the critic warms up."""
         return version >= self._num_warmup_steps
-
-    @property
-    def _num_warmup_steps(self) -> int:
-        """Warm-up steps of the critic."""
-        value = self._config.algorithm.value
-        return 0 if value is None else value.warmup_steps
 
 
 def _moved(statistics: Statistics) -> float:

@@ -89,11 +89,7 @@ def high_entropy_tokens(
     Peers: TRL `top_entropy_quantile` (batch, all), LightRFT `high_entropy_token_ratio` (sequence, kept)
     """
     entropies_NT = at_least_float32(entropies_NT)
-    keep_NT = (
-        _batch_top(entropies_NT, loss_mask_NT, share)
-        if over == "batch"
-        else _row_top(entropies_NT, loss_mask_NT, share)
-    )
+    keep_NT = (_batch_top if over == "batch" else _row_top)(entropies_NT, loss_mask_NT, share)
     return Selection(keep_NT, loss_mask_NT if denominator == "all" else keep_NT)
 
 
@@ -116,6 +112,4 @@ def _row_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tensor
     ordered_NT = masked(entropies_NT, mask_BT=loss_mask_NT, fill=-torch.inf).argsort(
         dim=1, descending=True, stable=True
     )
-    position_NT = torch.arange(ordered_NT.shape[1], device=ordered_NT.device).expand_as(ordered_NT)
-    rank_NT = torch.empty_like(ordered_NT).scatter_(1, ordered_NT, position_NT)
-    return (rank_NT < num_kept_N[:, None]) & loss_mask_NT
+    return (ordered_NT.argsort(dim=1) < num_kept_N[:, None]) & loss_mask_NT  # argsort of an order gives ranks

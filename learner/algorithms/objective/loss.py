@@ -4,7 +4,7 @@ Shapes: B rows, T tokens, C demonstrated tokens, P parts of the reference's part
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def loss(
         rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
     )
     policy_losses = _as_token_losses(parts.policy_loss.with_given(offered))
-    corrections_BT = _corrections(rows, parts, offered)
+    corrections_BT = parts.corrected(rows.correction_weights_NT, offered, of_the_batch=False)
     kept_BT = masked(policy_losses.losses_BT, mask_BT=rows.gradient_mask_NT)
     losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
     losses |= _regularisers(rows, parts.config, policy_BT=policy_BT, entropies_BT=entropies_BT)
@@ -139,14 +139,6 @@ def _has_its_own_proximal(rows: Prepared, *, proximal: str) -> bool:
     if proximal == "rollout":
         return not rows.batch.is_sampler_known
     return proximal == "approximate" or rows.batch.proximal_logprobs_NT is not None
-
-
-def _corrections(rows: Prepared, parts: Parts, offered: dict[str, Any]) -> Tensor:
-    weights_BT = rows.correction_weights_NT
-    for correction in parts.corrections:
-        if not correction.is_of_the_batch:
-            weights_BT = weights_BT * correction.with_given(offered).detach()
-    return weights_BT
 
 
 def _kl(term: KlLossConfig | KlRolloutConfig, policy_BT: Tensor, other_BT: Tensor | None, rows: Prepared) -> Tensor:

@@ -181,9 +181,8 @@ class Objective:
         `statistics`: those of `loss`, over all rows of the update.
         """
         config = self.config
-        is_regularized = config.kl.loss is not None or config.kl.rollout is not None or config.entropy_coefficient != 0
-        is_regularized |= config.router_aux_loss_coefficient != 0
-        if is_regularized or config.value is not None or config.distillation is not None:
+        terms = (config.kl.loss, config.kl.rollout, config.value, config.distillation)
+        if any(terms) or config.entropy_coefficient or config.router_aux_loss_coefficient:
             return bool(update.loss_mask_NT.any())
         # Absent if filters left no token. Corrections may need the present policy, so only its passes know which tokens they drop.
         return statistics.compute().get("correction_dropped", 1.0) < 1.0

@@ -66,8 +66,10 @@ def prepare(
         denominator_mask_NT=denominator_NT,
         advantages_NT=advantages_NT,
         returns_NT=None if returns_NT is None else returns_NT.double(),
-        correction_weights_NT=_corrections(
-            parts, offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT}, advantages_NT.dtype
+        correction_weights_NT=parts.corrected(
+            torch.ones_like(advantages_NT),
+            offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT},
+            of_the_batch=True,
         ),
         is_kept_N=is_kept_N,
         returns_by_prompt=credit.returns_by_prompt,
@@ -167,11 +169,3 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
         else:
             gradient_NT = gradient_NT & result
     return denominator_NT & is_kept_N[:, None], gradient_NT & is_kept_N[:, None], is_kept_N
-
-
-def _corrections(parts: Parts, offered: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    weights_NT = torch.ones_like(offered["loss_mask_NT"], dtype=dtype)
-    for correction in parts.corrections:
-        if correction.is_of_the_batch:
-            weights_NT = weights_NT * correction.with_given(offered).to(dtype)
-    return weights_NT

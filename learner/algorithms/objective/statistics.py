@@ -165,14 +165,14 @@ class Statistics:
 
     def compute(self, *, num_updates: int = 1) -> dict[str, float]:
         """The reported numbers, losses as a mean over `num_updates`. A quantity without records is absent."""
-        rows = self.moments_Q5.tolist()
-        report: dict[str, float] = {}
-        for name, (outputs, _) in QUANTITIES.items():
-            if rows[_ROW[name]][0]:
-                report.update(
-                    {reported_name(name, output): _output(rows[_ROW[name]], output, num_updates) for output in outputs}
-                )
-        returns, errors = rows[_ROW["return"]], rows[_ROW["value_error"]]
+        rows = dict(zip(QUANTITIES, self.moments_Q5.tolist(), strict=True))
+        report = {
+            reported_name(name, output): _output(rows[name], output, num_updates)
+            for name, (outputs, _) in QUANTITIES.items()
+            if rows[name][0]
+            for output in outputs
+        }
+        returns, errors = rows["return"], rows["value_error"]
         if errors[0] and _variance(returns) > 0:
             report["explained_variance"] = 1 - _variance(errors) / _variance(returns)
         return report
