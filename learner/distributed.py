@@ -189,7 +189,7 @@ def _meet(*, rank: int, size: int, rendezvous: str, listener: socket.socket | No
             time.sleep(_LOOK_S)
         missing = [each for each in range(size) if not store.check([here[each]])]
     except RuntimeError as error:  # the base class of torch's own errors
-        raise DeadlineError(f"{in_vain} 0, which keeps the place: {headline(error)}") from error
+        raise DeadlineError(f"{in_vain} 0, which hosts the rendezvous: {headline(error)}") from error
     if missing:
         raise DeadlineError(f"{in_vain} {', '.join(map(str, missing))}")
     return store

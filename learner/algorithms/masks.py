@@ -20,7 +20,7 @@ def masked(x_BT: Tensor, *, mask_BT: Tensor, fill: float = 0.0) -> Tensor:
 
 
 def log_ratio(numerator_BT: Tensor, *, over_BT: Tensor, mask_BT: Tensor, clamp: float | None = None) -> Tensor:
-    """Difference of two log-probs, 0 where masked. A clamp holds the value inside ±clamp, without gradient outside; None does not clamp."""
+    """Difference of two log-probs, 0 where masked. Values beyond ±clamp are clamped and have no gradient; None does not clamp."""
     # Masking the difference is enough: where() gives masked entries a gradient of 0, and a subtraction passes it on unchanged.
     difference_BT = at_least_float32(numerator_BT) - at_least_float32(over_BT)
     difference_BT = masked(difference_BT, mask_BT=mask_BT)

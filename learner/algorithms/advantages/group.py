@@ -104,11 +104,11 @@ def pass_at_k(
 
 
 def max_rl(rewards_G: Tensor, *, epsilon: NonNegativeFloat = 1e-6) -> Tensor:
-    """Reward against the group's mean, relative to that mean: rare successes weigh more.
+    """Reward minus the group's mean, divided by that mean: rare successes weigh more.
 
     Formula: (r − mean_G) / (mean_G + ε)
     Source: MaxRL, arXiv:2602.02710
-    Degenerate: equal rewards, also all 0, give exactly 0; a negative reward is an error, since a mean below 0 would flip the signs
+    Degenerate: equal rewards, also all 0, and a group of one give exactly 0; a negative reward is an error, as a negative mean flips signs
     Peers: SkyRL `maxrl`, TRL MaxRL, the authors' fork of verl (all without the check)
     """
     rewards_G = at_least_float32(rewards_G)

@@ -56,7 +56,7 @@ def balanced(rewards_G: Tensor, *, group_size: int, low: float = 0.0, high: floa
 
 
 def best_worst_k(rewards_G: Tensor, *, group_size: int, num_best: NonNegativeInt | None = None) -> Tensor:
-    """The best and the worst.
+    """The candidates with the highest and the lowest rewards.
 
     Formula: the `num_best` highest rewards and the n − num_best lowest, n the group's size; `num_best: null` is n/2, rounded up
     Source: the down-sampling of PODS, arXiv:2504.13818, at a fixed share

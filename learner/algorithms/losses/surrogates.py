@@ -21,21 +21,21 @@ class TokenLosses(NamedTuple):
 
     losses_BT: Tensor
     clipped_low_BT: Tensor | None = None
-    """Held by the lower bound (for PPO: ρ < 1 − ε_low and A < 0)."""
+    """Clipped by the lower bound (for PPO: ρ < 1 − ε_low and A < 0)."""
     clipped_high_BT: Tensor | None = None
-    """Held by the upper bound (for PPO: ρ > 1 + ε_high and A > 0)."""
+    """Clipped by the upper bound (for PPO: ρ > 1 + ε_high and A > 0)."""
     clipped_dual_BT: Tensor | None = None
-    """Held by the bound on ρ for A < 0 (`dual_clip`, `delta`), or a cap on a weight."""
+    """Clipped by the upper bound on ρ for A < 0 (`dual_clip`, `delta`), or by a cap on a weight."""
     clipped_covariance_BT: Tensor | None = None
-    """Chosen by its covariance (`clip_cov`); no other bound holds it."""
+    """Chosen by its covariance (`clip_cov`), and not clipped by a bound."""
 
     @property
     def clipped_BT(self) -> Tensor:
-        """Held by the lower or the upper bound, or chosen by its covariance."""
-        held_BT = torch.zeros_like(self.losses_BT, dtype=torch.bool)
+        """Clipped by the lower or the upper bound, or chosen by its covariance."""
+        clipped_BT = torch.zeros_like(self.losses_BT, dtype=torch.bool)
         for by_BT in (self.clipped_low_BT, self.clipped_high_BT, self.clipped_covariance_BT):
-            held_BT = held_BT if by_BT is None else held_BT | by_BT
-        return held_BT
+            clipped_BT = clipped_BT if by_BT is None else clipped_BT | by_BT
+        return clipped_BT
 
 
 def clipped_surrogate(

@@ -137,7 +137,7 @@ VERSIONS = {
 """The version of the system that a preset is named for: its numbers were compared through a run's objective."""
 
 _POINT_OF = {
-    "dr_grpo": ("advantage", ("dr_grpo", "mean_centered"), "dividing by the group's spread is what Dr. GRPO takes out"),
+    "dr_grpo": ("advantage", ("dr_grpo", "mean_centered"), "Dr. GRPO does not divide by the group's spread"),
     "rloo": ("advantage", ("rloo",), "the leave-one-out baseline is the algorithm"),
     "gspo": ("policy_loss", ("gspo", "gspo_token"), "the ratio of the whole trajectory is the algorithm"),
     "cispo": ("policy_loss", ("cispo",), "the detached, truncated ratio is the algorithm"),
