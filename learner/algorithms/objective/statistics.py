@@ -21,14 +21,8 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "distillation_loss": (("per_update",), "`algorithm.distillation`: coefficient times its KL, aggregated."),
     "entropy_loss": (("per_update",), "Minus coefficient times entropy, aggregated."),
     "value_loss": (("per_update",), "Coefficient times value loss, aggregated."),
-    "sft_loss": (
-        ("per_update",),
-        "`algorithm.sft`: minus coefficient times the mean log π of the demonstrations' tokens.",
-    ),
-    "router_aux_loss": (
-        ("per_update",),
-        "`algorithm.router_aux_loss_coefficient` times the load-balance loss of the experts.",
-    ),
+    "sft_loss": (("per_update",), "`algorithm.sft`: minus coefficient times the mean log π of demonstrated tokens."),
+    "router_aux_loss": (("per_update",), "`router_aux_loss_coefficient` times the load-balance loss of the experts."),
     "demonstration_logprob": (("mean", "min"), "log π of the demonstrations' tokens."),
     "clip_fraction": (
         ("share",),
@@ -37,10 +31,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "clip_fraction_low": (("share",), "Share of tokens clipped by the lower bound (A < 0)."),
     "clip_fraction_high": (("share",), "Share of tokens clipped by the upper bound (A > 0)."),
     "clip_fraction_dual": (("share",), "Share of tokens clipped by dual_clip, delta or a cap on weights."),
-    "clip_fraction_covariance": (
-        ("share",),
-        "`clip_cov`: share of tokens without gradient because of their covariance, and not by a bound.",
-    ),
+    "clip_fraction_covariance": (("share",), "`clip_cov`: share of tokens dropped by covariance and not by a bound."),
     "ratio_outside": (("share",), "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, for any advantage."),
     "ratio": (("mean", "min", "max"), "π/π_old."),
     "surrogate": (("mean",), "π/π_old · A, before any bound."),
@@ -57,10 +48,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "kl_rollout_k3": (("mean", "min", "max"), "π/μ − 1 − log π/μ: KL(μ ‖ π)."),
     "kl_reference_k1": (("mean", "min", "max"), "log π − log π_ref."),
     "kl_reference_k3": (("mean", "min", "max"), "π_ref/π − 1 − log π_ref/π: KL(π ‖ π_ref)."),
-    "kl_reference_per_trajectory": (
-        ("mean",),
-        "Sum over a trajectory of log π − log π_ref: the target of an adaptive coefficient.",
-    ),
+    "kl_reference_per_trajectory": (("mean",), "Sum over a trajectory of log π − log π_ref; an adaptive β steers it."),
     "distillation_kl": (
         ("mean", "max"),
         "KL of `algorithm.distillation`, in its direction. All tokens but the reference's `top_k` likeliest count as one.",
@@ -74,11 +62,11 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "routing_differs": (
         ("share",),
-        "`rollout.routing_replay`: share of the engine's choices of experts that the learner's routers would not make.",
+        "Share of the engine's choices of experts that the learner's routers would not make.",
     ),
     "importance_weight": (
         ("mean", "min", "max", "ess"),
-        "π/μ; `ess` is the effective sample size as a share, (Σw)²/(n·Σw²).",
+        "π/μ; `ess`: effective sample size, as a share: (Σw)²/(n·Σw²).",
     ),
     "trajectory_weight": (
         ("mean", "max", "ess"),
