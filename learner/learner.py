@@ -237,8 +237,8 @@ class Learner:
         """Yields the buckets of the current weights and then their manifest on rank 0; nothing on the others.
 
         With `weights.deltas`, if the manifest has a delta, the changes of each bucket come before it: one array per bucket.
-        All ranks must iterate: whole tensors are gathered one at a time, and a bucket is valid only until the next one. A read-only bucket
-        is a view of the weights themselves.
+        All ranks must iterate: whole tensors are gathered one at a time, and the learner keeps no bucket once the next one is asked for. A
+        read-only bucket is in the weights' own memory, which later steps change.
         """
         self._return()
         self._phases.enter("publishing", step=self.version)
@@ -283,9 +283,8 @@ class Learner:
     async def give_up(self, group: RankGroup) -> None:
         """Makes all members that wait in `group` raise BroadcastError."""
         if self._sender is not None:
-            self._sender.give_up(
-                group
-            )  # no thread: it only writes to this process's own store, and all threads may be sending
+            # No thread: it only writes to this process's own store, and all threads may be sending.
+            self._sender.give_up(group)
 
     # Checkpoints
 
