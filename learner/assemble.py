@@ -1,10 +1,10 @@
-"""Arrow groups to what the learner computes with: token rows for the model, padded tensors for the objective.
+"""Turns Arrow groups into the learner's inputs: token rows for the model, padded tensors for the objective.
 
-An episode of several segments is one row of the tensors, its completion those of its segments one after another: the objective credits
-episodes and knows no segment. The model computes each segment behind its own prompt.
+An episode of several segments is one row of the tensors, with the completions of its segments joined: the objective credits episodes, not
+segments. The model computes each segment after its own prompt.
 
-The rule: a trajectory whose reward failed (`error`, `timeout`, or none given) or that was aborted does not train, and is in no
-denominator and no baseline; the others of its group train as the group that they are. All failed is an error, not an empty step.
+A trajectory whose reward failed (`error`, `timeout`, or none given) or that was aborted does not train, and counts in no denominator and no
+baseline; the rest of its group trains without it. A step whose trajectories all failed is an error, not an empty step.
 
 Shapes: N trajectories that train, W longest completion, K reward components or candidates of a token, P = K + 1.
 """
@@ -31,7 +31,7 @@ from learner.model.packing import EpisodeRow, Row, TokenRow
 from learner.model.routing import Routing
 
 _ROUNDING = 1e-5
-"""Of a sum of token rewards, relative to their sizes."""
+"""Rounding error allowed in a sum of token rewards, relative to the sum of their sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Batch:
     rows: list[Row]
     tensors: BatchTensors
     trajectories: pa.RecordBatch
-    """The trained ones as they came, a row a segment, for saving what went wrong."""
+    """The trained trajectories as they came, one row per segment, for the record and for inspection after errors."""
     episodes: list[range]
-    """Their rows in it."""
+    """For each episode, its rows in `trajectories`."""
     num_failed: int
     """Trajectories left out because their reward failed."""
     num_aborted: int
@@ -51,7 +51,7 @@ class Batch:
     """Segments for which the engine returned no experts; None where none are replayed."""
 
     def write_rows(self, rows: Sequence[int], path: Path) -> None:
-        """These trajectories as an Arrow file."""
+        """Writes these trajectories as an Arrow file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, self.trajectories.schema) as writer:
             segments = [segment for row in rows for segment in self.episodes[row]]
@@ -66,12 +66,12 @@ def assemble(
     columns: Sequence[str] = (),
     routing: Routing | None = None,
 ) -> Batch:
-    """The groups in the order given, with these columns of their prompts, and with recorded experts for the routers of `routing`.
+    """Assembles the groups in the given order, with these columns of their prompts and the recorded experts for the routers of `routing`.
 
-    Raises DataError naming row and field for anything that cannot be trained on, and an episode of which a segment is missing.
+    Raises DataError naming row and field for invalid data and for an episode with a missing segment.
     """
     if not groups:
-        raise DataError("an update was asked for without a group")
+        raise DataError("an update needs at least one group")
     trajectories, num_failed, num_aborted = _trained(as_one(groups))
     found = episodes(trajectories)
     segments = _segments(trajectories, vocabulary_size)
@@ -85,9 +85,8 @@ def assemble(
         for each in found
     ]
     episode_rows = whole(trajectories)
-    tensors = _tensors(episode_rows, current_version=current_version)
     tensors = replace(
-        tensors,
+        _tensors(episode_rows, current_version=current_version),
         columns={name: _column(episode_rows, name) for name in columns},
         segment_index_NT=_segment_index(trajectories, found),
     )
@@ -103,7 +102,7 @@ def assemble(
 
 
 def _trained(everything: pa.RecordBatch) -> tuple[pa.RecordBatch, int, int]:
-    """The rows of the trajectories that train, and how many trajectories do not because their reward failed, and were aborted."""
+    """The rows of the trajectories that train, the number whose reward failed, and the number that were aborted."""
     found = episodes(everything)
     statuses, reasons = everything["reward_status"].to_pylist(), everything["finish_reason"].to_pylist()
     has_reward = [statuses[rows.start] == RewardStatus.OK for rows in found]
@@ -120,7 +119,6 @@ def _trained(everything: pa.RecordBatch) -> tuple[pa.RecordBatch, int, int]:
 
 
 def _segments(batch: pa.RecordBatch, vocabulary_size: int) -> list[TokenRow]:
-    """Of each row."""
     prompts, completions = _Lists.of(batch, "prompt_token_ids"), _Lists.of(batch, "completion_token_ids")
     _check_tokens(batch, prompts, vocabulary_size, name="prompt_token_ids")
     _check_tokens(batch, completions, vocabulary_size, name="completion_token_ids")
@@ -134,7 +132,7 @@ def _segments(batch: pa.RecordBatch, vocabulary_size: int) -> list[TokenRow]:
 
 
 def _experts(batch: pa.RecordBatch, rows: Sequence[TokenRow], routing: Routing) -> list[np.ndarray | None]:
-    """Of each row, [inputs, layers, experts per token]; None for a row without any."""
+    """Recorded experts of each row, [inputs, layers, experts per token]; None for a row without them."""
     dtype = np.dtype(np.uint8 if routing.num_experts <= 256 else "<u2")
     found: list[np.ndarray | None] = []
     for place, (row, recorded) in enumerate(zip(rows, batch["routed_experts"], strict=True)):
@@ -146,7 +144,7 @@ def _experts(batch: pa.RecordBatch, rows: Sequence[TokenRow], routing: Routing) 
         if buffer.size != math.prod(shape) * dtype.itemsize:
             raise DataError(
                 f"{_name_of(batch, place)}, field 'routed_experts': {buffer.size} bytes, and {'x'.join(map(str, shape))} experts of the "
-                f"learner's model are {math.prod(shape) * dtype.itemsize}; engine and learner must be of one model"
+                f"learner's model are {math.prod(shape) * dtype.itemsize}; engine and learner must have the same model"
             )
         experts = np.frombuffer(buffer, dtype=dtype).reshape(shape)
         if (largest := int(experts.max())) >= routing.num_experts:
@@ -158,7 +156,7 @@ def _experts(batch: pa.RecordBatch, rows: Sequence[TokenRow], routing: Routing) 
 
 
 def _segment_index(trajectories: pa.RecordBatch, found: Sequence[range]) -> torch.Tensor | None:
-    """[N, T], 0 behind the completion; None where every trajectory is one row."""
+    """[N, T], 0 after the completion; None if every trajectory is one row."""
     if len(found) == trajectories.num_rows:
         return None
     lengths = _Lists.of(trajectories, "completion_token_ids").lengths()
@@ -167,7 +165,7 @@ def _segment_index(trajectories: pa.RecordBatch, found: Sequence[range]) -> torc
 
 
 def _tensors(batch: pa.RecordBatch, *, current_version: int) -> BatchTensors:
-    """Of a batch with one row a trajectory."""
+    """Tensors of a batch with one row per trajectory."""
     prompts, completions = _Lists.of(batch, "prompt_token_ids"), _Lists.of(batch, "completion_token_ids")
     group_ids: list[str] = batch["group_id"].to_pylist()
     places = {group_id: index for index, group_id in enumerate(dict.fromkeys(group_ids))}
@@ -183,7 +181,7 @@ def _tensors(batch: pa.RecordBatch, *, current_version: int) -> BatchTensors:
         rollout_logprobs_NT=rollout_logprobs_NT,
         is_sampler_known=is_sampler_known,
         policy_versions_NT=_Lists.of(batch, "policy_versions").padded(np.int64),
-        # float64: advantages lose nothing before they meet a loss.
+        # float64: advantages are not rounded before they meet a loss.
         rewards_N=torch.from_numpy(batch["reward"].to_numpy(zero_copy_only=False).astype(np.float64)),
         group_index_N=torch.tensor([places[group_id] for group_id in group_ids]),
         truncated_N=torch.tensor([reason == FinishReason.LENGTH for reason in batch["finish_reason"].to_pylist()]),
@@ -210,12 +208,12 @@ def _tensors(batch: pa.RecordBatch, *, current_version: int) -> BatchTensors:
 
 
 def _refuse_other_sums(batch: pa.RecordBatch, tensors: BatchTensors) -> None:
-    """Raises DataError where the rewards of a trajectory's tokens do not add up to its reward. Shaping changes the reward as a whole, and
-    metrics report it as a whole: both would be of another number."""
+    """Raises DataError if the rewards of a trajectory's tokens do not add up to its reward: shaping and metrics would use another number
+    than the advantage."""
     if tensors.token_rewards_NT is None:
         return
     earned_NT = tensors.token_rewards_NT.double()
-    # The tokens' are float32. Rows without any are NaN, and compare as false.
+    # Token rewards are float32. Rows without any are NaN and compare as false.
     bad_N = (earned_NT.sum(1) - tensors.rewards_N).abs() > _ROUNDING * earned_NT.abs().sum(1)
     if bool(bad_N.any()):
         row = int(bad_N.nonzero()[0])
@@ -226,7 +224,7 @@ def _refuse_other_sums(batch: pa.RecordBatch, tensors: BatchTensors) -> None:
 
 
 def _candidates(batch: pa.RecordBatch, vocabulary_size: int) -> list[np.ndarray] | list[None]:
-    """The reference's likeliest tokens of each row, [completion, K]; None where no row has any."""
+    """The reference's likeliest tokens of each row, [completion, K]; None for each row if no row has any."""
     if not _has(batch, "reference_top_ids"):
         return [None] * batch.num_rows
     lists = _Lists.of(batch, "reference_top_ids")
@@ -236,7 +234,7 @@ def _candidates(batch: pa.RecordBatch, vocabulary_size: int) -> list[np.ndarray]
 
 
 def _partition(batch: pa.RecordBatch, completions: "_Lists") -> torch.Tensor | None:
-    """Their log-probs under the reference and, last, that of all other tokens together, [N, W, P]."""
+    """The reference's log-probs of its likeliest tokens and, last, of all others together, [N, W, P]."""
     if not _has(batch, "reference_top_logprobs"):
         return None
     lists = _Lists.of(batch, "reference_top_logprobs")
@@ -247,7 +245,7 @@ def _partition(batch: pa.RecordBatch, completions: "_Lists") -> torch.Tensor | N
 
 
 def _has(batch: pa.RecordBatch, name: str) -> bool:
-    """Whether the rows have a nullable column. Raises DataError when only some have."""
+    """Whether the rows have a nullable column. Raises DataError if only some have it."""
     column = batch[name]
     if 0 < column.null_count < batch.num_rows:
         row = pc.index(pc.is_null(column), True).as_py()
@@ -258,7 +256,7 @@ def _has(batch: pa.RecordBatch, name: str) -> bool:
 
 
 def _partial(batch: pa.RecordBatch, name: str, *, width: int) -> torch.Tensor | None:
-    """The column padded to the batch's width, NaN for rows without it; None when no row has it."""
+    """The column padded to the batch's width, NaN for rows without it; None if no row has it."""
     column = batch[name]
     if column.null_count == batch.num_rows:
         return None
@@ -268,7 +266,7 @@ def _partial(batch: pa.RecordBatch, name: str, *, width: int) -> torch.Tensor | 
 
 
 def _components(batch: pa.RecordBatch) -> tuple[tuple[str, ...], torch.Tensor | None]:
-    """Components of any row, in order of name; NaN where a row lacks one. `part/name` is a number of a part's own, for people."""
+    """The rows' components, ordered by name; NaN where a row lacks one. `part/name`, a part's own number, is only reported."""
     rows = [dict(row) for row in batch["reward_components"].to_pylist()]
     names = tuple(sorted(name for name in set().union(*rows) if "/" not in name))
     if not names:
@@ -278,10 +276,10 @@ def _components(batch: pa.RecordBatch) -> tuple[tuple[str, ...], torch.Tensor | 
 
 
 def _column(batch: pa.RecordBatch, name: str) -> torch.Tensor:
-    """A number of each trajectory's prompt. Raises DataError where a prompt has none."""
+    """The number of each trajectory's prompt in a column. Raises DataError if a prompt has none."""
     values = [info_of(batch, row).get(name) for row in range(batch.num_rows)]
     for row, value in enumerate(values):
-        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:  # NaN is not, nor infinity
+        if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:  # refuses NaN and infinity too
             raise DataError(
                 f"{_name_of(batch, row)}: column {name!r} of its prompt is {value!r}; give every prompt a number there"
             )
@@ -294,7 +292,7 @@ def _check_tokens(batch: pa.RecordBatch, lists: "_Lists", vocabulary_size: int, 
         row = int(np.searchsorted(lists.offsets, bad[0], side="right") - 1)
         raise DataError(
             f"{_name_of(batch, row)}, field {name!r}: token {lists.values[bad[0]]} is outside the learner's vocabulary of "
-            f"{vocabulary_size}; tokenizer, engine and learner must be of one model"
+            f"{vocabulary_size}; tokenizer, engine and learner must have the same model"
         )
 
 
@@ -304,7 +302,7 @@ def _name_of(batch: pa.RecordBatch, row: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """A list column as one flat array and the rows' bounds in it."""
+    """A list column as one flat array and the bounds of the rows in it."""
 
     values: np.ndarray
     offsets: np.ndarray
@@ -325,7 +323,7 @@ class _Lists:
         return [values[start:end] for start, end in pairwise(self.offsets.tolist())]
 
     def padded(self, dtype: type[np.generic], *, width: int | None = None) -> torch.Tensor:
-        """[N, W], 0 or false behind a row's end; as wide as the longest row unless a width is given."""
+        """[N, W], 0 or false after a row's end; as wide as the longest row unless a width is given."""
         lengths = np.diff(self.offsets)
         result = np.zeros((len(lengths), width or lengths.max()), dtype=dtype)
         result[np.arange(result.shape[1]) < lengths[:, None]] = self.values

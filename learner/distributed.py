@@ -1,7 +1,7 @@
-"""Several learner ranks as one: their devices, where they meet, how the model is sharded over them (FSDP2), what they exchange.
+"""Several learner ranks as one: their devices, their rendezvous, sharding of the model over them (FSDP2), and their exchanges.
 
-Every rank makes the same calls in the same order. gloo on CPUs, NCCL on GPUs; what is exchanged are tensors and texts, never objects.
-With one rank everything here is the identity, and no process group exists.
+Every rank makes the same calls in the same order. gloo on CPUs, NCCL on GPUs. Ranks exchange tensors and texts, never objects.
+With one rank every exchange is the identity, and no process group exists.
 """
 
 import atexit
@@ -30,17 +30,17 @@ from cluster.weights.process_group import address_towards, store_at, store_of
 from learner.sequence_parallel import SequenceGroup
 
 MAX_UNREDUCED_BYTES = 2 * 1024**3
-"""Gradients of micro-batches are reduced once per step while whole float32 gradients fit into this; larger models reduce each time."""
+"""Limit of a model's float32 gradients up to which ranks reduce them once per update. Larger models reduce after each micro-batch."""
 
 _LOOK_S = 0.05
-"""How often a rank that waits for the others looks whether they are there."""
+"""Seconds between two looks of a rank that waits for the others."""
 _M_MMAP_THRESHOLD = -3
-"""glibc's number for the size from which a block has a mapping of its own; setting it keeps it from growing."""
+"""glibc's option for the size from which a block has its own mapping; setting it keeps glibc from raising it."""
 _LARGE_BLOCK_BYTES = 1024**2
 
 
 def choose_device(config: LearnerConfig) -> torch.device:
-    """Raises ConfigError when GPUs are asked for and there is none."""
+    """Raises ConfigError if the config asks for GPUs and there is none."""
     if config.gpus_per_rank == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -61,9 +61,9 @@ class Ranks:
     mesh: DeviceMesh | None
     """None with one rank."""
     group: dist.ProcessGroup | None = None
-    """Of the exchange; None is torch's default group."""
+    """The group that exchanges; None is torch's default group."""
     sequence_group: SequenceGroup | None = None
-    """The ranks that this one shares passes with; None where each rank has passes of its own."""
+    """The ranks that this one shares passes with; None if each rank makes its own passes."""
 
     @classmethod
     def join(
@@ -78,10 +78,10 @@ class Ranks:
         listener: socket.socket | None = None,
         shards_alone: bool = False,
     ) -> "Ranks":
-        """Returns once all ranks have come to `rendezvous` (host:port), which is the address of rank 0's `listener`.
+        """Returns once all ranks have reached `rendezvous` (host:port), the address of rank 0's `listener`.
 
-        One rank has no process group and no mesh, unless it `shards_alone`: its model is then sharded as that of several.
-        Raises ConfigError when several ranks have no such place, and DeadlineError, which names them, when some do not come in time.
+        A single rank has no process group and no mesh, unless it `shards_alone`: its model is then sharded like that of several ranks.
+        Raises ConfigError if several ranks have no rendezvous, and DeadlineError, which names the missing ranks, after `timeout_s`.
         """
         if size == 1 and not shards_alone:
             if listener is not None:
@@ -104,7 +104,7 @@ class Ranks:
         )
         if device.type == "cpu":
             _return_large_blocks()
-        # While Python still stands: the process group's threads are not to outlive it.
+        # Before Python shuts down: the process group's threads must not outlive it.
         atexit.register(leave)
         sequence_group = None
         if sequence_parallel_size > 1:
@@ -122,21 +122,21 @@ class Ranks:
 
     @property
     def data_parallel_size(self) -> int:
-        """Parts that a mini-batch is split into, each with passes of its own."""
+        """Parts that a mini-batch is split into, each with its own passes."""
         return self.size // self.num_per_pass
 
     @property
     def data_parallel_rank(self) -> int:
-        """This rank's part of them."""
+        """The part of this rank."""
         return self.rank // self.num_per_pass
 
     @property
     def leads(self) -> bool:
-        """True on one of the ranks that share a pass, and so find the same: what is counted or recorded comes from it alone."""
+        """True on one of the ranks that share a pass. They compute the same results, so only this one counts and records them."""
         return self.rank % self.num_per_pass == 0
 
     def beside(self, *, timeout_s: float) -> "Ranks":
-        """The same ranks with a group of their own on the CPU: a thread may use it while training exchanges. All ranks must call it.
+        """The same ranks with a second group, on the CPU, which a thread may use while training exchanges. All ranks must call it.
 
         A rank waits for the others for at most `timeout_s`.
         """
@@ -145,13 +145,13 @@ class Ranks:
         return replace(self, device=torch.device("cpu"), group=group)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Over all ranks, in place."""
+        """Sums over all ranks, in place."""
         if self.mesh is not None:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def stack(self, tensor: Tensor) -> list[Tensor]:
-        """The tensor of every rank, in order of rank; all of one shape."""
+        """The tensor of every rank, in order of rank; all of the same shape."""
         if self.mesh is None:
             return [tensor]
         gathered = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -160,7 +160,7 @@ class Ranks:
 
     def texts(self, text: str) -> list[str]:
         """The text of every rank, in order of rank; any may be empty."""
-        # Whatever the text is, this rank comes to the exchange: the others wait for it.
+        # An encoding error must not keep this rank from the exchange: the others wait for it.
         own = torch.tensor([*text.encode(errors="backslashreplace")], dtype=torch.uint8)
         sizes = [int(size) for size in self.stack(torch.tensor(own.numel(), device=self.device))]
         padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device=self.device)
@@ -170,34 +170,34 @@ class Ranks:
         ]
 
     def from_rank_0(self, tensor: Tensor) -> Tensor:
-        """Rank 0's values, in place."""
+        """Copies rank 0's values to all ranks, in place."""
         if self.mesh is not None:
             dist.broadcast(tensor, src=0, group=self.group)
         return tensor
 
 
 def _meet(*, rank: int, size: int, rendezvous: str, listener: socket.socket | None, timeout_s: float) -> Store:
-    """The ranks' store, which lives in rank 0's process, once all of them have come to it. Raises DeadlineError."""
+    """The ranks' store in rank 0's process, once all ranks have reached it. Raises DeadlineError."""
     until = time.monotonic() + timeout_s
     here = [f"here {each}" for each in range(size)]
     in_vain = f"learner rank {rank} of {size} waited in vain (learner.timeout_s={timeout_s:g}) at {rendezvous} for rank"
     try:
         store = store_at(rendezvous, within_s=timeout_s) if listener is None else store_of(listener, within_s=timeout_s)
         store.set(here[rank], "")
-        # Only when all are here do they connect: a connection waits for its other end, whatever becomes of that.
+        # Ranks connect only once all are here: a connection waits for its other end even if that dies.
         while not store.check(here) and time.monotonic() < until:
             time.sleep(_LOOK_S)
         missing = [each for each in range(size) if not store.check([here[each]])]
-    except RuntimeError as error:  # torch's own kinds are of this one
-        raise DeadlineError(f"{in_vain} 0, which keeps the place: {headline(error)}") from error
+    except RuntimeError as error:  # the base class of torch's own errors
+        raise DeadlineError(f"{in_vain} 0, which hosts the rendezvous: {headline(error)}") from error
     if missing:
         raise DeadlineError(f"{in_vain} {', '.join(map(str, missing))}")
     return store
 
 
 def _listen_towards(rendezvous: str) -> None:
-    """Has gloo, in this process, listen where the others reach it, unless the user names an interface. By itself it takes the address of
-    the host's name, which many machines know as one of their own alone (127.0.1.1)."""
+    """Makes gloo listen on the interface that reaches the other ranks, unless the user names one. By default gloo uses the address of the
+    host's name, which on many machines is only local (127.0.1.1)."""
     own = address_towards(rendezvous)
     for interface, addresses in psutil.net_if_addrs().items():
         if any(each.address == own for each in addresses):
@@ -205,22 +205,22 @@ def _listen_towards(rendezvous: str) -> None:
 
 
 def _return_large_blocks() -> None:
-    """Has glibc give freed blocks back to the system; other C libraries do as they do.
+    """Makes glibc return freed blocks to the system; has no effect on other C libraries.
 
-    Layers are gathered and freed in every pass, partly by the process group's own threads. glibc would keep them in each thread's
-    arena: of a model of 400 MB, whose half a rank holds, 700 MB more.
+    Every pass gathers and frees layers, partly in the process group's threads. glibc would keep these blocks in each thread's arena:
+    700 MB more on a rank that holds half of a 400 MB model.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def leave() -> None:
-    """Ends this process's part in torch's process group, if it has one; its threads end with the last sharded tensor."""
+    """Leaves torch's process group, if there is one; its threads end with the last sharded tensor."""
     if not dist.is_initialized():
         return
     dist.destroy_process_group()
-    # What DTensor remembers of its operations holds the process group too, some of it past the interpreter's end, where threads abort.
-    # These are torch's own ways to forget, but not promised ones: a version without them only keeps the threads.
+    # DTensor's caches hold the process group too, some past the end of the interpreter, where its threads abort. Clearing them uses
+    # private functions of torch: a version without them only keeps the threads.
     with contextlib.suppress(ImportError, AttributeError):
         from torch.distributed.tensor._collective_utils import MeshTopoInfo
         from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
@@ -233,36 +233,37 @@ def leave() -> None:
 
 
 def shard(module: nn.Module, *, ranks: Ranks, compute_dtype: torch.dtype) -> None:
-    """Shards a module around transformers' models over the ranks: each decoder layer, then the rest. Its parameters need no memory yet.
+    """Shards a module that contains transformers models over the ranks: each decoder layer, then the rest. Parameters may be on `meta`.
 
     Afterwards parameters are float32 shards, gathered in `compute_dtype`, and gradients are means over ranks in float32.
     """
     assert ranks.mesh is not None, "one rank is not sharded"
-    # Inputs stay as they are, as on one rank: to cast them, torch would build a pass's segments anew before every layer, and what balances
-    # experts, which is float32, would be bfloat16.
+    # Inputs are not cast, as on one rank: casting would rebuild a pass's segments before every layer, and round the float32 numbers that
+    # balance experts to bfloat16.
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    # Inner ones first, where such a layer is within another: what is sharded already stays apart.
+    # Inner layers first: where one lies within another, a layer that is already sharded stays separate.
     for layer in reversed(decoder_layers(module)):
         fully_shard(layer, mesh=ranks.mesh, mp_policy=policy)
     fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
-    """Of every transformers model in it, sharded or not."""
+    """The decoder layers of all transformers models in the module, sharded or not."""
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
     names = {name for model in models for name in model._no_split_modules or ()}
-    # Torch puts this before the name of a sharded layer's class.
+    # Torch prefixes the class name of a sharded layer with this.
     return [part for part in module.modules() if type(part).__name__.removeprefix("FSDP") in names]
 
 
 def reshard(module: nn.Module) -> None:
-    """To be called before weights change outside an update: a pass without gradients leaves the root gathered, and shards change."""
+    """Frees gathered weights. Call it before weights change outside an update: a pass without gradients leaves the root gathered, while
+    changes are made to shards."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
 
 def own_rows(parameter: DTensor) -> slice:
-    """The rows of the whole that this rank holds: FSDP2 splits the first dimension as `torch.chunk` does."""
+    """This rank's rows of the whole parameter: FSDP2 splits the first dimension as `torch.chunk` does."""
     num_rows, mesh = parameter.shape[0], parameter.device_mesh
     start = min(-(-num_rows // mesh.size()) * mesh.get_local_rank(), num_rows)
     return slice(start, start + parameter.to_local().shape[0])
@@ -270,9 +271,9 @@ def own_rows(parameter: DTensor) -> slice:
 
 @torch.no_grad()
 def fill(parameter: Tensor, value: Tensor) -> None:
-    """Copies a whole tensor into a parameter; into its local shard where it is sharded."""
+    """Copies a whole tensor into a parameter, or into its local shard if it is sharded."""
     if isinstance(parameter, DTensor):
-        # Without a source rank nothing is sent: every rank has the whole value and keeps its part.
+        # Without a source rank nothing is sent: every rank has the whole value and takes its part.
         part = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
         parameter.to_local().copy_(part.to_local())
     else:
@@ -290,7 +291,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def reduce_once(module: nn.Module, num_passes: int) -> Iterator[int]:
-    """0 ... num_passes - 1; gradients are reduced over ranks in the last pass only, where memory allows."""
+    """Yields 0 ... num_passes - 1. Gradients are reduced over ranks in the last pass only, if memory allows."""
     size_bytes = 4 * sum(p.numel() for p in module.parameters())
     waits = hasattr(module, "set_requires_gradient_sync") and size_bytes <= MAX_UNREDUCED_BYTES
     for index in range(num_passes):

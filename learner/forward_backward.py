@@ -1,6 +1,6 @@
-"""The passes of one update: a mini-batch is split into this rank's micro-batches, and these are turned into gradients.
+"""The passes of one update: splits a mini-batch into this rank's micro-batches, and turns these into gradients.
 
-Every rank makes equally many passes, so that all meet in every collective operation. Nothing here changes weights.
+Every rank makes equally many passes, so that all meet in every collective operation. Weights do not change here.
 """
 
 import functools
@@ -26,12 +26,12 @@ from learner.progress import Phases
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniBatch:
-    """What one update trains on."""
+    """The trajectories of one update."""
 
     rows: list[int]
-    """Places in the batch."""
+    """Their places in the batch."""
     micro_batches: Sequence[MicroBatch]
-    """This rank's; their rows are places in the mini-batch. Every rank has equally many."""
+    """Those of this rank; every rank has equally many. Their rows are places in the mini-batch."""
 
     def in_batch(self, micro_batch: MicroBatch) -> list[int]:
         """Places of a micro-batch's rows in the batch."""
@@ -39,7 +39,7 @@ class MiniBatch:
 
 
 class _LaidOut(Sequence[MicroBatch]):
-    """Each is laid out when it is first asked for: beside the pass before it, where a GPU computes that."""
+    """Lays each micro-batch out when it is first used: on a GPU, while the pass before it is still computed."""
 
     def __init__(self, plans: Sequence[tuple[int, ...]], lay_out: Callable[[tuple[int, ...]], MicroBatch]) -> None:
         self._plans, self._lay_out = plans, functools.cache(lay_out)
@@ -52,12 +52,12 @@ class _LaidOut(Sequence[MicroBatch]):
 
 
 def without_routes(mini_batch: MiniBatch) -> MiniBatch:
-    """The routers of the model choose in it, whatever was recorded."""
+    """The same mini-batch without recorded experts: the model's own routers choose."""
     return replace(mini_batch, micro_batches=[replace(each, routes=None) for each in mini_batch.micro_batches])
 
 
 class Passes:
-    """Of one rank's networks under one objective."""
+    """Forward and backward passes of one rank's networks."""
 
     def __init__(
         self, networks: Networks, *, objective: Objective, ranks: Ranks, config: LearnerConfig, phases: Phases
@@ -69,14 +69,14 @@ class Passes:
         self._router_coefficient = objective.config.router_aux_loss_coefficient
 
     def mini_batch(self, batch: Batch, rows: list[int]) -> MiniBatch:
-        """These rows of the batch, planned. Raises DataError for an episode of several segments that does not fit in one pass."""
+        """Plans the micro-batches of these rows. Raises DataError for an episode of several segments that does not fit in one pass."""
         chosen = [batch.rows[row] for row in rows]
-        self._refuse_what_does_not_fit(batch, rows)
+        self._refuse_oversized_episodes(batch, rows)
         micro_batches = self._laid_out(chosen, width=batch.tensors.loss_mask_NT.shape[1])
         return MiniBatch(rows=rows, micro_batches=self._balancing(micro_batches, chosen))
 
     def _balancing(self, micro_batches: Sequence[MicroBatch], rows: Sequence[Row]) -> Sequence[MicroBatch]:
-        """With what balances the experts of all these rows, where the run wants that."""
+        """Adds the load-balancing gradient of all these rows to the micro-batches, if the run balances experts."""
         routing = self._networks.policy.routing
         if routing is None or not self._router_coefficient:
             return micro_batches
@@ -90,8 +90,8 @@ class Passes:
             for each in micro_batches
         ]
 
-    def _refuse_what_does_not_fit(self, batch: Batch, rows: Sequence[int]) -> None:
-        """An episode's segments are of one pass: a ratio of the sequence is of all of them, and statistics count it once."""
+    def _refuse_oversized_episodes(self, batch: Batch, rows: Sequence[int]) -> None:
+        """An episode's segments must be in one pass: a ratio of the sequence is over all of them, and statistics count the episode once."""
         for row in rows:
             num_segments = len(batch.rows[row].segments)
             if num_segments == 1:
@@ -100,12 +100,12 @@ class Passes:
             if num_tokens > self._most_tokens:
                 raise DataError(
                     f"{batch.tensors.name(row)}: its {num_segments} segments take {num_tokens} tokens of one pass, and "
-                    f"learner.max_tokens_per_micro_batch={self._most_tokens_of_a_rank}; raise it: the segments of an episode are learned "
-                    "together"
+                    f"learner.max_tokens_per_micro_batch={self._most_tokens_of_a_rank}; raise it: all segments of an episode must fit in "
+                    "one pass"
                 )
 
     def _laid_out(self, rows: Sequence[Row], *, width: int) -> Sequence[MicroBatch]:
-        """This rank's share of the rows; every rank has equally many micro-batches."""
+        """Micro-batches of this rank's share of the rows; every rank has equally many."""
         layout = self._networks.policy.layout
         num_parts, part = self._ranks.data_parallel_size, self._ranks.data_parallel_rank
         rows_of_parts = plan(rows, max_tokens=self._max_tokens, layout=layout, num_ranks=num_parts)
@@ -117,10 +117,10 @@ class Passes:
     def accumulate(
         self, prepared: Prepared, mini_batch: MiniBatch, *, learned: LearnedRows, trains_policy: bool = True
     ) -> tuple[Tensor, list[Statistics]]:
-        """Adds up the gradients of all micro-batches, of the critic's parameters alone without `trains_policy`.
+        """Adds up the gradients of all micro-batches; only the critic's without `trains_policy`. `learned` records each micro-batch.
 
-        The losses of this rank's micro-batches, and their statistics. `learned` is shown each micro-batch. Waits for no GPU, but where
-        distillation, `clip_cov` or ranks that share a pass look for places.
+        Returns the losses and the statistics of this rank's micro-batches. It does not wait for the GPU, except to look up places for
+        distillation, for `clip_cov` and in passes that ranks share.
         """
         micro_batches = mini_batch.micro_batches
         losses: list[Tensor] = []
@@ -132,11 +132,11 @@ class Passes:
             )
             aux_loss = None
             if (routing := self._networks.policy.routing) is not None:
-                # Of this rank's slice where a pass is split. Before the backward pass, which may compute activations, and so routes, again.
+                # Of this rank's slice if a pass is split. Read before the backward pass, which may recompute activations and so routes.
                 statistics.append(routing.statistics())
                 aux_loss = routing.aux_loss()
             if not micro_batch.rows:
-                # No rows for this rank: it still gathers and reduces with the others.
+                # Without rows this rank still gathers and reduces with the others.
                 (outputs.logprobs_C.sum() + (0 if values_C is None else values_C.sum())).backward()
                 losses.append(torch.zeros((), dtype=torch.float64, device=self._ranks.device))
                 continue
@@ -149,8 +149,8 @@ class Passes:
                 if outputs.partition_CP is None
                 else micro_batch.scatter(outputs.partition_CP),
             )
-            # FSDP means over ranks; the objective's weights are of the whole mini-batch, so its gradient is the sum. Ranks that share a
-            # pass have the same loss and a slice of its gradient each.
+            # FSDP averages over ranks, but the objective's weights are of the whole mini-batch: the gradient is the sum over ranks. Ranks
+            # that share a pass have the same loss, and each a slice of its gradient.
             loss = result.loss if aux_loss is None else result.loss + aux_loss
             (loss * self._ranks.size).backward()
             losses.append(loss.detach())
@@ -158,24 +158,24 @@ class Passes:
                 statistics.append(result.statistics)
                 if result.seen is not None:
                     learned.take(mini_batch.in_batch(micro_batch), result.seen)
-            # Else what it saw would be held through the next forward pass.
+            # Otherwise their tensors would stay in memory through the next forward pass.
             del result, loss, aux_loss
             self._phases.move()
         learned.pass_by(mini_batch.rows)
         return torch.stack(losses), statistics
 
     def imitate(self, rows: Sequence[TokenRow]) -> list[Statistics]:
-        """Adds the gradient of the demonstrations' loss to that of the trajectories; its statistics."""
+        """Adds the gradient of the demonstrations' loss to that of the trajectories. Returns its statistics."""
         statistics: list[Statistics] = []
         num_tokens = sum(int(row.loss_mask.sum()) for row in rows)
         micro_batches = self._laid_out(rows, width=max(len(row.completion) for row in rows))
         policy = self._networks.policy
         for index in reduce_once(self._networks, len(micro_batches)):
-            # Under truncated sampling a demonstrated token may be one that is never sampled.
+            # Truncated sampling may never sample a demonstrated token.
             with policy.full_softmax(temperature=policy.head.temperature):
                 outputs, values_C = self._networks(micro_batches[index])
             result = self._objective.imitation_loss(outputs.logprobs_C, num_tokens=num_tokens)
-            # A critic takes part in the pass, and so in its backward: FSDP waits for all of a pass.
+            # The critic was in the forward pass, and FSDP waits for its backward.
             (result.loss * self._ranks.size + (0 if values_C is None else 0 * values_C.sum())).backward()
             if self._ranks.leads:
                 statistics.append(result.statistics)
@@ -183,6 +183,6 @@ class Passes:
         return statistics
 
     def of_all_ranks(self, statistics: Sequence[Statistics]) -> Statistics:
-        """Those of this rank's passes and all others', on the CPU: waits for all that gave them."""
+        """Statistics of all ranks' passes, on the CPU; waits for these passes."""
         moments_Q5 = Statistics.merge(statistics).moments_Q5.to(self._ranks.device)
         return Statistics.merge([Statistics(part_Q5.cpu()) for part_Q5 in self._ranks.stack(moments_Q5)])

@@ -1,4 +1,4 @@
-"""What keeps an update that is not finite from the weights."""
+"""Keeps updates that are not finite from the weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +12,12 @@ from learner.forward_backward import MiniBatch
 
 
 def are_finite(gradient_norms: Mapping[str, Tensor]) -> bool:
-    """Of all models; the same on every rank."""
+    """Whether the norms of all models are finite; the same on every rank."""
     return all(bool(norm.isfinite()) for norm in gradient_norms.values())
 
 
 class NonFiniteGuard:
-    """Keeps updates whose loss or gradient is not finite from the weights, saves what made them, and ends a run that has too many."""
+    """Refuses updates whose loss or gradient is not finite, saves their trajectories, and ends a run that has too many."""
 
     def __init__(self, *, max_in_a_row: int, ranks: Ranks, folder: Path | None) -> None:
         """`folder` takes the trajectories of such updates, for inspection; None saves none."""
@@ -33,10 +33,10 @@ class NonFiniteGuard:
         gradient_norms: Mapping[str, Tensor],
         place: tuple[int, int],
     ) -> bool:
-        """Whether the update may be made. `losses` are of this rank's micro-batches; all ranks must call it, and get one answer.
+        """Whether the update may be made. All ranks must call it and get the same answer.
 
-        `place` is the policy version and the update's number in its step. Raises NumericsError when this is one update too many in a
-        row that may not.
+        `losses` are those of this rank's micro-batches, `place` is the policy version and the update's number in its step. Raises
+        NumericsError after more than `max_in_a_row` refused updates in a row.
         """
         is_bad = ~losses.isfinite() & self._ranks.leads
         num_bad = int(self._ranks.sum(is_bad.sum()))
@@ -44,7 +44,7 @@ class NonFiniteGuard:
             self.num_in_a_row = 0
             return True
         self.num_in_a_row += 1
-        # Where only the gradient is not finite, any micro-batch of any rank may be why.
+        # If only the gradient is not finite, any micro-batch of any rank may be the cause.
         found = zip(mini_batch.micro_batches, is_bad.tolist(), strict=True)
         mine = [m for m, bad in found if self._ranks.leads and (bad or num_bad == 0)]
         suspects = sorted(row for m in mine for row in mini_batch.in_batch(m))
@@ -65,7 +65,7 @@ class NonFiniteGuard:
         self.num_in_a_row = state["num_in_a_row"]
 
     def _save(self, batch: Batch, rows: list[int], *, place: tuple[int, int]) -> str:
-        """Writes these trajectories, which this rank computed; says where they are, or why nowhere."""
+        """Writes these trajectories of this rank. Returns, as text, where they are or why they were not saved."""
         if not rows:
             return "its trajectories are with another rank"
         if self._folder is None:
@@ -75,6 +75,6 @@ class NonFiniteGuard:
         try:
             batch.write_rows(rows, path)
         except OSError as error:
-            # They are for inspection: a full disk does not end a run that goes on without them.
+            # They are only for inspection: a full disk must not end the run.
             return f"its trajectories were not saved ({error})"
         return f"its trajectories are in {path}"

@@ -1,7 +1,7 @@
-"""What a step's passes saw of the tokens of some of its trajectories, as rows of the record of learning.
+"""Rows of the record of learning: numbers per token that a step's passes computed for some of its trajectories.
 
-It reads what passes compute anyway and gives nothing back: a step learns the same with it and without. Each trajectory is taken in the
-first pass of a step that comes to it, on the rank that makes the pass.
+It only reads numbers that passes compute anyway: a step learns the same with and without it. Each trajectory is recorded in the first pass
+of the step that contains it, on the rank that makes the pass.
 
 Shapes: B rows of a micro-batch, T tokens, C completion positions with loss.
 """
@@ -19,15 +19,15 @@ from learner.algorithms.objective.seen import TokensSeen
 from learner.algorithms.placing import placed
 from learner.assemble import Batch
 
-_OF_WHAT_STAYS = ("advantages", "weights", "clipped")
-"""Columns that a trajectory which a filter took out does not have."""
+_OF_KEPT_TRAJECTORIES = ("advantages", "weights", "clipped")
+"""Columns that are null for a trajectory that a filter dropped."""
 
 
 class LearnedRows:
-    """Of one step, on one rank."""
+    """The rows of one step on one rank."""
 
     def __init__(self, batch: Batch, *, num_groups: int | None) -> None:
-        """Of the batch's first `num_groups` groups; None: of all."""
+        """Records the batch's first `num_groups` groups; None: all groups."""
         self._batch = batch
         groups = batch.tensors.group_index_N.tolist()
         self._waiting = {row for row, group in enumerate(groups) if num_groups is None or group < num_groups}
@@ -36,7 +36,8 @@ class LearnedRows:
         self._columns: list[dict[str, Tensor]] = []
 
     def take(self, rows: Sequence[int], seen: TokensSeen) -> None:
-        """`rows` are places in the batch. What is taken stays on the device, one number a token and column."""
+        """Records the rows that were not recorded before. `rows` are places in the batch. Keeps one number per token and column, on the
+        device."""
         chosen = [place for place, row in enumerate(rows) if row in self._waiting]
         if not chosen:
             return
@@ -51,11 +52,11 @@ class LearnedRows:
         self._rows += [rows[place] for place in chosen]
 
     def pass_by(self, rows: Sequence[int]) -> None:
-        """All ranks together have passed these places in the batch: no later pass of any rank takes them."""
+        """All ranks together have made passes over these places in the batch: no later pass records them."""
         self._waiting.difference_update(rows)
 
     def batch(self) -> pa.RecordBatch | None:
-        """The rows that this rank took; None where it took none."""
+        """The rows that this rank recorded; None if there are none."""
         if not self._rows:
             return None
         first_segments = pa.array([self._batch.episodes[row].start for row in self._rows])
@@ -68,11 +69,11 @@ class LearnedRows:
         for field in LEARNED_SCHEMA:
             lacks = [field.name not in part for part in self._columns]
             if not all(lacks):
-                # A loss may have bounds in some passes alone: the others' rows are null.
+                # A loss may have bounds in some passes only: rows of the other passes are null.
                 given = [part.get(field.name, torch.zeros_like(part["policy_logprobs"])) for part in self._columns]
                 found_C = torch.cat(given).cpu().numpy()
                 is_absent = np.repeat(lacks, sizes)
-                if field.name in _OF_WHAT_STAYS:
+                if field.name in _OF_KEPT_TRAJECTORIES:
                     is_absent |= is_dropped
                 columns[field.name] = _lists(found_C, loss_mask, offsets, field=field, is_absent=is_absent)
         arrays = [
@@ -85,8 +86,7 @@ class LearnedRows:
 def _lists(
     found_C: np.ndarray, loss_mask: np.ndarray, offsets: np.ndarray, *, field: pa.Field, is_absent: np.ndarray
 ) -> pa.Array:
-    """A list column of some trajectories, from the numbers of their tokens with loss. `is_absent` by trajectory: it has no such column,
-    whatever stands in its place."""
+    """A list column of some trajectories, from the numbers of their tokens with loss; null for a trajectory that `is_absent`."""
     values = np.zeros(len(loss_mask), dtype=np.float32)
     values[loss_mask] = found_C
     values = values.astype(bool) if pa.types.is_boolean(field.type.value_type) else values

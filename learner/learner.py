@@ -1,11 +1,11 @@
 """The learner: one rank, a plain class. Trajectories in, weights out.
 
-`update` reads like the step it makes: assemble, look once where the objective needs it, prepare, then for each mini-batch one backward
-per micro-batch and one optimizer update. Micro-batches only split the work: every number that depends on the whole batch, or on the
-whole mini-batch, is fixed before the first of them.
+`update` reads like the step it makes: assemble, a first look if the objective needs it, prepare, then for each mini-batch one backward
+pass per micro-batch and one optimizer update. Micro-batches only split the work: all numbers that depend on the whole batch or mini-batch
+are computed before the first one.
 
-An update whose loss or gradient is not finite changes no weights; the step's other updates go on. A step without a single update counts
-all the same: versions, schedule and ledger move on.
+An update whose loss or gradient is not finite changes no weights; the step's other updates are made. A step without a single update counts
+too: version, schedule and ledger advance.
 """
 
 import asyncio
@@ -70,13 +70,13 @@ class Learner:
         demonstrations: Demonstrations | None = None,
         base_name: str | None = None,
     ) -> None:
-        """Loads the model. Raises ConfigError for one that does not fit or cannot be computed exactly.
+        """Loads the model. Raises ConfigError for a model that does not fit into memory or cannot be computed exactly.
 
-        `rendezvous` is host:port, where several ranks meet, and `listener` rank 0's socket there; `run_dir` a local folder for what went
-        wrong, empty for none; `probe_token_ids` the text that attests published weights, empty for one spread over the vocabulary;
-        `demonstrations` what `algorithm.sft` imitates; `base_name` what the run calls a model that was downloaded into `model.path`.
+        `rendezvous`: host:port where several ranks meet; `listener`: rank 0's socket there. `run_dir`: a local folder for trajectories of
+        failed updates; empty for none. `probe_token_ids`: the text that attests published weights; empty for one spread over the
+        vocabulary. `demonstrations`: the texts of `algorithm.sft`. `base_name`: the run's name of a model downloaded into `model.path`.
         """
-        assert (demonstrations is None) == (config.algorithm.sft is None), "algorithm.sft says whether there are any"
+        assert (demonstrations is None) == (config.algorithm.sft is None), "algorithm.sft decides whether there are any"
         self._config, self._rank = config, rank
         self._phases = Phases("starting")
         self.timeline = self._phases.timeline
@@ -86,7 +86,7 @@ class Learner:
         self._learned: pa.RecordBatch | None = None
         self._host = rendezvous.rpartition(":")[0] or "127.0.0.1"
         self._sender: Sender | None = None
-        """Where weights go through process groups; on rank 0."""
+        """On rank 0, if weights are sent through process groups."""
         _prepare_torch(config)
         device = choose_device(config.learner)
         self._ranks = Ranks.join(
@@ -140,9 +140,9 @@ class Learner:
     # One step
 
     def update(self, *groups: pa.RecordBatch) -> StepStats:
-        """One step over the groups, in batches of one or more: the updates of `learner.epochs` and `learner.mini_batches`.
+        """One step over the groups: the updates of `learner.epochs` and `learner.mini_batches`. A batch may hold several groups.
 
-        Raises DataError for trajectories that cannot be trained on, before anything has changed; NumericsError after more than
+        Raises DataError for invalid trajectories, before anything has changed; NumericsError after more than
         `learner.max_non_finite_updates` skipped updates in a row.
         """
         laps = Laps()
@@ -160,7 +160,7 @@ class Learner:
         demonstrated = self._updater.demonstrated(self.version, num_updates=sum(map(len, (first, *later))))
         laps.lap("time/assemble_s")
         prepared = self.objective.prepare(self._first_look.at(batch.tensors.to(self._ranks.device), first_epoch))
-        # From here on a failure leaves part of a step behind, and no checkpoint may hold it.
+        # From here on a failure leaves a part of a step in the weights, which no checkpoint may contain.
         self._last_step = self._learned = None
         learned = LearnedRows(batch, num_groups=self._config.record.learned_groups)
         self._move_moments(prepared)
@@ -193,31 +193,31 @@ class Learner:
         return self._last_step
 
     def _move_moments(self, prepared: Prepared) -> None:
-        """The running moments of rewards and returns move with the batch; the critic's values do not, but for rounding of its head."""
+        """Updates the running moments of rewards and returns. The critic's values stay the same, except for rounding of its head."""
         factor, shift = self.objective.adopt(prepared)
         if (factor, shift) != (1.0, 0.0):
             reshard(self.networks)
-            # Adam's moments stay: they are of the normalised loss, before and after.
+            # Adam's moments stay valid: the loss is normalised before and after.
             rescale_head(self.optimizer.masters(), factor=factor, shift=shift)
             self.optimizer.copy_masters()
 
     def last_step(self) -> StepStats | None:
-        """What the last step since the start, or since `restore`, did; None before there was one.
+        """The last step since the start or `restore`; None before the first one.
 
-        None as well after a step that failed between its updates: the weights are then of no version.
+        None also after a step that failed between its updates: the weights then belong to no version.
         """
         return self._last_step
 
     def learned(self) -> Iterator[pa.RecordBatch]:
-        """The record of learning of this rank's trajectories in the last step, one batch or none: see `record.learned_groups`."""
+        """The record of learning of this rank's trajectories in the last step, at most one batch: see `record.learned_groups`."""
         if self._learned is not None:
             yield self._learned
 
     # Rest
 
     def rest(self) -> None:
-        """Weights and optimizer go to the host's memory, gradients nowhere: the GPU is free for others. The next call that computes brings
-        them back. On a CPU nothing moves."""
+        """Moves weights and optimizer to the host's memory and drops gradients, so that others can use the GPU. The next call that computes
+        moves them back. On a CPU nothing moves."""
         self._phases.enter("going to rest", step=self.version)
         self.optimizer.zero()
         reshard(self.networks)
@@ -234,11 +234,11 @@ class Learner:
     # Weights
 
     def publish(self) -> Iterator[Any]:
-        """On rank 0 the buckets of the current weights, one after the other, and their manifest last; nothing on the others.
+        """Yields the buckets of the current weights and then their manifest on rank 0; nothing on the others.
 
-        With `weights.deltas` the buckets' changes stand before the manifest, if it has a delta: as many arrays as there are buckets.
-        All ranks must iterate: whole tensors are gathered one at a time, and a bucket is not kept once the next is asked for. A read-only
-        bucket lives in the weights' own memory.
+        With `weights.deltas`, if the manifest has a delta, the changes of each bucket come before it: one array per bucket.
+        All ranks must iterate: whole tensors are gathered one at a time, and the learner keeps no bucket once the next one is asked for. A
+        read-only bucket is in the weights' own memory, which later steps change.
         """
         self._return()
         self._phases.enter("publishing", step=self.version)
@@ -247,9 +247,9 @@ class Learner:
         self._phases.enter("waiting")
 
     def pack(self) -> Iterator[Any]:
-        """On rank 0 the manifest of the current weights and a Packed of them; nothing on the others, which must iterate as well.
+        """Yields the manifest of the current weights and their Packed on rank 0; nothing on the others, which must iterate too.
 
-        Rank 0 keeps the buckets in its memory, for `send`, in place of those that it kept; with `weights.deltas` their changes as well.
+        Rank 0 keeps the buckets in its memory for `send`, with `weights.deltas` also their changes. They replace the previous ones.
         """
         self._return()
         self._phases.enter("publishing", step=self.version)
@@ -274,23 +274,24 @@ class Learner:
         self._phases.enter("waiting")
 
     async def send(self, group: RankGroup) -> None:
-        """What rank 0 packed last, or what changed in it, to all other members of `group`; beside whatever the rank does. Raises as
-        `Sender.send` does."""
+        """Sends the weights that rank 0 packed last, or their changes, to all other members of `group`, while the rank does other work.
+        Raises as `Sender.send` does."""
         if self._sender is None:
             raise LostError(f"group {group.name}: the learner that packed its weights is gone")
         await asyncio.to_thread(self._sender.send, group)
 
     async def give_up(self, group: RankGroup) -> None:
-        """All members that wait in `group` raise BroadcastError."""
+        """Makes all members that wait in `group` raise BroadcastError."""
         if self._sender is not None:
-            self._sender.give_up(group)  # a message to this process's own store; threads may all be sending
+            # No thread: it only writes to this process's own store, and all threads may be sending.
+            self._sender.give_up(group)
 
     # Checkpoints
 
     def save(self, directory: str, extra: Mapping[str, Any]) -> None:
-        """A checkpoint. Before the last step it may be written while training goes on: `finish_saving` waits for it.
+        """Saves a checkpoint; before the last step possibly in the background, then `finish_saving` waits for it.
 
-        Raises CheckpointError when this save, or the one before it, failed.
+        Raises CheckpointError if this save or the previous one failed.
         """
         self._return()
         self._phases.enter("saving", step=self.version)
@@ -300,13 +301,13 @@ class Learner:
         self._phases.enter("waiting")
 
     def finish_saving(self) -> None:
-        """The last checkpoint is on the disk when this returns. Raises CheckpointError when it could not be written."""
+        """Returns once the last checkpoint is on the disk. Raises CheckpointError if it could not be written."""
         self._phases.enter("saving", step=self.version)
         self._saver.finish()
         self._phases.enter("waiting")
 
     def restore(self, directory: str) -> Mapping[str, Any]:
-        """Goes back to a checkpoint exactly. Returns the `extra` that it was saved with."""
+        """Restores a checkpoint exactly. Returns the `extra` that it was saved with."""
         self._return()
         self._phases.enter("restoring")
         manifest = self._saver.restore(directory)
@@ -315,28 +316,28 @@ class Learner:
         return manifest.extra
 
     def restore_latest(self, root: str, newest: int | None = None) -> Mapping[str, Any] | None:
-        """The newest checkpoint below `root`, of the version `newest` at most; None and nothing done when there is none."""
+        """Restores the newest checkpoint below `root`, of version `newest` at most. Returns its `extra`, or None if there is none."""
         storage = Storage(root)
-        # Without `newest`: a replay looks at a folder that is another driver's to write.
+        # Only without `newest`: a replay reads a folder that another driver may write.
         if self._ranks.rank == 0 and newest is None and storage.is_local:
             adopt(Path(storage.path()))
         found = checkpoints(storage, newest=newest) if self._ranks.rank == 0 else []
-        # One may be committed, or removed, between two ranks' looks: rank 0's counts.
+        # Rank 0 chooses for all: checkpoints may be committed or removed between two ranks' looks.
         chosen, *_ = self._ranks.texts(json.dumps(str(found[-1]) if found else None))
         directory: str | None = json.loads(chosen)
         return self.restore(directory) if directory is not None else None
 
     def export(self, directory: str, extra: Mapping[str, Any]) -> None:
-        """The current weights as a Hugging Face folder on a disk; `extra` as for `save`."""
+        """Writes the current weights as a Hugging Face folder on a disk; `extra` as for `save`."""
         self._return()
         self._phases.enter("exporting")
         self._saver.export(Path(directory), policy_version=self.version, extra=extra)
         self._phases.enter("waiting")
 
     def close(self) -> None:
-        """Ends saving and this rank's part in torch's process group, threads included. The learner is of no use afterwards.
+        """Ends saving and leaves torch's process group, threads included. The learner is unusable afterwards.
 
-        Without it that group's threads outlive the interpreter, which now and then aborts them natively.
+        Without this the group's threads outlive the interpreter, and sometimes abort the process.
         """
         self._saver.close()
         if self._sender is not None:
@@ -347,7 +348,7 @@ class Learner:
         gc.collect()
 
     def describe(self) -> dict[str, str]:
-        """Choices that were made while loading, for the log."""
+        """Choices made while loading, for the log."""
         attention = str(self.policy.causal_lm.config._attn_implementation)
         chosen = {"layout": self.policy.layout, "attention": attention, "loading": self._loading}
         if self._ranks.device.type == "cuda":
@@ -368,6 +369,6 @@ def _prepare_torch(config: RunConfig) -> None:
     torch.set_num_threads(config.learner.num_threads or math.ceil(config.learner.cpus_per_rank))
     torch.manual_seed(config.seed)
     if config.deterministic:
-        # cuBLAS is deterministic with a workspace of its own only, and torch refuses to multiply without; before it is first used.
+        # cuBLAS is deterministic only with this workspace, without which torch refuses to multiply. It must be set before its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -1,7 +1,7 @@
-"""How much memory a rank of the learner needs: estimated from the model's configuration, nothing loaded.
+"""Estimates the memory of a learner rank from the model's configuration, without loading the model.
 
-An estimate, meant to be right within about a third: weights, gradients and moments are counted exactly, activations and what several
-ranks gather by formula. Where attention makes masks, the copies of a shared prompt's keys and values beside them are not counted.
+The aim is an error of at most about a third. Weights, gradients and moments are counted exactly; activations, and parameters that several
+ranks gather, by formula. Where attention makes masks, copies of a shared prompt's keys and values are not counted.
 """
 
 import math
@@ -32,33 +32,33 @@ class MemoryEstimate:
     """Bytes of one rank."""
 
     num_parameters: int
-    """Of the whole policy, tied ones once; without the critic's."""
+    """Of the whole policy, tied parameters once; without the critic."""
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
-    """Two moments, and the averaged policy where one is kept."""
+    """Two moments, and the averaged policy if there is one."""
     activations_bytes: int
     """Of one micro-batch."""
     head_bytes: int
     """Logits that exist at one time, and the hidden states that they are made from."""
     attention_bytes: int
-    """Where completions share their prompt. Masks, at most: all sequences as long as the run allows, or as those with masks are. With
-    torch's flash attention none, but copies of the prompts' keys and values, and what its backward pass of a layer sums in: all sequences
-    as long as the run allows. 0 with the package's."""
+    """Extra memory where completions share their prompt. Masks: an upper bound, for sequences as long as the run allows, or as long as
+    sequences with masks can be. With torch's flash attention no masks, but copies of the prompts' keys and values and the sums of one
+    layer's backward pass, for sequences as long as the run allows. 0 with the flash-attn package."""
     factors_bytes: int
-    """Of the largest linear layer, where bfloat16 is multiplied in float32."""
+    """Float32 factors of the largest linear layer, where bfloat16 is multiplied in float32."""
     gathered_bytes: int
-    """Of several ranks: what of the model is whole at one time, parameters and gradients."""
+    """With several ranks: parameters and gradients that are whole at one time."""
     loading_bytes: int
-    """At the start: one rank loads the whole model in float32."""
+    """At the start, when a single rank loads the whole model in float32."""
     saved_bytes: int
-    """Of the first rank's files in a checkpoint: its state and the model."""
+    """The first rank's files in a checkpoint: its state and the model."""
     saving_bytes: int
-    """The copy of a checkpoint that is written while training goes on. 0 with a GPU: the copy lies in the host's memory."""
+    """The copy of a checkpoint that is written in the background. 0 with a GPU: the copy is in the host's memory."""
 
     @property
     def needed_bytes(self) -> int:
-        """At the peak of loading and steps. A save that finds no room for its copy makes none, and training waits for it."""
+        """The peak of loading and steps. A save without room for its copy makes none, and training waits for it."""
         return max(self.step_bytes, self.loading_bytes)
 
     @property
@@ -68,28 +68,28 @@ class MemoryEstimate:
 
     @property
     def passing_bytes(self) -> int:
-        """While a micro-batch is in its pass, beyond what lasts."""
+        """Additional memory during the pass of a micro-batch."""
         return (
             self.activations_bytes + self.head_bytes + self.attention_bytes + self.factors_bytes + self.gathered_bytes
         )
 
     @property
     def total_bytes(self) -> int:
-        """At the peak: while a step is computed and a checkpoint is written."""
+        """The peak, while a step is computed and a checkpoint is written."""
         return self.needed_bytes + self.saving_bytes
 
 
 def check_rank(config: RunConfig, *, device: torch.device) -> None:
-    """Raises ConfigError, before anything is loaded, when a rank does not fit into what is free on its device."""
+    """Raises ConfigError, before anything is loaded, if a rank does not fit into its device's free memory."""
     estimated = of_run(config, has_flash=has_flash(device))
     check_fits(estimated, free_bytes=free_bytes(device), model=config.model)
 
 
 def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
-    """Of one rank, with full float32 masters; LoRA trains so little that only the base counts. `has_flash`: its GPU, if it has one, has
-    flash attention.
+    """The memory of one rank, with float32 masters of all weights. LoRA's adapters are too small to count. `has_flash`: the rank's GPU, if
+    any, has flash attention.
 
-    Raises ConfigError when a model's configuration cannot be read.
+    Raises ConfigError if a model's configuration cannot be read.
     """
     model, learner, checkpoint = config.model, config.learner, config.checkpoint
     policy = _without_memory(model)
@@ -108,7 +108,7 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
     keeps_copy = item < 4 and not is_sharded
     # Shards are float32 whether they train or not.
     weights = per_rank * ((4 if is_full or is_sharded else item) + (item if keeps_copy and is_full else 0))
-    # The save after the last step writes at once.
+    # The save after the last step is not in the background.
     is_regular = checkpoint.every_steps is not None or checkpoint.every_s is not None
     copies = checkpoint.asynchronous and is_regular
     keeps_average = config.algorithm.clips_around_average and is_full
@@ -116,10 +116,9 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
     saved = (12 * per_rank + averages if is_full else 0) + item * num_parameters
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
     longest = model.max_context or config.sampling.max_tokens
-    # A row beyond the budget is a pass of its own. Ranks that share a pass have a slice each, but masks of all of it.
+    # A row longer than the budget gets its own pass. Ranks that share a pass have a slice each, but masks of the whole pass.
     slices = learner.sequence_parallel_size
     tokens = max(tokens_per_pass(learner.max_tokens_per_micro_batch, device=device), -(-longest // slices))
-    activations = tokens * item * values_per_token
     num_unreduced = num_trained if 4 * num_trained <= MAX_UNREDUCED_BYTES else 0
     in_float32 = item < 4 and device.type == "cpu" and multiplies_in_float32()
     gathered = _gathered_bytes(*parts, num_unreduced=num_unreduced, item=item, trains=is_full) if is_sharded else 0
@@ -128,7 +127,7 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
         weights_bytes=weights,
         gradients_bytes=4 * per_rank if is_full else 0,
         optimizer_bytes=8 * per_rank + averages if is_full else 0,
-        activations_bytes=activations,
+        activations_bytes=tokens * item * values_per_token,
         head_bytes=_head_bytes(
             text,
             tokens=tokens,
@@ -148,7 +147,7 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
 
 
 def of_reference(config: RunConfig) -> int:
-    """Bytes of the reference scorer, which keeps all its models. Raises ConfigError as `of_run` does."""
+    """Bytes of the reference scorer with all its models. Raises ConfigError as `of_run` does."""
     reference, weights = config.reference, 0
     for source, model in reference_models(config.model, reference).items():
         own = "reference.path" if reference.path else "model.path"
@@ -167,7 +166,7 @@ def of_reference(config: RunConfig) -> int:
 def reading_bytes(
     model: ModelConfig, *, max_tokens: int, on_gpu: bool, has_head: bool = False, chunk_tokens: int | None = None
 ) -> int:
-    """Of a pass without gradients: the activations of one layer, and a head's logits for so many tokens at a time."""
+    """Bytes of a pass without gradients: the activations of one layer, and a head's logits for `chunk_tokens` at a time."""
     text, device = read_config(model).get_text_config(), torch.device("cuda" if on_gpu else "cpu")
     tokens = tokens_per_pass(max_tokens, device=device)
     head = _head_bytes(text, tokens=tokens, chunk_tokens=chunk_tokens, on_gpu=on_gpu) if has_head else 0
@@ -175,7 +174,7 @@ def reading_bytes(
 
 
 def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig) -> None:
-    """Raises ConfigError when more is needed than is free."""
+    """Raises ConfigError if more memory is needed than is free."""
     if estimated.needed_bytes <= free_bytes:
         return
     need, free = _gib(estimated.needed_bytes), _gib(free_bytes)
@@ -194,37 +193,37 @@ def check_fits(estimated: MemoryEstimate, *, free_bytes: int, model: ModelConfig
 
 
 def free_bytes(device: torch.device | None = None) -> int:
-    """What a new process can still take here: of a GPU's memory, or on a CPU and without a device of the machine's."""
+    """Free memory for a new process: of the GPU, or of the machine for a CPU or without a device."""
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_memory_bytes()
 
 
 def _attention_bytes(text: PretrainedConfig, *, config: RunConfig, tokens: int, longest: int, has_flash: bool) -> int:
-    """Of a pass of so many tokens, in sequences of at most `longest`: see `MemoryEstimate.attention_bytes`."""
+    """Bytes for a pass of `tokens` in sequences of at most `longest`: see `MemoryEstimate.attention_bytes`."""
     if config.model.attention == FLASH or config.buffer.trajectories_per_group == 1:
         return 0
     item = config.model.item_bytes
     num_kept = 1 if config.learner.activation_checkpointing else text.num_hidden_layers
     if has_flash and _takes_flash(text, item=item):
         return _copies_bytes(tokens, text=text, config=config, longest=longest, item=item, num_kept=num_kept)
-    # A completion of Q tokens and K keys, P of them its prompt's, has a mask if that has few cells or if P > Q, as
-    # `learner.model.attention` says. With P <= Q there are at most 2 · Q keys, so few cells mean a K of at most √(2 · cells); with P > Q
-    # it is less than 2 · P. A window that slides always needs a mask.
+    # A completion of Q tokens and K keys, P of them its prompt's, has a mask if the mask has few cells or if P > Q
+    # (`learner.model.attention`). With P <= Q there are at most 2 · Q keys, so with few cells K is at most √(2 · cells). With P > Q, K is
+    # less than 2 · P. A sliding window always needs a mask.
     if not windows(text):
         longest = min(longest, max(math.isqrt(2 * MAX_MASK_CELLS), 2 * (longest - config.sampling.max_tokens)))
     return _mask_bytes(tokens, longest=longest, item=item, num_kept=num_kept)
 
 
 def _takes_flash(text: PretrainedConfig, *, item: int) -> bool:
-    """Whether flash attention takes all of the model's heads, in a type of so many bytes."""
+    """Whether flash attention supports all of the model's heads, in a type of `item` bytes."""
     if item != 2 or getattr(text, "attn_logit_softcapping", None) is not None:
         return False
     return takes_lengths(torch.bfloat16, *_head_sizes(text))
 
 
 def _head_sizes(text: PretrainedConfig) -> tuple[int, int]:
-    """Of queries and keys, and of values."""
+    """Head sizes of queries and keys, and of values."""
     latent, rotated = (getattr(text, f"qk_{name}_head_dim", None) for name in ("nope", "rope"))
     if latent and rotated:
         return latent + rotated, getattr(text, "v_head_dim", None) or latent
@@ -233,28 +232,24 @@ def _head_sizes(text: PretrainedConfig) -> tuple[int, int]:
 
 def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
     """Numbers kept for backward per token: per layer its norms, projections, rotated and bucketed copies, attention and MLP."""
-    layer = _values_of_layer(text)
-    if learner.activation_checkpointing:
-        return text.num_hidden_layers * text.hidden_size + layer
-    return text.num_hidden_layers * layer
+    num_layers, values = text.num_hidden_layers, _values_of_layer(text)
+    return num_layers * text.hidden_size + values if learner.activation_checkpointing else num_layers * values
 
 
 def _values_of_layer(text: PretrainedConfig) -> int:
-    hidden = text.hidden_size
     queries, keys = _widths(text)
-    inner = inner_size(text)
-    return 8 * hidden + 5 * queries + 6 * keys + 4 * inner
+    return 8 * text.hidden_size + 5 * queries + 6 * keys + 4 * inner_size(text)
 
 
 def _widths(text: PretrainedConfig) -> tuple[int, int]:
-    """Of all queries of a token, and of its keys."""
+    """Numbers in all queries of a token, and in its keys."""
     return num_heads(text) * head_size(text), num_key_heads(text) * head_size(text)
 
 
 def _head_bytes(
     text: PretrainedConfig, *, tokens: int, chunk_tokens: int | None, on_gpu: bool, kept_bytes: int = 0
 ) -> int:
-    """A tile's logits with what is made of them, and those that are kept, or all of a small head; and the hidden states, in float32."""
+    """The logits of a tile with their intermediate results and the kept logits, or all logits of a small head; hidden states in float32."""
     positions, width = tile_shape(chunk_tokens, on_gpu=on_gpu)
     tile, all_of_a_pass = 4 * min(positions, tokens) * min(text.vocab_size, width), 4 * tokens * text.vocab_size
     logits = max(3 * tile + min(kept_bytes, all_of_a_pass), 2 * min(MAX_WHOLE_BYTES, all_of_a_pass))
@@ -262,8 +257,8 @@ def _head_bytes(
 
 
 def _mask_bytes(tokens: int, *, longest: int, item: int, num_kept: int) -> int:
-    """A cell is a query of the pass and a key of its sequence. Each layer keeps it as bool and as torch adds it to scores; the distances
-    that it is made from are int64, of one bucket at a time (`learner.model.attention`)."""
+    """A cell is a query of the pass with a key of its sequence. Each layer keeps it as bool and in the type that torch adds to scores. The
+    distances that make it are int64, of one bucket at a time (`learner.model.attention`)."""
     cells = tokens * longest
     return cells * (1 + item) * num_kept + 8 * min(cells, max(MAX_MASK_CELLS, longest**2))
 
@@ -271,8 +266,8 @@ def _mask_bytes(tokens: int, *, longest: int, item: int, num_kept: int) -> int:
 def _copies_bytes(
     tokens: int, *, text: PretrainedConfig, config: RunConfig, longest: int, item: int, num_kept: int
 ) -> int:
-    """A group's completions have their prompt's keys and values each, which every layer keeps. One layer's gradients of queries are summed
-    in float32, segment by segment in blocks of 128, and those of keys and values for each head of the queries."""
+    """Each completion of a group has a copy of the prompt's keys and values, which every layer keeps. One layer's gradients of queries are
+    summed in float32, per segment in blocks of 128, and those of keys and values for each head of the queries."""
     group, completion = config.buffer.trajectories_per_group, min(config.sampling.max_tokens, longest)
     prompt = longest - completion
     num_groups = tokens / (prompt + group * completion)
@@ -283,16 +278,15 @@ def _copies_bytes(
 
 
 def _factors_bytes(text: PretrainedConfig, *, tokens: int) -> int:
-    """Weight, input and output of a projection of the MLP."""
-    hidden = text.hidden_size
-    inner = inner_size(text)
+    """Weight, input and output of an MLP projection."""
+    hidden, inner = text.hidden_size, inner_size(text)
     return 4 * (hidden * inner + tokens * (hidden + inner))
 
 
 def _gathered_bytes(num_root: int, num_layer: int, *, num_unreduced: int, item: int, trains: bool) -> int:
-    """What FSDP2 makes whole (`learner.distributed.shard`): the root's parameters, which stay for the step, a decoder layer and the next
-    one, which is gathered ahead. Of gradients the larger of both, in the compute type and in the float32 in which it is reduced; of a
-    model that is reduced once a step, all in float32.
+    """Memory that FSDP2 gathers (`learner.distributed.shard`): the root's parameters, which stay for the step, a decoder layer, and the
+    next layer, which is gathered ahead. Gradients: the larger of root and layer, in the compute type and in float32 for the reduction; or
+    all in float32, if they are reduced once per update.
     """
     parameters = item * (num_root + 2 * num_layer)
     if not trains:
@@ -301,13 +295,13 @@ def _gathered_bytes(num_root: int, num_layer: int, *, num_unreduced: int, item: 
 
 
 def _parts(model: PreTrainedModel) -> tuple[int, int]:
-    """Parameters outside of decoder layers, and of the largest layer."""
+    """Number of parameters outside decoder layers, and in the largest layer."""
     layers = [_count(layer) for layer in decoder_layers(model)]
     return _count(model) - sum(layers), max(layers, default=0)
 
 
 def _without_memory(model: ModelConfig, *, field: str = "model.path") -> PreTrainedModel:
-    """The causal model that a configuration describes, to count its parameters. Raises ConfigError as `load` does."""
+    """The causal model of a configuration on `meta`, to count its parameters. Raises ConfigError as `load` does."""
     config = read_config(model, field=field)
     try:
         with torch.device("meta"):

@@ -1,8 +1,8 @@
 """AdamW with schedule and clipping over float32 master weights.
 
-Where the model computes in bfloat16 on one rank, each parameter has a float32 master: gradients of micro-batches are summed on it in
-float32, the step is taken on it, and the result is rounded into the model. Where the model is float32 (or sharded, whose shards are
-float32), the parameters are their own masters.
+If the model computes in bfloat16 on one rank, each parameter has a float32 master, which sums the gradients of micro-batches in float32 and
+takes the step; the result is rounded into the model. If the model is float32, or sharded (shards are float32), the parameters are their own
+masters.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from learner.distributed import local, whole
 
 
 def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak: float | None = None) -> float:
-    """Rate of step 0, 1, ...: linear warm-up to the peak, then constant, or down to `min_learning_rate_share` at the last step.
+    """Rate of step 0, 1, ...: linear warm-up to the peak, then constant, or decay to `min_learning_rate_share` of it at the last step.
 
     0 before step 0.
     """
@@ -56,16 +56,16 @@ class Optimizer:
         average_decay: float | None = None,
         has_own_critic: bool = False,
     ) -> None:
-        """Takes float32 parameters, and leaves those of one rank in `compute_dtype`.
+        """Takes float32 parameters and, on a single rank, converts them to `compute_dtype`.
 
-        `learning_rates`: peaks of parameters by the prefix of their name, where they differ from the configured one.
-        `first_step`: where the schedule of the other parameters begins. They must have no gradients before.
-        `average_decay`: of the average that is kept of the policy's weights; None keeps none.
-        `has_own_critic`: parameters named `critic.` are another model, whose gradient is clipped by itself.
+        `learning_rates`: peaks of parameters that differ from the configured one, by the prefix of their names.
+        `first_step`: first step of the schedule of all other parameters, which must have no gradients before it.
+        `average_decay`: decay of the average of the policy's weights; None keeps no average.
+        `has_own_critic`: parameters named `critic.` are another model, whose gradient is clipped separately.
         """
         self._config, self._num_steps, self._first_step = config, num_steps, first_step
         self._factor = 1.0
-        """Of all learning rates: `observe_kl` moves it."""
+        """Multiplies all learning rates; `observe_kl` changes it."""
         parameters = dict(named_parameters)
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._masters = {name: _master(p, compute_dtype=compute_dtype) for name, p in self._parameters.items()}
@@ -97,7 +97,7 @@ class Optimizer:
 
     @classmethod
     def of_run(cls, named_parameters: Iterable[tuple[str, nn.Parameter]], config: RunConfig) -> "Optimizer":
-        """The parameters are those of the run's networks."""
+        """For the parameters of the run's networks."""
         algorithm, value = config.algorithm, config.algorithm.value
         return cls(
             named_parameters,
@@ -111,18 +111,18 @@ class Optimizer:
         )
 
     def zero(self) -> None:
-        """Forgets gradients."""
+        """Drops all gradients."""
         for parameter in (*self._parameters.values(), *self._masters.values()):
             parameter.grad = None
 
     def gradient_norms(self) -> dict[str, Tensor]:
-        """Global L2 norm over the parameters of a model and all ranks, float32: of the "policy", with a critic on its backbone, and of a
-        "critic" with its own. Two models are clipped apart (as by verl and OpenRLHF): else a critic that explodes silences the policy."""
+        """Global L2 norms over all ranks, float32: of the "policy", including a critic on its backbone, and of a "critic" with its own.
+        The two are clipped separately, as in verl and OpenRLHF: otherwise an exploding critic would silence the policy."""
         return {name: _norm(_gradients(masters)) for name, masters in self._models.items()}
 
     def step(self, index: int, *, gradient_norms: Mapping[str, Tensor]) -> float:
-        """Clips each model by its norm, makes an update of step `index` (from 0), rounds masters into the model. Returns the learning rate,
-        which all updates of a step share."""
+        """Clips each model by its norm, makes an update of step `index` (from 0), rounds masters into the model. Returns the policy's
+        learning rate, which all updates of a step share."""
         limit = self._config.max_grad_norm
         for name, norm in gradient_norms.items():
             if limit is not None and float(norm) > limit:
@@ -141,7 +141,8 @@ class Optimizer:
         return self._factor * learning_rate_at(index - begins, config=self._config, num_steps=steps, peak=peak)
 
     def observe_kl(self, kl: float) -> None:
-        """How far a step's last update found the policy, in nats per token: the next step's rates follow `optimizer.target_kl`."""
+        """Adapts the next step's learning rates to `optimizer.target_kl`. `kl`: nats per token that the policy had moved before the step's
+        last update."""
         target = self._config.target_kl
         if target is not None and kl > 2 * target:
             self._factor = max(self._factor / 1.5, 0.01)
@@ -149,7 +150,7 @@ class Optimizer:
             self._factor = min(self._factor * 1.5, 100.0)
 
     def state_dict(self) -> dict[str, float]:
-        """What is not a tensor."""
+        """The state that is not a tensor."""
         return {"factor": self._factor} | ({} if self._average is None else {"average_total": self._average.total})
 
     def load_state_dict(self, state: dict[str, float]) -> None:
@@ -159,14 +160,14 @@ class Optimizer:
 
     @torch.no_grad()
     def copy_masters(self) -> None:
-        """Rounds masters into the model; nothing where the parameters are their own masters."""
+        """Rounds masters into the model. Does nothing for parameters that are their own masters."""
         for name, parameter in self._parameters.items():
             if parameter is not self._masters[name]:
                 parameter.copy_(self._masters[name])
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model with the policy's averaged weights; its own are back, to the bit, when this ends or an exception passes."""
+        """Gives the model the policy's averaged weights. Its own weights are back, to the bit, at the end, also after an exception."""
         self._exchange_averages()
         try:
             yield
@@ -183,7 +184,7 @@ class Optimizer:
         return self._masters
 
     def state(self) -> dict[str, Tensor]:
-        """First and second moments, step counts and averages by parameter name; local shards where sharded. Not copies."""
+        """First and second moments, step counts and averages, by parameter name; local shards if sharded. Not copies."""
         averages = {} if self._average is None else self._average.averages
         found = {f"average/{name}": average for name, average in averages.items()}
         for name, master in self._masters.items():
@@ -192,9 +193,9 @@ class Optimizer:
         return found
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """What `state` gave, of the same parameters: those that never had a gradient have none in it.
+        """Restores a result of `state`, in which parameters that never had a gradient are absent.
 
-        Raises CheckpointError naming the first that does not fit.
+        Raises CheckpointError naming the first parameter that does not fit.
         """
         by_parameter: dict[str, dict[str, Tensor]] = {}
         averages: dict[str, Tensor] = {}
@@ -223,7 +224,7 @@ class Optimizer:
 
 
 def _decays(name: str, parameter: Tensor) -> bool:
-    """Not a vector, nor a norm that has a row for each head, nor a bias that has one for each expert."""
+    """False for vectors, norms (also with a row per head) and biases (also with a row per expert)."""
     owner, _, own = name.rpartition(".")
     return parameter.ndim > 1 and not own.endswith("bias") and "norm" not in owner.rpartition(".")[2]
 
@@ -244,8 +245,8 @@ def _master(parameter: nn.Parameter, *, compute_dtype: torch.dtype) -> nn.Parame
 
     def add(computed: Tensor) -> None:
         if computed.grad is not None:
-            # Sums of micro-batches in bfloat16 would depend on how the batch was split.
-            # GPUs convert as they add; on CPUs that is slow.
+            # Sums of micro-batches in bfloat16 would depend on the split of the batch.
+            # GPUs convert while they add; on CPUs that is slow.
             gradient = computed.grad if computed.is_cuda else computed.grad.float()
             master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
             computed.grad = None

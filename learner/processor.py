@@ -1,4 +1,4 @@
-"""What this machine's processor is, as the system tells it. It needs no torch."""
+"""Facts about this machine's processor, from the system. Does not need torch."""
 
 import functools
 from collections.abc import Collection
@@ -9,7 +9,7 @@ _FACTS = Path("/proc/cpuinfo")
 
 @functools.cache
 def cpu_facts() -> tuple[frozenset[str], str]:
-    """Flags and vendor; empty where the system does not say."""
+    """Flags and vendor; empty if the system does not tell them."""
     try:
         lines = _FACTS.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -19,9 +19,10 @@ def cpu_facts() -> tuple[frozenset[str], str]:
 
 
 def multiplies_bfloat16_fast(flags: Collection[str]) -> bool:
-    """Whether a processor of this vendor with these flags multiplies bfloat16 faster than float32: with AMX, or with AMD's AVX512-BF16.
+    """Whether a processor with these flags, of this machine's vendor, multiplies bfloat16 faster than float32: with AMX, or with AMD's
+    AVX512-BF16.
 
-    Intel's AVX512-BF16 alone gains nothing over its float32: torch's products of bfloat16 took 1.6 times as long there. AMD's, which
-    are not measured, are trusted.
+    With Intel's AVX512-BF16 alone torch's bfloat16 products took 1.6 times as long as float32 ones. AMD's were not measured and are assumed
+    to be faster.
     """
     return "amx_bf16" in flags or ("avx512_bf16" in flags and cpu_facts()[1] == "AuthenticAMD")

@@ -1,4 +1,4 @@
-"""What a rank is doing, and how long the parts of a step took."""
+"""The phase of a rank, and the durations of a step's parts."""
 
 import os
 import time
@@ -8,19 +8,19 @@ from cluster.contracts.types import Progress
 
 
 class Phases:
-    """What a rank is doing, since when, and when it last got on with it."""
+    """The phase of a rank, its start, and the time of the last progress in it."""
 
     def __init__(self, first: str) -> None:
         self.timeline = Timeline(first)
         self._moved = time.time()
 
     def enter(self, phase: str, *, step: int | None = None) -> None:
-        """`step` is the one that the rank works for."""
+        """Begins a phase. `step`: the step that the rank works on."""
         self.timeline.enter(phase, step=step)
         self._moved = time.time()
 
     def move(self) -> None:
-        """A piece of the present phase is done."""
+        """Notes progress in the present phase."""
         self._moved = time.time()
 
     def progress(self, *, actor: str, policy_version: int) -> Progress:
@@ -36,19 +36,19 @@ class Phases:
 
 
 class Laps:
-    """Seconds of one step, part by part."""
+    """Seconds of each part of one step."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """The time since the last lap was this part's; the laps of a part that comes again add up."""
+        """Adds the time since the last lap to this part."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
     @property
     def total(self) -> float:
-        """Until the last lap."""
+        """Seconds until the last lap."""
         return self._last - self._began

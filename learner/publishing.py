@@ -1,4 +1,4 @@
-"""What leaves the learner: weights by checkpoint name, one whole tensor at a time, and the log-probs that prove them.
+"""Publishes the learner's weights: by checkpoint name, one whole tensor at a time, with the log-probs that attest them.
 
 Shapes: C probe tokens after the first.
 """
@@ -24,12 +24,12 @@ from learner.progress import Phases
 
 
 class Publisher:
-    """Gives the weights of a rank away, with a canary that proves them."""
+    """Packs the weights of a rank, with a canary that attests them."""
 
     def __init__(
         self, networks: Networks, *, config: RunConfig, ranks: Ranks, phases: Phases, probe_token_ids: Sequence[int]
     ) -> None:
-        """To be made before a checkpoint replaces the weights that engines start from too: the canary says what these compute."""
+        """Create it before a checkpoint is restored: the canary contains log-probs of the weights that engines start from."""
         self._networks, self._config, self._ranks, self._phases = networks, config, ranks, phases
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         spread = spread_token_ids(networks.policy.causal_lm, num_tokens=config.weights.canary_tokens)
@@ -39,7 +39,7 @@ class Publisher:
         self._copy = PublishedCopy() if config.weights.deltas and ranks.rank == 0 else None
 
     def parts(self, policy_version: int) -> Iterator[np.ndarray | WeightManifest]:
-        """What `packing` yields, or with `weights.deltas` `PublishedCopy.compared`, on rank 0; all ranks must iterate."""
+        """Yields the results of `packing`, or with `weights.deltas` of `PublishedCopy.compared`, on rank 0. All ranks must iterate."""
         packed = self._packed(policy_version)
         return self._copy.compared(packed) if self._copy else packed
 
@@ -61,7 +61,7 @@ class Publisher:
             yield part
 
     def _canary(self) -> Canary:
-        """Of the present weights; all ranks must call it."""
+        """The canary of the present weights; all ranks must call it."""
         return Canary(
             token_ids=self._probe,
             logprobs=probe_logprobs(self._networks, self._probe, device=self._ranks.device),
@@ -71,7 +71,7 @@ class Publisher:
 
 
 def spread_token_ids(causal_lm: PreTrainedModel, *, num_tokens: int) -> list[int]:
-    """A sequence spread over the vocabulary, for a learner that was given no probe: unlikely text, which rounding blurs most."""
+    """Tokens spread over the vocabulary, for a learner without a probe. Such text is unlikely, so rounding changes its log-probs most."""
     limit = getattr(causal_lm.config.get_text_config(), "max_position_embeddings", None) or num_tokens
     vocabulary_size = output_layer(causal_lm).weight.shape[0]
     return [(i * 2_654_435_761 + 12_345) % vocabulary_size for i in range(1, min(num_tokens, limit) + 1)]
@@ -97,22 +97,22 @@ def probe_logprobs(networks: Networks, token_ids: Sequence[int], *, device: torc
 
 @torch.no_grad()
 def exported_adapter(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(peft's name, whole tensor in `dtype`) of the adapter alone; gathered tensor by tensor, on all ranks."""
+    """(peft's name, whole tensor in `dtype`) of the adapter only, gathered tensor by tensor; all ranks must iterate."""
     for name, tensor in adapters(causal_lm):
         yield name, tensor.to(dtype)
 
 
 @torch.no_grad()
 def exported(causal_lm: PreTrainedModel, *, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, whole tensor in `dtype`), tied ones once; a sharded model is gathered tensor by tensor, on all ranks.
+    """(checkpoint name, whole tensor in `dtype`), tied ones once. A sharded model is gathered tensor by tensor; all ranks must iterate.
 
-    Buffers that a checkpoint has, such as a router's bias, come last and keep their type. They are not trained, and engines need them
-    all the same: vLLM loads a layer whole, and one that sleeps without its weights has none of them.
+    Buffers of the checkpoint, such as a router's bias, come last and keep their type. They are not trained, but engines need them: vLLM
+    loads whole layers, and an engine that slept without its weights has lost them.
     """
     converts = bool(getattr(causal_lm, "_weight_conversions", None))
     named = ((name, tensor.to(dtype)) for name, tensor in merged(causal_lm))
     for name, tensor in chain(named, _stored_buffers(causal_lm)):
-        # Some families are computed in another form than they are stored (fused experts).
+        # Some model families compute in another form than they are stored in (fused experts).
         yield from revert_weight_conversion(causal_lm, {name: tensor}).items() if converts else [(name, tensor)]
 
 

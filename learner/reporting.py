@@ -1,4 +1,4 @@
-"""What a step and its updates come to, in numbers for the log."""
+"""Metrics of a step and its updates."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,15 +12,15 @@ from learner.updates import Update
 
 _OF_AN_UPDATE = ("loss", "kl_old_k3_mean", "kl_step_k3_mean", "clip_fraction", "value_clip_fraction", "ratio_min",
                  "ratio_max")  # fmt: skip
-"""Statistics that are told of every update of a step."""
+"""Statistics that are reported for every update of a step."""
 _NORMS = {"policy": "gradient_norm", "critic": "critic_gradient_norm"}
-"""A model to the metric of its gradient."""
+"""The metric of each model's gradient."""
 
 
 def statistics_of(objective: Objective, prepared: Prepared, updates: Sequence[Update]) -> dict[str, float]:
-    """The statistics of the whole step, as they are reported."""
+    """The reported statistics of the whole step."""
     of_the_batch = Statistics(objective.statistics(prepared).moments_Q5.cpu())
-    of_the_updates = [update.statistics for update in _told(updates)]
+    of_the_updates = [update.statistics for update in _reported(updates)]
     return Statistics.merge([of_the_batch, *of_the_updates]).compute(num_updates=len(of_the_updates))
 
 
@@ -34,8 +34,8 @@ def stats_of(
     num_parts: int,
     more: Mapping[str, float],
 ) -> StepStats:
-    """What a learner tells of a step. `report` are its statistics, `num_parts` how many ranks or groups of them have passes of their own,
-    `more` other metrics."""
+    """All metrics of a step. `report`: its statistics; `num_parts`: ranks, or groups of ranks, with passes of their own; `more`: other
+    metrics."""
     metrics = {f"learner/{name}": value for name, value in report.items()} | metrics_of(updates) | dict(more)
     metrics |= {
         "learner/failed_rewards": float(batch.num_failed),
@@ -62,7 +62,7 @@ def stats_of(
 
 
 def metrics_of(updates: Sequence[Update]) -> dict[str, float]:
-    """What the learner logs of a step's updates, beyond their statistics."""
+    """Metrics of a step's updates, beyond their statistics."""
     rates = [update.learning_rate for update in updates if update.learning_rate is not None]
     metrics = {
         "learner/learning_rate": rates[-1] if rates else 0.0,
@@ -72,7 +72,7 @@ def metrics_of(updates: Sequence[Update]) -> dict[str, float]:
         "learner/stopped_at_kl": float(updates[-1].stops_step),
     }
     for name in _norms(updates[0]):
-        norms = [_norms(update)[name] for update in _told(updates)]
+        norms = [_norms(update)[name] for update in _reported(updates)]
         metrics |= {f"learner/{name}": sum(norms) / len(norms), f"learner/{name}_max": max(norms)}
     return metrics | (_one_by_one(updates) if len(updates) > 1 else {})
 
@@ -88,10 +88,10 @@ def _one_by_one(updates: Sequence[Update]) -> dict[str, float]:
 
 
 def _norms(update: Update) -> dict[str, float]:
-    """By metric."""
+    """Gradient norms by metric."""
     return {_NORMS[name]: norm for name, norm in update.gradient_norms.items()}
 
 
-def _told(updates: Sequence[Update]) -> Sequence[Update]:
-    """The updates whose numbers are the step's: those that were made; all where none was."""
+def _reported(updates: Sequence[Update]) -> Sequence[Update]:
+    """The updates that the step's metrics describe: those that were made, or all if none was."""
     return [update for update in updates if update.is_made] or updates

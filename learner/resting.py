@@ -1,7 +1,7 @@
-"""A rank at rest: its tensors are in the host's memory, and its GPU is free for others, but for what a process cannot give back.
+"""A rank at rest: its tensors are in the host's memory, and its GPU's memory is free, except for a part that a process cannot free.
 
-A tensor stays the same object, and so do its views and a shard's local part: its storage is emptied in place, and filled again. Optimizers
-and FSDP2 refer to tensors, and notice nothing.
+A tensor, its views and a shard's local part stay the same objects: their storage is emptied in place and filled again. Optimizers and
+FSDP2 refer to tensors, so nothing changes for them.
 """
 
 import contextlib
@@ -20,31 +20,31 @@ class Rest:
     """Puts tensors of a device into the host's memory, and back."""
 
     def __init__(self, device: torch.device, *, moves: bool | None = None) -> None:
-        """`moves`: whether memory moves at all; None: it does where the device is not the host itself."""
+        """`moves`: whether memory moves at all; None: it does unless the device is a CPU."""
         self._device = device
         self._moves = device.type != "cpu" if moves is None else moves
         self._host = torch.empty(0, dtype=torch.uint8)
-        """Kept from rest to rest: to lock memory takes longer than to copy it."""
+        """Kept from rest to rest: locking memory takes longer than copying it."""
         self._unlock: Callable[[], Any] | None = None
-        """Called with the memory's end, too: CUDA holds an address for locked until it is told."""
+        """Also called when this object ends: CUDA takes an address for locked until it is unlocked."""
         self._away: list[tuple[UntypedStorage, Tensor]] = []
-        """The emptied storages, each with its bytes."""
+        """Each emptied storage with its bytes in the host's memory."""
 
     @property
     def is_resting(self) -> bool:
         return bool(self._away)
 
     def put_away(self, tensors: Iterable[Tensor]) -> None:
-        """Their memory is free when this returns; nothing may read them until `bring_back`. Those that are away, or on the host, stay as
-        they are."""
+        """Moves tensors to the host and frees their memory on the device; nothing may read them until `bring_back`. Ignores tensors on the
+        host, and all tensors if already at rest."""
         if not self._moves or self._away:
             return
         found = {local(tensor).untyped_storage()._cdata: local(tensor).untyped_storage() for tensor in tensors}
         storages = [each for each in found.values() if each.device == self._device]
-        assert all(each.resizable() for each in storages), "what torch allocates can be emptied; a file's memory cannot"
+        assert all(each.resizable() for each in storages), "memory that torch allocated can be emptied, a file's cannot"
         bounds = [0, *accumulate(each.nbytes() for each in storages)]
         self._make_room(bounds[-1])
-        self._synchronize()  # other streams than this one's have written
+        self._synchronize()  # other streams may still write
         away = [
             (storage, self._host[start:end]) for storage, (start, end) in zip(storages, pairwise(bounds), strict=True)
         ]
@@ -58,7 +58,7 @@ class Rest:
             torch.cuda.empty_cache()
 
     def bring_back(self) -> None:
-        """All that is away."""
+        """Moves all tensors back to the device."""
         for storage, host in self._away:
             storage.resize_(host.numel())
             _bytes_of(storage).copy_(host, non_blocking=True)
@@ -71,20 +71,21 @@ class Rest:
         if self._unlock is not None:
             self._unlock()
             self._unlock = None
-        self._host = torch.empty(0, dtype=torch.uint8)  # before the larger one is there
+        self._host = torch.empty(0, dtype=torch.uint8)  # frees the old memory before the larger one is allocated
         self._host = torch.empty(size_bytes, dtype=torch.uint8)
         if self._device.type == "cuda":
             self._unlock = self._locked()
 
     def _locked(self) -> Callable[[], Any] | None:
-        """Not torch's own pinned memory, which is rounded up to a power of two. None where it may not be locked: copies are slower."""
+        """Locks the host's memory; torch's own pinned memory is rounded up to a power of two. None if it cannot be locked: copies are then
+        slower."""
         cuda: Any = torch.cuda.cudart()
         address = self._host.data_ptr()
         if int(cuda.cudaHostRegister(address, self._host.numel(), 0)) == 0:
             unlock = weakref.finalize(self, cuda.cudaHostUnregister, address)
             unlock.atexit = False
             return unlock
-        # The next of torch's checks would raise the error, whosever it is.
+        # Clears the error, which torch would otherwise raise in an unrelated call.
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self._device)
         return None

@@ -1,9 +1,9 @@
 """Sequence parallelism: neighbouring ranks compute the passes of one micro-batch together (DeepSpeed-Ulysses, arXiv:2309.14509).
 
-Each rank has a slice of the positions for all that sees one position at a time: embeddings, norms, linear layers, the vocabulary head.
-Attention sees all positions. Before it the ranks exchange their slices of all heads for all positions of some heads, after it back.
-The results of all slices are joined on every rank. All ranks of a group then compute the same loss, and each takes its gradient back
-through its own slice: their sum is the gradient of one rank that computes everything.
+Each rank has a slice of the positions for layers that see one position at a time: embeddings, norms, linear layers, the vocabulary head.
+Attention sees all positions: before it the ranks exchange slices of all heads for all positions of some heads, after it they exchange
+back. Every rank joins the results of all slices. All ranks of a group then compute the same loss, and each backpropagates through its own
+slice: the sum of their gradients is that of a single rank.
 
 Shapes: A heads, L positions of a slice, T positions of all slices, D head size, P ranks of the group; C places of the joined results.
 """
@@ -27,18 +27,18 @@ _MOVING_ROTATIONS = {"dynamic", "longrope"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceGroup:
-    """This rank among those that it shares passes with. All of them make the same calls in the same order."""
+    """This rank and the ranks that it shares passes with. All of them make the same calls in the same order."""
 
     rank: int
     size: int
     group: dist.ProcessGroup
 
     def slice_length(self, num_positions: int) -> int:
-        """The same on every rank; the last slices may reach beyond the positions."""
+        """Positions of a slice, the same on every rank; the last slices may reach beyond the end."""
         return -(-num_positions // self.size)
 
     def own(self, x: Tensor, *, dim: int = 0) -> Tensor:
-        """This rank's slice of a dimension of positions, 0 beyond them."""
+        """This rank's slice of a dimension of positions, padded with 0 beyond the end."""
         num_positions = x.shape[dim]
         length = self.slice_length(num_positions)
         start = min(self.rank * length, num_positions)
@@ -46,22 +46,22 @@ class SequenceGroup:
         return F.pad(found, (*[0, 0] * (x.ndim - 1 - dim), 0, length - found.shape[dim]))
 
     def to_heads(self, x: Tensor) -> Tensor:
-        """[1, A, L, D] of this rank's slice, [1, A / P, T, D] of its heads. Keys and values with too few heads are repeated first."""
+        """From [1, A, L, D] of this rank's slice to [1, A / P, T, D] of its heads. Keys and values with too few heads are repeated."""
         x = x.repeat_interleave(self.size // math.gcd(x.shape[1], self.size), dim=1)
         return _Exchange.apply(x[0].unflatten(0, (self.size, -1)), self.group).transpose(0, 1).flatten(1, 2)[None]
 
     def to_positions(self, x: Tensor) -> Tensor:
-        """[1, T, A / P, D] of this rank's heads, [1, L, A, D] of its slice."""
+        """From [1, T, A / P, D] of this rank's heads to [1, L, A, D] of its slice."""
         return _Exchange.apply(x[0].unflatten(0, (self.size, -1)), self.group).transpose(0, 1).flatten(1, 2)[None]
 
     def joined(self, own: Tensor, *, places: Tensor, size: int) -> Tensor:
-        """What each rank found for its places of [C, ...], `size` in all."""
+        """Joins the results of all ranks, [C, ...] with `size` rows. `own` are this rank's, for its `places`."""
         whole = own.new_zeros(size, *own.shape[1:]).index_copy(0, places, own)
         return _Joined.apply(whole, self.group) if size else whole
 
 
 class _Exchange(torch.autograd.Function):
-    """Part p of the first dimension goes to rank p, and rank p's part for this rank takes its place."""
+    """Sends part p of the first dimension to rank p, and replaces it by rank p's part for this rank."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -77,7 +77,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """The sum over ranks. Every rank has the whole gradient of it already: to add those up would count it P times."""
+    """The sum over ranks. Every rank already has its whole gradient: summing these would count it P times."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -91,7 +91,7 @@ class _Joined(torch.autograd.Function):
 
 
 def refuse_what_cannot_be_split(text: PretrainedConfig, *, size: int, named: str) -> None:
-    """Raises ConfigError for a model whose attention cannot be split among so many ranks. `named` is its setting with its value."""
+    """Raises ConfigError for a model whose attention cannot be split among `size` ranks. `named`: the model's setting and value."""
     field = f"learner.sequence_parallel_size={size}"
     if num_heads(text) % size:
         raise ConfigError(
@@ -101,6 +101,6 @@ def refuse_what_cannot_be_split(text: PretrainedConfig, *, size: int, named: str
     kinds = {each.get("rope_type") for each in (rotations, *rotations.values()) if isinstance(each, dict)}
     if found := kinds & _MOVING_ROTATIONS:
         raise ConfigError(
-            f"{field}: the rotary embedding ({found.pop()}) of {named} depends on the last position of a pass, which other ranks have; "
+            f"{field}: the rotary embedding ({found.pop()}) of {named} depends on the last position of a pass, which only one rank has; "
             "leave it out for this model"
         )

@@ -1,4 +1,4 @@
-"""Sizes of a language model as its configuration gives them. Where layers differ, the largest counts."""
+"""Sizes of a language model, from its configuration. If layers differ, the largest counts."""
 
 from typing import TYPE_CHECKING
 
@@ -7,14 +7,14 @@ if TYPE_CHECKING:
 
 
 def sizes(text: "PretrainedConfig", name: str) -> set[int]:
-    """Of all layers that have it."""
+    """The sizes of this name in all layers."""
     layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text]
     found = [getattr(layer, name, None) for layer in layers]
     return {size for each in found for size in (each if isinstance(each, (list, tuple)) else [each]) if size}
 
 
 def largest(text: "PretrainedConfig", name: str) -> int | None:
-    """None where no layer has it."""
+    """None if no layer has it."""
     return max(sizes(text, name), default=None)
 
 
@@ -23,12 +23,12 @@ def has_experts(text: "PretrainedConfig") -> bool:
 
 
 def num_heads(text: "PretrainedConfig") -> int:
-    """Of attention's queries; 1 where no layer has attention."""
+    """Query heads of attention; 1 if no layer has attention."""
     return getattr(text, "num_attention_heads", None) or 1
 
 
 def head_size(text: "PretrainedConfig") -> int:
-    """Of attention."""
+    """Size of an attention head."""
     return largest(text, "head_dim") or text.hidden_size // num_heads(text)
 
 
@@ -37,12 +37,12 @@ def num_key_heads(text: "PretrainedConfig") -> int:
 
 
 def inner_size(text: "PretrainedConfig") -> int:
-    """Of the MLP."""
+    """Inner size of the MLP."""
     return largest(text, "intermediate_size") or 4 * text.hidden_size
 
 
 def windows(text: "PretrainedConfig") -> set[int]:
-    """How far back layers see, of those that do not see all."""
+    """Window sizes of the layers that do not see all earlier positions."""
     kinds = getattr(text, "layer_types", None)
     named = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}
     found = {largest(text, name) for name, kind in named.items() if kinds is None or kind in kinds}

@@ -1,4 +1,4 @@
-"""The optimizer updates of a step: which trajectories each trains on, what each did, and what they come to together."""
+"""The optimizer updates of a step: their trajectories, their results, and what later steps take from them."""
 
 import math
 import random
@@ -23,7 +23,7 @@ from learner.progress import Laps, Phases
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one update did."""
+    """The result of one update."""
 
     statistics: Statistics
     """Of all ranks."""
@@ -32,15 +32,15 @@ class Update:
     learning_rate: float | None = None
     """None: no weight was changed."""
     is_skipped: bool = False
-    """Its loss or gradient was not finite."""
+    """Not made: its loss or gradient was not finite."""
     is_empty: bool = False
-    """Filters and corrections left no token to train on, and no critic, KL, entropy or teacher trains the others."""
+    """Not made: filters and corrections left no token to train on, and no critic, KL, entropy or teacher trains the others."""
     stops_step: bool = False
-    """The policy had moved so far before it that it was not made, and none is after it."""
+    """Not made, nor any later one of the step: the policy had already moved too far."""
     num_tokens: int
     """Prompt and completion tokens of its trajectories."""
     num_passes: int
-    """Micro-batches of each rank, some ranks' the same where they share passes."""
+    """Micro-batches of each rank; ranks that share passes have the same ones."""
 
     @property
     def is_made(self) -> bool:
@@ -48,11 +48,11 @@ class Update:
 
 
 def split(group_index_N: Sequence[int], config: RunConfig, *, policy_version: int) -> list[list[list[int]]]:
-    """For every epoch its mini-batches, each the rows it trains on, in the batch's order.
+    """For every epoch its mini-batches, each as the rows that it trains on, in the batch's order.
 
-    Groups, or trajectories, are dealt anew in every epoch, by seed, policy version and epoch alone: all ranks, a resumed run and a
-    replay split alike. The sizes of mini-batches differ by one group, or trajectory, at most. Where a step has fewer of them than
-    `learner.mini_batches`, because rewards failed, each is a mini-batch, and fewer updates are made.
+    Groups, or trajectories, are shuffled in every epoch, by seed, policy version and epoch only: all ranks, a resumed run and a replay
+    split alike. Sizes of mini-batches differ by at most one group, or trajectory. If failed rewards leave fewer of them than
+    `learner.mini_batches`, each is a mini-batch, and fewer updates are made.
     """
     units: dict[int, list[int]] = defaultdict(list)
     for row, group in enumerate(group_index_N):
@@ -67,7 +67,7 @@ def split(group_index_N: Sequence[int], config: RunConfig, *, policy_version: in
 
 
 class Updater:
-    """Makes the updates of a step, one after the other, and says what they came to."""
+    """Makes the updates of a step, one after the other."""
 
     def __init__(
         self,
@@ -82,6 +82,8 @@ class Updater:
     ) -> None:
         self._passes, self._objective, self._optimizer, self._guard = passes, objective, optimizer, guard
         self._config, self._demonstrations, self._phases = config, demonstrations, phases
+        critic = config.algorithm.value
+        self._num_warmup_steps = 0 if critic is None else critic.warmup_steps
 
     def make(
         self,
@@ -95,11 +97,9 @@ class Updater:
         learned: LearnedRows,
         laps: Laps,
     ) -> Update:
-        """Gradients of the mini-batch and of the demonstrations, then the optimizer's update, or none: see `Update`.
+        """Computes the gradients of the mini-batch and of the demonstrations, then makes the update, or not: see `Update`.
 
-        `before` are the updates of the step so far.
-
-        Raises NumericsError after too many updates in a row that were not finite.
+        `before` are the updates of the step so far. Raises NumericsError after too many updates in a row that were not finite.
         """
         begins_step = not any(update.is_made for update in before)
         trains_policy = self._trains_policy(version)
@@ -116,7 +116,8 @@ class Updater:
         rate, is_finite = None, True
         limit = self._config.learner.stop_at_kl
         stops_step = not begins_step and limit is not None and _moved(statistics) > limit
-        # Weight decay and momentum alone are no update. What is not finite is the guard's: no comparison with it keeps a token.
+        # Weight decay and momentum alone are not an update. The guard handles gradients that are not finite: comparisons with NaN would
+        # make the update look empty.
         is_empty = not demonstrated and are_finite(gradient_norms) and not self._objective.trains(part, statistics)
         if not is_empty and not stops_step:
             is_finite = self._guard.admits(
@@ -137,19 +138,19 @@ class Updater:
         )
 
     def demonstrated(self, version: int, *, num_updates: int) -> list[list[TokenRow]]:
-        """What each update of the step imitates; nothing without demonstrations. Raises DataError for one that is wrong."""
+        """The demonstrations of each update of the step; empty without `algorithm.sft`. Raises DataError for an invalid demonstration."""
         if self._demonstrations is None or not self._trains_policy(version):
             return [[]] * num_updates
-        # Counted from the first step that imitates: what would be of the critic's warm-up came an epoch later, or never.
+        # Counted from the first step that imitates: demonstrations of the critic's warm-up would be trained an epoch later, or never.
         first = (version - self._num_warmup_steps) * self._config.learner.updates_per_step
         found = (self._demonstrations.of_update(number) for number in range(first, first + num_updates))
         return [[token_row(prompt, completion) for prompt, completion in pairs] for pairs in found]
 
     def observe(self, report: Mapping[str, float], updates: Sequence[Update], *, version: int) -> None:
-        """Gives the numbers of a step to what moves between steps: the objective, and the learning rate that follows a KL."""
+        """Passes the numbers of a step to the KL coefficients of the objective and to the learning rate that follows a KL."""
         if self._trains_policy(version) and any(update.is_made for update in updates):
             self._objective.observe(report)
-            # The first update finds the policy where the step began: a KL of 0 that says nothing of the learning rate.
+            # Before the first update the policy has not moved: a KL of 0 that says nothing about the learning rate.
             if any(update.is_made for update in updates[:-1]):
                 self._optimizer.observe_kl(_moved(updates[-1].statistics))
 
@@ -157,13 +158,7 @@ class Updater:
         """False while the critic warms up."""
         return version >= self._num_warmup_steps
 
-    @property
-    def _num_warmup_steps(self) -> int:
-        """Of the critic."""
-        value = self._config.algorithm.value
-        return 0 if value is None else value.warmup_steps
-
 
 def _moved(statistics: Statistics) -> float:
-    """KL to the policy since the step began, the mean of ρ − 1 − log ρ over the tokens of an update; NaN without tokens."""
+    """KL to the policy at the start of the step, the mean of ρ − 1 − log ρ over the tokens of an update; NaN without tokens."""
     return statistics.compute().get("kl_step_k3_mean", math.nan)

@@ -1,6 +1,6 @@
-"""What a parameter's annotation may say of others: `holes: Annotated[Literal["skip", "discount"], InertWith("gamma", 1.0)]`.
+"""Relations between parameters, for annotations: `holes: Annotated[Literal["skip", "discount"], InertWith("gamma", 1.0)]`.
 
-Bounds of its own are pydantic's: `cap: PositiveFloat`.
+Bounds of a single parameter are pydantic's: `cap: PositiveFloat`.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 Ddof = Annotated[int, Field(ge=0, le=1)]
-"""What a variance's number of values is less by."""
+"""Delta degrees of freedom: a variance of n values divides by n − ddof."""
 
 
 @dataclass(frozen=True, slots=True)
 class InertWith:
-    """The parameter changes nothing while another is at this value: a parameter of the variant, or a field of the algorithm section."""
+    """The parameter has no effect while another has this value: a parameter of the variant, or a field of the algorithm section."""
 
     name: str
     value: Any
@@ -22,13 +22,13 @@ class InertWith:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """The parameter is a part of another of the variant."""
+    """The parameter may not exceed another parameter of the variant."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LessThan:
-    """The parameter is the lower end of a range, and another of the variant its upper end."""
+    """The parameter is the lower end of a range; another parameter of the variant is its upper end."""
 
     name: str

@@ -10,7 +10,7 @@ from learner.algorithms.masks import at_least_float32
 
 
 def over_groups(function: Callable[..., Tensor], rewards_N: Tensor, *, group_index_N: Tensor, **params: Any) -> Tensor:
-    """`function` of each group's rewards, put back in the batch's order."""
+    """Applies `function` to each group's rewards; results in the batch's order."""
     result_N = torch.empty_like(at_least_float32(rewards_N))
     for rows in sorted_group_rows(rewards_N, group_index_N=group_index_N):
         result_N[rows] = function(rewards_N[rows], **params).to(result_N.dtype)
@@ -25,10 +25,10 @@ def group_rows(group_index_N: Tensor) -> list[Tensor]:
 
 
 def sorted_group_rows(rewards_N: Tensor, *, group_index_N: Tensor) -> list[Tensor]:
-    """Row numbers of each group by ascending reward: sums over a group then don't depend on the order that trajectories came in."""
+    """Row numbers of each group, by ascending reward: sums over a group then do not depend on the order of arrival."""
     return [rows[rewards_N[rows].argsort(stable=True)] for rows in group_rows(group_index_N)]
 
 
 def all_equal(rewards: Tensor) -> bool:
-    """Max == min: rounding of the mean hides equal rewards from a variance."""
+    """Whether max == min. A variance of equal rewards may differ from 0, since their mean is rounded."""
     return bool(rewards.max() == rewards.min())

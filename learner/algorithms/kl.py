@@ -1,7 +1,7 @@
 """KL estimators from samples of the policy, per token, and the KL over a partition. Shapes: B rows, T tokens, P parts.
 
-Estimators take the policy's log-probs and those of the other model (reference, rollout policy); masked entries give 0. The estimate is of
-KL(π ‖ other) when tokens were sampled from π. `log_ratio_clamp` bounds the log-ratio; the default is no bound.
+Estimators take the log-probs of the policy and of another model (reference, rollout policy); masked entries give 0. They estimate
+KL(π ‖ other) if π sampled the tokens. `log_ratio_clamp` bounds the log-ratio; the default is no bound.
 """
 
 from collections.abc import Callable
@@ -66,25 +66,25 @@ def unbiased(
 
     Formula: ρ·k3 with ρ = π/μ, whose gradient is ρ·(log π − log π_ref)·∇log π; a clamp holds the log-ratio in both
     Source: DeepSeek-V3.2, arXiv:2512.02556
-    Degenerate: equals k3 at ρ = 1 in value, not in gradient; overflows where π_ref/μ or π/μ does
+    Degenerate: at ρ = 1 its value is k3's, its gradient is not; overflows where π_ref/μ or π/μ does
     Peers: TRL `use_bias_correction_kl`, which weighs by π/π_old
     """
     gap_BT = log_ratio(other_logprobs_BT, over_BT=policy_logprobs_BT, mask_BT=loss_mask_BT).detach()
     ratio_BT = log_ratio(policy_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT).exp()
     sampled_BT = log_ratio(other_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT)
     held_BT = gap_BT if log_ratio_clamp is None else gap_BT.clamp(-log_ratio_clamp, log_ratio_clamp)
-    # Where k3 overflows the ratio underflows; multiplied out, ρ·exp(d) is π_ref/μ, which does neither.
+    # Where k3 overflows, ρ underflows. Their product contains ρ·exp(d) = π_ref/μ, which does neither.
     is_far_BT = (gap_BT.abs() > 1) & (gap_BT == held_BT)
     far_BT = sampled_BT.exp() - ratio_BT * (1 + gap_BT)
     near_BT = ratio_BT * expm1_minus(torch.where(is_far_BT, 0.0, held_BT))
-    # Of a clamped k3 the ratio alone would have a gradient: away from the reference, where that is far likelier.
+    # In a clamped k3 only ρ would have gradient, which leads away from a reference that is far likelier.
     return torch.where(is_far_BT, far_BT, near_BT).detach() - held_BT * (ratio_BT - ratio_BT.detach())
 
 
 def drift(
     policy_logprobs_BT: Tensor, *, other_logprobs_BT: Tensor, loss_mask_BT: Tensor, log_ratio_clamp: float | None = None
 ) -> Tensor:
-    """Policy drift of CPGD: k3 taken from the sampling policy's side, KL(μ ‖ π), unbiased for the tokens that μ sampled.
+    """Policy drift of CPGD: k3 with the roles exchanged, KL(μ ‖ π), unbiased for tokens that μ sampled.
 
     Formula: exp(log π − log μ) − (log π − log μ) − 1; its gradient is (π/μ − 1)∇log π
     Source: CPGD, arXiv:2505.12504
@@ -106,14 +106,14 @@ def partition_kl(
     loss_mask_BT: Tensor,
     direction: Literal["reverse", "forward"] = "reverse",
 ) -> Tensor:
-    """KL over the tokens that the reference finds likeliest and, as one, all others; shape [B, T], nothing estimated.
+    """Exact KL over a partition: each of the reference's likeliest tokens, and all other tokens as one. Shape [B, T].
 
     Formula: `reverse` Σ_k (p_k(log p_k − log q_k) − p_k + q_k), `forward` Σ_k (q_k(log q_k − log p_k) − q_k + p_k), with p_k = π and
-    q_k = π_ref of each of the `top_k` tokens and of the rest; Σ(q_k − p_k) is 0, and keeps rounding from a negative sum
+    q_k = π_ref of each of the `top_k` tokens and of the rest; Σ(q_k − p_k) is 0 and keeps the sum from becoming negative by rounding
     Gradient: that of KL(π ‖ π_ref), or KL(π_ref ‖ π), on the partition, under any sampler, with the contexts held fixed
     Source: GKD, arXiv:2306.13649, which has the whole vocabulary
-    Degenerate: at most the KL over the whole vocabulary, and equal to it where `top_k` reaches all tokens; one token and the rest is
-    the KL of drawing it or not
+    Degenerate: at most the KL over the whole vocabulary, and equal to it if `top_k` covers all tokens; with `top_k` 1 the KL of drawing
+    that token or not
     Peers: verl's tail bucket, and its `forward_kl_topk`, which drops the rest; TRL's experimental distillation (`loss_top_k`,
     `loss_add_tail`; its reverse KL takes the student's tokens); torchrl's `kl_direction` estimates both from the sampled token
     """
@@ -125,7 +125,7 @@ def partition_kl(
 
 
 def binary_kl(from_logprobs_BT: Tensor, *, to_logprobs_BT: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """KL between drawing a token or not, under two policies; ε keeps certain tokens finite."""
+    """KL(from ‖ to) of drawing a token or not; ε keeps it finite for certain tokens."""
     p_BT, q_BT = from_logprobs_BT.exp(), to_logprobs_BT.exp()
     kept_BT = p_BT * (from_logprobs_BT - to_logprobs_BT)
     return kept_BT + (1 - p_BT) * ((1 - p_BT + epsilon) / (1 - q_BT + epsilon)).log()

@@ -1,4 +1,4 @@
-"""Masked arithmetic. Masked entries give no value and no gradient, be they inf or NaN: they are replaced before the maths.
+"""Masked arithmetic. Masked entries give no value and no gradient, even if inf or NaN: they are replaced before any arithmetic.
 
 Multiplying by a mask instead would turn an inf or NaN at padding into NaN, forward and backward.
 Shapes: B rows, T tokens. `dim=None` is over everything.
@@ -20,8 +20,8 @@ def masked(x_BT: Tensor, *, mask_BT: Tensor, fill: float = 0.0) -> Tensor:
 
 
 def log_ratio(numerator_BT: Tensor, *, over_BT: Tensor, mask_BT: Tensor, clamp: float | None = None) -> Tensor:
-    """Difference of two log-probs, 0 where masked. A clamp holds the value inside ±clamp, without gradient outside; None does not clamp."""
-    # Masking the difference is enough: where() hands masked entries a gradient of 0, and a subtraction passes 0 on as it is.
+    """Difference of two log-probs, 0 where masked. Values beyond ±clamp are clamped and have no gradient; None does not clamp."""
+    # Masking the difference is enough: where() gives masked entries a gradient of 0, and a subtraction passes it on unchanged.
     difference_BT = at_least_float32(numerator_BT) - at_least_float32(over_BT)
     difference_BT = masked(difference_BT, mask_BT=mask_BT)
     return difference_BT if clamp is None else difference_BT.clamp(-clamp, clamp)
@@ -34,7 +34,7 @@ def masked_sum(x_BT: Tensor, *, mask_BT: Tensor, dim: int | None = None) -> Tens
 
 
 def masked_mean(x_BT: Tensor, *, mask_BT: Tensor, dim: int | None = None, epsilon: float = 0.0) -> Tensor:
-    """Σ m·x / (Σ m + ε); exactly 0 where nothing is unmasked (LightRFT gives NaN). verl's ε is 1e-8, seen in float64 only."""
+    """Σ m·x / (Σ m + ε); exactly 0 where nothing is unmasked (LightRFT gives NaN). verl's ε is 1e-8, which vanishes in float32."""
     count = mask_BT.sum() if dim is None else mask_BT.sum(dim)
     total = masked_sum(x_BT, mask_BT=mask_BT, dim=dim)
     return total / (count.clamp(min=1).to(total.dtype) + epsilon)

@@ -1,4 +1,4 @@
-"""Mean and spread of a stream of numbers, as a value: observing more gives the next one."""
+"""Mean and spread of a stream of numbers. Immutable: `update` returns new moments."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from cluster.contracts.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningMoments:
-    """Mean and spread of all rewards or returns so far, to scale them by a slowly moving number.
+    """Mean and spread of all rewards or returns so far, which change slowly.
 
     Formula: Chan et al.'s parallel update of mean and variance; std with ddof 1. Peers: LightRFT and TRL `RunningMoments`.
     Degenerate: the std of equal values, and of a single one, is 1: they are not scaled
@@ -24,14 +24,13 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        # Below this the variance is what rounding leaves of equal values.
+        # A smaller variance is rounding error of equal values.
         if self.var <= (1e-7 * self.mean) ** 2:
             return 1.0
         return (self.var * self.count / (self.count - 1)) ** 0.5
 
     def update(self, values: Tensor) -> "RunningMoments":
-        """With these values in them, in whatever order they came; none change nothing. Raises DataError for values whose squares no
-        number holds."""
+        """The moments with these values included; their order does not matter. Raises DataError for values whose squares overflow."""
         if not values.numel():
             return self
         ordered_M = values.flatten().double().sort().values
@@ -42,8 +41,8 @@ class RunningMoments:
         if not math.isfinite(squares) and bool(ordered_M.isfinite().all()):
             largest = ordered_M.abs().max().item()
             raise DataError(
-                f"values up to {largest:g} have no spread that a number holds; give smaller rewards, or put reward_clip before this step "
-                "of algorithm.reward_shaping"
+                f"values up to {largest:g} have no spread that a number can hold; give smaller rewards, or put reward_clip before this "
+                "step of algorithm.reward_shaping"
             )
         return RunningMoments(mean=self.mean + delta * num / total, var=squares / total, count=total)
 
@@ -51,5 +50,5 @@ class RunningMoments:
         return (x - self.mean) / self.std
 
     def restore(self, normalised: Tensor) -> Tensor:
-        """What `normalise` was given."""
+        """The inverse of `normalise`."""
         return normalised * self.std + self.mean

@@ -1,4 +1,4 @@
-"""Running sums that a deterministic run may take on a GPU too: torch refuses its own there, whose order is not fixed."""
+"""Running sums with a deterministic form on GPUs, where torch's own have no fixed order and are refused in deterministic runs."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def running_sum(x: Tensor) -> Tensor:
 
 
 def doubled(x: Tensor) -> Tensor:
-    """The same in log2 of the length passes, each of which adds what lies twice as far back as the one before: in a fixed order."""
+    """The same in log2(length) passes, in a fixed order. Each pass adds entries from twice as far back as the pass before."""
     step = 1
     while step < x.shape[1]:
         x = torch.cat([x[:, :step], x[:, step:] + x[:, :-step]], 1)

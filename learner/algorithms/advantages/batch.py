@@ -15,7 +15,7 @@ from learner.algorithms.masks import at_least_float32
 def opo(rewards_N: Tensor, *, loss_mask_NT: Tensor, group_index_N: Tensor) -> Tensor:
     """Reward minus the length-weighted mean of its group: the baseline of least variance when gradients grow with length.
 
-    Formula: r − Σ_G len·r / Σ_G len, len the number of unmasked tokens: a tool's are not the policy's
+    Formula: r − Σ_G len·r / Σ_G len, len the number of unmasked tokens; a tool's tokens do not count
     Source: OPO, arXiv:2505.23585
     Degenerate: equal rewards give exactly 0; a group of one has no baseline and gives its reward
     Peers: verl `opo`
@@ -35,7 +35,7 @@ def opo(rewards_N: Tensor, *, loss_mask_NT: Tensor, group_index_N: Tensor) -> Te
 
 
 def gpg(rewards_N: Tensor, *, group_index_N: Tensor) -> Tensor:
-    """Centred rewards over the share of the batch's trajectories whose reward is not 0.
+    """Reward minus its group's mean, divided by the share of the batch's trajectories whose reward is not 0.
 
     Formula: (r − mean_G) · N / max(1, number of r ≠ 0), both counted over the batch
     Source: GPG, arXiv:2504.02546
@@ -64,7 +64,7 @@ def reinforce_pp(rewards_N: Tensor, *, epsilon: NonNegativeFloat = 1e-8, ddof: D
     Formula: (r − mean_batch) / √(var_batch + ε)
     Source: REINFORCE++, arXiv:2501.03262
     Degenerate: a batch of equal rewards gives exactly 0
-    Peers: OpenRLHF and LightRFT whiten over tokens, where long trajectories weigh more: advantage `cumulative_returns` and shaping `whiten`
+    Peers: OpenRLHF and LightRFT whiten over tokens, so long trajectories weigh more: advantage `cumulative_returns` with shaping `whiten`
     """
     return _whiten_vector(at_least_float32(rewards_N), epsilon=epsilon, ddof=ddof)
 
@@ -80,14 +80,14 @@ def reinforce_pp_baseline(
     Peers: verl `reinforce_plus_plus_baseline` (over tokens: shaping `whiten`), OpenRLHF `reinforce_baseline`
     """
     centred_N = over_groups(mean_centered, at_least_float32(rewards_N), group_index_N=group_index_N)
-    # Group means are 0, so is the batch's: whitening need not subtract rounding from a group of exact zeros.
+    # All group means are 0, so the batch's is too. Subtracting its rounding error would move a group of exact zeros.
     return _whiten_vector(centred_N, epsilon=epsilon, ddof=ddof, center=False)
 
 
 def group_mean_batch_std(
     rewards_N: Tensor, *, group_index_N: Tensor, epsilon: NonNegativeFloat = 1e-8, ddof: Ddof = 1
 ) -> Tensor:
-    """Group's mean, batch's spread.
+    """Reward minus its group's mean, divided by the batch's spread.
 
     Formula: (r − mean_G) / (std_batch(r) + ε)
     Source: Lite-PPO, arXiv:2508.08221
@@ -115,9 +115,10 @@ def gdpo(
 
     Formula: a = Σ_k w_k (r_k − mean_G r_k)/(std_G r_k + ε); (a − mean_batch) / (std_batch + ε)
     Source: GDPO, arXiv:2601.05242
-    Degenerate: a component without variance in a group adds exactly 0 there; a trajectory that lacks a component (NaN) is no part of that
-        component's mean and std, and gets 0 of it; one that lacks all is not in the batch's, and gets 0; no weights are those of
-        `reward.parts`, `reward.environment_weight`, and 1 of the component `earned`; without parts and environments they are 1
+    Degenerate: a component without variance in a group adds exactly 0 there. A trajectory that lacks a component (NaN) is left out of that
+        component's mean and std and gets 0 for it; one that lacks all is left out of the batch's mean and std and gets 0. Without
+        `component_weights` the weights are those of `reward.parts` and `reward.environment_weight`, and 1 for the component `earned`; in
+        a run without parts and environments all are 1
     Peers: TRL `multi_objective_aggregation="normalize_then_sum"` (missing components too), verl `gdpo`
     """
     components_NK = at_least_float32(reward_components_NK)
@@ -125,9 +126,9 @@ def gdpo(
     settings = {"epsilon": epsilon, "ddof": ddof, "zero_variance": zero_variance}
     total_N = torch.zeros_like(components_NK[:, 0])
     for component_N, weight in zip(components_NK.unbind(1), weights, strict=True):
-        has_it = (~component_N.isnan()).nonzero()[:, 0]
-        normalised = over_groups(grpo, component_N[has_it], group_index_N=group_index_N[has_it], **settings)
-        total_N[has_it] += weight * normalised
+        present = (~component_N.isnan()).nonzero()[:, 0]
+        normalised = over_groups(grpo, component_N[present], group_index_N=group_index_N[present], **settings)
+        total_N[present] += weight * normalised
     judged = (~components_NK.isnan()).any(1).nonzero()[:, 0]
     total_J = total_N[judged]
     result_N = torch.zeros_like(total_N)
@@ -137,13 +138,14 @@ def gdpo(
 
 
 def _component_weights(names: tuple[str, ...], weights: dict[str, float] | None) -> list[float]:
-    """In the order of the names. Raises ValueError unless each has one; a batch may have no trajectory with some other component."""
+    """Weights in the order of the names. Raises ValueError for a name without one. Other components may have weights: a batch may lack
+    them."""
     if weights is None:
         return [1.0] * len(names)
     if not set(weights).issuperset(names):
         raise ValueError(
-            f"component_weights are of {', '.join(weights)}, and the judge's components are {', '.join(names)}; give a weight to each "
-            "(0 leaves one out), and let the judge return None for one that a trajectory does not have"
+            f"component_weights are of {', '.join(weights)}, and the judge's components are {', '.join(names)}; give each component a "
+            "weight (0 leaves it out), and let the judge return None for a component that a trajectory lacks"
         )
     return [weights[name] for name in names]
 

@@ -23,10 +23,10 @@ def grpo(
     """Reward normalised in its group.
 
     Formula: (r − mean_G) / (std_G + ε); `epsilon_mode="clamp"` divides by max(std_G, ε) instead
-    Gradient: (G − 1)/G of the policy gradient (a mean that includes the trajectory itself), each prompt over its spread
+    Gradient: (G − 1)/G of the policy gradient, as the mean includes the trajectory itself, divided by each prompt's spread
     Source: DeepSeekMath, arXiv:2402.03300
-    Degenerate: equal rewards give exactly 0 (`zero_variance="rounding"` leaves the peers' amplified rounding); a group of one gives 0,
-        its reward under a mean of 0 and a std of 1 (`singleton="raw"`), or an error (`"error"`)
+    Degenerate: equal rewards give exactly 0 (`zero_variance="rounding"` keeps the peers' amplified rounding); a group of one gives 0,
+        its reward normalised with mean 0 and std 1 (`singleton="raw"`), or an error (`"error"`)
     Peers: torchrl MCAdvantage (clamp 1e-6), verl (add 1e-6, singleton raw), TRL and TapeAgents (add 1e-4), LightRFT `group_norm`
         (add 1e-8; its calculator 1e-9), OpenRLHF (add 1e-9); all ddof 1
     """
@@ -81,7 +81,7 @@ def pass_at_k(
     normalise: bool = False,
     epsilon: Annotated[NonNegativeFloat, InertWith("normalise", False)] = 1e-6,
 ) -> Tensor:
-    """Only the best trajectory of a group gains, by how much it beats the second.
+    """Only the best trajectory of a group has an advantage: its margin over the second best.
 
     Formula: r_best − r_second for the best, 0 for the others; `normalise` divides by std_G + ε
     Source: arXiv:2503.19595
@@ -104,11 +104,11 @@ def pass_at_k(
 
 
 def max_rl(rewards_G: Tensor, *, epsilon: NonNegativeFloat = 1e-6) -> Tensor:
-    """Reward against the group's mean, relative to that mean: rare successes weigh more.
+    """Reward minus the group's mean, divided by that mean: rare successes weigh more.
 
     Formula: (r − mean_G) / (mean_G + ε)
     Source: MaxRL, arXiv:2602.02710
-    Degenerate: equal rewards, all 0 among them, give exactly 0; a negative reward is an error, since a mean below 0 would turn the signs
+    Degenerate: equal rewards, also all 0, and a group of one give exactly 0; a negative reward is an error, as a negative mean flips signs
     Peers: SkyRL `maxrl`, TRL MaxRL, the authors' fork of verl (all without the check)
     """
     rewards_G = at_least_float32(rewards_G)
@@ -132,7 +132,7 @@ def cpgd(
 
     Formula: r (`raw`), r − mean_G (`mean`), or (r − mean_G)/(std_G + ε) with ddof 0 (`normalised`)
     Source: CPGD, arXiv:2505.12504
-    Degenerate: equal rewards give exactly 0, save for `raw`; a group of one gives 0, save for `raw`
+    Degenerate: equal rewards and a group of one give exactly 0, except with `raw`
     Peers: LightRFT as documented; as coded, its advantages are always 0, since it sums 1-D rewards over the batch
     """
     rewards_G = at_least_float32(rewards_G)
@@ -154,12 +154,12 @@ def _singleton(rewards_G: Tensor, *, singleton: str, name: str = "this advantage
 
 
 def none(rewards_G: Tensor) -> Tensor:
-    """The reward teaches nothing: something else does.
+    """The run does not learn from the reward.
 
     Formula: 0
     Source: on-policy distillation, where the per-token KL to a teacher is the whole advantage (GKD, arXiv:2306.13649, with λ = 1 and the
         reverse KL; Thinking Machines, "On-Policy Distillation", 2025)
-    Degenerate: refused where nothing else teaches: `kl.loss`, `kl.reward` with credit `token` or `to_go`, `distillation`, or `sft`
+    Degenerate: refused unless something else trains: `kl.loss`, `kl.reward` with credit `token` or `to_go`, `distillation`, or `sft`
     Peers: tinker-cookbook `on_policy_distillation` (advantage −β·(log π − log π_teacher) per token)
     """
     return torch.zeros_like(at_least_float32(rewards_G))

@@ -25,12 +25,12 @@ def gae(
     lambda_: Discount = 0.95,
     holes: Holes = "skip",
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation; returns advantages and the returns a critic learns.
+    """Generalised advantage estimation. Returns advantages, and the returns that a critic learns.
 
     Formula: δ_t = r_t + γV_{t+1} − V_t; A_t = δ_t + γλA_{t+1}; R = A + V; V is 0 after the last token
     Source: arXiv:1506.02438
-    Degenerate: masked entries are 0 in both results; `holes="discount"` lets γ and λ run through holes as steps with no reward and no
-        value; a trajectory with nothing unmasked is 0
+    Degenerate: masked entries are 0 in both results; with `holes="discount"` a hole's tokens are steps with reward 0 and value 0; a
+        trajectory with nothing unmasked is 0
     Peers: verl (skip; it then whitens), LightRFT and OpenRLHF (discount), torchtune (no mask: give it all true)
     """
     advantages_NT = gae_scan(
@@ -43,7 +43,7 @@ def gae(
 def gae_scan(
     rewards_NT: Tensor, *, values_NT: Tensor, loss_mask_NT: Tensor, gamma: float, lambda_: float, holes: Holes
 ) -> Tensor:
-    """Advantages, with the scan's state left standing in masked entries, as peers leave it."""
+    """Advantages. Masked entries hold the scan's state, as in the peers."""
     dtype = torch.promote_types(rewards_NT.dtype, values_NT.dtype)
     rewards_NT, values_NT = (masked(x_NT, mask_BT=loss_mask_NT).to(dtype) for x_NT in (rewards_NT, values_NT))
     advantage_N = next_value_N = values_NT.new_zeros(len(values_NT))
@@ -59,13 +59,12 @@ def gae_scan(
 
 
 def token_rewards(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
-    """Each token's own reward, which the environment or imported trajectories give token by token.
+    """Each token's own reward, given per token by the environment or by imported trajectories.
 
     Formula: A_t = r_t
     Source: none
-    Degenerate: where no token has a reward of its own, the trajectory's stands where `reward_placement` puts it; rewards to go are
-        `cumulative_returns`
-    Peers: verl and TapeAgents, whose batches may bring advantages with them
+    Degenerate: without rewards per token `reward_placement` places the trajectory's reward; for rewards to go use `cumulative_returns`
+    Peers: verl and TapeAgents, whose batches may contain advantages
     """
     return masked(token_rewards_NT, mask_BT=loss_mask_NT)
 
@@ -82,13 +81,13 @@ def cumulative_returns(
     Formula: R_t = r_t + γR_{t+1}
     Source: REINFORCE, Williams (1992)
     Degenerate: masked entries are 0; `holes="discount"` discounts through holes
-    Peers: LightRFT and OpenRLHF `reinforce` (discount; they leave returns standing inside holes), verl `reinforce_plus_plus`
+    Peers: LightRFT and OpenRLHF `reinforce` (discount; they keep returns inside holes), verl `reinforce_plus_plus`
     """
     returns_NT = return_scan(token_rewards_NT, loss_mask_NT=loss_mask_NT, gamma=gamma, holes=holes)
     return masked(returns_NT, mask_BT=loss_mask_NT)
 
 
 def return_scan(rewards_NT: Tensor, *, loss_mask_NT: Tensor, gamma: float, holes: Holes) -> Tensor:
-    """Returns: advantages at values of 0 and λ 1, with what stands in masked entries."""
-    none_NT = torch.zeros_like(rewards_NT)
-    return gae_scan(rewards_NT, values_NT=none_NT, loss_mask_NT=loss_mask_NT, gamma=gamma, lambda_=1.0, holes=holes)
+    """Returns: the advantages of values 0 and λ 1. Masked entries hold the scan's state."""
+    zeros_NT = torch.zeros_like(rewards_NT)
+    return gae_scan(rewards_NT, values_NT=zeros_NT, loss_mask_NT=loss_mask_NT, gamma=gamma, lambda_=1.0, holes=holes)

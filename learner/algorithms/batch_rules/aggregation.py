@@ -1,6 +1,6 @@
 """Aggregations as weights over the WHOLE batch of a step: the loss is Σ w·l.
 
-A micro-batch's loss is then the sum over its own rows, and micro-batches, packings and ranks add up to the same number exactly.
+A micro-batch's loss is the sum over its own rows, so any split into micro-batches, packings and ranks adds up to exactly the same number.
 A mean per micro-batch would overweight micro-batches of short completions. Shapes: N trajectories, T tokens.
 """
 
@@ -14,7 +14,7 @@ from learner.algorithms.conditions import InertWith
 from learner.algorithms.masks import masked
 
 EmptyRows = Annotated[Literal["exclude", "count"], InertWith("filters", ())]
-"""Whether trajectories that filters emptied count; a run has no others."""
+"""Whether N counts trajectories whose tokens were all filtered out. In a run no other trajectory is empty."""
 
 
 def token_mean(loss_mask_NT: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def sequence_mean(
 
     Formula: w = m / ((len_i + ε) · N), N trajectories with at least one token, ε 0 (verl 1e-8)
     Source: GRPO, arXiv:2402.03300
-    Degenerate: a trajectory of which filters left nothing is no part of N (verl, OpenRLHF); `empty_rows="count"` counts it (TRL);
+    Degenerate: a trajectory whose tokens were all filtered out is not in N (verl, OpenRLHF); `empty_rows="count"` counts it (TRL);
         LightRFT gives NaN
     Peers: verl `seq-mean-token-mean`, TRL `grpo` (count), OpenRLHF `token_level_loss=False`, LightRFT, TapeAgents 0.1.16
     """
@@ -64,7 +64,7 @@ def sequence_sum_mean(loss_mask_NT: Tensor, *, empty_rows: EmptyRows = "exclude"
 
     Formula: w = m / N, N trajectories with at least one token
     Source: REINFORCE's own estimator
-    Degenerate: `empty_rows="count"` counts trajectories of which filters left nothing
+    Degenerate: `empty_rows="count"` counts trajectories whose tokens were all filtered out
     Peers: verl `seq-mean-token-sum`, TRL `luspo`, TapeAgents 0.1.16 with sums
     """
     return _divided_by(_num_rows(loss_mask_NT.sum(1), empty_rows=empty_rows), loss_mask_NT)
@@ -77,9 +77,9 @@ def sequence_sum_over_length(
 
     Formula: w = m / (N · L_max), L_max = `max_length`
     Source: Dr. GRPO, arXiv:2503.20783
-    Degenerate: N counts trajectories of which filters left nothing, unless `empty_rows="exclude"`; in a run with episodes L_max is
-        `sampling.max_tokens` times `episodes.max_turns`; with `max_length: null` the most loss tokens of a trajectory of the update, which
-        is no constant
+    Degenerate: N counts trajectories whose tokens were all filtered out, unless `empty_rows="exclude"`. In a run with episodes L_max is
+        `sampling.max_tokens` times `episodes.max_turns`. With `max_length: null` it is the largest number of loss tokens of a trajectory
+        of the update, which is not constant
     Peers: TRL `dr_grpo` (max_completion_length), verl `seq-mean-token-sum-norm` (padded width, exclude)
     """
     length_N = loss_mask_NT.sum(1)
@@ -99,13 +99,14 @@ def sum(loss_mask_NT: Tensor) -> Tensor:
 
 
 def aggregate(losses_BT: Tensor, *, weights_BT: Tensor) -> Tensor:
-    """Σ w·l, without a trace of losses that have no weight."""
+    """Σ w·l. A loss with weight 0 adds neither value nor gradient, even if it is inf or NaN."""
     kept_BT = masked(losses_BT, mask_BT=weights_BT != 0)
     return torch.sum(kept_BT * weights_BT.to(kept_BT.dtype))
 
 
 def _divided_by(denominators: Tensor, loss_mask_NT: Tensor) -> Tensor:
-    """float64: weights of 1/(tokens of a step) lose nothing before they meet a float32 loss. A mask of numbers weighs its tokens."""
+    """The mask over the denominators, in float64: weights of 1/(tokens of a step) stay exact until they meet a float32 loss. A user's
+    aggregation may give a mask of numbers, which weights its tokens."""
     shares = denominators.double().reciprocal()
     return (
         torch.where(loss_mask_NT, shares, 0.0) if loss_mask_NT.dtype == torch.bool else loss_mask_NT.double() * shares

@@ -1,11 +1,11 @@
-"""Filters choose the groups, trajectories and tokens that train. They see the whole batch, once, before micro-batching.
+"""Filters choose the groups, trajectories and tokens that train. They run once per step, on the whole batch, before micro-batching.
 
-A filter on `rewards_G` or `reward_components_GK` looks at one group: false drops it. The cluster asks it as soon as the group is judged,
-and samples another prompt in its place; its rewards are shaped then by the steps of `reward_shaping` in front of the first that needs the
-whole batch. The learner asks it the same. Other filters are the learner's alone: they return `[N]` (false: the trajectory leaves the batch
-and its denominators), `[N, T]` (false: the token's policy loss is left out, and stays in the denominator), or a `Selection` that says
-both. The last two see the tokens of the trajectories that stay. A token whose loss is left out still is in the ratio of its trajectory
-(`gspo`, `gmpo`) and in its mean advantage (`gmpo`), and gets gradient by those (TRL's too).
+A filter with first parameter `rewards_G` or `reward_components_GK` judges one group; false drops it. The cluster calls it as soon as the
+group is judged, and samples another prompt instead. Rewards are then shaped by the steps of `reward_shaping` before the first one that
+needs the whole batch. The learner repeats the same call. Other filters run in the learner only. They return `[N]` (false: the trajectory
+leaves the batch and its denominators), `[N, T]` (false: the token's policy loss is left out, but its denominator counts the token), or a
+`Selection`, which states both. Filters of tokens see only trajectories that the other filters kept. A token whose loss is left out still
+counts in its trajectory's ratio (`gspo`, `gmpo`) and mean advantage (`gmpo`), and gets gradient through them, as in TRL.
 Shapes: G trajectories of a group, N of the batch, T tokens.
 """
 
@@ -46,8 +46,8 @@ def zero_variance_components(reward_components_GK: Tensor) -> bool:
     Degenerate: a group of one, or whose rewards have no components, is dropped
     Peers: none
     """
-    known = [component_G[~component_G.isnan()] for component_G in reward_components_GK.unbind(1)]
-    return any(component.numel() > 0 and not all_equal(component) for component in known)
+    present = [component_G[~component_G.isnan()] for component_G in reward_components_GK.unbind(1)]
+    return any(component.numel() > 0 and not all_equal(component) for component in present)
 
 
 def return_bounds(rewards_G: Tensor, *, low: Annotated[float, LessThan("high")], high: float) -> bool:
@@ -80,7 +80,7 @@ def high_entropy_tokens(
     over: Literal["batch", "sequence"] = "batch",
     denominator: Literal["all", "kept"] = "all",
 ) -> Selection:
-    """Gradient on the forking tokens alone.
+    """Only the tokens of highest entropy ("forking tokens") get policy gradient.
 
     Formula: keep if H_t ≥ the (1 − share) quantile of H over the batch's tokens; `over="sequence"` keeps the max(1, ⌊share·n⌋) highest of
         each trajectory
@@ -89,11 +89,7 @@ def high_entropy_tokens(
     Peers: TRL `top_entropy_quantile` (batch, all), LightRFT `high_entropy_token_ratio` (sequence, kept)
     """
     entropies_NT = at_least_float32(entropies_NT)
-    keep_NT = (
-        _batch_top(entropies_NT, loss_mask_NT, share)
-        if over == "batch"
-        else _row_top(entropies_NT, loss_mask_NT, share)
-    )
+    keep_NT = (_batch_top if over == "batch" else _row_top)(entropies_NT, loss_mask_NT, share)
     return Selection(keep_NT, loss_mask_NT if denominator == "all" else keep_NT)
 
 
@@ -103,7 +99,7 @@ def _batch_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tens
         return torch.zeros_like(loss_mask_NT)
     # torch.quantile is limited to 2**24 entries; sorting is not.
     ordered_M = entropies_M.sort().values
-    # A position that is a whole number but for its own rounding means that very token.
+    # Rounding must not move a whole-numbered position off its token.
     position = round((1 - share) * (len(ordered_M) - 1), 9)
     below, above = int(position), min(int(position) + 1, len(ordered_M) - 1)
     threshold = torch.lerp(ordered_M[below], ordered_M[above], position - below)
@@ -116,6 +112,4 @@ def _row_top(entropies_NT: Tensor, loss_mask_NT: Tensor, share: float) -> Tensor
     ordered_NT = masked(entropies_NT, mask_BT=loss_mask_NT, fill=-torch.inf).argsort(
         dim=1, descending=True, stable=True
     )
-    position_NT = torch.arange(ordered_NT.shape[1], device=ordered_NT.device).expand_as(ordered_NT)
-    rank_NT = torch.empty_like(ordered_NT).scatter_(1, ordered_NT, position_NT)
-    return (rank_NT < num_kept_N[:, None]) & loss_mask_NT
+    return (ordered_NT.argsort(dim=1) < num_kept_N[:, None]) & loss_mask_NT  # argsort of an order gives ranks

@@ -1,7 +1,7 @@
-"""Selections choose the trajectories of an over-sampled group that train: `rollout.extra_trajectories` are sampled and judged beside the
-group's own, and those not chosen leave it before anything else sees it.
+"""Selections choose which trajectories of an over-sampled group train. `rollout.extra_trajectories` more are sampled and judged; the
+trajectories that are not chosen leave the group before any other part sees it.
 
-A selection gets the rewards of all candidates, shaped as a group's filters see them, and returns the places of `group_size` of them.
+A selection gets the rewards of all candidates, shaped as for filters of groups, and returns the places of `group_size` of them.
 Shapes: G candidates of a group.
 """
 
@@ -17,11 +17,11 @@ _MOST_SUBSETS = 100_000
 
 
 def spread(rewards_G: Tensor, *, group_size: int) -> Tensor:
-    """Evenly over the order of rewards, the worst and the best among them.
+    """Candidates at even distances in the order of rewards, the worst and the best included.
 
     Formula: places round(i·(G − 1)/(n − 1)) of the ascending order, i = 0 … n − 1, n the group's size
     Source: torchrl MCAdvantage
-    Degenerate: equal rewards are chosen by place; a group of one is the median
+    Degenerate: equal rewards are ordered by place; a group of one is the median
     Peers: torchrl MCAdvantageSelector `uniform`
     """
     ordered_G = rewards_G.argsort(stable=True)
@@ -32,11 +32,11 @@ def spread(rewards_G: Tensor, *, group_size: int) -> Tensor:
 
 
 def balanced(rewards_G: Tensor, *, group_size: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """The subset whose mean reward is nearest to the middle of two bounds, of those the one of largest range.
+    """The subset whose mean reward is nearest to the middle of two bounds; among several, the one of largest range.
 
     Formula: argmin |mean_S r − (low + high)/2|, then argmax (max_S r − min_S r), over all subsets S of the group's size
     Source: torchrl MCAdvantage
-    Degenerate: of those that are equal but for rounding, the one that torchrl takes; more than 100,000 subsets are an error
+    Degenerate: among subsets that are equal up to rounding, torchrl's choice; more than 100,000 subsets are an error
     Peers: torchrl MCAdvantageSelector `balanced` (greedy beyond that many subsets; its bounds drop groups too, as filter `return_bounds`)
     """
     num_candidates = len(rewards_G)
@@ -51,16 +51,16 @@ def balanced(rewards_G: Tensor, *, group_size: int, low: float = 0.0, high: floa
     range_C = chosen_CG.amax(1) - chosen_CG.amin(1)
     rounding = 1e-9 * max(float(rewards_G.abs().max()), abs(low), abs(high))
     range_C = torch.where(distance_C <= distance_C.min() + rounding, range_C, -1.0)
-    # Of those that are equal but for rounding the one that torchrl takes.
+    # Among subsets that are equal up to rounding, torchrl takes the one with the smallest distance.
     return subsets_CG[torch.where(range_C >= range_C.max() - rounding, distance_C, torch.inf).argmin()]
 
 
 def best_worst_k(rewards_G: Tensor, *, group_size: int, num_best: NonNegativeInt | None = None) -> Tensor:
-    """The best and the worst.
+    """The candidates with the highest and the lowest rewards.
 
-    Formula: the `num_best` highest rewards and the n − num_best lowest, n the group's size; none is n/2, rounded up
+    Formula: the `num_best` highest rewards and the n − num_best lowest, n the group's size; `num_best: null` is n/2, rounded up
     Source: the down-sampling of PODS, arXiv:2504.13818, at a fixed share
-    Degenerate: equal rewards are chosen by place
+    Degenerate: equal rewards are ordered by place
     Peers: none
     """
     num_best = (group_size + 1) // 2 if num_best is None else num_best
@@ -75,7 +75,7 @@ def max_variance(rewards_G: Tensor, *, group_size: int) -> Tensor:
 
     Formula: argmax var_S r over the subsets S of the group's size n: the k highest rewards and the n − k lowest, for some k
     Source: PODS, arXiv:2504.13818
-    Degenerate: of several such subsets the one with fewest of the highest; equal rewards are chosen by place
+    Degenerate: among several such subsets the one with the smallest k; equal rewards are ordered by place
     Peers: PODS `max_variance`
     """
     subsets = [best_worst_k(rewards_G, group_size=group_size, num_best=k) for k in range(group_size + 1)]
@@ -84,5 +84,5 @@ def max_variance(rewards_G: Tensor, *, group_size: int) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _subsets(num_candidates: int, group_size: int) -> Tensor:
-    """Kept: all groups of a run choose among as many, but for failed rewards."""
+    """Cached: the groups of a run have equally many candidates, unless rewards fail."""
     return torch.tensor(list(combinations(range(num_candidates), group_size)))

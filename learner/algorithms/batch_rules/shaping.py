@@ -1,7 +1,7 @@
 """Small steps on rewards (before advantages) and on advantages (after them), composable in any order.
 
-A step on `rewards_G` needs one group alone: the cluster takes it too, before it asks a filter whether the group trains. A step on
-`rewards_N` sees the whole batch, which only the learner has.
+A step on `rewards_G` needs one group only: the cluster takes it too, before filters of groups. A step on `rewards_N` needs the whole
+batch, which only the learner has.
 Shapes: G trajectories of a group, N of the batch, T tokens.
 """
 
@@ -20,7 +20,7 @@ from learner.algorithms.moments import RunningMoments
 
 
 def reward_clip(rewards_G: Tensor, *, low: Annotated[float, LessThan("high")], high: float) -> Tensor:
-    """Holds rewards in a range.
+    """Clips rewards to a range.
 
     Formula: clip(r, low, high)
     Source: none
@@ -61,14 +61,14 @@ def running_norm(
     part_weight: Annotated[float | None, InertWith("part", None)] = None,
     part_rewards_N: Tensor | None = None,
 ) -> Tensor:
-    """Rewards on the scale of all rewards so far, which moves slowly: unlike a spread of the group or batch it keeps steps comparable.
-    With `part`, that part of the reward alone, such as a reward model's.
+    """Rewards divided by the spread of all rewards of the run so far. It changes slowly, so steps stay comparable, unlike with the spread
+    of a group or batch. With `part`, normalises only that part of the reward, such as a reward model's.
 
-    Formula: n(r) = r / std, or (r − mean) / std (`center`), over all rewards that reached this step of the shaping in the run, the present
-        ones among them; with `part` r + w·(n(c) − c), c what the part gave, mean and std over all c so far, w its weight (`part_weight`:
-        a run takes that of `reward.parts`)
+    Formula: n(r) = r / std, or (r − mean) / std (`center`), over all rewards of the run that reached this shaping step, the present batch
+        included; with `part` r + w·(n(c) − c), where c is the part's reward, mean and std are over all c so far, and w is the part's
+        weight (`part_weight`: a run takes that of `reward.parts`)
     Source: PPO implementations, arXiv:2005.12729
-    Degenerate: as long as all rewards are equal the std is 1; the reward of a trajectory without the part stays as it is; no weight is 1
+    Degenerate: std is 1 while all rewards are equal; a trajectory without the part keeps its reward; w is 1 if no weight is given
     Peers: LightRFT `reward_running_norm` (`_minus_mean`: center), TRL PPO `use_score_scaling` (`use_score_norm`: center)
     """
     rewards_N = at_least_float32(rewards_N)
@@ -88,11 +88,11 @@ def overlong_penalty(
     cache: Annotated[NonNegativeInt, AtMost("max_length")],
     penalty: NonNegativeFloat = 1.0,
 ) -> Tensor:
-    """Soft punishment of completions that near the limit.
+    """Soft penalty for completions near the length limit.
 
     Formula: r + clip((max_length − cache − length)/cache, −1, 0)·penalty
     Source: DAPO, arXiv:2503.14476 eq. 13
-    Degenerate: a cache of 0 punishes beyond max_length only, in full
+    Degenerate: a cache of 0 penalises only completions beyond max_length, in full
     Peers: verl `overlong_buffer` (len, penalty_factor), OpenRLHF `overlong_buffer_len`
     """
     over_G = (completion_lengths_G - (max_length - cache)).clamp(min=0)
@@ -114,7 +114,7 @@ def truncation_penalty(rewards_G: Tensor, *, truncated_G: Tensor, coefficient: A
 
 
 def advantage_clip(advantages_NT: Tensor, *, low: Annotated[float, LessThan("high")], high: float) -> Tensor:
-    """Holds advantages in a range.
+    """Clips advantages to a range.
 
     Formula: clip(A, low, high)
     Source: none
@@ -140,7 +140,7 @@ def whiten(
     Formula: (A − mean) / √(var + ε), by `epsilon_mode` √max(var, ε) or √var + ε; `center=False` adds the mean back; `scale=False` only
         centres
     Source: PPO implementations, arXiv:2005.12729
-    Degenerate: equal advantages give exactly 0, or stay as they are with `center=False` (`zero_variance="rounding"` leaves the peers'
+    Degenerate: equal advantages give exactly 0, or stay as they are with `center=False` (`zero_variance="rounding"` keeps the peers'
         amplified rounding); a batch without tokens gives 0 (verl raises)
     Peers: verl `masked_whiten` (ddof 1), LightRFT and OpenRLHF cross-batch normalisation (ddof 0, variance clamped at 1e-8),
         torchtune `whiten` (center=False: its shift_mean=True re-adds the mean)
@@ -166,7 +166,7 @@ def over_length(advantages_NT: Tensor, *, loss_mask_NT: Tensor, power: float = 1
     """Advantages divided by the number of tokens that the policy wrote; a negative power favours long trajectories instead.
 
     Formula: A / len^power
-    Source: the mean per trajectory of GRPO, arXiv:2402.03300, for a loss that is aggregated otherwise
+    Source: GRPO's mean per trajectory, arXiv:2402.03300, for use with another aggregation
     Degenerate: a power of 0 changes nothing
     Peers: power 1 with aggregation `sequence_sum_mean` is verl's `seq-mean-token-mean`
     """
@@ -174,7 +174,7 @@ def over_length(advantages_NT: Tensor, *, loss_mask_NT: Tensor, power: float = 1
 
 
 def column_weights(advantages_NT: Tensor, *, columns: Mapping[str, Tensor], column: str) -> Tensor:
-    """Weighs the policy loss of each trajectory by a number of its prompt, such as a difficulty. KL and entropy terms keep their weight.
+    """Weights each trajectory's policy loss by a number of its prompt, such as a difficulty. KL and entropy terms keep their weight.
 
     Formula: A·c, c the prompt's `column`
     Source: none
@@ -195,11 +195,11 @@ def group_weights(
     cap: PositiveFloat = 3.0,
     constant_weight: NonNegativeFloat = 1.0,
 ) -> Tensor:
-    """Makes up for groups without variance, which do not train: the others count for them, up to a cap.
+    """Scales groups with variance up to make up for groups without, which do not train. A cap limits the factor.
 
     Formula: A·min(groups / groups with variance, cap) in groups whose rewards differ, A·constant_weight in the others
     Source: LightRFT
-    Degenerate: nothing changes where no group's rewards differ
+    Degenerate: nothing changes if no group's rewards differ
     Peers: LightRFT `clip_filter_like_weight`
     """
     groups = group_rows(group_index_N)

@@ -1,4 +1,4 @@
-"""Importance weights: the ratio of π_old to μ, held in a range. Shapes: B rows (whole trajectories), T tokens."""
+"""Importance weights: the ratio of π_old to μ, bounded. Shapes: B rows (whole trajectories), T tokens."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from learner.algorithms.conditions import LessThan
 from learner.algorithms.masks import log_ratio, masked, masked_mean, masked_sum
 
 Level = Literal["token", "sequence", "geometric"]
-"""One ratio per token; per trajectory, the product of its tokens'; or per trajectory, their geometric mean."""
+"""One ratio per token (`token`), or per trajectory: the product of its tokens' ratios (`sequence`) or their geometric mean."""
 
 
 @torch.no_grad()
@@ -19,7 +19,7 @@ def importance_ratio(
 ) -> Tensor:
     """The ratio of two policies at a level, from their log-probs, [B, T]; 0 where masked.
 
-    The clamp acts on the log-ratio after it was summed (verl 20).
+    The clamp bounds the log-ratio of the level, after the sum or mean (verl 20).
     """
     ratio_BT = log_ratio(numerator_BT, over_BT=over_BT, mask_BT=mask_BT)
     if level == "sequence":
@@ -64,11 +64,11 @@ def self_normalised_tis(
     level: Level = "token",
     log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
-    """Truncated importance sampling whose weights have a mean of 1 over the step, so that truncation changes no learning rate.
+    """Truncated importance sampling whose weights have a mean of 1 over the step: truncation does not scale the learning rate.
 
-    Formula: w / mean(w), w the weight of `tis`; the mean is over tokens, or over trajectories where they have one weight each
+    Formula: w / mean(w), w the weight of `tis`; the mean is over tokens at `level="token"`, else over trajectories
     Source: self-normalised importance sampling, Owen, "Monte Carlo theory, methods and examples" (2013), 9.2
-    Degenerate: 1 where μ = π_old, and where all of a step is truncated alike; 0 where masked
+    Degenerate: 1 if all weights of the step are equal, as where μ = π_old or all are truncated; 0 where masked
     Peers: verl `rollout_is_batch_normalize`, slime `tis_batch_normalize` (over what one rank holds)
     """
     weights_NT = tis(
@@ -84,7 +84,7 @@ def self_normalised_tis(
 
 
 def with_mean_1(weights_NT: Tensor, *, loss_mask_NT: Tensor, level: Level, epsilon: float = 0.0) -> Tensor:
-    """Weights over their mean over tokens, or over trajectories. All 0 stay 0. `epsilon` is added to token counts (verl 1e-8)."""
+    """Weights divided by their mean over tokens, or over trajectories; all 0 stay 0. `epsilon` is added to token counts (verl 1e-8)."""
     if level == "token":
         mean = masked_mean(weights_NT, mask_BT=loss_mask_NT, epsilon=epsilon)
     else:
@@ -117,7 +117,7 @@ def icepop(
     level: Level = "token",
     log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
-    """The ratio where it is inside a range, nothing where it is not.
+    """The ratio inside a range, 0 outside.
 
     Formula: w if low ≤ w ≤ high, else 0; w = π_old/μ at the `level` of `tis`
     Source: IcePop, arXiv:2510.18855

@@ -1,4 +1,4 @@
-"""Weights of 0 and 1, which drop what is too far from the rollout policy. Shapes: B rows (whole trajectories), T tokens."""
+"""Weights of 0 and 1 that drop data too far from the rollout policy. Shapes: B rows (whole trajectories), T tokens."""
 
 from typing import Annotated, Literal
 
@@ -46,10 +46,10 @@ def rejection(
 ) -> Tensor:
     """Drops tokens or trajectories by how far the learner is from the rollout policy.
 
-    Formula: 1 if low ≤ D ≤ high, else 0; D per token is KL(μ ‖ π_old) by k1, k2 or k3, the KL of drawing the token
-        or not (`binary_kl`), or |π_old − μ| (`tv`); or its sum, mean or maximum over the trajectory
+    Formula: 1 if low ≤ D ≤ high, else 0; D of a token is KL(μ ‖ π_old) by k1, k2 or k3, the KL of drawing the token
+        or not (`binary_kl`), or |π_old − μ| (`tv`); `level` takes D, or its sum, mean or maximum over the trajectory
     Source: verl's rollout correction
-    Degenerate: 1 where μ = π_old and low ≤ 0; bounds are on D itself: verl's bounds of k1 are on ratios, so take their logarithms
+    Degenerate: 1 where μ = π_old and low ≤ 0; bounds are on D itself; verl bounds ratios for k1: give the logarithms of its bounds
     Peers: verl `rollout_rs` (log_ratio_clamp 20), OpenRLHF gating
     """
     ratio_BT = log_ratio(proximal_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
@@ -73,7 +73,7 @@ def opsm(
     loss_mask_BT: Tensor,
     delta: NonNegativeFloat = 0.1,
 ) -> Tensor:
-    """Off-policy sequence masking: drops bad trajectories that the policy has already moved away from.
+    """Off-policy sequence masking: drops trajectories with negative advantage that the policy has already moved away from.
 
     Formula: 0 if A < 0 and mean_t(log μ − log π) > δ, else 1
     Source: DeepSeek-V3.2, arXiv:2512.02556
@@ -92,7 +92,7 @@ def _distance(ratio_BT: Tensor, rollout_BT: Tensor, *, estimator: str) -> Tensor
         return 0.5 * ratio_BT.square()
     if estimator == "k3":
         return expm1_minus(ratio_BT)
-    # A log-prob rounded to above 0 is a certain token.
+    # Rounding can lift the log-prob of a certain token above 0.
     rollout_BT, learner_BT = rollout_BT.clamp(max=0.0), (rollout_BT + ratio_BT).clamp(max=0.0)
     if estimator == "tv":
         return (learner_BT.exp() - rollout_BT.exp()).abs()

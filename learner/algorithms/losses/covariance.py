@@ -1,7 +1,7 @@
-"""Losses that single out the tokens of highest covariance between advantage and log-prob.
+"""Losses that treat the tokens of highest covariance between advantage and log-prob separately.
 
-The covariances are of the whole batch, so the objective takes them before micro-batching, under π_old: the policy that sampled, or that
-begins the step (`proximal: recompute` and `approximate`; an average is not asked, but the policy that sampled).
+Covariances are over the whole batch, so the objective computes them before micro-batching: with the log-probs of the policy at the start
+of the step under `proximal: recompute` and `approximate`, else of the policy that sampled.
 Shapes: B rows, T tokens, M all loss tokens of the step.
 """
 
@@ -34,11 +34,11 @@ def clip_cov(
     epsilon_high: NonNegativeFloat = 0.2,
     log_ratio_clamp: PositiveFloat | None = None,
 ) -> TokenLosses:
-    """PPO whose tokens of highest covariance between advantage and log-prob, those that eat the entropy, get no gradient.
+    """PPO without gradient on the tokens of highest covariance between advantage and log-prob, which lower the entropy most.
 
     Formula: ppo_clip, 0 for ⌊share·tokens⌋ (at least 1) of the batch's tokens with cov_low < cov < cov_high, the largest first
     Source: arXiv:2505.22617
-    Degenerate: no token in the range leaves ppo_clip; tokens of equal covariance go together
+    Degenerate: without a token in the range it is ppo_clip; tokens of equal covariance are chosen together
     Peers: verl `clip_cov`, which draws among the candidates at random: not repeatable, and different on each rank
     """
     ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)
@@ -72,7 +72,7 @@ def kl_cov(
 
     Formula: −ρA, plus β·|log ρ| for the ⌊share·tokens⌋ (at least 1) tokens of the batch with the largest covariance
     Source: arXiv:2505.22617
-    Degenerate: tokens of equal covariance go together
+    Degenerate: tokens of equal covariance are chosen together
     Peers: verl `kl_cov`
     """
     ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)

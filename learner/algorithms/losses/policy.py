@@ -51,7 +51,7 @@ def reinforce(
     """Plain policy gradient, with neither ratio nor clip.
 
     Formula: −log π · A; `positive_part` takes max(A, 0)
-    Gradient: the policy gradient for tokens that π itself sampled; for older ones nothing corrects the difference
+    Gradient: the policy gradient for tokens that π itself sampled; older tokens are not corrected for
     Source: Williams (1992); GPG, arXiv:2504.02546
     Degenerate: none
     Peers: TapeAgents `reinforce` (`relu_log_p_weights` is positive_part; `use_advantages=False` is advantage `raw_reward`), verl `gpg`
@@ -72,7 +72,7 @@ def importance_sampling(
     """Unclipped surrogate.
 
     Formula: −ρA
-    Gradient: −ρA∇log π: right for a token given those in front of it, which stay the sampler's
+    Gradient: −ρA∇log π: exact for a token given the tokens before it, whose distribution stays the sampler's
     Source: conservative policy iteration, Kakade & Langford (2002)
     Degenerate: unbounded; a clamp on the log-ratio bounds it
     Peers: TapeAgents `grpo` with a wide epsilon; tinker `importance_sampling`
@@ -93,8 +93,8 @@ def clipped_ratio(
     """The ratio clipped without PPO's minimum: tokens outside the range get no gradient on either side.
 
     Formula: −clip(ρ, 1−ε_low, 1+ε_high)·A
-    Gradient: −ρA∇log π inside the range, 0 outside, whatever the sign of A
-    Source: torchrl 0.14.1, where it is called CISPO; CISPO keeps the gradient of those tokens (see `cispo`)
+    Gradient: −ρA∇log π inside the range, 0 outside, for either sign of A
+    Source: torchrl 0.14.1, which calls it CISPO; the published CISPO keeps the gradient of tokens outside (see `cispo`)
     Degenerate: none
     Peers: torchrl `CISPOLoss`
     """
@@ -139,10 +139,10 @@ def cpgd(
     epsilon_high: NonNegativeFloat = 0.2,
     offset: Literal["none", "old_logprob"] = "none",
 ) -> TokenLosses:
-    """Clipped policy gradient with the log-ratio in the ratio's place; its drift term is the KL to the rollout policy (`drift`).
+    """Clipped policy gradient with the log-ratio instead of the ratio. Its drift term is `kl.rollout` with estimator `drift`.
 
     Formula: −min(log ρ·A, clip(log ρ, log(1−ε_low), log(1+ε_high))·A)
-    Gradient: −A∇log π for tokens that no bound holds: the ratio does not weigh it
+    Gradient: −A∇log π, not weighted by the ratio, for tokens that no bound holds
     Source: CPGD, arXiv:2505.12504
     Degenerate: `offset="old_logprob"` adds log π_old to both terms: another value, the same gradient
     Peers: LightRFT `use_cpg_loss` (one ε for both sides, offset old_logprob)
@@ -171,7 +171,7 @@ def sapo(
     tau_negative: PositiveFloat = 1.05,
     log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
-    """A soft gate in the place of a hard clip.
+    """A soft gate instead of a hard clip.
 
     Formula: −(4/τ)·σ(τ(ρ − 1))·A, τ by the sign of A
     Gradient: −4σ(x)(1 − σ(x))·ρA∇log π with x = τ(ρ − 1): the policy gradient at ρ = 1, fading on both sides
@@ -201,13 +201,13 @@ def dppo(
     log_ratio_clamp: PositiveFloat | None = None,
     score_function: bool = False,
 ) -> TokenLosses:
-    """A trust region on probabilities: tokens whose probability already moved too far, the way A pushes it, get no gradient.
+    """A trust region on probabilities: tokens whose probability already moved too far in the direction of A get no gradient.
 
     Formula: −1[inside]·ρA with ρ = π/μ; inside unless D > threshold and (π − μ) has A's sign; D = |π − μ| (`tv`) or KL(μ ‖ π)
         of drawing the token or not (`kl`); `ratio_cap` bounds ρ; `score_function` takes sg(ρ)·log π for ρ
     Gradient: −ρA∇log π for tokens inside, 0 for the others
     Source: arXiv:2602.04879
-    Degenerate: a rare token may have any ratio, as |π − μ| stays small: that is the point
+    Degenerate: a rare token may have any ratio, as |π − μ| stays small: this is intended
     Peers: verl `dppo_tv`, `dppo_kl` (ratio_cap is clip_ratio_c, score_function, log_ratio_clamp 20), SkyRL `dppo`; prime-rl's default is
         `tv` with `kl.rollout`, estimator k2
     """
@@ -219,7 +219,7 @@ def dppo(
         moved_BT = policy_BT.exp() - rollout_BT.exp()
         distance_BT = moved_BT.abs()
         if divergence == "kl":
-            # A log-prob rounded to above 0 is a certain token; its KL would be NaN, and the token without gradient.
+            # Rounding can lift the log-prob of a certain token above 0: its KL would be NaN, and the token would lose its gradient.
             distance_BT = binary_kl(rollout_BT.clamp(max=0.0), to_logprobs_BT=policy_BT.clamp(max=0.0))
         too_high_BT = (advantages_BT > 0) & (moved_BT > 0) & ~(distance_BT <= threshold_high)
         too_low_BT = (advantages_BT <= 0) & (moved_BT < 0) & ~(distance_BT <= threshold_low)
@@ -245,7 +245,7 @@ def dro(
     beta: NonNegativeFloat = 1.0,
     log_ratio_clamp: PositiveFloat | None = None,
 ) -> Tensor:
-    """Policy gradient with a quadratic pull towards the old policy in log space.
+    """Policy gradient with a quadratic penalty on the log-ratio to the old policy.
 
     Formula: −log π · A + ½β(log ρ)²
     Gradient: (β log ρ − A)∇log π: 0 where log ρ = A/β, the optimum of the KL-regularised reward

@@ -28,8 +28,8 @@ def gspo(
     Formula: s = exp(mean_t log ρ_t); −min(sA, clip(s, 1−ε_low, 1+ε_high)·A)
     Gradient: −s·A times the mean of ∇log π over the trajectory, 0 for a trajectory that a bound holds
     Source: GSPO, arXiv:2507.18071
-    Degenerate: a row with nothing unmasked has s = 1 and no loss; the bounds mean a π_old of the learner's own (paper, verl, TRL), as the
-        engine's rounding exceeds them: `proximal: recompute` (preset `gspo`). Staleness and the engine's gap are then for `corrections`
+    Degenerate: a row with nothing unmasked has s = 1 and no loss. The bounds are for a π_old that the learner computes (paper, verl, TRL),
+        since the engine's rounding exceeds them: set `proximal: recompute` (preset `gspo`), and `corrections` for staleness and mismatch
     Peers: TRL `importance_sampling_level="sequence"` (`luspo` aggregates it as `sequence_sum_mean`), OpenRLHF, AReaL, NeMo-RL
     """
     ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)
@@ -89,11 +89,11 @@ def gmpo(
     log_clip_high: NonNegativeFloat = 0.4,
     length_epsilon: NonNegativeFloat = 0.0,
 ) -> TokenLosses:
-    """Geometric mean over the trajectory of ratios that are clipped in log space, PPO's way round.
+    """Geometric mean over the trajectory of ratios clipped in log space, each on the side that PPO clips.
 
     Formula: −mean_t(A)·exp(mean_t c_t), c_t = sgn(A)·min(sgn(A)·log ρ_t, sgn(A)·clip(log ρ_t, −low, high)); every token carries its
         trajectory's loss
-    Gradient: −mean_t(A)·exp(mean_t c_t) times the mean of ∇log π over the trajectory, tokens that a bound holds left out of the sum
+    Gradient: −mean_t(A)·exp(mean_t c_t) times the mean of ∇log π over the trajectory, to which clipped tokens add 0
     Source: GMPO, arXiv:2507.20673
     Degenerate: A = 0 gives 0
     Peers: TRL `gmpo`, verl `geo_mean` (its clip_ratio_low/high are the log-space bounds, length_epsilon 1e-8)
@@ -130,7 +130,7 @@ def vespo(
     Formula: −sg(φ(W))·A·log π, W = Π_t π/μ, φ(W) = W^k·exp(λ(1 − W)), k and λ by the sign of A
     Gradient: −φ(W)·A∇log π
     Source: VESPO, arXiv:2602.10693
-    Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient, unless `log_weight_min` holds log W
+    Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient, unless `log_weight_min` bounds log W
     Peers: TRL `vespo` (log_ratio_clamp 20, log_weight_min log 1e-8)
     """
     ratio_BT = log_ratio(policy_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)

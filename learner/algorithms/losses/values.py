@@ -16,9 +16,9 @@ def value_clip(
     loss_mask_BT: Tensor,
     clip_range: PositiveFloat | None = 0.2,
 ) -> TokenLosses:
-    """Squared error of the value, not below that of a value held near its old one.
+    """Squared error of the value, or of the value clipped to a range around its old one, whichever is larger.
 
-    Formula: ½·max((V − R)², (clip(V, V_old ± c) − R)²); c None is the plain squared error
+    Formula: ½·max((V − R)², (clip(V, V_old ± c) − R)²), c = `clip_range`; null is the plain squared error
     Source: PPO's reference implementation, arXiv:1707.06347
     Degenerate: masked entries give 0
     Peers: torchtune, verl, OpenRLHF, LightRFT (mean per sequence, so aggregation `sequence_mean`), TRL

@@ -1,4 +1,4 @@
-"""The batch of a step as padded tensors (`BatchTensors`), and the same with everything fixed that depends on all of it (`Prepared`).
+"""The batch of a step as padded tensors (`BatchTensors`), and the same with all numbers that depend on the whole batch (`Prepared`).
 
 A mini-batch of a step of several updates is a `Prepared` too: `Objective.mini_batch` takes it out.
 
@@ -30,11 +30,11 @@ class BatchTensors:
     """The whole batch of a step. Per-token tensors may hold anything where the loss mask is false, except `token_rewards_NT`."""
 
     loss_mask_NT: Tensor
-    """bool; true for tokens that the policy sampled and that train. The only thing that says which tokens count."""
+    """bool; true for tokens that the policy sampled and that train. Nothing else decides which tokens count."""
     rollout_logprobs_NT: Tensor
     """Natural log, under the weights that sampled (μ)."""
     is_sampler_known: bool = True
-    """False for text that no policy of a run sampled: the policy at the start of the step stands for μ then."""
+    """False for text that no run's policy sampled: the policy at the start of the step then serves as μ."""
     policy_versions_NT: Tensor
     """int64; the policy version that sampled each token."""
     rewards_N: Tensor
@@ -49,34 +49,35 @@ class BatchTensors:
     group_ids: list[str]
     """One per trajectory, like trajectory_ids; for messages."""
     prompt_ids: list[str]
-    """One per trajectory: what it has in common with other groups of its prompt."""
+    """One per trajectory; groups of the same prompt share it."""
     current_version: int
     """The learner's policy version at the start of the step."""
     segment_index_NT: Tensor | None = None
-    """int64; which segment of its episode a token is in, from 0, and 0 behind the completion. None: each trajectory is one segment."""
+    """int64; number of a token's segment in its episode, from 0; 0 after the completion. None: each trajectory is one segment."""
     prompt_lengths_N: Tensor | None = None
-    """int64; tokens of the prompt, counted and nothing else."""
+    """int64; tokens of the prompt, for statistics only."""
     reference_logprobs_NT: Tensor | None = None
-    """NaN for a trajectory that the reference did not score, which only a KL that is monitored may miss. None: it scored none."""
+    """NaN for a trajectory that the reference did not score: only allowed where the KL is monitored and not learned from. None: it scored
+    none."""
     reference_partition_NTP: Tensor | None = None
-    """Log-probs under the reference of the parts of its own partition, all others last; None: no one asks for them."""
+    """The reference's log-probs of its likeliest tokens and, last, of all others together; None: not needed."""
     proximal_logprobs_NT: Tensor | None = None
     """Under π_old, as `algorithm.proximal` says; None: no extra forward pass."""
     starting_logprobs_NT: Tensor | None = None
-    """Under the policy at the start of the step, whatever π_old is; None: the KL to it is not measured."""
+    """Under the policy at the start of the step, which need not be π_old; None: the KL to it is not measured."""
     entropies_NT: Tensor | None = None
     """Of the policy at the start of the step; None: not needed."""
     values_NT: Tensor | None = None
     """The critic's, at the start of the step, as its head gives them; None: no critic."""
     token_rewards_NT: Tensor | None = None
-    """Rewards per step or turn, on the token that earned them or on a masked one behind it (an environment's answer), which moves them
-    to that token; 0 elsewhere, padding included. A row adds up to its reward. A trajectory without any is NaN: its reward alone counts,
-    placed as configured, as where this is None for all."""
+    """Rewards per step or turn, on the token that earned them or on a masked token after it (an environment's answer), from which they
+    move back; 0 elsewhere, padding included. A row adds up to its trajectory's reward. A row of NaN, or None for all rows: the trajectory's
+    reward is placed as configured."""
     reward_components_NK: Tensor | None = None
     """NaN where a trajectory lacks a component; None: the reward has no components."""
     reward_component_names: tuple[str, ...] = ()
     columns: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Of prompts: [N] numbers by the column's name, those that `Objective.columns` asks for."""
+    """Numbers of the prompts, [N] by column name: the columns of `Objective.columns`."""
 
     @property
     def lags_NT(self) -> Tensor:
@@ -84,16 +85,16 @@ class BatchTensors:
         return torch.where(self.loss_mask_NT, self.current_version - self.policy_versions_NT, 0)
 
     def component(self, name: str) -> Tensor:
-        """[N], NaN where a trajectory lacks it; a step may have none with it."""
+        """[N], NaN where a trajectory lacks it; in a step all may lack it."""
         if self.reward_components_NK is None or name not in self.reward_component_names:
             return torch.full_like(self.rewards_N, torch.nan)
         return self.reward_components_NK[:, self.reward_component_names.index(name)]
 
     def offered(self, **instead: Any) -> dict[str, Any]:
-        """What variants may ask of a batch, by name, with these in the place of the batch's own; None where the run has none."""
+        """Tensors that variants may ask for, by name; `instead` replaces the batch's own. None: the run has no such tensor."""
         offered = {name: getattr(self, name, None) for name in OF_THE_BATCH}
         if self.segment_index_NT is None:
-            # One number, however large the batch.
+            # An expanded tensor takes the memory of one number.
             offered["segment_index_NT"] = self.policy_versions_NT.new_zeros(()).expand(self.policy_versions_NT.shape)
         return offered | instead
 
@@ -113,7 +114,7 @@ class BatchTensors:
         return replace(self, columns=columns, **{name: change(tensor) for name, tensor in _tensors(self).items()})
 
     def validate(self, *, needs_reference: bool = False) -> None:
-        """Raises DataError that names trajectory, group and field of the first thing that cannot be computed with."""
+        """Raises DataError that names trajectory, group and field of the first invalid number."""
         num_trajectories, width = self.loss_mask_NT.shape
         assert self.loss_mask_NT.dtype == torch.bool
         assert len(self.trajectory_ids) == len(self.group_ids) == len(self.prompt_ids) == num_trajectories
@@ -136,7 +137,7 @@ class BatchTensors:
             self._refuse(
                 "token_rewards",
                 unearned_NT.any(1) & earns_N,
-                "stand before the first token that trains: nothing has earned them",
+                "stand before the first token that trains: no token has earned them",
             )
         for name, tensor_NT in self._of_models().items():
             may_miss = name == "reference_logprobs_NT" and not needs_reference
@@ -144,12 +145,12 @@ class BatchTensors:
             self._refuse(name.removesuffix("_NT"), bad_NT.any(1), "is not finite at an unmasked token, or missing")
 
     def cleaned(self) -> Self:
-        """What models gave per token in float64, 0 where masked."""
+        """The models' numbers per token in float64, 0 where masked."""
         found = self._of_models().items()
         return replace(self, **{name: masked(x_NT.double(), mask_BT=self.loss_mask_NT) for name, x_NT in found})
 
     def _of_models(self) -> dict[str, Tensor]:
-        """Log-probs, entropies and values, which may be anything where masked."""
+        """Log-probs, entropies and values; masked entries are arbitrary."""
         return {name: tensor for name in _OF_MODELS if (tensor := getattr(self, name)) is not None}
 
     def name(self, row: int) -> str:
@@ -167,14 +168,14 @@ class BatchTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What one update trains on, ready for micro-batching: everything that depends on the whole of it, or of the step, is fixed.
+    """The trajectories of one update, ready for micro-batching: all numbers that depend on the whole update or step are fixed.
 
     `rows` takes a micro-batch out of it.
     """
 
     batch: BatchTensors
-    """The trajectories, filtered ones too. Numbers per token are float64 and 0 where masked, values in the rewards' units, as the returns
-    are, and `token_rewards_NT` is every token's reward: shaped, placed, less a KL that `kl.reward` takes off it."""
+    """The trajectories, filtered ones too. Numbers per token are float64 and 0 where masked. Values and returns are in the rewards' units.
+    `token_rewards_NT` is each token's reward: shaped, placed, less the KL of `kl.reward` with credit `trajectory`."""
     shaped_rewards_N: Tensor
     loss_mask_NT: Tensor
     """The batch's, without the trajectories that filters took out."""
@@ -183,34 +184,34 @@ class Prepared:
     denominator_mask_NT: Tensor
     """Tokens that the policy loss is divided by: the loss mask less tokens that filters took out of its denominator."""
     weights_NT: Tensor
-    """Of the aggregation over all that the update trains on: the loss is Σ w·l."""
+    """The aggregation's weights over the update's trajectories: the loss is Σ w·l."""
     policy_weights_NT: Tensor
-    """The same for the policy loss, whose denominator a filter may narrow. KL and entropy keep theirs."""
+    """The same for the policy loss, where filters may remove tokens from the denominator."""
     value_weights_NT: Tensor | None
     advantages_NT: Tensor
     returns_NT: Tensor | None
     newest_lag: int
-    """The fewest off-policy steps of any token left; 0 without tokens. The mismatch is measured on tokens of this lag."""
+    """The fewest off-policy steps of any remaining token; 0 without tokens. The mismatch is measured on tokens of this lag."""
     correction_weights_NT: Tensor
-    """Product of the corrections that need no present policy; 1 without any."""
+    """Product of the corrections that do not depend on the present policy; 1 without any."""
     covariances_NT: Tensor | None
     batch_covariances_M: Tensor | None
-    """Of all that the update trains on: `rows` leaves it whole."""
+    """Of all tokens of the update: `rows` leaves it whole."""
     is_kept_N: Tensor
     returns_by_prompt: Mapping[str, list[float]]
-    """What the advantage saw, for `streaming`; empty without."""
+    """The rewards that the advantage saw, for `streaming`; empty without it."""
     moments: Mapping[str, RunningMoments]
-    """Up to this batch, by what they are of. Under `returns` those by which what the critic's head gives while the step is learned is
-    normalised; without, it gives values as they are."""
+    """This batch included; by the field of a reward shaping step, or `returns`. Those of `returns` normalise the output of the critic's
+    head in this step; without them its output is the value."""
     wants_entropies: bool
-    """The loss needs the entropies of the present policy, or the step is one that measures them."""
+    """The loss needs the entropies of the present policy, or this step measures them."""
     kl_coefficients: Mapping[str, float]
-    """β of this step, of each term of `kl`: adaptive controllers change them between steps."""
+    """β of each term of `kl` in this step; adaptive controllers change it between steps."""
     begins_step: bool = True
-    """True until the first update of the step is made: the present policy is the one that begins it."""
+    """True until the first update of the step is made: the present policy is the one at the start of the step."""
 
     def rows(self, rows: list[int]) -> "Prepared":
-        """The same for some trajectories, in the given order."""
+        """These trajectories, in the given order."""
         index = placed(rows, self.loss_mask_NT.device, dtype=torch.long)
         taken = {name: tensor[index] for name, tensor in _tensors(self).items() if not name.endswith("_M")}
         return replace(self, batch=self.batch.rows(rows), **taken)

@@ -1,4 +1,4 @@
-"""Contradictions between parts of a configuration, found before anything starts."""
+"""Refuses contradictions between parts of a configuration, before anything starts."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,31 +14,31 @@ from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
 
 _NUM_GROUPS = 4
-"""Invented for an advantage that sees the whole batch."""
+"""Groups of the invented batch on which an advantage of the whole batch is tried."""
 
 
 def refuse_contradictions(parts: Parts) -> None:
     """Raises ConfigError that names field, value and way out."""
     for check in (
-        _refuse_what_is_not_supplied,
+        _refuse_unsupplied_tensors,
         _require_a_critic,
         _refuse_empty_ranges,
-        _refuse_parts_beyond_the_whole,
-        _require_an_advantage_of_a_changed_reward,
+        _refuse_parameters_above_their_limit,
+        _require_an_advantage_of_the_changed_reward,
         _require_another_teacher,
         _require_an_old_policy,
-        _refuse_a_kl_that_is_summed_twice,
-        _refuse_what_streaming_misleads,
-        _require_shaping_of_parts_before_the_sum,
+        _refuse_a_kl_summed_twice,
+        _refuse_conflicts_with_streaming,
+        _require_parts_shaped_before_the_whole,
     ):
         check(parts)
 
 
-def _refuse_what_is_not_supplied(parts: Parts) -> None:
+def _refuse_unsupplied_tensors(parts: Parts) -> None:
     for variant in parts.all():
         if missing := [name for name in variant.requires if name not in variant.may_ask_for]:
             raise ConfigError(
-                f"{variant.field}={variant.plugin.name!r} asks for {', '.join(missing)}, which it cannot have; by its first parameter, "
+                f"{variant.field}={variant.plugin.name!r} asks for {', '.join(missing)}, which it cannot have; with its first parameter, "
                 f"{variant.asks[0]}, it may ask for: {', '.join(sorted(variant.may_ask_for))}"
             )
         if "columns" in variant.asks and "column" not in variant.parameters:
@@ -67,23 +67,23 @@ def _refuse_empty_ranges(parts: Parts) -> None:
             )
 
 
-def _refuse_parts_beyond_the_whole(parts: Parts) -> None:
-    for variant, name, whole in _limited(parts, AtMost):
-        part, most = variant.parameters[name], variant.parameters[whole]
-        if part > most:
+def _refuse_parameters_above_their_limit(parts: Parts) -> None:
+    for variant, name, limit in _limited(parts, AtMost):
+        value, most = variant.parameters[name], variant.parameters[limit]
+        if value > most:
             raise ConfigError(
-                f"{variant.field}.{name}={part!r} is more than {whole}={most!r}; give a lower {name}, or a higher {whole}"
+                f"{variant.field}.{name}={value!r} is more than {limit}={most!r}; give a lower {name}, or a higher {limit}"
             )
 
 
 def _limited(parts: Parts, kind: type[LessThan | AtMost]) -> Iterator[tuple[Variant, str, str]]:
-    """Variants with a parameter that another of theirs limits, and the names of both."""
+    """Variant, parameter and the other parameter of the variant that limits it."""
     for variant in parts.all():
         for name in variant.parameters:
-            yield from ((variant, name, each.name) for each in variant.said_of(name) if isinstance(each, kind))
+            yield from ((variant, name, each.name) for each in variant.constraints(name) if isinstance(each, kind))
 
 
-def _require_an_advantage_of_a_changed_reward(parts: Parts) -> None:
+def _require_an_advantage_of_the_changed_reward(parts: Parts) -> None:
     changing = _changing_the_reward(parts.config)
     if changing and not {"rewards_G", "rewards_N", "token_rewards_NT"} & set(parts.advantage.asks):
         raise ConfigError(
@@ -113,49 +113,49 @@ def _require_an_old_policy(parts: Parts) -> None:
     for variant in parts.corrections:
         if proximal == "rollout" and {"proximal_logprobs_BT", "proximal_logprobs_NT"} & set(variant.asks):
             raise ConfigError(
-                f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but proximal='rollout' takes them "
-                "for the same; set proximal to 'recompute' or 'approximate'"
+                f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but with proximal='rollout' they are "
+                "the same; set proximal to 'recompute' or 'approximate'"
             )
         if proximal != "recompute" and "proximal_logprobs_NT" in variant.asks:
             raise ConfigError(
-                f"{variant.field}={variant.plugin.name!r} weighs π_old over the whole step before its updates, of which "
-                f"proximal={proximal!r} has none; set proximal to 'recompute', or use a correction such as 'tis'"
+                f"{variant.field}={variant.plugin.name!r} weighs π_old over the whole step before its updates, which "
+                f"proximal={proximal!r} does not compute; set proximal to 'recompute', or use a correction such as 'tis'"
             )
 
 
-def _refuse_a_kl_that_is_summed_twice(parts: Parts) -> None:
+def _refuse_a_kl_summed_twice(parts: Parts) -> None:
     penalty = parts.config.kl.reward
     if penalty is not None and penalty.credit != "trajectory" and "token_rewards_NT" in parts.advantage.asks:
         raise ConfigError(
-            f"kl.reward.credit={penalty.credit!r} with advantage={parts.advantage.plugin.name!r}, which sums rewards over time, "
-            "and the KL per token among them; leave kl.reward.credit out"
+            f"kl.reward.credit={penalty.credit!r} with advantage={parts.advantage.plugin.name!r}, which itself sums rewards over time, "
+            "the KL per token included; leave kl.reward.credit out"
         )
 
 
-def _refuse_what_streaming_misleads(parts: Parts) -> None:
-    """A ticket is not a whole group then."""
+def _refuse_conflicts_with_streaming(parts: Parts) -> None:
+    """With streaming one ticket's trajectories are only a part of a group."""
     if parts.config.streaming is None:
         return
     if parts.advantage.asks != ("rewards_G",):
         raise ConfigError(
-            f"algorithm.streaming with advantage={parts.advantage.plugin.name!r}: earlier steps leave rewards alone, and this advantage "
-            "does not work on one group's rewards alone; use one that does, such as 'grpo' or 'rloo', or leave `streaming` out"
+            f"algorithm.streaming with advantage={parts.advantage.plugin.name!r}: of earlier steps only rewards are kept, and this "
+            "advantage needs more than one group's rewards alone; use one such as 'grpo' or 'rloo', or leave `streaming` out"
         )
     for variant in (*parts.filters, *parts.advantage_shaping):
         if {"rewards_G", "reward_components_GK", "group_index_N"} & set(variant.asks):
             raise ConfigError(
-                f"{variant.field}={variant.plugin.name!r} with algorithm.streaming: it judges what one ticket earned, and the advantage "
-                "compares with earlier steps too: a group that teaches would count as one that does not; leave one of them out"
+                f"{variant.field}={variant.plugin.name!r} with algorithm.streaming: it judges the rewards of one ticket, but the advantage "
+                "compares with earlier steps too, so it would take groups that train for groups that do not; leave one of them out"
             )
     if selection := parts.config.selection:
         raise ConfigError(
-            f"selection={selection.name!r} with algorithm.streaming: the earlier returns that trajectories are compared with would "
-            "be those of the chosen ones, not what the prompt earns; leave one of them out"
+            f"selection={selection.name!r} with algorithm.streaming: trajectories would be compared with the earlier returns of chosen "
+            "trajectories only, not with the prompt's usual ones; leave one of them out"
         )
 
 
-def _require_shaping_of_parts_before_the_sum(parts: Parts) -> None:
-    """It replaces weight times part in the sum of the parts, where that must still be."""
+def _require_parts_shaped_before_the_whole(parts: Parts) -> None:
+    """Shaping of a part replaces the part's weighted share of the reward, which no earlier step may have changed."""
     for place, step in enumerate(parts.reward_shaping):
         before = [each for each in parts.reward_shaping[:place] if each.part in (None, step.part)]
         if step.part is not None and before:
@@ -174,7 +174,7 @@ def _changing_the_reward(config: AlgorithmConfig) -> str | None:
 
 
 def refuse_unknown_sampler(parts: Parts) -> None:
-    """Raises ConfigError for a part that compares with the policy that sampled, of which imported trajectories know nothing."""
+    """Raises ConfigError for a part that needs log-probs of the policy that sampled, which imported trajectories lack."""
     config = parts.config
     asking = [each for each in parts.all() if {"rollout_logprobs_BT", "rollout_logprobs_NT"} & set(each.asks)]
     has_ratio = parts.asks("proximal_logprobs_BT", "proximal_logprobs_NT") and config.proximal in (
@@ -194,7 +194,7 @@ def refuse_unknown_sampler(parts: Parts) -> None:
 
 
 def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) -> None:
-    """Raises ConfigError for a size of group with which the advantage teaches nothing. It is tried on invented rewards.
+    """Raises ConfigError for a group size at which the advantage is always 0, or fails, on invented rewards.
 
     `given` names the size in the error.
     """
@@ -203,7 +203,7 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
     named = f"{given} with advantage={parts.advantage.plugin.name!r}"
     if trajectories_per_group == 1:
         for chosen in parts.filters:
-            # One that drops pairs of them as well asks for other rewards, not for more.
+            # A filter that drops all pairs too needs other rewards, not larger groups.
             if chosen.asks == ("rewards_G",) and not _keeps_any(chosen, size=1) and _keeps_any(chosen, size=2):
                 raise ConfigError(
                     f"{chosen.field}={chosen.plugin.name!r} with {given} drops every group: one reward does not "
@@ -218,7 +218,7 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
             )
         largest = streaming.group_size
     try:
-        if largest > trajectories_per_group:  # a prompt that is met for the first time has no earlier returns
+        if largest > trajectories_per_group:  # a prompt has no earlier returns the first time
             _tried(parts.advantage, trajectories_per_group=trajectories_per_group)
         tried = _tried(parts.advantage, trajectories_per_group=largest)
     except ValueError as error:
@@ -230,7 +230,8 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
 
 
 def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidates: int) -> None:
-    """Raises ConfigError for a selection that cannot choose so many of so many. It is tried on invented rewards, unless it needs more."""
+    """Raises ConfigError for a selection that cannot choose this many of the candidates. It is tried on invented rewards, unless it needs
+    more than rewards."""
     if parts.selection is None or parts.selection.requires != ("rewards_G",):
         return
     try:
@@ -245,7 +246,7 @@ def _keeps_any(chosen: Variant, *, size: int) -> bool:
 
 
 def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
-    """Advantages of invented rewards; empty for an advantage that needs more than rewards."""
+    """Advantages of invented rewards; empty if the advantage needs more than rewards."""
     size = trajectories_per_group
     if advantage.requires == ("rewards_G",):
         return [advantage.call(rewards_G=torch.linspace(low, high, size)) for low, high in ((1.0, 0.0), (0.5, 3.0))]
@@ -262,7 +263,7 @@ def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
         return [advantage.with_given(supply)]
     supply["reward_component_names"] = tuple(advantage.parameters.get("component_weights") or ("reward",))
     supply["reward_components_NK"] = rewards_N[:, None].expand(-1, len(supply["reward_component_names"]))
-    # Without weights, how many components there are is the judge's to say: one that is refused for its number says nothing.
+    # Without weights only the judge knows the number of components: an error may just mean that one is the wrong number.
     with contextlib.suppress(ValueError, IndexError, RuntimeError):
         return [advantage.with_given(supply)]
     return []

@@ -1,4 +1,4 @@
-"""KL coefficients. They are values: observing a step gives those of the next one."""
+"""Controllers of KL coefficients. Immutable: `observe` returns the controller of the next step."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ from cluster.contracts.algorithm_config import AdaptiveKlConfig, KlConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlController:
-    """Formula: β ← β·(1 + clip(KL/target − 1, −0.2, 0.2)·n/horizon), n trajectories observed; without `adaptive` β never changes.
+    """Formula: β ← β·(1 + clip(KL/target − 1, −0.2, 0.2)·n/horizon), n trajectories observed; without `adaptive` β is constant.
 
     Source: Ziegler et al., arXiv:1909.08593. Peers: LightRFT, OpenRLHF and verl `AdaptiveKLController`, `FixedKLController`.
     """
@@ -23,7 +23,7 @@ class KlController:
 
 
 def controllers(config: KlConfig) -> dict[str, KlController]:
-    """One per term that the run has, by the term's name."""
+    """One for each term of `kl` that the run has, by its name."""
     terms = {name: getattr(config, name) for name in KlConfig.model_fields}
     return {
         name: KlController(coefficient=term.coefficient, adaptive=getattr(term, "adaptive", None))

@@ -1,6 +1,6 @@
-"""From rewards to advantages: shaping, a KL to the reference that is taken off, then the advantage, per group or over the batch.
+"""From rewards to advantages: shaping, subtraction of a KL to the reference, then the advantage, per group or over the batch.
 
-Advantages see all trajectories, filtered ones too: a truncated answer still moves its group's mean.
+Advantages see all trajectories, filtered ones too: a truncated answer still counts in its group's mean.
 Shapes: N trajectories, T tokens, G of a group.
 """
 
@@ -25,27 +25,27 @@ from learner.algorithms.objective.token_rewards import move_to_earner, place_rew
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What the trajectories of a step earned, and what that says of their tokens."""
+    """Rewards and advantages of a step's tokens."""
 
     token_rewards_NT: Tensor
     advantages_NT: Tensor
     """Before advantage shaping."""
     returns_NT: Tensor | None
-    """None: the advantage gave none."""
+    """None: the advantage computes none."""
     returns_by_prompt: Mapping[str, list[float]]
 
 
 def shaped(
     batch: BatchTensors, parts: Parts, moments: Mapping[str, RunningMoments]
 ) -> tuple[Tensor, dict[str, RunningMoments]]:
-    """Rewards after `reward_shaping`, and the running moments with those in them that a step of it asks for."""
+    """Rewards after `reward_shaping`, and the running moments with this batch included."""
     shaped_N, after = at_least_float32(batch.rewards_N), dict(moments)
     for step in parts.reward_shaping:
         part_N = None if step.part is None else batch.component(step.part)
         if step.field in after:
             after[step.field] = after[step.field].update(shaped_N if part_N is None else part_N[~part_N.isnan()])
         if not step.is_of_a_group:
-            # Rewards per token follow from these, and come after them.
+            # Rewards per token do not exist yet: they are made from the shaped rewards.
             given = batch.offered(rewards_N=shaped_N, token_rewards_NT=None, reward_moments=after.get(step.field))
             shaped_N = step.with_given(given | {"part_rewards_N": part_N})
             continue
@@ -65,17 +65,19 @@ def credited(
     earlier: EarlierReturns | None,
 ) -> Credit:
     """`shaped_N` are the rewards after shaping."""
-    penalty = parts.config.kl.reward
     token_rewards_NT, rewards_N = _token_rewards(batch, parts, shaped_N), shaped_N
-    penalty_NT = None if penalty is None else kl_coefficients["reward"] * _kl(batch, parts, penalty)
-    credit = penalty and penalty.credit
-    if penalty_NT is not None and credit == "trajectory":
-        token_rewards_NT, rewards_N = token_rewards_NT - penalty_NT, shaped_N - penalty_NT.sum(1)
+    off_advantages_NT = None
+    if (term := parts.config.kl.reward) is not None:
+        penalty_NT = kl_coefficients["reward"] * _kl(batch, parts, term)
+        if term.credit == "trajectory":
+            token_rewards_NT, rewards_N = token_rewards_NT - penalty_NT, shaped_N - penalty_NT.sum(1)
+        else:
+            off_advantages_NT = to_go(penalty_NT) if term.credit == "to_go" else penalty_NT
     advantages_NT, returns_NT = _advantages(
         replace(batch, token_rewards_NT=token_rewards_NT), parts, rewards_N=rewards_N, earlier=earlier
     )
-    if penalty_NT is not None and credit != "trajectory":
-        advantages_NT = advantages_NT - (to_go(penalty_NT) if credit == "to_go" else penalty_NT)
+    if off_advantages_NT is not None:
+        advantages_NT = advantages_NT - off_advantages_NT
     return Credit(
         token_rewards_NT=token_rewards_NT,
         advantages_NT=advantages_NT,
@@ -85,8 +87,8 @@ def credited(
 
 
 def refuse_not_finite(batch: BatchTensors, parts: Parts, advantages_NT: Tensor) -> None:
-    """Raises DataError that names a trajectory that lacks a component the advantage asks for (its NaN reaches the whole group), else the
-    first that is wrong."""
+    """Raises DataError that names a trajectory without a component that the advantage asks for (its NaN spreads over its group), else the
+    first trajectory with an advantage that is not finite."""
     is_bad_NT = ~torch.isfinite(advantages_NT)
     if not bool(is_bad_NT.any()):
         return
@@ -95,14 +97,14 @@ def refuse_not_finite(batch: BatchTensors, parts: Parts, advantages_NT: Tensor) 
     if components_NK is not None and asks and bool(components_NK.isnan().any()):
         row, component = components_NK.isnan().nonzero()[0].tolist()
         lacking = f"lacks the reward component {batch.reward_component_names[component]!r}"
-        raise DataError(f"{batch.name(row)} {lacking}, and advantage {name!r} is not made for missing ones")
+        raise DataError(f"{batch.name(row)} {lacking}, and advantage {name!r} cannot handle a missing component")
     row = int(is_bad_NT.any(1).nonzero()[0])
     raise DataError(f"{batch.name(row)}: advantages are not finite; {name!r} cannot take these rewards")
 
 
 def acting_logprobs(batch: BatchTensors, parts: Parts) -> Tensor:
-    """Log-probs of the policy that acted: the learner's own under `proximal: recompute`, else the rollout's. What other parts have the
-    batch bring does not change them."""
+    """Log-probs of the policy that acted: π_old under `proximal: recompute`, else the rollout's, even if the batch has π_old for other
+    parts."""
     if parts.config.proximal != "recompute":
         return batch.rollout_logprobs_NT
     assert batch.proximal_logprobs_NT is not None, "prepare() refuses a batch without them"
@@ -110,7 +112,7 @@ def acting_logprobs(batch: BatchTensors, parts: Parts) -> Tensor:
 
 
 def _token_rewards(batch: BatchTensors, parts: Parts, shaped_N: Tensor) -> Tensor:
-    """Where turns carry their own rewards, the difference that shaping made is placed as a whole trajectory's reward is."""
+    """If turns have their own rewards, the change made by shaping is placed like a whole trajectory's reward."""
     mask_NT, placement = batch.loss_mask_NT, parts.config.reward_placement
     whole_NT = place_rewards(shaped_N, loss_mask_NT=mask_NT, placement=placement)
     if batch.token_rewards_NT is None:
@@ -121,7 +123,7 @@ def _token_rewards(batch: BatchTensors, parts: Parts, shaped_N: Tensor) -> Tenso
 
 
 def _kl(batch: BatchTensors, parts: Parts, penalty: KlRewardConfig) -> Tensor:
-    """To the reference, per token."""
+    """KL to the reference per token."""
     assert batch.reference_logprobs_NT is not None, "prepare() refuses a batch without them"
     return kl.ESTIMATORS[penalty.estimator](
         acting_logprobs(batch, parts),
@@ -134,7 +136,7 @@ def _kl(batch: BatchTensors, parts: Parts, penalty: KlRewardConfig) -> Tensor:
 def _advantages(
     batch: BatchTensors, parts: Parts, *, rewards_N: Tensor, earlier: EarlierReturns | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Advantages per token, and the returns that came with them."""
+    """Advantages per token, and returns if the advantage computes them."""
     advantage, mask_NT = parts.advantage, batch.loss_mask_NT
     if "rewards_G" in advantage.asks:
         result = _per_group(batch, parts, rewards_N=rewards_N, earlier=earlier)

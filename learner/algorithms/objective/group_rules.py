@@ -1,7 +1,7 @@
-"""What is decided of a group by itself: which of its candidates make it, and whether it trains.
+"""Decisions about a single group: which of its candidates it keeps, and whether it trains.
 
-The cluster decides as soon as a group is judged, and samples another prompt in the place of a dropped one; the learner decides again
-with the whole step. Both ask these functions, on the CPU, with the group's rows in its own order: they never disagree.
+The cluster decides as soon as a group is judged, and samples another prompt for a dropped one; the learner decides again with the whole
+step. Both call these functions, on the CPU, with the group's rows in the same order: they never disagree.
 Shapes: G trajectories of the group whose reward is known, K reward components.
 """
 
@@ -20,11 +20,11 @@ from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.objective.parts import Parts
 
 Group = Mapping[str, Any]
-"""By the names of `homes.OF_A_GROUP` tensors, and the names of the components."""
+"""Tensors by the names of `homes.OF_A_GROUP`, and the names of the components."""
 
 
 def of_summary(summary: GroupSummary) -> Group:
-    """A judged group, as the cluster knows it. A component that a trajectory lacks is NaN."""
+    """From the cluster's summary of a judged group. A component that a trajectory lacks is NaN."""
     known = _known(summary)
     names = tuple(sorted(name for name in summary.reward_components if "/" not in name))
     components = [summary.reward_components[name] for name in names]
@@ -39,7 +39,7 @@ def of_summary(summary: GroupSummary) -> Group:
 
 
 def of_batch(batch: BatchTensors) -> Iterator[tuple[Tensor, Group]]:
-    """The row numbers of each group, and the group."""
+    """Each group with its row numbers."""
     columns = columns_of(batch, rewards_N=at_least_float32(batch.rewards_N))
     columns = {name: column.cpu() for name, column in columns.items()}
     names = {"reward_component_names": batch.reward_component_names}
@@ -48,7 +48,7 @@ def of_batch(batch: BatchTensors) -> Iterator[tuple[Tensor, Group]]:
 
 
 def columns_of(batch: BatchTensors, *, rewards_N: Tensor) -> dict[str, Tensor]:
-    """Of all the batch's trajectories, by the names that a group's part of them has."""
+    """Tensors of the whole batch, by the names that they have for one group."""
     components_NK = batch.reward_components_NK
     return {
         "rewards_G": rewards_N,
@@ -59,9 +59,9 @@ def columns_of(batch: BatchTensors, *, rewards_N: Tensor) -> dict[str, Tensor]:
 
 
 def dropped_by(group: Group, *, parts: Parts) -> str | None:
-    """The first filter that drops the group, by name; None: it trains, unless a filter that needs the whole batch drops it.
+    """Name of the first filter that drops the group; None: it trains, unless a filter of the whole batch drops it.
 
-    Filters see rewards as `shaped` leaves them.
+    Filters see the rewards that `shaped` returns.
     """
     filters = [each for each in parts.filters if each.is_of_a_group]
     group = shaped(group, parts=parts) if filters else group
@@ -69,7 +69,7 @@ def dropped_by(group: Group, *, parts: Parts) -> str | None:
 
 
 def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]:
-    """The places of the candidates that make the group, ascending; all whose reward is known where these are no more than its size."""
+    """The places of the chosen candidates, ascending; all with a known reward if these are no more than `group_size`."""
     assert parts.selection is not None, "only a selection chooses"
     known = _known(summary)
     if len(known) <= group_size:
@@ -79,7 +79,7 @@ def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]
 
 
 def shaped(group: Group, *, parts: Parts) -> Group:
-    """With its rewards after the steps of `reward_shaping` in front of the first that needs the whole batch."""
+    """The group with rewards after the steps of `reward_shaping` before the first one that needs the whole batch."""
     for step in takewhile(lambda step: step.is_of_a_group, parts.reward_shaping):
         group = {**group, "rewards_G": step.with_given(group)}
     return group

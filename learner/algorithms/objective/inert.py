@@ -1,7 +1,7 @@
-"""Options that cannot change the loss under the rest of a configuration. A user who sets one expects something of it.
+"""Refuses options that cannot change the loss under the rest of a configuration: a user who sets one expects an effect.
 
-Fields follow from what variants ask for by name: a place for rewards per token means nothing to an advantage that never asks for them.
-Parameters of a variant say themselves when they act (`learner.algorithms.conditions`).
+For fields this follows from the tensors that variants ask for: a placement of rewards per token has no effect on an advantage that does
+not ask for them. Parameters of variants state their conditions themselves (`learner.algorithms.conditions`).
 """
 
 import inspect
@@ -20,7 +20,7 @@ _READ_AS: dict[str, tuple[tuple[str, ...], str]] = {
     "advantage_shaping": (("advantages_BT", "advantages_NT"), "advantages"),
     "proximal": (("proximal_logprobs_BT", "proximal_logprobs_NT", "covariances_BT"), "the log-probs of π_old"),
 }
-"""Fields that change what other parts read: the tensors they change, and those in words."""
+"""Fields that change tensors of other parts: the names of these tensors, and a description."""
 
 _RATIO_BOUNDS = frozenset(
     {
@@ -28,16 +28,16 @@ _RATIO_BOUNDS = frozenset(
         "log_clip_low", "log_clip_high", "clip_range",
     }
 )  # fmt: skip
-"""Parameters of losses that bound how far policy or value may go from where the step began."""
+"""Parameters of losses that bound how far policy or value may move from the start of the step."""
 
 _ACTING_AWAY_FROM_ONE = frozenset(
     {"dro.beta", "kl_cov.cov_share", "kl_cov.kl_coefficient", "sapo.tau_negative", "sapo.tau_positive"}
 )
-"""Parameters of losses, by their variant, that change no gradient where ρ = 1."""
+"""Parameters of losses, as `variant.parameter`, that change no gradient where ρ = 1."""
 
 
 def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
-    """Raises ConfigError that names field, value and way out for the first option that can change nothing."""
+    """Raises ConfigError that names field, value and way out for the first option without effect."""
     _refuse_unread(parts)
     decay = parts.config.proximal_decay
     if not parts.config.clips_around_average and decay != AlgorithmConfig.model_fields["proximal_decay"].default:
@@ -85,7 +85,7 @@ def _refuse_unread(parts: Parts) -> None:
 
 
 def _reads(parts: Parts, tensors: tuple[str, ...], *, besides: str = "") -> bool:
-    """Whether anything but the parts of one field asks for one of these."""
+    """Whether a part of any other field than `besides` reads one of these tensors."""
     config = parts.config
     asked = {name for variant in parts.all() if variant.field.partition("[")[0] != besides for name in variant.asks}
     if config.value is not None:
@@ -101,7 +101,7 @@ def _set_away_from_default(variant: Variant) -> Iterator[tuple[str, Any, list[In
     for name, value in variant.plugin.params.items():
         default = signature.parameters[name].default if name in signature.parameters else inspect.Parameter.empty
         if default is not inspect.Parameter.empty and value != default:
-            yield name, default, [each for each in variant.said_of(name) if isinstance(each, InertWith)]
+            yield name, default, [each for each in variant.constraints(name) if isinstance(each, InertWith)]
 
 
 def _starts_at_the_policy(variant: Variant, config: AlgorithmConfig) -> bool:
@@ -112,8 +112,7 @@ def _starts_at_the_policy(variant: Variant, config: AlgorithmConfig) -> bool:
 
 
 def waits_for_ratios(plugin: Plugin, name: str) -> bool:
-    """Whether this parameter of a loss changes no gradient before policy, or values, have moved. A bound of None says that there is
-    none, and is no such parameter."""
+    """Whether this parameter of a loss changes no gradient before the policy, or the values, have moved. A bound of None does not count."""
     value = plugin.params[name]
     if name not in _RATIO_BOUNDS or value is None:
         return f"{plugin.name}.{name}" in _ACTING_AWAY_FROM_ONE

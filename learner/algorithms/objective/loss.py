@@ -1,10 +1,10 @@
-"""The loss of a micro-batch, composed of the configured parts, and that of demonstrations.
+"""The loss of a micro-batch, composed of the configured parts, and the loss of demonstrations.
 
 Shapes: B rows, T tokens, C demonstrated tokens, P parts of the reference's partition.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,11 +25,11 @@ from learner.algorithms.objective.statistics import Recorder, Statistics
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossResult:
     loss: Tensor
-    """Scalar with gradient; sums over micro-batches and ranks to the loss of the step."""
+    """Scalar with gradient. Its sum over micro-batches and ranks is the loss of the update."""
     statistics: Statistics
-    """Of the policy on these rows; merge over micro-batches, ranks and updates with those of the step, then compute."""
+    """Of the policy on these rows: merge those of all micro-batches, ranks and updates with the batch's own, then compute."""
     seen: TokensSeen | None = None
-    """None of demonstrations."""
+    """None for demonstrations."""
 
 
 def loss(
@@ -49,7 +49,7 @@ def loss(
         rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
     )
     policy_losses = _as_token_losses(parts.policy_loss.with_given(offered))
-    corrections_BT = _corrections(rows, parts, offered)
+    corrections_BT = parts.corrected(rows.correction_weights_NT, offered, of_the_batch=False)
     kept_BT = masked(policy_losses.losses_BT, mask_BT=rows.gradient_mask_NT)
     losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
     losses |= _regularisers(rows, parts.config, policy_BT=policy_BT, entropies_BT=entropies_BT)
@@ -81,7 +81,7 @@ def loss(
 
 
 def imitation_loss(demonstrated_logprobs_C: Tensor, sft: SftConfig, *, num_tokens: int) -> LossResult:
-    """Of some of an update's demonstrations, by log π of their tokens, at the run's temperature as all log-probs are.
+    """Loss of some of an update's demonstrations, from log π of their tokens at the run's temperature.
 
     Formula: −coefficient · Σ log π / num_tokens, with the tokens of all the update's demonstrations
     Source: an auxiliary SFT loss, as PTX of InstructGPT (arXiv:2203.02155) and the demonstrations of DAPG (arXiv:1709.10087)
@@ -97,7 +97,7 @@ def imitation_loss(demonstrated_logprobs_C: Tensor, sft: SftConfig, *, num_token
 def _regularisers(
     rows: Prepared, config: AlgorithmConfig, *, policy_BT: Tensor, entropies_BT: Tensor | None
 ) -> dict[str, Tensor]:
-    """KL terms and the entropy's, which count all tokens, those without policy gradient too."""
+    """KL and entropy terms, over all tokens, also those without policy gradient."""
     found: dict[str, Tensor] = {}
     for field, name, other_BT in (
         ("loss", "kl_loss", rows.batch.reference_logprobs_NT),
@@ -135,18 +135,10 @@ def _proximal(rows: Prepared, policy_BT: Tensor, *, proximal: str) -> Tensor:
 
 
 def _has_its_own_proximal(rows: Prepared, *, proximal: str) -> bool:
-    """Whether π_old is neither the policy that sampled, where one is known, nor the present one."""
+    """Whether π_old differs from the present policy and from the policy that sampled, if that is known."""
     if proximal == "rollout":
         return not rows.batch.is_sampler_known
     return proximal == "approximate" or rows.batch.proximal_logprobs_NT is not None
-
-
-def _corrections(rows: Prepared, parts: Parts, offered: dict[str, Any]) -> Tensor:
-    weights_BT = rows.correction_weights_NT
-    for correction in parts.corrections:
-        if not correction.is_of_the_batch:
-            weights_BT = weights_BT * correction.with_given(offered).detach()
-    return weights_BT
 
 
 def _kl(term: KlLossConfig | KlRolloutConfig, policy_BT: Tensor, other_BT: Tensor | None, rows: Prepared) -> Tensor:
@@ -160,7 +152,7 @@ def _kl(term: KlLossConfig | KlRolloutConfig, policy_BT: Tensor, other_BT: Tenso
 def _offered(
     rows: Prepared, *, policy_BT: Tensor, proximal_BT: Tensor, entropies_BT: Tensor | None, values_BT: Tensor | None
 ) -> dict[str, Tensor | None]:
-    """What losses and corrections may ask for, by name."""
+    """Tensors that losses and corrections may ask for, by name."""
     old_values_BT, returns_BT = rows.batch.values_NT, rows.returns_NT
     if "returns" in rows.moments and old_values_BT is not None and returns_BT is not None:
         old_values_BT, returns_BT = map(rows.moments["returns"].normalise, (old_values_BT, returns_BT))

@@ -1,8 +1,8 @@
 """The objective of a run: the configured parts, composed. `prepare` runs once per step, `loss` once per micro-batch.
 
-Everything that needs the whole batch (shaping, advantages, filters, aggregation weights) happens in `prepare`. A micro-batch's loss is
-then a sum over its own rows, and any split of the rows gives the same loss, gradient and statistics. A step of several updates takes a
-mini-batch out for each: advantages and filters stay those of the step, the aggregation's weights are the mini-batch's own.
+`prepare` computes all that needs the whole batch: shaping, advantages, filters, aggregation weights. A micro-batch's loss is then a sum
+over its own rows, and any split of the rows gives the same loss, gradient and statistics. A step of several updates takes out a mini-batch
+for each: advantages and filters are the step's, aggregation weights the mini-batch's own.
 Numbers per token are float64: no ratio of log-probs down to -700 overflows or underflows, and a gradient that float32 cannot hold
 is inf or 0, never NaN.
 Shapes: B rows of a micro-batch, T tokens, C demonstrated tokens.
@@ -36,7 +36,7 @@ from learner.algorithms.registry.homes import HOMES
 
 
 class Objective:
-    """The loss of a run. Its state: adaptive KL coefficients, running moments of rewards and returns, earlier returns by prompt."""
+    """The loss of a run. State: adaptive KL coefficients, running moments of rewards and returns, earlier returns by prompt."""
 
     def __init__(self, parts: Parts, *, updates_per_step: int = 1) -> None:
         self._parts, self._updates_per_step = parts, updates_per_step
@@ -58,11 +58,11 @@ class Objective:
 
     @classmethod
     def of_run(cls, config: RunConfig) -> "Objective":
-        """The one that a run's ranks and its driver share. Raises as `from_config`."""
+        """The objective of a run, the same on its ranks and its driver. Raises as `from_config`."""
         return cls.from_config(_weighted_as_parts(config), updates_per_step=config.learner.updates_per_step)
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
-        """Raises ConfigError when the advantage cannot work with groups so small, before any were sampled, or a selection among so many."""
+        """Raises ConfigError when the advantage cannot use groups of this size, or the selection so many candidates."""
         given = f"buffer.trajectories_per_group={trajectories_per_group}"
         checks.refuse_group_size(self._parts, trajectories_per_group=trajectories_per_group, given=given)
         checks.refuse_selection(
@@ -70,9 +70,9 @@ class Objective:
         )
 
     def check_recorded(self, *, smallest_group: int, is_sampler_known: bool) -> None:
-        """Raises ConfigError when these groups, recorded by another run or imported, cannot be learned from with this algorithm.
+        """Raises ConfigError when this algorithm cannot learn from these groups, recorded by another run or imported.
 
-        `smallest_group` counts known rewards; `is_sampler_known`: the groups have log-probs of the policy that sampled them.
+        `smallest_group`: the fewest known rewards of a group. `is_sampler_known`: the groups have log-probs of the policy that sampled.
         """
         given = f"a recorded group with {smallest_group} known reward{'' if smallest_group == 1 else 's'}"
         checks.refuse_group_size(self._parts, trajectories_per_group=smallest_group, given=given)
@@ -85,12 +85,17 @@ class Objective:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Tensors to supply besides policy and rollout log-probs: "reference_logprobs" (in the batch), "reference_partition" (in the
-        batch, and the policy's of the same tokens to `loss`), "proximal_logprobs" (in the batch, from a pass at the start of the step),
-        "averaged_logprobs" (in the batch as proximal ones, from a pass of the averaged policy then), "entropies" (to `loss`; with
-        "proximal_logprobs" also in the batch, from that pass), "values" (old ones in the batch, present ones to `loss`)."""
+        """Tensors to supply besides policy and rollout log-probs:
+
+        * "reference_logprobs": in the batch;
+        * "reference_partition": in the batch, and the policy's of the same tokens to `loss`;
+        * "proximal_logprobs": in the batch, from a pass at the start of the step;
+        * "averaged_logprobs": in the batch as proximal log-probs, from a pass of the averaged policy at the start of the step;
+        * "entropies": to `loss`, and with "proximal_logprobs" also in the batch, from the same pass;
+        * "values": old ones in the batch, present ones to `loss`.
+        """
         parts, config = self._parts, self._parts.config
-        # Under one update the present policy is the one that begins the step: only what is fixed before the pass must look it up.
+        # With one update per step the present policy is π_old: only numbers fixed before the update need a pass for it.
         is_recomputed = config.proximal == "recompute"
         averages, fixed_before = config.clips_around_average, config.kl.reward is not None
         covariances_without_old = (
@@ -109,37 +114,37 @@ class Objective:
         return frozenset(name for name, is_needed in needed.items() if is_needed)
 
     def wants_entropies(self, policy_version: int) -> bool:
-        """Whether every pass of a step computes entropies: the loss needs them, or the step is one that measures them."""
+        """Whether every pass of a step computes entropies: the loss needs them, or the step measures them."""
         every_steps = self.config.monitor.entropy
         return "entropies" in self.needs or (every_steps is not None and policy_version % every_steps == 0)
 
     def wants_reference(self, step: int) -> bool:
-        """Whether the reference scores the groups of a step (from 0): the loss needs it, or the step is one that measures the KL to it."""
+        """Whether the reference scores the groups of a step (from 0): the loss needs it, or the step measures the KL to it."""
         every_steps = self.config.monitor.reference_kl
         return self._parts.learn_from_reference or (every_steps is not None and step % every_steps == 0)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of prompts whose numbers the batch must bring."""
+        """Columns of the prompts whose numbers the batch must contain."""
         asking = [variant for variant in self._parts.all() if "columns" in variant.asks]
         return tuple(sorted({variant.parameters["column"] for variant in asking}))
 
     def chosen(self, summary: GroupSummary, *, group_size: int) -> list[int]:
-        """The trajectories of a judged, over-sampled group that make it, by their places; those whose reward failed are not among them."""
+        """Places of the trajectories that a judged, over-sampled group keeps; never those whose reward failed."""
         return group_rules.chosen(summary, group_size=group_size, parts=self._parts)
 
     def dropped_by(self, summary: GroupSummary) -> str | None:
-        """The filter that drops a judged group, by name; None: it trains, unless a filter of the whole batch drops it.
+        """Name of the filter that drops a judged group; None: it trains, unless a filter of the whole batch drops it.
 
         `prepare` drops the same groups.
         """
         if not any(each.is_of_a_group for each in self._parts.filters):
-            return None  # the driver makes no tensors of groups that nobody looks at
+            return None  # spares the driver tensors that no filter reads
         return group_rules.dropped_by(group_rules.of_summary(summary), parts=self._parts)
 
     @torch.no_grad()
     def prepare(self, batch: BatchTensors) -> Prepared:
-        """Fixes everything that depends on the whole batch. Raises DataError that names trajectory, group and field."""
+        """Computes all that depends on the whole batch. Raises DataError that names trajectory, group and field."""
         return prepare(
             batch,
             parts=self._parts,
@@ -151,10 +156,10 @@ class Objective:
         )
 
     def adopt(self, prepared: Prepared) -> tuple[float, float]:
-        """Takes the batch's rewards and returns into the objective's state, before the step is learned. Old values were computed before.
+        """Adds the batch's rewards and returns to the objective's state, after old values were computed and before the step is learned.
 
-        Returns the factor and the shift after it by which the critic's head gives the same values as before: (1, 0) without
-        `value.normalise_returns`.
+        Returns factor and shift (x ↦ factor·x + shift) for the output of the critic's head, so that its values stay the same: (1, 0)
+        without `value.normalise_returns`.
         """
         if self._earlier is not None:
             self._earlier = self._earlier.with_step(prepared.returns_by_prompt)
@@ -166,25 +171,25 @@ class Objective:
 
     @torch.no_grad()
     def mini_batch(self, prepared: Prepared, rows: list[int], *, begins_step: bool) -> Prepared:
-        """These trajectories of the step as one update: weights and covariances are theirs alone, all else stays the step's."""
+        """These trajectories of the step as one update, with weights and covariances of their own; all else is the step's."""
         return mini_batch(prepared, rows, parts=self._parts, begins_step=begins_step)
 
     def trains(self, update: Prepared, statistics: Statistics) -> bool:
-        """Whether any token of an update is trained; filters and corrections may have left none, or none but by value, KL and entropy.
+        """Whether an update trains any token: filters and corrections may drop all of them. Terms of value, KL or entropy train all tokens
+        of the kept trajectories.
 
-        `statistics` are those of `loss`, of all the update's rows.
+        `statistics`: those of `loss`, over all rows of the update.
         """
         config = self.config
-        is_regularized = config.kl.loss is not None or config.kl.rollout is not None or config.entropy_coefficient != 0
-        is_regularized |= config.router_aux_loss_coefficient != 0
-        if is_regularized or config.value is not None or config.distillation is not None:
+        terms = (config.kl.loss, config.kl.rollout, config.value, config.distillation)
+        if any(terms) or config.entropy_coefficient or config.router_aux_loss_coefficient:
             return bool(update.loss_mask_NT.any())
-        # Absent where filters left no token to correct. Corrections may need the present policy: only its passes know what they drop.
+        # Absent if filters left no token. Corrections may need the present policy, so only its passes know which tokens they drop.
         return statistics.compute().get("correction_dropped", 1.0) < 1.0
 
     @torch.no_grad()
     def statistics(self, prepared: Prepared) -> Statistics:
-        """Of the batch itself, which no update changes: to be counted once a step."""
+        """Statistics of the batch itself, which no update changes: count them once per step."""
         return of_the_batch(prepared)
 
     def loss(
@@ -216,7 +221,7 @@ class Objective:
 
     @property
     def kl_coefficients(self) -> dict[str, float]:
-        """β in force of each term of `kl` that the run has; moves only with the term's `adaptive`."""
+        """Present β of each term of `kl` that the run has; only `adaptive` terms change it."""
         return {name: controller.coefficient for name, controller in self._kl_controllers.items()}
 
     def observe(self, report: Mapping[str, float]) -> None:
@@ -246,13 +251,13 @@ class Objective:
             self._earlier = replace(self._earlier, by_prompt=state["earlier_returns"])
 
     def formula(self) -> dict[str, Any]:
-        """The passport's part: every formula as text with every parameter, defaults included. JSON-able."""
+        """For the passport, as JSON: every formula as text with every parameter, defaults included."""
         return formula(self._parts)
 
 
 def _weighted_as_parts(config: RunConfig) -> AlgorithmConfig:
-    """Shaping of one part, and an advantage that weighs components itself, weigh as the reward does, unless their own weights say
-    otherwise."""
+    """Gives the weights of the reward's parts to shaping of a part, and to an advantage that weights components and has no weights of its
+    own."""
     weights = {name: part.weight for name, part in config.reward.parts.items()}
     if config.has_episodes and (weights or config.judges_nothing):
         weights |= {"environment": config.reward.environment_weight, "earned": 1.0}
@@ -265,8 +270,8 @@ def _weighted_as_parts(config: RunConfig) -> AlgorithmConfig:
     if not weights:
         if config.has_episodes and given is None:
             raise ConfigError(
-                f"advantage={advantage.name!r} reads the components of the reward, and what reward.judge={config.reward.judge.name!r} says "
-                "beside an environment is none of them; give the judge a name in reward.parts, or give component_weights"
+                f"advantage={advantage.name!r} reads the components of the reward, and reward.judge={config.reward.judge.name!r} beside an "
+                "environment gives none; give the judge a name in reward.parts, or give component_weights"
             )
         return algorithm
     if isinstance(given, dict) and given.keys() != weights.keys():

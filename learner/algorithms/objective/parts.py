@@ -1,6 +1,10 @@
-"""The parts of an objective: every function that config named, its parameters bound."""
+"""The parts of an objective: all functions that config names, with their parameters bound."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from learner.algorithms.registry.variants import Variant
@@ -52,7 +56,7 @@ class Parts:
 
     @property
     def learn_from_reference(self) -> bool:
-        """Whether the loss depends on the reference's log-probs; a KL that is only monitored may miss them."""
+        """Whether the loss depends on the reference's log-probs. A KL that is only monitored does not count."""
         kl = self.config.kl
         return bool(kl.loss or kl.reward or self.config.distillation) or self.asks(
             "reference_logprobs_NT", "reference_logprobs_BT"
@@ -60,3 +64,10 @@ class Parts:
 
     def asks(self, *names: str) -> bool:
         return any(name in variant.asks for variant in self.all() for name in names)
+
+    def corrected(self, weights: Tensor, offered: Mapping[str, Any], *, of_the_batch: bool) -> Tensor:
+        """The weights times the corrections that run before micro-batching (`of_the_batch`), or times the others."""
+        for correction in self.corrections:
+            if correction.is_of_the_batch == of_the_batch:
+                weights = weights * correction.with_given(offered).detach().to(weights.dtype)
+        return weights

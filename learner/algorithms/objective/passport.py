@@ -15,7 +15,7 @@ _PROXIMAL = {
 
 
 def formula(parts: Parts) -> dict[str, Any]:
-    """Part by part: the formula as text, its source, and every parameter in force."""
+    """For each part: its formula as text, its source, and every parameter in force."""
     config = parts.config
     passport: dict[str, Any] = {
         "advantage": parts.advantage.describe(),

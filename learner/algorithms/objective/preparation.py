@@ -1,7 +1,7 @@
-"""From a batch to a prepared one, in this order: rewards and advantages (`crediting`), filters, advantage shaping, weights.
+"""Prepares a batch, in this order: rewards and advantages (`crediting`), filters, advantage shaping, weights.
 
-Filters are asked of rewards alone, and what they leave is what advantage shaping and aggregation see. Weights are of one update:
-`mini_batch` fixes them again for the trajectories that it takes out of a step.
+Filters do not see advantages. Advantage shaping and aggregation see only the tokens that filters left. Weights belong to one update:
+`mini_batch` computes them anew for the trajectories that it takes out of a step.
 Shapes: N trajectories, T tokens, M all loss tokens.
 """
 
@@ -44,7 +44,7 @@ def prepare(
     shaped_N, moments = shaped(batch, parts, moments)
     credit = credited(batch, parts, shaped_N=shaped_N, kl_coefficients=kl_coefficients, earlier=earlier)
     batch = replace(batch, token_rewards_NT=credit.token_rewards_NT)
-    # Whether a group's rewards differ is asked of its rewards alone: with a KL taken off they always would.
+    # Filters see rewards before the KL is subtracted: with it the rewards of a group always differ.
     offered = batch.offered(rewards_N=shaped_N)
     denominator_NT, gradient_NT, is_kept_N = _filtered(batch, parts, offered)
     mask_NT = batch.loss_mask_NT & is_kept_N[:, None]
@@ -66,8 +66,10 @@ def prepare(
         denominator_mask_NT=denominator_NT,
         advantages_NT=advantages_NT,
         returns_NT=None if returns_NT is None else returns_NT.double(),
-        correction_weights_NT=_corrections(
-            parts, offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT}, advantages_NT.dtype
+        correction_weights_NT=parts.corrected(
+            torch.ones_like(advantages_NT),
+            offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT},
+            of_the_batch=True,
         ),
         is_kept_N=is_kept_N,
         returns_by_prompt=credit.returns_by_prompt,
@@ -105,7 +107,7 @@ def _of_an_update(
 
     covariances_NT, lags_M = None, batch.lags_NT[mask_NT]
     if parts.asks("covariances_BT", "batch_covariances_M"):
-        # `approximate` has no π_old before an update's pass; the ranking is by the policy that begins the step.
+        # `approximate` has no π_old before an update's pass: the policy at the start of the step ranks tokens.
         has_none = parts.config.proximal == "approximate"
         ranking_NT = batch.proximal_logprobs_NT if has_none else acting_logprobs(batch, parts)
         assert ranking_NT is not None, "prepare() refuses a batch without them"
@@ -124,7 +126,7 @@ def _refuse_missing(batch: BatchTensors, *, needs: frozenset[str], parts: Parts)
     if not batch.is_sampler_known:
         refuse_unknown_sampler(parts)
     of_the_batch = {"proximal_logprobs", "values", "reference_partition"} & needs
-    # A resumed run may have begun to monitor the reference: the steps that it learns again were recorded without it.
+    # A resumed run may have begun to monitor the reference: steps that it learns again were recorded without it.
     of_the_batch |= {"reference_logprobs"} if parts.learn_from_reference else set()
     of_the_batch |= {"entropies"} if parts.asks("entropies_NT") else set()
     of_the_batch |= {"proximal_logprobs"} if "averaged_logprobs" in needs else set()
@@ -143,7 +145,7 @@ def _in_reward_units(batch: BatchTensors, moments: Mapping[str, RunningMoments])
 
 
 def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens of the policy loss's denominator, tokens with policy gradient, trajectories kept."""
+    """Masks of the tokens in the policy loss's denominator, of the tokens with policy gradient, and of the kept trajectories."""
     denominator_NT, gradient_NT = batch.loss_mask_NT, batch.loss_mask_NT
     is_kept_N = torch.ones_like(batch.truncated_N, dtype=torch.bool)
     for rows, group in group_rules.of_batch(batch):
@@ -157,7 +159,7 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
             of_tokens.append((chosen, result))
         else:
             is_kept_N = is_kept_N & result
-    # Tokens are chosen among those of the trajectories that stay.
+    # Filters of tokens choose among the tokens of the kept trajectories.
     remaining = offered | {"loss_mask_NT": batch.loss_mask_NT & is_kept_N[:, None]}
     all_stay = bool(is_kept_N.all())
     for chosen, of_all in of_tokens:
@@ -167,11 +169,3 @@ def _filtered(batch: BatchTensors, parts: Parts, offered: dict[str, Any]) -> tup
         else:
             gradient_NT = gradient_NT & result
     return denominator_NT & is_kept_N[:, None], gradient_NT & is_kept_N[:, None], is_kept_N
-
-
-def _corrections(parts: Parts, offered: dict[str, Any], dtype: torch.dtype) -> Tensor:
-    weights_NT = torch.ones_like(offered["loss_mask_NT"], dtype=dtype)
-    for correction in parts.corrections:
-        if correction.is_of_the_batch:
-            weights_NT = weights_NT * correction.with_given(offered).to(dtype)
-    return weights_NT

@@ -1,4 +1,4 @@
-"""The statistics of a micro-batch, and those of the batch that no update changes. Names and meanings: `statistics.QUANTITIES`.
+"""Records the statistics of a micro-batch, and those of the batch that no update changes. Names and meanings: `statistics.QUANTITIES`.
 
 Shapes: N trajectories of the step, B rows of a micro-batch, T tokens.
 """
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.losses.surrogates import TokenLosses, unclipped_surrogate
-from learner.algorithms.masks import masked
+from learner.algorithms.masks import expm1_minus, masked
 from learner.algorithms.objective.batch import Prepared
 from learner.algorithms.objective.seen import counted_as_clipped
 from learner.algorithms.objective.statistics import Recorder, Statistics
@@ -61,13 +61,13 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
     recorder.record("surrogate", -unclipped_surrogate(old_BT, advantages_BT=rows.advantages_NT), mask_BT)
     recorder.record("ratio_outside", (old_BT.exp() - 1).abs() > 0.2, mask_BT)
     recorder.record("kl_old_k1", -old_BT, mask_BT)
-    recorder.record("kl_old_k3", torch.expm1(old_BT) - old_BT, mask_BT)
+    recorder.record("kl_old_k3", expm1_minus(old_BT), mask_BT)
     if rows.batch.starting_logprobs_NT is not None:
         moved_BT = kept_BT - masked(rows.batch.starting_logprobs_NT, mask_BT=mask_BT)
-        recorder.record("kl_step_k3", torch.expm1(moved_BT) - moved_BT, mask_BT)
+        recorder.record("kl_step_k3", expm1_minus(moved_BT), mask_BT)
     rollout_BT = kept_BT - masked(rows.batch.rollout_logprobs_NT, mask_BT=mask_BT)
     recorder.record("kl_rollout_k1", -rollout_BT, mask_BT)
-    recorder.record("kl_rollout_k3", torch.expm1(rollout_BT) - rollout_BT, mask_BT)
+    recorder.record("kl_rollout_k3", expm1_minus(rollout_BT), mask_BT)
     recorder.record("importance_weight", rollout_BT.exp(), mask_BT)
     recorder.record("trajectory_weight", rollout_BT.sum(1).clamp(-100, 100).exp(), rows.is_kept_N)
     if rows.begins_step:
@@ -80,7 +80,7 @@ def _record_ratios(recorder: Recorder, rows: Prepared, *, policy_BT: Tensor, pro
         recorder.record("ratio_reference", (-reference_BT).exp(), mask_BT)
         recorder.record("ratio_reference_old", (old_BT - reference_BT).exp(), mask_BT)
         recorder.record("kl_reference_k1", reference_BT, mask_BT)
-        recorder.record("kl_reference_k3", torch.expm1(-reference_BT) + reference_BT, mask_BT)
+        recorder.record("kl_reference_k3", expm1_minus(-reference_BT), mask_BT)
         recorder.record("kl_reference_per_trajectory", reference_BT.sum(1), mask_BT.any(1))
 
 

@@ -1,4 +1,4 @@
-"""What a loss saw of each token of some rows, for the record of learning. Shapes: B rows, T tokens."""
+"""The loss's numbers of each token, for the record of learning. Shapes: B rows, T tokens."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,19 @@ from learner.algorithms.objective.batch import Prepared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensSeen:
-    """Tensors that the loss made anyway: keeping them costs no time until someone asks for `columns`."""
+    """Tensors that the loss computes anyway. Only `columns` takes time."""
 
     rows: Prepared
     policy_BT: Tensor
     proximal_BT: Tensor | None
-    """None where it is the policy that sampled, or the present one."""
+    """None if π_old is the policy that sampled, or the present one."""
     corrections_BT: Tensor
     losses: TokenLosses
     entropies_BT: Tensor | None
 
     @torch.no_grad()
     def columns(self) -> dict[str, Tensor]:
-        """[B, T] by the column of the record, those that there are; anything where the loss mask is false."""
+        """[B, T] by column of the record; absent columns are left out. Arbitrary where the loss mask is false."""
         nothing_BT = torch.zeros_like(self.corrections_BT)
         found = {
             "policy_logprobs": self.policy_BT,
@@ -37,7 +37,7 @@ class TokensSeen:
 
 
 def counted_as_clipped(losses: TokenLosses, *, advantages_BT: Tensor) -> Tensor | None:
-    """bool; None where the loss has neither a lower nor an upper bound. Without an advantage no bound changes anything."""
+    """bool; None if the loss has neither a lower nor an upper bound. Tokens with advantage 0 do not count: no bound changes their loss."""
     if losses.clipped_low_BT is None and losses.clipped_high_BT is None:
         return None
     return losses.clipped_BT & (advantages_BT != 0)

@@ -1,6 +1,6 @@
-"""Statistics of a step, mergeable over micro-batches and ranks without a trace of the layout.
+"""Statistics of a step. Merged over micro-batches and ranks, they do not depend on the layout.
 
-Each quantity keeps count, sum, sum of squares, minimum and maximum in float64; `compute()` makes the reported numbers of the merged ones.
+Each quantity keeps count, sum, sum of squares, minimum and maximum in float64; `compute()` turns the merged ones into reported numbers.
 Nothing is read back from a device before `compute()`. Names are stable: `QUANTITIES` documents them all.
 """
 
@@ -14,82 +14,70 @@ from torch import Tensor
 from learner.algorithms.placing import placed
 
 QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
-    "loss": (("per_update",), "The number whose gradient is taken: all the following losses together."),
+    "loss": (("per_update",), "The loss that the optimizer minimises: the sum of the losses below."),
     "policy_loss": (("per_update",), "Policy loss after corrections and aggregation."),
     "kl_loss": (("per_update",), "`kl.loss`: coefficient times KL to the reference, aggregated."),
     "kl_rollout_loss": (("per_update",), "`kl.rollout`: coefficient times KL to the rollout policy, aggregated."),
     "distillation_loss": (("per_update",), "`algorithm.distillation`: coefficient times its KL, aggregated."),
     "entropy_loss": (("per_update",), "Minus coefficient times entropy, aggregated."),
     "value_loss": (("per_update",), "Coefficient times value loss, aggregated."),
-    "sft_loss": (
-        ("per_update",),
-        "`algorithm.sft`: minus coefficient times the mean log π of the demonstrations' tokens.",
-    ),
-    "router_aux_loss": (
-        ("per_update",),
-        "`algorithm.router_aux_loss_coefficient` times the load-balance loss of the experts.",
-    ),
+    "sft_loss": (("per_update",), "`algorithm.sft`: minus coefficient times the mean log π of demonstrated tokens."),
+    "router_aux_loss": (("per_update",), "`router_aux_loss_coefficient` times the load-balance loss of the experts."),
     "demonstration_logprob": (("mean", "min"), "log π of the demonstrations' tokens."),
     "clip_fraction": (
         ("share",),
-        "Share of tokens whose loss a bound changed; not those out of range that PPO's minimum leaves alone.",
+        "Share of tokens whose loss a bound changed. Ratios out of range that PPO's minimum ignores do not count.",
     ),
-    "clip_fraction_low": (("share",), "The part held by the lower bound (A < 0)."),
-    "clip_fraction_high": (("share",), "The part held by the upper bound (A > 0)."),
-    "clip_fraction_dual": (("share",), "Share of tokens held by dual_clip, delta or a cap on weights."),
-    "clip_fraction_covariance": (
-        ("share",),
-        "`clip_cov`: the part without gradient for its covariance, which no bound holds.",
-    ),
+    "clip_fraction_low": (("share",), "Share of tokens clipped by the lower bound (A < 0)."),
+    "clip_fraction_high": (("share",), "Share of tokens clipped by the upper bound (A > 0)."),
+    "clip_fraction_dual": (("share",), "Share of tokens clipped by dual_clip, delta or a cap on weights."),
+    "clip_fraction_covariance": (("share",), "`clip_cov`: share of tokens dropped by covariance and not by a bound."),
     "ratio_outside": (("share",), "Share of tokens whose ratio π/π_old is outside 0.8 to 1.2, for any advantage."),
     "ratio": (("mean", "min", "max"), "π/π_old."),
     "surrogate": (("mean",), "π/π_old · A, before any bound."),
-    "bounded_surrogate": (("mean",), "What the policy loss makes of it: minus the loss per token, before corrections."),
+    "bounded_surrogate": (("mean",), "Minus the policy loss per token, before corrections."),
     "ratio_reference": (("mean", "max"), "π_ref/π."),
     "ratio_reference_old": (("mean", "max"), "π_ref/π_old."),
     "kl_old_k1": (("mean", "min", "max"), "log π_old − log π."),
     "kl_old_k3": (("mean", "min", "max"), "ρ − 1 − log ρ with ρ = π/π_old: KL(π_old ‖ π)."),
     "kl_step_k3": (
         ("mean", "max"),
-        "KL to the policy at the start of the step, as `kl_old_k3`, whatever π_old is: with `stop_at_kl` or `target_kl`.",
+        "As `kl_old_k3`, but to the policy at the start of the step, for any π_old; only with `stop_at_kl` or `target_kl`.",
     ),
     "kl_rollout_k1": (("mean", "min", "max"), "log μ − log π."),
     "kl_rollout_k3": (("mean", "min", "max"), "π/μ − 1 − log π/μ: KL(μ ‖ π)."),
     "kl_reference_k1": (("mean", "min", "max"), "log π − log π_ref."),
     "kl_reference_k3": (("mean", "min", "max"), "π_ref/π − 1 − log π_ref/π: KL(π ‖ π_ref)."),
-    "kl_reference_per_trajectory": (
-        ("mean",),
-        "Sum over a trajectory of log π − log π_ref: the adaptive controller steers it.",
-    ),
+    "kl_reference_per_trajectory": (("mean",), "Sum over a trajectory of log π − log π_ref; an adaptive β steers it."),
     "distillation_kl": (
         ("mean", "max"),
-        "KL of `algorithm.distillation`, in its direction: all but the reference's `top_k` likeliest tokens count as one.",
+        "KL of `algorithm.distillation`, in its direction. All tokens but the reference's `top_k` likeliest count as one.",
     ),
-    "rest": (("mean",), "The policy's probability of all but the reference's `distillation.top_k` likeliest tokens."),
-    "rest_reference": (("mean",), "The reference's own probability of them."),
+    "rest": (("mean",), "The policy's probability of all tokens but the reference's `distillation.top_k` likeliest."),
+    "rest_reference": (("mean",), "The reference's own probability of these tokens."),
     "mismatch": (("mean", "max"), "|log π − log μ| in nats, over the step's newest tokens."),
     "mismatch_off_policy_steps": (
         ("min",),
-        "Off-policy steps of those tokens: beyond 0 the difference is that of the policy's last steps as well.",
+        "Off-policy steps of those tokens. Above 0 the mismatch includes the policy's own change in these steps.",
     ),
     "routing_differs": (
         ("share",),
-        "`rollout.routing_replay`: share of the engine's choices of experts that the learner's routers would not have made.",
+        "Share of the engine's choices of experts that the learner's routers would not make.",
     ),
     "importance_weight": (
         ("mean", "min", "max", "ess"),
-        "π/μ; `ess` is the effective sample size as a share, (Σw)²/(n·Σw²).",
+        "π/μ; `ess`: effective sample size, as a share: (Σw)²/(n·Σw²).",
     ),
     "trajectory_weight": (
         ("mean", "max", "ess"),
-        "Product of π/μ over a trajectory, log-ratio held within ±100; `ess` as a share of the trajectories.",
+        "Product of π/μ over a trajectory, its logarithm clamped to ±100; `ess` as a share of the trajectories.",
     ),
     "correction_weight": (("mean", "min", "max"), "Product of the configured corrections."),
     "correction_dropped": (("share",), "Share of tokens that a correction dropped."),
     "filtered_tokens": (("share",), "Share of tokens whose policy loss a filter left out."),
     "entropy": (
         ("mean", "min", "max"),
-        "Entropy of the policy per token, in nats; only every `algorithm.monitor.entropy` steps.",
+        "Entropy of the policy per token, in nats; every `algorithm.monitor.entropy` steps, or always if the loss needs it.",
     ),
     "policy_logprob": (("mean", "max"), "log π of the sampled tokens."),
     "policy_logprob_positive": (("mean",), "The same, over tokens with A > 0."),
@@ -100,12 +88,12 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "shaped_reward": (("mean", "std", "min", "max"), "Reward per trajectory after shaping."),
     "trajectory_return": (
         ("mean", "std", "min", "max"),
-        "Sum of a trajectory's shaped rewards per token, less a KL that `kl.reward` takes off them: its return, with or without a critic.",
+        "Return of a trajectory: the sum of its shaped rewards per token, less the KL of `kl.reward` with credit `trajectory`.",
     ),
     "advantage": (("mean", "std", "min", "max"), "Advantage per token."),
     "return": (("mean", "std"), "Return per token."),
     "value": (("mean", "min", "max"), "Value per token."),
-    "value_clip_fraction": (("share",), "Share of tokens whose value was held near its old one."),
+    "value_clip_fraction": (("share",), "Share of tokens whose value loss the clip range changed."),
     "value_error": (("mean", "std"), "Return minus old value; with `return` it gives `explained_variance`."),
     "completion_length": (("mean", "min", "max"), "Completion tokens per trajectory, masked ones included."),
     "prompt_length": (("mean", "max"), "Prompt tokens per trajectory."),
@@ -125,15 +113,15 @@ A total, a share or a mean over updates has the quantity's own name; others add 
 
 DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent where returns do not vary."}
 OF_THE_LEARNER = {
-    "gradient_norm": "Global L2 norm before clipping, mean over the step's updates; of the policy, and a critic on its backbone.",
-    "gradient_norm_max": "The same, of the update with the largest one.",
-    "critic_gradient_norm": "As `gradient_norm`, of a critic with a backbone of its own, which is clipped by itself.",
-    "critic_gradient_norm_max": "The same, of the update with the largest one.",
+    "gradient_norm": "Global L2 norm before clipping, of the policy and of a critic on its backbone; mean over the step's updates.",
+    "gradient_norm_max": "The same; maximum over the step's updates.",
+    "critic_gradient_norm": "As `gradient_norm`, of a critic with its own backbone, which is clipped separately.",
+    "critic_gradient_norm_max": "The same; maximum over the step's updates.",
     "learning_rate": "Of the step's updates; 0 when none was made.",
-    "updates": "Optimizer updates that the step made.",
+    "updates": "Optimizer updates made in the step.",
     "skipped": "Updates not made because loss or gradient were not finite.",
     "empty_updates": "Updates not made because filters and corrections left no token to train on.",
-    "stopped_at_kl": "1 when the policy went beyond `learner.stop_at_kl` and the rest of the step's updates were not made.",
+    "stopped_at_kl": "1 if the policy moved beyond `learner.stop_at_kl`: the rest of the step's updates were not made.",
     "kl_loss_coefficient": "β in force of `kl.loss`.",
     "kl_reward_coefficient": "β in force of `kl.reward`.",
     "kl_rollout_coefficient": "β of `kl.rollout`.",
@@ -141,15 +129,15 @@ OF_THE_LEARNER = {
 _ROW = {name: row for row, name in enumerate(QUANTITIES)}
 _EMPTY = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
 _MOST_AT_ONCE = 2**21
-"""Numbers that wait for each other: 16 MiB."""
+"""Numbers that wait to be reduced together: 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """All quantities of some rows. `merge` adds disjoint rows up; order and split do not matter beyond float64 rounding."""
+    """All quantities of some rows. `merge` joins disjoint rows; order and split matter only by float64 rounding."""
 
     moments_Q5: Tensor
-    """float64; columns are count, sum, sum of squares, minimum, maximum. Gather it across ranks, and merge."""
+    """float64; columns are count, sum, sum of squares, minimum, maximum. Gathered across ranks, then merged."""
 
     @classmethod
     def empty(cls, device: torch.device | str = "cpu") -> Self:
@@ -164,29 +152,29 @@ class Statistics:
         return cls(torch.cat([sums, least, most], 1))
 
     def compute(self, *, num_updates: int = 1) -> dict[str, float]:
-        """The reported numbers, losses as a mean over so many updates. A quantity that nothing was recorded of is absent."""
-        rows = self.moments_Q5.tolist()
-        report: dict[str, float] = {}
-        for name, (outputs, _) in QUANTITIES.items():
-            if rows[_ROW[name]][0]:
-                report.update(
-                    {reported_name(name, output): _output(rows[_ROW[name]], output, num_updates) for output in outputs}
-                )
-        returns, errors = rows[_ROW["return"]], rows[_ROW["value_error"]]
+        """The reported numbers, losses as a mean over `num_updates`. A quantity without records is absent."""
+        rows = dict(zip(QUANTITIES, self.moments_Q5.tolist(), strict=True))
+        report = {
+            reported_name(name, output): _output(rows[name], output, num_updates)
+            for name, (outputs, _) in QUANTITIES.items()
+            if rows[name][0]
+            for output in outputs
+        }
+        returns, errors = rows["return"], rows["value_error"]
         if errors[0] and _variance(returns) > 0:
             report["explained_variance"] = 1 - _variance(errors) / _variance(returns)
         return report
 
 
 class Recorder:
-    """Collects the quantities of one micro-batch; those of one shape are reduced together, as long as they are small."""
+    """Collects the quantities of one micro-batch. Small ones of equal shape are reduced together."""
 
     def __init__(self, device: torch.device) -> None:
         self._moments_Q5 = Statistics.empty(device).moments_Q5
         self._waiting: dict[torch.Size, list[tuple[int, Tensor, Tensor]]] = {}
 
     def record(self, name: str, x: Tensor, where: Tensor | None = None) -> None:
-        """All entries of x, or those where the mask is true. x must not change afterwards."""
+        """Records all entries of x, or those where the mask is true. x must not change afterwards."""
         if not x.numel():
             return
         where = torch.ones_like(x, dtype=torch.bool) if where is None else where
@@ -196,7 +184,7 @@ class Recorder:
             self._reduce(self._waiting.pop(x.shape))
 
     def total(self, name: str, value: Tensor) -> None:
-        """One number that adds up over micro-batches."""
+        """Records one number, which adds up over micro-batches."""
         self.record(name, value.detach().reshape(1))
 
     def statistics(self) -> Statistics:
@@ -215,7 +203,7 @@ class Recorder:
 
 
 def reported_name(name: str, output: str) -> str:
-    """Of one output of a quantity."""
+    """Name of one output of a quantity."""
     return name if output in ("total", "per_update", "share") else f"{name}_{output}"
 
 
@@ -236,10 +224,12 @@ def _output(row: list[float], output: str, num_updates: int) -> float:
 
 
 def _variance(row: list[float]) -> float:
-    """Over the batch as a population (ddof 0)."""
-    count, total, squares, _, _ = row
-    # A product: Python's power raises where it overflows, and the step is learned already.
-    return max(squares / count - (total / count) * (total / count), 0.0) if count else 0.0
+    """With ddof 0; exactly 0 for equal values, though their sums are rounded."""
+    count, total, squares, least, most = row
+    if not count or least == most:
+        return 0.0
+    # A product, since Python's power raises on overflow, and the step is already learned.
+    return max(squares / count - (total / count) * (total / count), 0.0)
 
 
 def reported_names() -> dict[str, str]:

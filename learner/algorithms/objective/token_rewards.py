@@ -38,5 +38,5 @@ def move_to_earner(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
 
 
 def to_go(x_NT: Tensor) -> Tensor:
-    """Σ_{s≥t} x_s: what a token and those behind it add up to."""
+    """Σ_{s≥t} x_s."""
     return running_sum(x_NT.flip(1)).flip(1)

@@ -21,7 +21,7 @@ OF_THE_ROWS = frozenset(
 """Supplied for the rows of a micro-batch, with the present policy."""
 
 OF_A_GROUP = frozenset({"rewards_G", "completion_lengths_G", "truncated_G", "reward_components_GK"})
-"""Supplied once per group. What asks for nothing else is asked in the cluster too, as soon as the group is judged."""
+"""Supplied once per group. The cluster also calls the functions that take only these, as soon as the group is judged."""
 
 SUPPLIED = OF_THE_BATCH | OF_THE_ROWS | OF_A_GROUP
 
@@ -41,7 +41,7 @@ SUPPLIED_TO: dict[str, tuple[frozenset[str], ...]] = {
     "selection": (_WITH_NAMES,),
     "corrections": (_WITH_ADVANTAGES, OF_THE_ROWS),
 }
-"""By field, the tensors that its functions get: the first of the sets that has a function's first parameter."""
+"""By field, the tensors that its functions may ask for: the first set that contains a function's first parameter."""
 
 
 def _home(package: str, *works_on: str, called_with: tuple[str, ...] = ()) -> Home:

@@ -1,8 +1,8 @@
 """Presets: named bundles of ordinary configuration. `{preset: dapo, ...}` becomes the bundle with your own fields on top.
 
 A field you give replaces the preset's: a variant as a whole (`policy_loss: gspo`), or, when you name no other variant, its parameters
-(`policy_loss: {epsilon_high: 0.3}`); sections (`kl` and its terms, `value`) are merged; lists are replaced. An override that undoes the
-point of a preset is refused.
+(`policy_loss: {epsilon_high: 0.3}`); sections (`kl` and its terms, `value`) are merged; lists are replaced. An override that contradicts
+the preset is refused.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _GRPO: dict[str, Any] = {
     "policy_loss": {"name": "ppo_clip"},
     "aggregation": "sequence_mean",
 }
-"""GRPO without its KL, on which many others stand."""
+"""GRPO without its KL, the base of many presets."""
 _PPO: dict[str, Any] = {
     "advantage": {"name": "gae", "gamma": 1.0, "lambda_": 0.95},
     "advantage_shaping": ["whiten"],
@@ -134,10 +134,10 @@ VERSIONS = {
     "verl_grpo": "verl 0.9.1",
     "torchtune_ppo": "torchtune 0.6.1",
 }
-"""What the presets that are named for a system were compared with, through a run's objective."""
+"""The version of the system that a preset is named for: its numbers were compared through a run's objective."""
 
 _POINT_OF = {
-    "dr_grpo": ("advantage", ("dr_grpo", "mean_centered"), "dividing by the group's spread is what Dr. GRPO takes out"),
+    "dr_grpo": ("advantage", ("dr_grpo", "mean_centered"), "Dr. GRPO does not divide by the group's spread"),
     "rloo": ("advantage", ("rloo",), "the leave-one-out baseline is the algorithm"),
     "gspo": ("policy_loss", ("gspo", "gspo_token"), "the ratio of the whole trajectory is the algorithm"),
     "cispo": ("policy_loss", ("cispo",), "the detached, truncated ratio is the algorithm"),
@@ -169,16 +169,17 @@ def expand(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(field: str, preset: Any, own: Any) -> Any:
-    if field in _VARIANTS and isinstance(own, Mapping) and "name" not in own and preset is not None:
-        return ({"name": preset} if isinstance(preset, str) else dict(preset)) | dict(own)
+    if field in _VARIANTS:
+        return _merged_variant(preset, own)
     if field in ("kl", "value") and isinstance(preset, Mapping) and isinstance(own, Mapping):
         return {**preset, **{key: _merged_variant(preset.get(key), value) for key, value in own.items()}}
     return own
 
 
 def _merged_variant(preset: Any, own: Any) -> Any:
-    is_partial = isinstance(own, Mapping) and isinstance(preset, Mapping) and "name" not in own
-    return {**preset, **own} if is_partial else own
+    if not isinstance(own, Mapping) or "name" in own or not isinstance(preset, str | Mapping):
+        return own
+    return ({"name": preset} if isinstance(preset, str) else dict(preset)) | dict(own)
 
 
 def _refuse_contradiction(name: str, own: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A variant that config chose: it gets the tensors that it asks for by parameter name; config sets its other parameters."""
+"""A variant that config chose. Its parameter names say which tensors it gets; config sets its other parameters."""
 
 import functools
 import inspect
@@ -19,9 +19,9 @@ class Variant:
     plugin: Plugin
     call: Callable[..., Any]
     asks: tuple[str, ...]
-    """Names of the tensors it wants, that of its first parameter in front: it says how the variant is called."""
+    """Names of the tensors that it takes. The first one, its first parameter, decides how the variant is called."""
     requires: tuple[str, ...]
-    """Those of them without a default."""
+    """The names in `asks` without a default."""
 
     @classmethod
     def from_plugin(cls, plugin: Plugin, *, field: str) -> "Variant":
@@ -31,8 +31,7 @@ class Variant:
         return cls(field, plugin, bound, tuple(wanted), requires)
 
     def with_given(self, supply: Mapping[str, Any], **called_with: Any) -> Any:
-        """Calls it with the tensors that it asks for, and what its home always passes. Raises ConfigError naming a tensor that the run
-        does not have."""
+        """Calls it with the tensors that it asks for and with `called_with`. Raises ConfigError for a required tensor that is missing."""
         missing = [name for name in self.requires if supply.get(name) is None]
         if missing:
             raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
@@ -45,7 +44,7 @@ class Variant:
 
     @property
     def is_of_a_group(self) -> bool:
-        """One group by itself is enough to call it, so the cluster can, before there is a batch."""
+        """It needs only one group, so the cluster can call it before there is a batch."""
         return self.asks[0] in OF_A_GROUP
 
     @property
@@ -55,7 +54,7 @@ class Variant:
 
     @property
     def part(self) -> str | None:
-        """The part of the reward that it works on, by its parameter `part`; None: the whole."""
+        """The part of the reward that it works on, from its parameter `part`; None: the whole reward."""
         return self.parameters.get("part") if "part_rewards_N" in self.asks else None
 
     @property
@@ -72,8 +71,8 @@ class Variant:
             if name not in SUPPLIED and parameter.default is not inspect.Parameter.empty
         }
 
-    def said_of(self, name: str) -> tuple[Any, ...]:
-        """What the annotation of a parameter adds to its type: bounds, and `learner.algorithms.conditions`."""
+    def constraints(self, name: str) -> tuple[Any, ...]:
+        """The metadata of a parameter's annotation: its bounds, and `learner.algorithms.conditions`."""
         return getattr(type_hints(self.function, include_extras=True).get(name), "__metadata__", ())
 
     def describe(self) -> dict[str, Any]:

@@ -65,8 +65,8 @@ def test_two_ranks_meet_where_the_first_one_listens(timeout_s):
 def test_a_rank_that_died_before_the_meeting_is_named_when_the_time_is_over():
     listener, address = bound("127.0.0.1")
     with pytest.raises(DeadlineError) as late:
-        joined(0, address, listener=listener, size=3, timeout_s=0.2)
-    assert str(late.value) == (f"learner rank 0 of 3 waited in vain (learner.timeout_s=0.2) at {address} for rank 1, 2")
+        joined(0, address, listener=listener, size=3, timeout_s=2.0)
+    assert str(late.value) == (f"learner rank 0 of 3 waited in vain (learner.timeout_s=2) at {address} for rank 1, 2")
 
 
 @pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "silent"])
@@ -75,7 +75,7 @@ def test_without_the_first_rank_the_others_wait_no_longer_than_they_may(is_dead)
     if is_dead:
         listener.close()
     with pytest.raises(
-        DeadlineError, match=rf"learner rank 1 of 2 .* at {address} for rank 0, which keeps the place: "
+        DeadlineError, match=rf"learner rank 1 of 2 .* at {address} for rank 0, which hosts the rendezvous: "
     ):
         joined(1, address, timeout_s=1.0)
     listener.close()

@@ -90,7 +90,7 @@ def test_gdpo_weighs_what_an_environment_returned_and_what_was_earned_as_the_rew
 
 def test_gdpo_refuses_a_judge_beside_an_environment_that_is_no_part_of_the_reward():
     judge = "tests.unit.actors.judges:obedient"
-    with pytest.raises(ConfigError, match=r"what reward.judge='.*obedient' says beside an environment is none of them"):
+    with pytest.raises(ConfigError, match=r"reward.judge='.*obedient' beside an environment gives none"):
         of_environment(judge=judge)
     of_environment({"name": "gdpo", "component_weights": {"environment": 1.0}}, judge=judge)
     of_environment(parts={"nice": {"judge": judge}})

@@ -8,7 +8,7 @@ import torch
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
-from learner.algorithms.objective.statistics import Statistics, reported_names
+from learner.algorithms.objective.statistics import Recorder, Statistics, reported_names
 
 
 def reported(*, reward: float = 1.0, **section) -> dict[str, float]:
@@ -73,3 +73,12 @@ def test_prompts_and_whole_trajectories_have_lengths():
 def test_a_reward_whose_square_no_number_is_has_a_mean_and_no_spread():
     report = reported(reward=1e200)
     assert report["reward_mean"] == 5e199 and not math.isfinite(report["reward_std"])
+
+
+def test_equal_returns_have_no_spread_and_no_explained_variance_though_their_sums_are_rounded():
+    recorder = Recorder(torch.device("cpu"))
+    recorder.record("return", torch.full((1000,), 0.3, dtype=torch.float64))
+    recorder.record("value_error", torch.linspace(0, 1, 1000))
+    report = recorder.statistics().compute()
+    assert report["return_std"] == 0
+    assert "explained_variance" not in report
