@@ -350,7 +350,7 @@ async def test_an_environment_that_asks_after_a_raw_prompt_rewrites_first(shared
     assert model.asked[1] == Asked(
         events=(*model.asked[1].events[:1], Rewritten(messages=(PROMPT,))), messages=(user("Go on."),)
     )
-    assert model.asked[1].events[0].value.startswith("the last turn had a raw prompt, and a message cannot follow it")
+    assert model.asked[1].events[0].value.startswith("the last turn had a raw prompt, which a message cannot follow")
 
 
 async def test_a_raw_prompt_that_is_refused_or_meets_a_limit_is_the_agents_to_handle(after):
