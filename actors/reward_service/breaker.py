@@ -99,8 +99,8 @@ class Breaker:
         self.hold = Hold(part=self._part, endpoint=where, since=since, reason=str(away))
 
     def note_limited(self, limited: UnavailableError) -> None:
-        """Counts a call that the endpoint's configured limits left no turn before its deadline. Raises UnavailableError, which ends the run,
-        if there has been no verdict for `hold_s` plus `_MOST_DEADLINES` deadlines: the limits are too tight."""
+        """Counts a call that the endpoint's configured limits left no turn before its deadline. Raises UnavailableError, which ends the
+        run, if there has been no verdict for `hold_s` plus `_MOST_DEADLINES` deadlines: the limits are too tight."""
         now = asyncio.get_running_loop().time()
         if self._limited_at is None:
             self._limited_at = now

@@ -41,7 +41,8 @@ def note_answer() -> None:
 
 
 def is_late() -> bool:
-    """True if the judge has received an answer and less than half of its time is left: then the judge itself may be slow, not the server."""
+    """True if the judge has received an answer and less than half of its time is left: then the judge itself may be slow, not the
+    server."""
     judgement = _judgement.get()
     return (
         judgement is not None and judgement.is_answered and 2 * time.monotonic() > judgement.began + judgement.ends_at

@@ -46,8 +46,8 @@ class Judging:
     ) -> None:
         """`printed` gets the judge's output. If the part keeps verdicts, those in `known` are not asked for again, and new ones are added.
 
-        A synchronous judge has at most as many processes as this service's share of the cores, and at most `max_concurrency`. So a judge that
-        waits for a network should be asynchronous.
+        A synchronous judge has at most as many processes as this service's share of the cores, and at most `max_concurrency`. So a judge
+        that waits for a network should be asynchronous.
         """
         self._part = part
         self._config = config

@@ -1,7 +1,7 @@
 """Reward service: groups of trajectories in, columns with their rewards out.
 
-A judge that raises gives the status `error`, a judge that overruns its deadline `timeout`; neither is ever a zero. Each part's judge runs in
-its own processes.
+A judge that raises gives the status `error`, a judge that overruns its deadline `timeout`; neither is ever a zero. Each part's judge runs
+in its own processes.
 """
 
 import asyncio
@@ -127,8 +127,8 @@ class RewardService:
         """Scores one group: reward, status, components and message of every row. Groups may be scored concurrently.
 
         A trajectory is judged once, with all its segments. A trajectory that failed during sampling is not judged, and keeps its status and
-        message. The rewards of environment and judges are added. `scores` has the scores of reward models, one entry a trajectory; it is empty
-        if no part of the group's recipe reads them.
+        message. The rewards of environment and judges are added. `scores` has the scores of reward models, one entry a trajectory; it is
+        empty if no part of the group's recipe reads them.
         """
         await self.warm_up()
         wanted = self.wanted
@@ -162,8 +162,8 @@ class RewardService:
         return columns, schema.added(columns) | {"part_stats": stats}
 
     async def note_servers(self, servers: Mapping[str, Sequence[str]]) -> None:
-        """Sets the base URLs of the run's own servers by name, each with its bearer token as the URL's password. They apply to waiting groups
-        too. A listed server may be down for the moment."""
+        """Sets the base URLs of the run's own servers by name, each with its bearer token as the URL's password. They apply to waiting
+        groups too. A listed server may be down for the moment."""
         await self.warm_up()
         for judging in self._judges.values():
             judging.servers = servers

@@ -238,9 +238,7 @@ class Conversation:
                 "ask() has no messages after the model's last turn; only the first ask() and one after rewrite() need none"
             )
         if asked.max_tokens is not None and (type(asked.max_tokens) is not int or asked.max_tokens < 1):
-            raise DataError(
-                f"ask(max_tokens={asked.max_tokens!r}): it must be a whole number of at least 1"
-            )
+            raise DataError(f"ask(max_tokens={asked.max_tokens!r}): it must be a whole number of at least 1")
         if not all(isinstance(text, str) and text for text in asked.stop):
             raise DataError(
                 f"ask(stop={asked.stop!r}): each must be a text that is not empty; an empty one would end every turn at once"

@@ -31,7 +31,8 @@ def by_name(tools: Tools) -> dict[str, Tool]:
 
 
 async def answer_of(call: ToolCall, tools: Mapping[str, Tool], run_blocking: RunBlocking) -> str:
-    """The answer for the model. Raises ToolError for a mistake of the model, OverrunError at the deadline, and the tool's own exceptions."""
+    """The answer for the model. Raises ToolError for a mistake of the model, OverrunError at the deadline, and the tool's own
+    exceptions."""
     tool = tools.get(call.name)
     if tool is None:
         have = f"there are: {', '.join(tools)}"

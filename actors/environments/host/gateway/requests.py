@@ -150,7 +150,7 @@ def _check_setting(name: str, value: Any, *, fixed: Mapping[str, tuple[Any, ...]
         runs = sampling.get(name, _DEFAULTS[name])
         if value != runs:
             raise RefusedError(
-                f"{name}={value!r} differs from the run's {runs!r}, so the log-probs would be of another distribution than the trained one; "
+                f"{name}={value!r} differs from the run's {runs!r}: log-probs would be of another distribution than the trained one; "
                 "leave it out",
                 code="unsupported_value",
                 param=name,
