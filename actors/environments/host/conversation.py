@@ -244,9 +244,8 @@ class Conversation:
                 f"ask(stop={asked.stop!r}): each must be a text that is not empty; an empty one would end every turn at once"
             )
         _require_json([*asked.tools, *asked.stop], what="tools or stop of ask()")
-        asked = replace(asked, events=events)
-        self._answer = asyncio.get_running_loop().create_future()
-        self._send("ask", ASKED.dump_python(asked, mode="json"))
+        self._send("ask", ASKED.dump_python(replace(asked, events=events), mode="json"))
+        self._answer = asyncio.get_running_loop().create_future()  # after sending, which may fail
         del self._events[: len(events)]
         try:
             said = await self._answer

@@ -159,7 +159,7 @@ async def test_anything_else_is_the_environments_failure_and_said(kind, shared):
         "list": "returned a reward of type list",
         "no reward": "returned a dict without 'reward', with: style",
         "object": "returned a reward of type object",
-        "much": "the environment says",
+        "much": "the environment sends",
         "failed reward": "the server is down",
     }
     host = await shared(f"obedient{kind}")
@@ -249,7 +249,7 @@ async def test_what_cannot_be_said_is_refused_where_it_is_said(shared):
         "ask with half a character": "DataError: a message of role 'user' is not JSON: 'utf-8' codec can't encode",
         "ask without a role": "DataError: a message must be a text or a dict with a role, not {'content': 'x'}",
         "ask with two tools of one name": "ConfigError: two tools have the same name: slow, slow",
-        "ask at length": "DataError: the environment says 16777",
+        "ask at length": "DataError: the environment sends 16777",
     }
     host = await shared("obedient")
     for do, message in expected.items():
