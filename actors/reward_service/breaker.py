@@ -17,8 +17,7 @@ from cluster.contracts.types import Hold
 
 T = TypeVar("T")
 _MOST_FAILURES = 3
-"""In a row. A single failure may be the call's own fault, such as a request that crashes a server's worker. Each failure comes after the
-client's own retries."""
+"""In a row. A single failure, which comes after the client's retries, may be the call's own fault: it may crash a server's worker."""
 _MOST_DEADLINES = 5
 """Calls may be limited without any verdict for `hold_s` plus this many deadlines: the calls of others may use up the turns for a while."""
 _FIRST_PAUSE_S = 1.0

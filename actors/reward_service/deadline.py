@@ -41,8 +41,7 @@ def note_answer() -> None:
 
 
 def is_late() -> bool:
-    """True if the judge has received an answer and less than half of its time is left: then the judge itself may be slow, not the
-    server."""
+    """Whether the judge has received an answer and has less than half of its time left: then the judge may be slow, not the server."""
     judgement = _judgement.get()
     return (
         judgement is not None and judgement.is_answered and 2 * time.monotonic() > judgement.began + judgement.ends_at

@@ -1,12 +1,11 @@
 """Combines the rewards of environments with the verdicts of judges.
 
-The reward of an episode is the sum of the rewards earned on its way, the weighted value that its environment returned, and the judges'
-reward.
+An episode's reward is the sum of the rewards earned on its way, the weighted value that its environment returned, and the judges' reward.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ class Own:
     returned: float | None
     """By the environment. None: it left the reward to the judges."""
     earned: float
-    components: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    components: dict[str, float | None]
 
 
 def own_of(trajectories: pa.RecordBatch) -> list[Own]:
@@ -73,8 +72,8 @@ def _finite(value: float, **told: Any) -> Reward:
 
 
 def credited(batch: pa.RecordBatch, rewards: Sequence[Reward]) -> list[list[float] | None] | None:
-    """Token rewards of each row. If a trajectory earned some, the rest of its reward is added at its last sampled token, so that its token
-    rewards sum to its reward. None if no trajectory earned any."""
+    """Token rewards of each row. If a trajectory earned some, its last sampled token gets the rest, so that they sum to its reward. None if
+    no trajectory earned any."""
     column = batch["token_rewards"]
     if column.null_count == batch.num_rows:
         return None

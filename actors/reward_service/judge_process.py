@@ -41,8 +41,7 @@ class JudgeProcess:
 
     @classmethod
     async def start(cls, part: Part, config: RewardConfig, *, printed: PrintedLines) -> "JudgeProcess":
-        """`printed` gets the judge's output. Raises ConfigError if the process refuses the judge, and WorkerError as
-        `LineProcess.start`."""
+        """`printed` gets the judge's output. Raises ConfigError if the judge is refused, and WorkerError as `LineProcess.start`."""
         brief = {
             "judge": part.judge.model_dump(mode="json"),
             "setting": part.setting,
@@ -111,8 +110,7 @@ class JudgeProcess:
         await self._process.kill()
 
     async def _read(self) -> None:
-        """Delivers answers to the waiting calls. When the process ends or writes an unreadable line, all waiting calls get a failed
-        reward."""
+        """Delivers answers to waiting calls. When the process ends or writes an unreadable line, all of them get a failed reward."""
         try:
             while (answer := await self._process.receive()) is not None:
                 number, said, is_spent = answer

@@ -38,8 +38,7 @@ class JudgeFacts:
     keeps_verdicts: bool
     """Declared by an attribute of this name: verdicts are expensive, and equal questions have equal answers."""
     digest: str
-    """Of its source file and of its attribute `identity`. `identity` is whatever else decides its verdicts and is in neither its code nor
-    its parameters, or a function, whose source file counts."""
+    """Of its source file and its attribute `identity`: whatever else decides its verdicts, or a function, whose source file counts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +52,7 @@ FACTS = TypeAdapter(JudgeFacts)
 
 
 def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
-    """Imports and builds the judge. Raises ConfigError naming `field` if it does not import, its parameters do not fit, or it mixes the
-    kinds."""
+    """Builds the judge. Raises ConfigError naming `field` if it does not import, its parameters do not fit, or it mixes both kinds."""
     call = resolve(judge, home=REWARDS, field=field)
     if inspect.isclass(call.func):  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
         try:
@@ -88,9 +86,7 @@ def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judge
     except (MemoryError, UnavailableError):
         raise
     except (Exception, SystemExit) as error:
-        if (
-            isinstance(error, SystemExit) and os.getpid() != own
-        ):  # a child forked by the judge, which may read its exit code
+        if isinstance(error, SystemExit) and os.getpid() != own:  # in a child that the judge forked
             raise
         return [failed(error)] * size
 
@@ -110,8 +106,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 def to_rewards(value: Any, *, size: int) -> Judged:
-    """Converts a list of values for `to_reward`, one for each trajectory in order. None for all trajectories means no verdict, None for
-    some of them a failed reward each.
+    """Converts a list of one value a trajectory as `to_reward`. None for all means no verdict, None for some means a failed reward each.
 
     Raises DataError for anything but a list, an array or a tensor, and for a wrong length.
     """

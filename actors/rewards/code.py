@@ -50,7 +50,7 @@ def code_stdin(
     if program is None:
         return reward_of(None, score=score)
 
-    box = _sandbox(sandbox)
+    box = _sandbox(sandbox or SandboxConfig())
 
     def judge(case: tuple[str, str], *, wall_s: float) -> Verdict:
         given, expected = case
@@ -91,7 +91,7 @@ def code_function(
     questions = [f"{PROGRAM}.{name}(*{list(given)!r})" for given, _ in cases]
     # As above. Encoded for the pipe, an empty list is six times as long as in the data set.
     expected_bytes = len(json.dumps([expected for _, expected in cases], default=str))
-    answers = _sandbox(sandbox).ask(program, questions, output_bytes=8 * expected_bytes)
+    answers = _sandbox(sandbox or SandboxConfig()).ask(program, questions, output_bytes=8 * expected_bytes)
     verdicts = [
         Verdict.WRONG
         if answer.verdict is Verdict.OK and not same_value(answer.value, expected, tolerance=tolerance)
@@ -136,14 +136,8 @@ def code_asserts(
             raise DataError(f"a test in the column {column!r} does not compile: {error}") from None
     if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason)) is None:
         return reward_of(None, score=score)
-    answers = _sandbox(sandbox).ask(program, tests)
+    answers = _sandbox(sandbox or SandboxConfig()).ask(program, tests)
     return reward_of([answer.verdict for answer in answers], score=score)
 
 
-def _sandbox(config: SandboxConfig | None) -> Sandbox:
-    return _made((config or SandboxConfig()).model_dump_json())
-
-
-@functools.cache
-def _made(config: str) -> Sandbox:
-    return Sandbox(SandboxConfig.model_validate_json(config))
+_sandbox = functools.cache(Sandbox)

@@ -10,8 +10,7 @@ from pydantic import Field
 def format(
     *, prompt: str = "", completion: str, tags: Annotated[Sequence[str], Field(min_length=1)] = ("think", "answer")
 ) -> float:
-    """1 if the completion is exactly one block of each tag in this order, none empty, with only white space between and around them. Else
-    0.
+    """1 if the completion is one block of each tag in this order, none empty, with only white space between and around them, else 0.
 
     The first block may begin at the end of the prompt: chat templates of reasoning models write `<think>` there.
 

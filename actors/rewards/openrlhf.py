@@ -9,8 +9,7 @@ from cluster.contracts.errors import DataError
 
 
 class OpenRlhfReward:
-    """The function returns a tensor or list of rewards, or a dict with `rewards`. Its `scores` become a component, its `extra_logs` are
-    ignored.
+    """The function returns rewards as a tensor or list, or a dict with `rewards`. `scores` become a component, `extra_logs` are ignored.
 
     Source: OpenRLHF, examples/python/reward_func.py
     """

@@ -49,9 +49,7 @@ class Remote:
         if text is not None and text not in texts:
             raise ConfigError(f"text={text} is not for dialect {dialect}, which takes: {', '.join(texts) or 'none'}")
         if (model is None) == (dialect == "classify"):
-            raise ConfigError(
-                f"model={model!r} with dialect {dialect}: classify needs a model, and no other dialect takes one"
-            )
+            raise ConfigError(f"model={model!r} with dialect {dialect}: classify needs a model, the others take none")
         self._text = text or (*texts, "raw")[0]
         # Raw text already has the special tokens of the policy's template.
         tokens = {"add_special_tokens": self._text == "plain"} if self._text != "chat" else {}

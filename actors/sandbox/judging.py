@@ -86,13 +86,7 @@ def same_output(said: str, expected: str, *, tolerance: float | None) -> bool:
     """Compares word by word, ignoring white space. Numbers may differ by `tolerance`, absolutely or relatively."""
     ours, theirs = said.split(), expected.split()
     return len(ours) == len(theirs) and all(
-        our == their
-        or (
-            tolerance is not None
-            and _NUMBER.fullmatch(our)
-            and _NUMBER.fullmatch(their)
-            and _close(our, their, tolerance)
-        )
+        our == their or (_NUMBER.fullmatch(our) and _NUMBER.fullmatch(their) and _close(our, their, tolerance))
         for our, their in zip(ours, theirs, strict=True)
     )
 
@@ -111,7 +105,7 @@ def same_value(said: Any, expected: Any, *, tolerance: float | None) -> bool:
             same_value(value, expected[key], tolerance=tolerance) for key, value in named.items()
         )
     are_numbers = isinstance(said, int | float | Decimal | Fraction) and isinstance(expected, int | float)
-    return said == expected or (tolerance is not None and are_numbers and _close(said, expected, tolerance))
+    return said == expected or (are_numbers and _close(said, expected, tolerance))
 
 
 def each_in_time(cases: Sequence[Any], judge: Callable[..., Verdict], *, score: Score, total_s: float) -> list[Verdict]:
@@ -135,8 +129,10 @@ def reward_of(verdicts: Sequence[Verdict] | None, *, score: Score) -> dict[str, 
     return {"reward": passed if score == "share" else float(passed == 1), "no_program": float(not verdicts), **reasons}
 
 
-def _close(said: Any, expected: Any, tolerance: float) -> bool:
-    """False for numbers beyond float64: two of them would be infinite and equal."""
+def _close(said: Any, expected: Any, tolerance: float | None) -> bool:
+    """False without a tolerance, and for numbers beyond float64: two of them would be infinite and equal."""
+    if tolerance is None:
+        return False
     try:
         number = float(said)
         return math.isfinite(number) and math.isclose(number, float(expected), rel_tol=tolerance, abs_tol=tolerance)

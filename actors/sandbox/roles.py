@@ -180,7 +180,7 @@ class _Program:
         for kept, left in zip((*args, *kwargs.values()), changed, strict=False):
             if isinstance(kept, _CHANGEABLE) and isinstance(left, _CHANGEABLE):
                 kept.clear()
-                _fill(kept, left)
+                (kept.extend if isinstance(kept, list | deque) else kept.update)(left)
         return value
 
     def _ask(self, *what: Any) -> tuple[Any, Any]:
@@ -249,13 +249,6 @@ class _Object:
 
     def __str__(self) -> str:
         return self._program.ask("str", self)
-
-
-def _fill(kept: Any, values: Any) -> None:
-    if isinstance(kept, list | deque):
-        kept.extend(values)
-    else:
-        kept.update(values)
 
 
 def _encode(value: Any, objects: list[Any] | None) -> Any:

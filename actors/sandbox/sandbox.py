@@ -146,18 +146,14 @@ class Sandbox:
             raise WorkerError(f"sandbox_failed: a program cannot be confined: {end['refusal']}", stage="sandbox")
         code = end["code"]
         if end["why"] == "time" or code == -signal.SIGXCPU or end["time_s"] > self.config.time_s:
-            return (
-                Verdict.OUT_OF_TIME,
-                f"more than {self.config.time_s:g} s of processor time, or {_WALL} times that by the clock",
-            )
+            return Verdict.OUT_OF_TIME, f"more than {self.config.time_s:g} s of processor time, or {_WALL} times that"
         if end["why"]:
             return Verdict.CRASHED, end["why"]
         if code == OUT_OF_MEMORY or (code == -signal.SIGKILL and 2 * end["rss_bytes"] > self.config.memory_bytes):
             return Verdict.OUT_OF_MEMORY, f"more than {self.config.memory_bytes} bytes of memory"
         if code == -signal.SIGKILL:
             raise WorkerError(
-                "sandbox_failed: the program was killed from outside, perhaps because the machine ran out of memory",
-                stage="sandbox",
+                "sandbox_failed: the program was killed from outside; is the machine out of memory?", stage="sandbox"
             )
         if code:
             return Verdict.CRASHED, f"exit code {code}"

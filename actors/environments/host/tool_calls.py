@@ -31,8 +31,7 @@ def by_name(tools: Tools) -> dict[str, Tool]:
 
 
 async def answer_of(call: ToolCall, tools: Mapping[str, Tool], run_blocking: RunBlocking) -> str:
-    """The answer for the model. Raises ToolError for a mistake of the model, OverrunError at the deadline, and the tool's own
-    exceptions."""
+    """The text for the model. Raises ToolError for a mistake of the model, OverrunError at the deadline, and the tool's own exceptions."""
     tool = tools.get(call.name)
     if tool is None:
         have = f"there are: {', '.join(tools)}"

@@ -45,8 +45,7 @@ class EpisodeEndpoint:
         return dict(self._conversation.sampling)
 
     async def answer(self, request: ChatRequest | RawRequest) -> Said:
-        """The model's turn, with an id for each call. Raises RefusedError. If cancelled after the model was asked, the episode cannot go
-        on."""
+        """The model's turn, with an id for each call. Raises RefusedError. If cancelled while the model answers, it ends the episode."""
         async with self._is_free:
             if self._conversation.is_over:
                 raise over()
