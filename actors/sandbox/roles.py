@@ -134,6 +134,8 @@ def _test(source: str) -> None:
             is_expression = _compiles(question, "eval")
             value = eval(question, space) if is_expression else exec(question, space)
             result = json.dumps(["ok", _encode(value if is_expression else None, None)])
+        except _UnsendableError as error:
+            result = json.dumps(["unsendable", str(error)])
         except BaseException as error:  # noqa: BLE001 - foreign code; a test may fail in any way
             result = json.dumps(["raised", f"{type(error).__name__}: {_message(error)}"])
         if program.has_ended:
@@ -153,6 +155,10 @@ def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any
             continue
         is_module = name in sys.stdlib_module_names and any(f"{name}." in question for question in questions)
         yield name, importlib.import_module(name) if is_module else program.ask("global", name)
+
+
+class _UnsendableError(TypeError):
+    """The tests passed the program a value that is not plain, such as a lambda."""
 
 
 class _Ended(BaseException):
@@ -252,8 +258,8 @@ class _Object:
 
 
 def _encode(value: Any, objects: list[Any] | None) -> Any:
-    """The value as JSON. An object that is not a plain value is stored in `objects` and sent as its number; raises TypeError if `objects`
-    is None."""
+    """The value as JSON. An object that is not plain is stored in `objects` and sent as its number. Raises _UnsendableError if that is
+    None."""
     if isinstance(value, int) and abs(value) > _MOST:
         return ["int", hex(value)]
     if isinstance(value, _SCALARS):
@@ -275,7 +281,7 @@ def _encode(value: Any, objects: list[Any] | None) -> Any:
     if hasattr(value, "tolist") and not isinstance(value, type):
         return _encode(value.tolist(), objects)
     if objects is None:
-        raise TypeError(f"a {type(value).__name__} cannot pass between the tests and the program; plain values can")
+        raise _UnsendableError(f"a test cannot pass a {type(value).__name__} to the program, only plain values can")
     objects.append(value)
     return ["object", len(objects) - 1]
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, PositiveFloat, PositiveInt
 from actors.sandbox.confinement import Bounds
 from actors.sandbox.host_process import HostProcess, memory_files, text_of
 from actors.sandbox.roles import OUT_OF_MEMORY, decode
-from cluster.contracts.errors import ConfigError, WorkerError
+from cluster.contracts.errors import ConfigError, DataError, WorkerError
 
 _log = logging.getLogger(__name__)
 _WALL = 4
@@ -104,7 +104,7 @@ class Sandbox:
 
         The program runs in its own process and returns plain values, so it cannot decide a result otherwise. A failed assertion is `wrong`,
         any other exception `crashed`. `output_bytes`, for all values together, replaces the configured limit if it is larger. Raises
-        WorkerError if the program cannot be run.
+        WorkerError if the program cannot be run, and DataError for a question that passes it a value that is not plain, such as a lambda.
         """
         asked, asking = os.pipe()
         answered, answering = os.pipe()
@@ -167,6 +167,8 @@ def _answer(line: str) -> Answer:
             return Answer(verdict=Verdict.OK, value=decode(said, [].__getitem__))
     except Exception:  # noqa: BLE001 - the program chose the value and its nesting depth
         return Answer(verdict=Verdict.CRASHED, detail="not a plain value")
+    if status == "unsendable":
+        raise DataError(said)
     kind = said.partition(":")[0]
     reasons = {"AssertionError": Verdict.WRONG, "MemoryError": Verdict.OUT_OF_MEMORY}
     return Answer(verdict=reasons.get(kind, Verdict.CRASHED), detail=said)

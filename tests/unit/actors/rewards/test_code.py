@@ -196,6 +196,15 @@ def test_tests_that_do_not_compile_are_an_error_of_the_data():
     assert reward.status is RewardStatus.ERROR and "does not compile" in reward.message
 
 
+@pytest.mark.parametrize(
+    "test", ["assert f(lambda x: x, 1) == 1", "class Node: pass\nassert f(Node(), 1) == 1", "assert f(len, 1) == 1"]
+)
+def test_tests_that_cannot_pass_their_arguments_to_the_program_are_an_error_of_the_data(test):
+    """Every program earned 0 by them, the right ones too."""
+    reward = judged("code_asserts", "def f(g, x): return x", {"tests": ["assert f(1, 1) == 1", test]}, score="share")
+    assert reward.status is RewardStatus.ERROR and "only plain values can" in reward.message
+
+
 def test_only_a_sandbox_that_fails_is_a_failed_reward(monkeypatch):
     error = WorkerError("sandbox_failed: no answer", stage="sandbox")
     monkeypatch.setattr(HostProcess, "exchange", Mock(side_effect=error))
