@@ -86,7 +86,7 @@ class Breaker:
         if self._num_failures < self._most_failures:
             return
         seconds = now - self._failed_at
-        where = away.endpoint or "what its judge calls"
+        where = away.endpoint or "its judge's server"
         if seconds >= self._hold_s:
             lasted = f"for {seconds:.0f} s, longer than reward.hold_s={self._hold_s:g}" if self._hold_s else "now"
             raise UnavailableError(
