@@ -64,9 +64,7 @@ def total(own: Own, judged: Reward | None, *, weight: float) -> Reward:
 def _finite(value: float, **told: Any) -> Reward:
     if not math.isfinite(value):
         return failed(
-            DataError(
-                f"the reward of the episode sums to {value}; see reward.environment_weight and its earned rewards"
-            )
+            DataError(f"the reward of the episode is {value}; see reward.environment_weight and its earned rewards")
         )
     return Reward(value=value, **told)
 

@@ -104,8 +104,7 @@ class RewardService:
         """Begins to judge these groups. Returns all groups judged by now, also those of earlier calls: each group's number, and its columns
         or the error that ended its judging.
 
-        Waits for the first judged group, and `_GATHER_S` for others, so a slow group delays no other. Returns an empty list if no group is
-        judged within `_PATIENCE_S`.
+        Waits up to `_PATIENCE_S` for the first judged group, then `_GATHER_S` for others. So a slow group delays no other.
         """
         for (number, scores), batch in zip(asked, batches, strict=True):
             self._scoring[asyncio.create_task(self.score(batch, scores))] = number

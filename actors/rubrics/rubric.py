@@ -1,6 +1,6 @@
 """A rubric: a YAML file with the questions to a language model about completions, and the possible answers.
 
-The question encloses a completion in two marks with its hash, which the completion cannot contain.
+The question encloses a completion in two marks that contain its hash, so the completion cannot forge them.
 """
 
 import hashlib
@@ -124,8 +124,7 @@ class Rubric(Section):
     def grades_in(self, message: str) -> dict[str, float] | None:
         """The value of each criterion by name. None for a message without a complete, valid answer.
 
-        The answer is the JSON object at the end of the message. No other object may have its names: it might be quoted from the graded
-        text.
+        The answer is the JSON object at the end of the message. No other object may have its names: the graded text might be quoted.
         """
         # A chat template may have opened the reasoning. Then the message has only its end.
         answer = after_reasoning(message)
@@ -174,8 +173,7 @@ def _marked(text: str) -> str:
 
 
 def _object_at_the_end(text: str) -> tuple[str, dict[str, Any]]:
-    """The JSON object at the end of the text, preceded by the text before it. Only a closing fence and a full stop may follow. Empty if
-    none."""
+    """The text before the JSON object at the end, and the object, empty if there is none. Only a fence and a full stop may follow it."""
     text = text.rstrip(" \t\r\n`*.")
     for start in (brace.start() for brace in re.finditer(r"\{", text)):
         # A brace in the judge's own prose does not parse.

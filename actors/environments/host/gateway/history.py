@@ -30,8 +30,7 @@ def _without(message: Message, ids: Collection[str]) -> Message:
 
 
 def _comparable(message: Message) -> Any:
-    """A form in which messages are equal even if a framework dropped or rewrote ids, reasoning, names of tools, or white space in JSON, or
-    wrote None for an empty text."""
+    """Without the parts that frameworks drop or rewrite: ids, reasoning, names of tools, white space in JSON, None for an empty text."""
     calls = [_comparable_call(call) for call in message.get("tool_calls") or ()]
     name = message.get("name") if message["role"] != "tool" else None
     return message["role"], message.get("content") or "", name, calls
