@@ -118,9 +118,9 @@ def code_asserts(
     confined in a second process, to which the program's process returns plain values. Tests can use instances, functions and iterators of
     the program, but these equal nothing. Arguments are copies. If a function returns None, its in-place changes to a list, dict, set or
     deque are copied back to the tests. A name that the tests neither import nor define, and that is not a Python builtin, is the program's:
-    so tests that use np.allclose or Counter must import them. If the only builtin in the tests is a name that the program defines, the
-    program's is tested, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests that do not compile, and
-    for tests that pass a lambda or another value that is not plain to the program.
+    so tests that use np.allclose or Counter must import them. If the tests use one builtin and no other name of the program, and the
+    program defines that name, it is the program's, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests
+    that do not compile, and for tests that pass a lambda or another value that is not plain to the program.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests

@@ -41,8 +41,8 @@ class EnvironmentHost:
     async def start(
         cls, environment: Plugin, config: EpisodesConfig, *, setting: str = "environment", printed: PrintedLines
     ) -> "EnvironmentHost":
-        """`printed` gets the environment's output. Raises ConfigError, naming `setting`, if the environment does not import or its parameters
-        do not fit, and WorkerError if no process starts."""
+        """`printed` gets the environment's output. Raises ConfigError, naming `setting`, if the environment does not import or its
+        parameters do not fit, and WorkerError if no process starts."""
         first = await HostProcess.start(environment, config, setting=setting, printed=printed)
         return cls(environment, config, first, setting=setting, printed=printed)
 
