@@ -45,7 +45,7 @@ class EpisodeEndpoint:
         return dict(self._conversation.sampling)
 
     async def answer(self, request: ChatRequest | RawRequest) -> Said:
-        """The model's turn, with an id for each call. Raises RefusedError. If it is cancelled while the model answers, no turn can follow."""
+        """The model's turn, with an id for each call. Raises RefusedError. If it is cancelled during the turn, no turn can follow."""
         async with self._is_free:
             if self._conversation.is_over:
                 raise over()
