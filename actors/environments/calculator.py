@@ -1,4 +1,4 @@
-"""Arithmetic with a calculator at hand: a model that cannot multiply learns to ask for it."""
+"""Arithmetic with a calculator: a model that cannot multiply learns to call the tool."""
 
 import ast
 import dataclasses
@@ -15,7 +15,7 @@ from cluster.contracts.errors import DataError, ToolError
 from cluster.contracts.tools import Tool, tool
 
 _MAX_LENGTH = 100
-"""Of an expression: it bounds the size of a value, and how deep parentheses nest."""
+"""Characters of an expression. Bounds the size of its value and the nesting of its parentheses."""
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,10 +37,10 @@ def calculate(expression: str) -> str:
 async def calculator(
     episode: Episode, *, price: NonNegativeFloat = 0.0, tool: Literal["working", "broken"] = "working"
 ) -> float:
-    """Pays 1 where the first number of the model's last words is the prompt's column `answer`, less `price` for each call of the
-    calculator. The metric `called` is the share of episodes that used it, `right` of those that found the number.
+    """Pays 1 if the first number in the model's last message equals the prompt's column `answer`, minus `price` for each call of the
+    calculator. Metrics: `called`, the share of episodes with a call; `right`, the share with the right number.
 
-    With `tool: broken` the calculator answers with random numbers: the control, in which a call costs `price` and is of no use.
+    `tool: broken` is the control experiment: the calculator returns random numbers, so a call costs `price` and gains nothing.
     """
     if "answer" not in episode.columns:
         raise DataError("calculator needs a column `answer` with the right number; give the prompts one")
@@ -52,13 +52,13 @@ async def calculator(
 
 
 def _broken(seed: int) -> Tool:
-    """Looks to the model as `calculate` does."""
+    """A tool that the model cannot tell from `calculate` by its schema."""
     rng = Random(seed)
     return dataclasses.replace(calculate, call=lambda expression: str(rng.randint(10_000, 999_999)))
 
 
 def _value(node: ast.expr) -> int:
-    """Raises ValueError for all that is not plain arithmetic."""
+    """Raises ValueError for anything but plain arithmetic."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return value

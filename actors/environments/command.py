@@ -1,4 +1,4 @@
-"""A program that speaks with the policy through OpenAI's API: any agent, in any language, with packages of its own."""
+"""Runs a program that calls the policy through OpenAI's API: any agent, in any language, with its own packages."""
 
 import json
 import os
@@ -23,23 +23,23 @@ async def command(
     env: dict[str, str] | None = None,
     cwd: str | None = None,
 ) -> Any:
-    """Runs a program for each episode, with OPENAI_BASE_URL and OPENAI_API_KEY in its environment and the task as JSON on stdin.
+    """Runs a program for each episode. It gets the task as JSON on stdin, and OPENAI_BASE_URL and OPENAI_API_KEY in its environment.
 
-    Its last line on stdout is the verdict as JSON: a number, an object with `reward`, or nothing or `null` where judges decide. An exit
-    code that is not 0 is a failure. `env` is added to the environment variables of `episodes.env`. At the end of the episode its whole
-    process group is killed.
+    Its last line on stdout is the verdict as JSON: a number, an object with `reward`, or nothing or `null` if the judges decide. An exit
+    code other than 0 is a failure. `env` adds environment variables to those of `episodes.env`. At the end of the episode the whole
+    process group of the program is killed.
     """
-    stdout, stderr = _Held(), _Told()
+    stdout, stderr = _Stdout(), _Stderr()
     code = await run_program(
         argv,
         env=_environment(episode, env or {}),
         cwd=cwd,
         stdin=json.dumps(_task(episode)).encode(),
-        on_stdout=stdout.hear,
-        on_stderr=stderr.hear,
+        on_stdout=stdout.read,
+        on_stderr=stderr.read,
     )
     if code:
-        stdout.flush()
+        stdout.print_last()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise WorkerError(f"{argv[0]} {how}: {' | '.join(stderr.lines) or 'nothing on stderr'}")
     return _verdict(stdout.last)
@@ -57,9 +57,9 @@ def _task(episode: Episode) -> dict[str, Any]:
 
 
 def _environment(episode: Episode, env: dict[str, str]) -> dict[str, str]:
-    # PYTHONPATH has the packages of this process: the program has its own.
+    # PYTHONPATH names the packages of this process, not those of the program.
     passed = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | env
-    # A proxy does not reach this machine's own addresses. Some clients read one spelling, and some the other.
+    # A proxy does not reach this machine's loopback address. Clients differ in the spelling that they read.
     direct = ",".join(filter(None, [passed.get("no_proxy", passed.get("NO_PROXY")), "127.0.0.1"]))
     proxies = {"no_proxy": direct, "NO_PROXY": direct}
     return passed | proxies | {"OPENAI_BASE_URL": episode.base_url, "OPENAI_API_KEY": episode.api_key}
@@ -71,32 +71,32 @@ def _verdict(line: bytes) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise DataError(f"the last line on stdout is no verdict in JSON, but {line[:200]!r}") from error
+        raise DataError(f"the last line on stdout must be a verdict in JSON, not {line[:200]!r}") from error
 
 
-class _Held:
-    """Lines that are printed once another one has come: the last one is the verdict."""
+class _Stdout:
+    """Prints each line when the next one arrives. The last line is the verdict and stays unprinted."""
 
     def __init__(self) -> None:
         self.last = b""
 
-    def hear(self, line: bytes) -> None:
+    def read(self, line: bytes) -> None:
         if line.strip():
-            self.flush()
+            self.print_last()
             self.last = line
 
-    def flush(self) -> None:
+    def print_last(self) -> None:
         if self.last:
             _print(self.last)
 
 
-class _Told:
-    """Lines that are printed at once. The last ones tell of a failure."""
+class _Stderr:
+    """Prints each line at once. The last lines go into the error message of a failure."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=_LAST_LINES)
 
-    def hear(self, line: bytes) -> None:
+    def read(self, line: bytes) -> None:
         _print(line)
         if text := line.decode(errors="replace").strip():
             self.lines.append(text)

@@ -1,4 +1,4 @@
-"""A walk over a grid with holes, to its goal. Every step has its own reward."""
+"""A walk over a grid with holes to a goal. Every step has its own reward."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ Cell = tuple[int, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     distances: dict[Cell, int]
-    """Steps to the goal, around the holes, of each cell from which it can be reached."""
+    """Steps to the goal around the holes, for each cell that can reach it."""
     holes: frozenset[Cell]
 
     def drawn(self, place: Cell) -> str:
-        """A line for each row: `A` is the place, `O` a hole, `G` the goal."""
+        """One line a row: `A` is `place`, `O` a hole, `G` the goal."""
         marks = dict.fromkeys(self.holes, "O") | {GOAL: "G", place: "A"}
         return "\n".join("".join(marks.get((row, column), ".") for column in range(SIDE)) for row in range(SIDE))
 
 
 def make_grid(seed: int) -> Grid:
-    """Holes are drawn anew until the goal can be reached from the start."""
+    """Draws holes until the start can reach the goal."""
     rng = Random(seed)
     cells = [(row, column) for row in range(SIDE) for column in range(SIDE) if (row, column) not in (START, GOAL)]
     while True:
@@ -41,18 +41,18 @@ def make_grid(seed: int) -> Grid:
 
 
 def step_from(place: Cell, word: str) -> Cell:
-    """The cell that a step leads to: the same place at the edge, and for a word that is no step."""
+    """The cell after a step. A step over the edge and an unknown word leave the place unchanged."""
     down, right = STEPS.get(word, (0, 0))
     row, column = place[0] + down, place[1] + right
     return (row, column) if 0 <= row < SIDE and 0 <= column < SIDE else place
 
 
 async def grid(episode: Episode, *, turns: PositiveInt = 10) -> float:
-    """A walk of at most `turns` steps, from the upper left to the goal at the lower right. Each step is one word: up, down, left or right.
-    The grid is drawn from the task's seed, and shown before each step.
+    """A walk of at most `turns` steps from the upper left to the goal at the lower right. Each step is one word: up, down, left or right.
+    The task's seed decides the grid, which is shown before each step.
 
-    A step nearer to the goal earns 0.1, one farther from it -0.1, and the goal 1 more. A step into a hole ends the walk and earns nothing.
-    The metric `arrived` is the share that reached the goal.
+    A step toward the goal earns 0.1, a step away from it -0.1, and reaching the goal 1 more. A step into a hole ends the walk and earns
+    nothing. Metric: `arrived`, the share of episodes that reached the goal.
     """
     world, place = make_grid(episode.seed), START
     for _ in range(turns):

@@ -1,4 +1,4 @@
-"""Guess a number by what is said of the guesses before."""
+"""Guess a number from hints about earlier guesses."""
 
 from random import Random
 from typing import Literal
@@ -12,11 +12,11 @@ from cluster.contracts.episodes import Episode
 async def guess(
     episode: Episode, *, top: PositiveInt = 20, turns: PositiveInt = 6, feedback: Literal["honest", "noise"] = "honest"
 ) -> float:
-    """A secret from 1 to `top`, equal for all episodes of a group, and `turns` guesses; the prompt says so to the model.
+    """The model has `turns` guesses at a secret from 1 to `top`, the same for all episodes of a group. The prompt must explain the game.
 
-    Found at the first guess it pays 1, and at each later one 0.5 / `turns` less, so that every success pays more than half; otherwise 0.
-    The metric `solved` is the share of successes. Of six guesses at 1..20, a player who hears nothing finds 6 / 20 at best. With
-    `feedback: noise` answers are drawn by lot: the control, in which nobody can be better than that.
+    The first guess pays 1 if it is right, each later one 0.5 / `turns` less, so every success pays more than 0.5. No success pays 0.
+    Metric: `solved`, the share of successes. Six guesses at 1..20 without feedback find at most 6 / 20. `feedback: noise` is the control
+    experiment: hints are random, and no policy exceeds that share.
     """
     rng = Random(episode.seed)
     secret = rng.randint(1, top)

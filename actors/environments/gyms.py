@@ -1,7 +1,7 @@
-"""Episodes of Gymnasium environments, for those whose observations and actions can be put into words.
+"""Episodes of Gymnasium environments whose observations and actions can be written as text.
 
-`gym` plays all episodes in one process, `gym_blocking` each in its own: for environments whose steps take long, or may crash.
-The rewards of the steps are earned, turn by turn. A reply without an action is answered by what to say instead, and takes no step.
+`gym` plays all episodes in one process. `gym_blocking` plays each in its own process, for steps that take long or may crash.
+Each step's reward is earned at its turn. A reply without an action takes no step: the model is told which answers are possible.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[gym]'") from error
 
 _HIGHLIGHTED = re.compile(r"\x1b\[[\d;]*4\d[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
-"""Where an `ansi` rendering shows the player."""
+"""Marks the player in an `ansi` rendering."""
 _ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 _MAX_CHARACTERS = 10_000
-"""Of an observation without a `render`: pixels are not for a model of text."""
+"""Of an observation without a `render`: a text model cannot read pixels."""
 
 
 async def gym(
@@ -38,12 +38,12 @@ async def gym(
     unreadable_reward: float = 0.0,
     **options: Any,
 ) -> float:
-    """Plays `gymnasium.make(id, **options)`, reset with the seed of the task, until it is terminated or truncated.
+    """Plays `gymnasium.make(id, **options)`, reset with the task's seed, until it is terminated or truncated.
 
-    An observation that is a text is shown as it is, all others as JSON, with the `ansi` rendering below where there is one and no
-    `render_mode` is given, `null` for none; `render(observation)` replaces both. The action is the last number or name in the reply, where
-    `actions` names the numbers in order; for an action that is a text, the whole reply. `parse(text)` replaces both, and raises ToolError,
-    with words for the model, where it finds no action. Such a reply earns `unreadable_reward`.
+    A text observation is shown as it is, any other as JSON. If the environment has an `ansi` rendering, that follows; `render_mode: null`
+    leaves it out. `render(observation)` replaces both. The action is the last number or name in the reply; `actions` names the numbers
+    in order. In a text action space the whole reply is the action. `parse(text)` replaces both. It raises ToolError with a message for
+    the model if it finds no action. A reply without an action earns `unreadable_reward`.
     """
     with contextlib.closing(_Game(episode, id, options, actions, render, parse, unreadable_reward)) as game:
         answer = game.begin()
@@ -62,7 +62,7 @@ def gym_blocking(
     unreadable_reward: float = 0.0,
     **options: Any,
 ) -> float:
-    """As `gym`, in a process for each episode that runs: `episodes.max_processes` of them, and no more episodes at once."""
+    """As `gym`, with a process for each running episode. `episodes.max_processes` bounds the episodes that run at once."""
     with contextlib.closing(_Game(episode, id, options, actions, render, parse, unreadable_reward)) as game:
         answer = game.begin()
         while answer is not None:
@@ -71,7 +71,7 @@ def gym_blocking(
 
 
 class _Game:
-    """One episode of one environment, in texts."""
+    """One episode of one environment, with texts in and out."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class _Game:
             env = gymnasium.make(id, render_mode="ansi", **options)
         self._env = env
         try:
-            # The possible answers, in words, follow the first observation.
+            # The list of possible answers follows the first observation.
             self._offer, self._parse = ("", parse) if parse else _reading(env.action_space, actions)
         except ConfigError:
             env.close()
@@ -103,7 +103,7 @@ class _Game:
         return f"{self._text(observation)}\n{self._offer}".rstrip()
 
     def hear(self, text: str) -> str | None:
-        """The answer to a reply of the model; None when the game is over."""
+        """The next message to the model, after its reply. None when the game is over."""
         try:
             action = self._parse(text)
         except ToolError as error:
@@ -126,7 +126,7 @@ class _Game:
         text = observation if isinstance(observation, str) else json.dumps(observation, default=_plain)
         if len(text) > _MAX_CHARACTERS:
             raise ConfigError(
-                f"an observation of {len(text)} characters; name a function that puts it into words: render: my_module:render"
+                f"an observation of {len(text)} characters is too long; name a function that describes it: render: my_module:render"
             )
         if self._env.render_mode != "ansi":
             return text
@@ -135,7 +135,7 @@ class _Game:
 
 
 def _reading(space: "gymnasium.Space[Any]", names: Sequence[str]) -> tuple[str, Callable[[str], Any]]:
-    """The possible answers, in words, and a function that reads one. Raises ConfigError for actions that need a `parse`."""
+    """A sentence that lists the possible answers, and a function that reads an action. Raises ConfigError for actions that need `parse`."""
     if isinstance(space, gymnasium.spaces.Text):
         return "", lambda reply: after_reasoning(reply).strip()
     if not isinstance(space, gymnasium.spaces.Discrete):
@@ -161,5 +161,5 @@ def _reading(space: "gymnasium.Space[Any]", names: Sequence[str]) -> tuple[str, 
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's values as lists and numbers, for JSON."""
+    """Converts NumPy's values to lists and numbers for JSON."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,8 +1,7 @@
-"""The tools of an MCP server, which runs beside the environment (`command`) or elsewhere (`url`, by streamable HTTP).
+"""Tools of an MCP server, either started by the environment (`command`) or running elsewhere (`url`, streamable HTTP).
 
-Each episode has a session, and with `command` a server, of its own: what one episode does to a server, no other one sees; and a server
-that dies fails one episode. Such a server takes a while to start. One that keeps no state, and is slow to start, is better run once, and
-named by its URL.
+Each episode has its own session, and with `command` its own server. So no episode sees the effects of another, and a server that dies
+fails one episode. If a server starts slowly and keeps no state, run it once and name its URL.
 """
 
 import asyncio
@@ -33,9 +32,9 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[mcp]'") from error
 
 _TIED = Path(tied.__file__)
-"""The SDK starts a server in a session of its own: one that hangs would outlive this process."""
+"""The SDK starts a server in its own session, so a hanging server would outlive this process. This wrapper ends it."""
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)
-"""Without a limit on reading: a server may hold its streams open, and each call has a deadline of its own."""
+"""No limit on reads: a server may hold its streams open, and each call has its own deadline."""
 
 
 async def mcp_tools(
@@ -49,7 +48,7 @@ async def mcp_tools(
     timeout_s: PositiveFloat = 60.0,
     start_timeout_s: PositiveFloat = 120.0,
 ) -> None:
-    """The model answers the prompt once, with the server's tools; the judges decide. All parameters are those of `mcp_session`."""
+    """The model answers the prompt once, with the server's tools. The judges decide. The parameters are those of `mcp_session`."""
     async with mcp_session(
         command=command,
         url=url,
@@ -73,12 +72,12 @@ async def mcp_session(
     timeout_s: float = 60.0,
     start_timeout_s: float = 120.0,
 ) -> AsyncIterator[list[Tool]]:
-    """A session with the server, for environments of your own: its tools, or those of them that `tools` names, in this order.
+    """A session with the server, for your own environments. Yields the tools that `tools` names, in this order; by default all.
 
-    `key_env` names the environment variable of the bearer token for `url`; `env` names variables that `command` sees. `timeout_s` is the
-    deadline of a call, and `start_timeout_s` that of a server until it has told its tools. What the server calls an error goes to the
-    model; a call without an answer is the environment's failure. Raises ConfigError unless exactly one of `command` and `url` is given,
-    and for a tool that the server does not have.
+    `key_env` names the environment variable with the bearer token for `url`. `env` names the variables that `command` sees. `timeout_s` is
+    the deadline of a call, `start_timeout_s` the deadline for starting and listing the tools. An error that the server reports goes to
+    the model. A call without an answer is the environment's failure. Raises ConfigError unless exactly one of `command` and `url` is
+    given, and for a tool that the server does not have.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -90,7 +89,7 @@ async def mcp_session(
                 raise
             server = url or shlex.join(command)
             raise TimeoutError(
-                f"the MCP server has not told its tools within start_timeout_s={start_timeout_s:g}: {server}"
+                f"the MCP server has not listed its tools within start_timeout_s={start_timeout_s:g}: {server}"
             ) from error
         if missing := [name for name in tools if name not in offered]:
             raise ConfigError(f"the MCP server has no tool {missing[0]!r}; it has: {', '.join(offered) or 'none'}")
@@ -102,13 +101,13 @@ async def _client(
     command: Sequence[str], url: str | None, key_env: str | None, env: Sequence[str]
 ) -> AsyncIterator[Client]:
     if bool(command) == (url is not None):
-        raise ConfigError("an MCP server has one of command and url; give the command that starts it, or its URL")
+        raise ConfigError("an MCP server needs exactly one of command and url: the command that starts it, or its URL")
     if url is None:
         program, *arguments = command
         seen = {name: os.environ[name] for name in env if name in os.environ}
         if shutil.which(program) is None:
             raise ConfigError(
-                f"command[0]={program!r} is no program here; install it where environments run, or give its path"
+                f"command[0]={program!r} is not a program here; install it where environments run, or give its path"
             )
         command = ["-I", "-S", str(_TIED), str(os.getpid()), program, *arguments]
         async with Client(StdioServerParameters(command=sys.executable, args=command, env=seen)) as client:
@@ -128,7 +127,7 @@ async def _client(
 
 
 async def _tools(client: Client, *, timeout_s: float) -> dict[str, Tool]:
-    """All tools of the server, by name."""
+    """All tools of the server by name."""
     found: dict[str, Tool] = {}
     cursor = None
     while True:
@@ -149,7 +148,7 @@ async def _called(client: Client, tool: str, /, **arguments: Any) -> str:
     try:
         result = await client.call_tool(tool, arguments)
     except MCPError as error:
-        if error.code == INVALID_PARAMS:  # beyond the schema, but of the model's doing
+        if error.code == INVALID_PARAMS:  # the model's mistake, although the arguments fit the schema
             raise ToolError(error.message) from error
         raise
     text = "\n".join(map(_as_text, result.content))

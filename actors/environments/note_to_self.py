@@ -1,4 +1,4 @@
-"""A number to be remembered, and all that stays of the conversation is the note that the model wrote itself."""
+"""Remember a number: of the conversation only the model's own note is kept."""
 
 from random import Random
 from typing import Annotated
@@ -10,11 +10,11 @@ from cluster.contracts.episodes import Episode
 
 
 async def note_to_self(episode: Episode, *, digits: Annotated[int, Field(ge=1, le=9)] = 2) -> float:
-    """Shows a number of `digits` digits, equal for all episodes of a group, and asks for a note. Then the note is the whole context, and
-    the number is asked for: 1 where the first number said is right, otherwise 0.
+    """Shows a number of `digits` digits, the same for all episodes of a group, and asks for a note. Then the context is replaced by the
+    note, and the model is asked for the number. Pays 1 if the first number in its answer is right, else 0.
 
-    The reward comes in the second segment, and the note in the first decides it. The metric `noted` is the share of notes with the number,
-    `remembered` that of right answers.
+    The reward comes in the second segment, but the note in the first segment decides it. Metrics: `noted`, the share of notes with the
+    number; `remembered`, the share of right answers.
     """
     number = Random(episode.seed).randint(10 ** (digits - 1), 10**digits - 1)
     note = await episode.ask(f"The number is {number}. Write a note.")

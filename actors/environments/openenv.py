@@ -1,6 +1,6 @@
-"""An environment of an OpenEnv server: one session by WebSocket for each episode, `{"type": "reset" | "step" | "close", "data": ...}`.
+"""An environment of an OpenEnv server: one WebSocket session an episode, `{"type": "reset" | "step" | "close", "data": ...}`.
 
-It needs no package. Tests play against a stand-in; it was tried by hand with the server of openenv-core 0.3.0.
+It needs no package. Tests use a stand-in; the client was tried by hand with the server of openenv-core 0.3.0.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from cluster.contracts.errors import DataError, ToolError, WorkerError
 _MAX_BYTES = 16 * 1024**2
 _CLOSE_S = 1.0
 _SEEDS = 2**31
-"""Seeds are below it: many environments hand theirs to NumPy, which takes 32 bits."""
+"""Seeds are reduced modulo this number: many environments pass theirs to NumPy, which takes 32 bits."""
 
 
 async def openenv(
@@ -35,12 +35,13 @@ async def openenv(
     reset_column: str | None = None,
     timeout_s: PositiveFloat = 60.0,
 ) -> float | None:
-    """Plays the environment at `url`, such as `http://host:8000`, until it is done; its rewards are earned, turn by turn.
+    """Plays the environment at `url`, such as `http://host:8000`, until it is done. Its rewards are earned turn by turn.
 
-    A reply without its reasoning is the field `action` of an action, or `parse(text)` makes one, which raises ToolError with what the
-    model is told. The field `observation` of an observation is shown, or all of it as JSON, or `render(observation)`. `reset` and the
-    prompt's column `reset_column` go to the server beside the task's seed. An action that the server finds malformed is answered by its
-    words; any other error, and no answer within `timeout_s`, is the environment's failure. Without a reward the judges decide.
+    The reply without its reasoning becomes the field `action` of an action. `parse(text)` replaces that; it may raise ToolError with a
+    message for the model. The model sees the field `observation` of an observation, by default the whole as JSON; `render(observation)`
+    replaces that. The server gets the task's seed, `reset`, and the prompt's column `reset_column`. If the server calls an action
+    malformed, its message goes to the model. Any other error, or no answer within `timeout_s`, is the environment's failure. If the
+    server gives no reward, the judges decide.
     """
     begin = {
         "seed": episode.seed % _SEEDS,
@@ -73,26 +74,26 @@ async def openenv(
 
 @contextlib.asynccontextmanager
 async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str, Any], Awaitable[dict[str, Any]]]]:
-    """A function that sends the server a message of a kind, and returns its answer. Raises ToolError for a step that it finds malformed,
-    WorkerError for its other errors and when it closes the session, TimeoutError when it does not answer."""
+    """Yields a function that sends the server a message of a kind and returns the answer. It raises ToolError if the server calls a step
+    malformed, WorkerError for its other errors and for a closed session, and TimeoutError if there is no answer."""
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)))
         connecting = http.ws_connect(f"{url.rstrip('/')}/ws", max_msg_size=_MAX_BYTES)
         try:
-            # Not as a `ClientTimeout`: it ends before a server that accepts a connection has answered on it.
+            # A `ClientTimeout` would not cover a server that accepts the connection and never answers.
             async with asyncio.timeout(timeout_s):
                 socket = await stack.enter_async_context(connecting)
         except TimeoutError:
             raise TimeoutError(f"{url} opens no session within timeout_s={timeout_s:g}") from None
         heard: asyncio.Queue[str | None] = asyncio.Queue()
-        # Also while the model speaks: pings are answered while messages are received, and a server ends a session that answers none.
+        # In a task, so that pings are answered while the model generates: a server closes a session that answers none.
         listening = asyncio.create_task(_listen(socket, heard))
         stack.callback(listening.cancel)
 
         async def call(kind: str, data: Any) -> dict[str, Any]:
             try:
                 async with asyncio.timeout(timeout_s):
-                    with contextlib.suppress(ConnectionError):  # the end of the session is among what was heard
+                    with contextlib.suppress(ConnectionError):  # the queue reports the end of the session
                         await socket.send_str(json.dumps({"type": kind, "data": data}))
                     message = await heard.get()
             except TimeoutError:
@@ -104,7 +105,7 @@ async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str
         try:
             yield call
         finally:
-            # A server reports an error if the session is gone before it has closed it: wait for that.
+            # A server reports an error if the session ends before the server has closed it: wait for that.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await socket.send_str(json.dumps({"type": "close"}))
                 async with asyncio.timeout(_CLOSE_S):
@@ -112,8 +113,8 @@ async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str
 
 
 async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Queue[str | None]) -> None:
-    """Texts as they come. The end of the session, or any other message, is the last one."""
-    with contextlib.suppress(ConnectionError):  # of the answer to a ping
+    """Queues the texts that arrive. None, the last item, is the end of the session or any other message."""
+    with contextlib.suppress(ConnectionError):  # raised by the answer to a ping
         while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
             heard.put_nowait(message.data)
     heard.put_nowait(None)

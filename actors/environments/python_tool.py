@@ -1,6 +1,6 @@
-"""A tool that runs Python programs in the sandbox of `actors.sandbox`. Each starts afresh: nothing of one is there for the next.
+"""A tool that runs Python programs in the sandbox of `actors.sandbox`. Programs share no state.
 
-What a program does is told to the model, also that it crashed or took too long. Only a sandbox that fails is the environment's failure.
+The model is told the result of its program, also a crash or a timeout. Only a failure of the sandbox is the environment's failure.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
 from cluster.contracts.tools import Tool, tool
 
 _WAIT_S = 600.0
-"""Deadline of a call, the wait for a free sandbox included. The sandbox itself has shorter limits."""
+"""Deadline of a call, including the wait for a free sandbox. The sandbox itself has shorter limits."""
 _MAX_AT_ONCE = 4
 
 
 def python_tool(*, sandbox: SandboxConfig | None = None, max_characters: PositiveInt = 4000) -> Tool:
-    """The tool `python`. Of what a program prints the model sees `max_characters`, from both ends.
+    """The tool `python`. The model sees at most `max_characters` of a program's output, from both ends.
 
-    Tools of one process with equal `sandbox` settings share its sandboxes: one for each processor, at most four.
+    Tools with equal `sandbox` settings in one process share sandboxes: one a processor, at most four.
     """
     sandboxes = _sandboxes(sandbox or SandboxConfig())
 
@@ -45,7 +45,7 @@ def python_tool(*, sandbox: SandboxConfig | None = None, max_characters: Positiv
 
 
 class _Sandboxes:
-    """Sandboxes, made when they are first needed. Each runs one program at a time."""
+    """A pool of sandboxes, created on demand. Each runs one program at a time."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self._config = config
@@ -54,7 +54,7 @@ class _Sandboxes:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Sandbox]:
-        """Raises ConfigError where nothing confines a program."""
+        """Raises ConfigError if nothing can confine a program here."""
         with self._places:
             try:
                 box = self._free.get_nowait()

@@ -1,4 +1,4 @@
-"""A reasoning_gym task with several attempts (`actors.prompts.reasoning_gym`): a wrong answer is told, and may be mended."""
+"""A reasoning_gym task with several attempts (`actors.prompts.reasoning_gym`): after a wrong answer the model may try again."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from cluster.contracts.episodes import Episode
 from cluster.contracts.errors import EpisodeOver
 
 _RIGHT = 1.0
-"""A score that ends the episode: verifiers give no more."""
+"""The verifiers' highest score. It ends the episode."""
 _WRONG = "That is not right. Try again."
 
 
@@ -22,10 +22,10 @@ async def reasoning_gym(
     counts: Literal["best", "last"] = "best",
     answer_tag: str | None = None,
 ) -> float:
-    """The score of the best or the last attempt, times `discount` for each attempt before it. The verifier is that of the judge of the
-    same name, as is `answer_tag`: without it the whole reply is the answer, with it what stands in the last such tag.
+    """The score of the best or the last attempt, times `discount` for each attempt before it. Verifier and `answer_tag` are those of the
+    judge of the same name: without a tag the whole reply is the answer, with one the text in the last such tag.
 
-    The model is not told how near an answer was. An episode that meets a limit has the score of the attempts that it made.
+    The model is not told how close an answer was. An episode that meets a limit has the score of its attempts so far.
     """
     scores: list[float] = []
     feedback = None

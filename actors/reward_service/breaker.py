@@ -1,7 +1,8 @@
-"""Holds the calls of one part while what they need is away: a wait instead of a failed reward, and nothing in place of a verdict.
+"""Holds the calls of one part during an outage of its endpoint: calls wait instead of failing their rewards.
 
-After `_MOST_FAILURES` in a row the part is open: its calls wait, and no deadline runs. One of them at a time is the probe, after a pause.
-The first verdict lets all go. Source: the circuit breaker of M. Nygard, "Release It!", which fails calls where this one holds them.
+After `_MOST_FAILURES` failures in a row the part holds: its calls wait, and no deadline runs. After a pause one call at a time goes
+through as the probe. The first verdict releases all calls. Source: the circuit breaker of M. Nygard, "Release It!", which fails calls
+where this one holds them.
 """
 
 import asyncio
@@ -16,20 +17,20 @@ from cluster.contracts.types import Hold
 
 T = TypeVar("T")
 _MOST_FAILURES = 3
-"""In a row. One may be the call's own, such as a request that ends a server's worker; a client has retried before each of them."""
+"""In a row. A single failure, which comes after the client's retries, may be the call's own fault: it may crash a server's worker."""
 _MOST_DEADLINES = 5
-"""At a limit, beyond `hold_s`, without any verdict: the turns of others may take some."""
+"""Calls may be limited without any verdict for `hold_s` plus this many deadlines: the calls of others may use up the turns for a while."""
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-"""Calls wait at most so long after the end of an outage."""
+"""The longest wait of calls after the end of an outage."""
 
 
 class Breaker:
-    """One part's. Outages are counted on the event loop's clock."""
+    """The breaker of one part. It measures outages on the event loop's clock."""
 
     def __init__(self, *, part: str, setting: str, hold_s: float, timeout_s: float) -> None:
-        """`setting` is where the part stands in a run file. With `hold_s=0` the first failure is an error, without another try.
-        `timeout_s` is the deadline of a call."""
+        """`setting` is the part's place in the run file. With `hold_s=0` the first failure is an error, without a retry. `timeout_s` is the
+        deadline of a call."""
         self._part = part
         self._setting = setting
         self._hold_s = hold_s
@@ -40,14 +41,14 @@ class Breaker:
         self._num_probes = 0
         self._failed_at = 0.0
         self._limited_at: float | None = None
-        """When a call first met a limit since the last verdict."""
+        """Time of the first limited call since the last verdict."""
         self.hold: Hold | None = None
-        """What the part waits for; None while its calls go through."""
+        """The outage that the part waits for. None while its calls go through."""
         self.num_verdicts = 0
         self._turn = asyncio.Lock()
 
     async def of(self, call: Awaitable[T]) -> T:
-        """Its result. With the last call that leaves, verdict or not, a hold ends: nothing waits for the endpoint."""
+        """The call's result. When no call is left, a hold ends even without a verdict: nothing waits for the endpoint."""
         self._num_calls += 1
         try:
             return await call
@@ -58,10 +59,10 @@ class Breaker:
 
     @contextlib.asynccontextmanager
     async def passage(self) -> AsyncIterator[bool]:
-        """Around one try of a call: waits while the part holds. True: this try is the probe, which is made alone."""
+        """Wraps one try of a call, and waits while the part holds. Yields True if this try is the probe, which runs alone."""
         async with contextlib.AsyncExitStack() as probing:
             if self.hold is not None:
-                # First come, first served: each call is the probe in its turn.
+                # A lock serves in order of arrival: the first waiting call becomes the probe.
                 await probing.enter_async_context(self._turn)
             if self.hold is None:
                 await probing.aclose()
@@ -72,12 +73,12 @@ class Breaker:
             yield True
 
     def note_verdict(self) -> None:
-        """The endpoint is there. All calls go on."""
+        """The endpoint answers. All calls go on."""
         self.num_verdicts += 1
         self._let_go()
 
     def note_away(self, away: UnavailableError) -> None:
-        """One more failure. Raises UnavailableError, which is for the run, when the outage is longer than `hold_s`."""
+        """Counts one failure. Raises UnavailableError, which ends the run, if the outage is longer than `hold_s`."""
         now = asyncio.get_running_loop().time()
         if self._num_failures == 0:
             self._failed_at = now
@@ -85,20 +86,20 @@ class Breaker:
         if self._num_failures < self._most_failures:
             return
         seconds = now - self._failed_at
-        where = away.endpoint or "what its judge calls"
+        where = away.endpoint or "its judge's server"
         if seconds >= self._hold_s:
             lasted = f"for {seconds:.0f} s, longer than reward.hold_s={self._hold_s:g}" if self._hold_s else "now"
             raise UnavailableError(
-                f"{self._setting}: {where} is away {lasted}: {away}; bring it back and start the same command again: a run goes on "
-                "where it stood, and nothing is lost",
+                f"{self._setting}: {where} is away {lasted}: {away}; bring it back and start the same command again: the run resumes "
+                "without loss",
                 endpoint=away.endpoint,
             )
         since = self.hold.since if self.hold else time.time() - seconds
         self.hold = Hold(part=self._part, endpoint=where, since=since, reason=str(away))
 
     def note_limited(self, limited: UnavailableError) -> None:
-        """A call found no turn within the limits of its own endpoint. Raises UnavailableError, which is for the run, where nothing has been
-        judged for so long that they leave no judgement enough of them."""
+        """Counts a call that the endpoint's configured limits left no turn before its deadline. Raises UnavailableError, which ends the
+        run, if there has been no verdict for `hold_s` plus `_MOST_DEADLINES` deadlines: the limits are too tight."""
         now = asyncio.get_running_loop().time()
         if self._limited_at is None:
             self._limited_at = now
@@ -111,7 +112,7 @@ class Breaker:
         self._num_failures, self._num_probes, self.hold, self._limited_at = 0, 0, None, None
 
     def _pause_s(self) -> float:
-        """Doubles from probe to probe, with jitter: many services do not ask in step. The last one is at the end of `hold_s`."""
+        """Doubles from probe to probe, with jitter so that services do not ask in step. The last probe is at the end of `hold_s`."""
         longest_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._num_probes, 10), _LONGEST_PAUSE_S)
         left_s = self._failed_at + self._hold_s - asyncio.get_running_loop().time()
         return max(min(random.uniform(longest_s / 2, longest_s), left_s), 0.0)

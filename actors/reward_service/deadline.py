@@ -1,4 +1,4 @@
-"""When the judge that runs now must have its verdict: what it calls can give up in time, and say why."""
+"""The deadline of the running judge's verdict, for its clients: they can give up in time and report why."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ class _Judgement:
     began: float
     ends_at: float
     is_answered: bool = False
-    """Whether it has had an answer of what it calls."""
+    """The judge has received an answer from a server."""
 
 
 _judgement: ContextVar[_Judgement | None] = ContextVar("judgement", default=None)
@@ -20,7 +20,7 @@ _judgement: ContextVar[_Judgement | None] = ContextVar("judgement", default=None
 
 @contextmanager
 def verdict_within(seconds: float) -> Iterator[None]:
-    """The tasks that start inside have the same deadline. An inner one never lengthens an outer one."""
+    """Sets the deadline, also for tasks that start inside. An inner deadline never extends an outer one."""
     left_s, now = remaining_s(), time.monotonic()
     token = _judgement.set(_Judgement(now, now + (seconds if left_s is None else min(seconds, left_s))))
     try:
@@ -41,7 +41,7 @@ def note_answer() -> None:
 
 
 def is_late() -> bool:
-    """Whether it has had an answer, and less than half of its time is left: what is slow now may be the judgement itself."""
+    """Whether the judge has received an answer and has less than half of its time left: then the judge may be slow, not the server."""
     judgement = _judgement.get()
     return (
         judgement is not None and judgement.is_answered and 2 * time.monotonic() > judgement.began + judgement.ends_at

@@ -1,11 +1,11 @@
-"""What episodes bring from their environments, and what it comes to with the verdicts of judges.
+"""Combines the rewards of environments with the verdicts of judges.
 
-The reward of an episode is what it earned on its way, the weighted value that its environment returned, and what judges add.
+An episode's reward is the sum of the rewards earned on its way, the weighted value that its environment returned, and the judges' reward.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,19 +18,20 @@ from cluster.contracts.types import Reward, RewardStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """Of one trajectory, before any judge."""
+    """The environment's part of one trajectory's reward."""
 
     failure: Reward | None
-    """It failed while it was sampled: no judge sees it."""
+    """Set if the trajectory failed during sampling. Then no judge sees it."""
     is_episode: bool
-    """An environment played it; else it is a single turn."""
+    """An environment played it. False: a single turn."""
     returned: float | None
+    """By the environment. None: it left the reward to the judges."""
     earned: float
-    components: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    components: dict[str, float | None]
 
 
 def own_of(trajectories: pa.RecordBatch) -> list[Own]:
-    """Of the whole trajectories of a group. Where one earned on its way, all have the component `earned`, 0 where they did not."""
+    """For a group of whole trajectories. If one of them earned rewards on its way, all have the component `earned`, which may be 0."""
     names = ("reward", "reward_status", "reward_message", "reward_components", "episode", "token_rewards")
     rows = trajectories.select(names).to_pylist()
     has_earned = any(row["token_rewards"] is not None for row in rows)
@@ -38,7 +39,7 @@ def own_of(trajectories: pa.RecordBatch) -> list[Own]:
 
 
 def total(own: Own, judged: Reward | None, *, weight: float) -> Reward:
-    """`judged` is None where no judge adds to what the environment says; `weight` is that of what it returned."""
+    """`judged` is None if no judge scores the episode. `weight` applies to the value that the environment returned."""
     if own.failure is not None:
         return own.failure
     if not own.is_episode:
@@ -63,14 +64,14 @@ def total(own: Own, judged: Reward | None, *, weight: float) -> Reward:
 def _finite(value: float, **told: Any) -> Reward:
     if not math.isfinite(value):
         return failed(
-            DataError(f"the reward of the episode comes to {value}; see reward.environment_weight and what it earned")
+            DataError(f"the reward of the episode is {value}; see reward.environment_weight and its earned rewards")
         )
     return Reward(value=value, **told)
 
 
 def credited(batch: pa.RecordBatch, rewards: Sequence[Reward]) -> list[list[float] | None] | None:
-    """Token rewards of the rows of each trajectory that earned some: what its reward has beyond them stands at its last sampled token, so
-    that they sum to it. None where none did."""
+    """Token rewards of each row. If a trajectory earned some, its last sampled token gets the rest, so that they sum to its reward. None if
+    no trajectory earned any."""
     column = batch["token_rewards"]
     if column.null_count == batch.num_rows:
         return None

@@ -1,12 +1,12 @@
 """A process that runs one judge: JSON lines in, JSON lines out.
 
-A thread that hangs cannot be ended, a process can. It resolves the judge by name itself, so no code travels and nothing is pickled.
+A hanging process can be killed, a hanging thread cannot. The process imports the judge by name: no code travels, nothing is pickled.
 
 In, first line: the judge's name and parameters, the setting that names it, and its limits. Then one line a request: `{"shared": JSON of
-what all calls are given, "calls": [[number, size, given], ...]}`, where size is the number of trajectories that a call is of.
-Out: its `JudgeFacts`, or `{"refused": why}`; then one line a call, as soon as it is judged: [number, a list of [value, status, components,
-message] or null, whether the process ran out of memory]. Where what the judge calls is away, that is `{"away": why, "endpoint": ...}` in
-place of the list, and a judge that takes calls in turn is asked none of the request's others.
+the arguments of all calls, "calls": [[number, size, given], ...]}`, where size is the number of trajectories of a call.
+Out, first line: its `JudgeFacts`, or `{"refused": why}`. Then one line a call, as soon as it is judged: [number, a list of [value, status,
+components, message] or null, whether the process ran out of memory]. If the judge's server is away, `{"away": why, "endpoint": ...}`
+replaces the list, and a synchronous judge skips the rest of the request.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from cluster.contracts.errors import ConfigError, UnavailableError, headline
 from cluster.contracts.plugins import Plugin
 
 _CPU_SHARE = 4
-"""Processor seconds that a synchronous judge may use for each second of its deadline: it may compute in threads."""
+"""Processor seconds a synchronous judge may use for each second of its deadline: it may compute in threads."""
 
 
 def main() -> None:
@@ -52,17 +52,17 @@ def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s
             allow_cpu_s(_CPU_SHARE * timeout_s + 1)
             is_spent = False
             try:
-                # Parsed for each call: what a judge does to its columns stays its own.
+                # Parsed anew for each call, so that a judge may change its columns.
                 with verdict_within(timeout_s):
                     judged = judge_now(judge, json.loads(request["shared"]) | given, size=size)
             except (MemoryError, asyncio.CancelledError) as error:
                 judged, is_spent = [failed(error)] * size, isinstance(error, MemoryError)
             except UnavailableError as error:
                 judged = error
-            # A fork of the judge came back from it: there is one answer to give, and the parent gives it.
+            # A forked child of the judge returned here: only the parent answers.
             if os.getpid() != own_pid:
                 os._exit(0)
-            # Call by call: the service sees which one hangs, and keeps what was judged before it.
+            # One line a call: the service sees which call hangs, and keeps the verdicts before it.
             _answer(answers, number, judged, is_spent=is_spent)
             if isinstance(judged, UnavailableError):
                 break
@@ -83,7 +83,7 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
         except UnavailableError as error:
             judged = error
         except asyncio.CancelledError as error:
-            # Of a task of the judge's own that it awaited; where it is of ours, nobody wants an answer.
+            # The judge awaited a task of its own that was cancelled. If our own task is cancelled, no answer is needed.
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             judged = [failed(error)] * size

@@ -1,4 +1,4 @@
-"""One process that runs a judge, from outside: start it, call it under a deadline per call, kill it with all it started."""
+"""The service's side of one judge process: starts it, calls it under a deadline per call, and kills it with all its children."""
 
 import asyncio
 import itertools
@@ -14,34 +14,34 @@ from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Reward, RewardStatus
 
 _BLOCKED_S = 5.0
-"""Beyond its deadline, after which an asynchronous judge is taken to block its event loop."""
+"""An asynchronous judge that is silent for this long after its deadline is assumed to block its event loop."""
 _MAX_LINE_BYTES = 2**20
 """Of one answer: numbers, components and short messages."""
 
 Call = tuple[int, dict[str, Any]]
-"""Of how many trajectories, and what the judge is given for them."""
+"""Number of trajectories, and the judge's arguments."""
 
 _Answer = tuple[Judged | UnavailableError, bool]
-"""To a call, and whether its process has run out of memory."""
+"""The answer to a call, and whether its process has run out of memory."""
 
 
 class JudgeProcess:
-    """The service's end of `actors.reward_service.judge_main`."""
+    """The counterpart of `actors.reward_service.judge_main`."""
 
     def __init__(self, process: LineProcess, part: Part, facts: JudgeFacts) -> None:
         self._process = process
         self._part = part
         self.facts = facts
         self.is_spent = False
-        """Out of memory: it gets nothing more."""
+        """It ran out of memory and gets no further call."""
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[_Answer | Reward]] = {}
-        """Answers by number; a Reward is that of calls whose process ended."""
+        """Answers by number. A Reward: the process ended, and each trajectory of the call gets this failed reward."""
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(cls, part: Part, config: RewardConfig, *, printed: PrintedLines) -> "JudgeProcess":
-        """What it prints goes to `printed`. Raises ConfigError if it refuses the judge, and WorkerError as `LineProcess.start`."""
+        """`printed` gets the judge's output. Raises ConfigError if the judge is refused, and WorkerError as `LineProcess.start`."""
         brief = {
             "judge": part.judge.model_dump(mode="json"),
             "setting": part.setting,
@@ -64,11 +64,10 @@ class JudgeProcess:
         return self._process.exit_code is None
 
     async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
-        """Answers to the first calls: to all, or up to and with the one that overran its deadline, ended this process or found
-        away what it calls. None if the process had ended before.
+        """Answers to all calls, or to the first ones up to the call that overran its deadline, ended this process, ran out of memory or
+        found its server away. An empty list if the process had already ended.
 
-        `shared` is JSON of what all of them are given. A process whose judge takes calls in turn has one request at a time; it may have
-        run out of memory after the last answer.
+        `shared` is JSON of the arguments of all calls. A synchronous judge's process gets one request at a time.
         """
         if self._reading.done():
             return []
@@ -76,7 +75,7 @@ class JudgeProcess:
         self._waiting |= {number: asyncio.get_running_loop().create_future() for number in sizes}
         numbered = [[number, *call] for number, call in zip(sizes, calls, strict=True)]
         timeout_s = self._part.timeout_s
-        # An asynchronous judge's process keeps the deadline itself, unless its judge blocks it.
+        # An asynchronous judge's process enforces the deadline itself, unless the judge blocks its event loop.
         allowed_s = timeout_s + (_BLOCKED_S if self.facts.is_async else 0)
         judged: list[Judged | UnavailableError] = []
         try:
@@ -94,12 +93,12 @@ class JudgeProcess:
                     self.is_spent |= is_spent
                     if is_spent or isinstance(verdict, UnavailableError):
                         break
-        except TimeoutError:  # it is silent
+        except TimeoutError:
             await self.kill()
             late = timed_out(timeout_s, setting=f"{self._part.setting}.timeout_s")
             judged.append([late] * calls[len(judged)][0])
         except asyncio.CancelledError:
-            await self.kill()  # it would go on with what nobody waits for
+            await self.kill()  # it would go on with calls that are no longer needed
             raise
         finally:
             for number in sizes:
@@ -107,11 +106,11 @@ class JudgeProcess:
         return judged
 
     async def kill(self) -> None:
-        """Ends the process and whatever it started at once, and waits until it is gone."""
+        """Kills the process and all its children, and waits until it has ended."""
         await self._process.kill()
 
     async def _read(self) -> None:
-        """Hands answers to those who ask, until the process ends or talks nonsense: then all who wait get that for an answer."""
+        """Delivers answers to waiting calls. When the process ends or writes an unreadable line, all of them get a failed reward."""
         try:
             while (answer := await self._process.receive()) is not None:
                 number, said, is_spent = answer
@@ -120,14 +119,14 @@ class JudgeProcess:
                     if isinstance(said, dict)
                     else said and [_reward(each) for each in said]
                 )
-                # One that has overrun its deadline waits no longer, and is there until its process is gone.
+                # A call past its deadline no longer waits, but stays in the dict until its process is killed.
                 if (waiting := self._waiting.get(number)) and not waiting.done():
                     waiting.set_result((verdict, is_spent))
             await self._process.wait()
-            await self.kill()  # what it started may be there still
+            await self.kill()  # its children may still run
             ended = WorkerError(f"the judge ended its process (exit code {self._process.exit_code})")
             last = failed(ended)
-        except Exception as error:  # noqa: BLE001 - the judge, or what it starts, can write anything there
+        except Exception as error:  # noqa: BLE001 - the judge or its children can write anything to the pipe
             await self.kill()
             last = failed(DataError(f"the judge's answer cannot be read: {error}"))
         for waiting in self._waiting.values():

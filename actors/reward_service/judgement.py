@@ -1,6 +1,6 @@
-"""What a judge asks for and what it returns: numbers become a `Reward`, and what it raises becomes a status, never a zero.
+"""Loads and calls judges. A returned number becomes a `Reward`, an exception becomes a status, never a zero.
 
-The names of a judge's parameters choose its kind: `completion` is one trajectory's, `completions` are the whole group's.
+The names of a judge's parameters choose its kind: `completion` is for one trajectory, `completions` for a whole group.
 """
 
 import asyncio
@@ -22,24 +22,23 @@ from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin,
 from cluster.contracts.types import Reward, RewardStatus
 
 Judged = list[Reward] | None
-"""One reward a trajectory of a call; None where a judge of groups gives no verdict on any."""
+"""One reward a trajectory of a call. None if a judge of groups gives no verdict on any of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeFacts:
-    """What the service must know of a judge."""
+    """Facts about a judge that the service needs."""
 
     asks: frozenset[str]
-    """Of the given names, those that it takes."""
+    """Names of the arguments that it takes."""
     is_of_groups: bool
-    """A call is of a whole group; else it is of one trajectory."""
+    """A call judges a whole group. False: one trajectory."""
     is_async: bool
-    """It takes calls side by side; else in turn."""
+    """It takes calls concurrently. False: one at a time."""
     keeps_verdicts: bool
-    """Declared by an attribute of this name: each verdict costs something, and the same question has the same answer."""
+    """Declared by an attribute of this name: verdicts are expensive, and equal questions have equal answers."""
     digest: str
-    """Of its source file, and of what it declares as `identity`: that which decides its verdicts and is in neither code nor parameters, or
-    a function, whose source file counts."""
+    """Of its source file and its attribute `identity`: whatever else decides its verdicts, or a function, whose source file counts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ FACTS = TypeAdapter(JudgeFacts)
 
 
 def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
-    """The judge, built. Raises ConfigError naming `field` if it does not import, its parameters do not fit, or it mixes both kinds."""
+    """Builds the judge. Raises ConfigError naming `field` if it does not import, its parameters do not fit, or it mixes both kinds."""
     call = resolve(judge, home=REWARDS, field=field)
     if inspect.isclass(call.func):  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
         try:
@@ -61,7 +60,7 @@ def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{field}={judge.name!r} cannot be built: {type(error).__name__}: {error}") from error
         if not callable(call):
-            raise ConfigError(f"{field}={judge.name!r} is a class without __call__, with which a judge is asked")
+            raise ConfigError(f"{field}={judge.name!r} is a class without __call__, which a judge needs")
     asks = _asked(call, f"{field}={judge.name!r}")
     return Judge(
         call=call,
@@ -76,7 +75,7 @@ def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
 def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judged:
     """Calls a synchronous judge on `size` trajectories.
 
-    Raises MemoryError: then its process has nothing left to work with. UnavailableError: nothing is known of the trajectories yet.
+    Raises MemoryError if the process is out of memory, and UnavailableError if the judge's server is away.
     """
     own = os.getpid()
     try:
@@ -87,7 +86,7 @@ def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judge
     except (MemoryError, UnavailableError):
         raise
     except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and os.getpid() != own:  # a child that it forked, whose exit code it may read
+        if isinstance(error, SystemExit) and os.getpid() != own:  # in a child that the judge forked
             raise
         return [failed(error)] * size
 
@@ -107,9 +106,9 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 def to_rewards(value: Any, *, size: int) -> Judged:
-    """A list of what `to_reward` takes, one for each trajectory, in order. All None is no verdict; a single None is a failed reward.
+    """Converts a list of one value a trajectory as `to_reward`. None for all means no verdict, None for some means a failed reward each.
 
-    Raises DataError for anything but a list, an array or a tensor, and for another length.
+    Raises DataError for anything but a list, an array or a tensor, and for a wrong length.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise DataError(f"the judge returned a {type(value).__name__} for a group; it must be a list of {size} rewards")
@@ -142,19 +141,19 @@ def _asked(call: Callable[..., Any], what: str) -> frozenset[str]:
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     if one and every:
         raise ConfigError(
-            f"{what} takes {', '.join(sorted(one))} of one trajectory and {', '.join(sorted(every))} of the group; a judge is of one "
-            "kind: take all names in the singular, or all in the plural"
+            f"{what} takes {', '.join(sorted(one))} of one trajectory and {', '.join(sorted(every))} of the group; use only singular "
+            "names, or only plural names"
         )
     if not (one or every or takes_any):
         raise ConfigError(
-            f"{what} takes nothing of a trajectory; a judge has parameters of these names: {', '.join(OF_ONE_OR_ALL)}, or in the "
-            f"plural {', '.join(OF_ONE_OR_ALL.values())}"
+            f"{what} takes nothing of a trajectory; name its parameters so: {', '.join(OF_ONE_OR_ALL)}, or in the plural "
+            f"{', '.join(OF_ONE_OR_ALL.values())}"
         )
     for each in parameters:
         is_bound = each.default is not inspect.Parameter.empty or each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
         if not is_bound and each.name not in REWARDS.given:
             raise ConfigError(
-                f"{what} needs {each.name}, which nothing gives it; a judge gets: {', '.join(sorted(REWARDS.given))}"
+                f"{what} needs {each.name}, which no judge gets; a judge can get: {', '.join(sorted(REWARDS.given))}"
             )
     if takes_any:
         one, every = (set[str](), {*OF_ONE_OR_ALL.values()}) if every else ({*OF_ONE_OR_ALL}, set[str]())
@@ -169,7 +168,7 @@ def _digest(judge: Any) -> str:
 
 
 def _source(of: Any) -> bytes:
-    """Its file, which may be in an archive; nothing of what was not read from one."""
+    """The source file of a function or class, also from an archive. Empty if there is none."""
     inner = inspect.unwrap(getattr(of, "func", of))
     written = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner)
     try:
@@ -177,7 +176,7 @@ def _source(of: Any) -> bytes:
         return Path(file).read_bytes() if file else b""
     except TypeError:
         return b""
-    except OSError:  # Python names a file that is in an archive, or nowhere
+    except OSError:  # the file is in an archive, or does not exist
         return "".join(linecache.getlines(inspect.getfile(written), vars(inspect.getmodule(written)))).encode()
 
 

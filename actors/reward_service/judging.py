@@ -1,7 +1,7 @@
-"""One part's judge, in as many processes as it needs.
+"""Runs one part's judge in as many processes as it needs.
 
-A synchronous judge takes one request at a time in each of several processes, which are killed at the deadline and replaced; an
-asynchronous one shares the event loop of one process. While what the judge calls is away, its calls wait outside of them.
+A synchronous judge has several processes with one request at a time each. A process is killed at the deadline and replaced. An asynchronous
+judge has one process, whose event loop its calls share. During an outage of its server, calls wait outside the processes.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from cluster.record.verdicts import remember
 _PATIENCE_S = 0.2
 """How long calls wait for a busy process before another one is started."""
 _MOST_TRIES = 5
-"""Of a call that finds away what answers others: it may be the cause, and its reward fails."""
+"""After this many tries that found the server away while other calls got answers, the call may be the cause, and its reward fails."""
 _ANSWERS_BY = {"path", "revision", "dtype", "max_model_len"}
-"""Settings of a server that decide what it says."""
+"""Settings of a server that decide its answers."""
 _CALLS_PER_REQUEST = 8
-"""Enough to make the round trip cheap, few enough to share the rows of a slow judge between processes."""
+"""Enough to make the round trip cheap, few enough to spread a slow judge's calls over processes."""
 
 
 class Judging:
-    """Processes of one judge, which start as they are needed."""
+    """The processes of one judge. They start on demand."""
 
     def __init__(
         self,
@@ -44,11 +44,10 @@ class Judging:
         *,
         printed: PrintedLines | None = None,
     ) -> None:
-        """`printed` is for what the judge prints. `known` verdicts are not asked for again, where the part keeps them; new ones are added
-        to it.
+        """`printed` gets the judge's output. If the part keeps verdicts, those in `known` are not asked for again, and new ones are added.
 
-        A synchronous judge runs on at most this service's share of the available cores (and `max_concurrency`) in processes: what
-        waits for a network should be asynchronous.
+        A synchronous judge has at most as many processes as this service's share of the cores, and at most `max_concurrency`. So a judge
+        that waits for a network should be asynchronous.
         """
         self._part = part
         self._config = config
@@ -66,22 +65,22 @@ class Judging:
         }
         self._digest = facts.digest
         self._has_changed = False
-        """A process runs another source than the keys of verdicts say: nothing new is kept."""
+        """A process runs other source code than the verdicts' keys name, so no new verdict is kept."""
         asked = [part.name, part.judge.model_dump(mode="json"), facts.digest, servers]
         self._asked = json.dumps(asked, sort_keys=True)
         self._each_asks = facts.keeps_verdicts
-        """Whether each verdict shows that the endpoint is up: one that costs nothing may come without it."""
+        """Each verdict proves that the endpoint is up. False: a verdict may come without asking it."""
         self._control: tuple[str, Call] | None = None
-        """What was answered last."""
+        """The last call that was answered."""
         self.servers: Mapping[str, Sequence[str]] = {}
-        """Where the run's servers are: no part of a question, for they may move while a call waits."""
+        """URLs of the run's servers by name. Not part of a verdict's key: servers may move while a call waits."""
         self.asks, self.is_of_groups = facts.asks, facts.is_of_groups
         num_cores = max(1, num_cpus() // config.num_services)
         self._max_processes = 1 if facts.is_async else min(part.max_concurrency, num_cores)
         self._requests_each = part.max_concurrency if facts.is_async else 1
         self._calls_per_request = 1 if facts.is_async else _CALLS_PER_REQUEST
         self._under_way = {first: 0}
-        """Requests of each process."""
+        """Number of open requests of each process."""
         self._is_starting = False
         self._changed = asyncio.Condition()
 
@@ -94,13 +93,13 @@ class Judging:
 
     @property
     def hold(self) -> Hold | None:
-        """What its calls wait for; None while they go through."""
+        """The outage that calls wait for. None while they go through."""
         return self._breaker.hold
 
     async def judge(self, shared: str, calls: Sequence[Call]) -> tuple[list[Judged], dict[str, str]]:
-        """One answer for each call, in order, and those that are new and to be kept, by their keys.
+        """One answer for each call, in order, and the new verdicts to keep, by their keys.
 
-        Raises UnavailableError, which is for the run, when an outage is longer than `hold_s`, and where limits leave no turn.
+        Raises UnavailableError, which ends the run, if an outage is longer than `hold_s` or the endpoint's limits leave calls no turn.
         """
         if self._known is None:
             return await self._ask(shared, calls), {}
@@ -108,7 +107,7 @@ class Judging:
         found = {key: _rewards(self._known[key]) for key in keys if key in self._known}
         if self._control is None and self._each_asks:
             self._control = next(((shared, call) for key, call in zip(keys, calls, strict=True) if key in found), None)
-        # Equal questions are one.
+        # A dict: equal questions are asked once.
         asked = {key: call for key, call in zip(keys, calls, strict=True) if key not in found}
         answers = found | dict(zip(asked, await self._ask(shared, [*asked.values()]), strict=True))
         judged = [answers[key] for key in keys]
@@ -171,7 +170,7 @@ class Judging:
         return judged
 
     async def _ask_control(self) -> None:
-        """Asks again what was answered last. If it is answered again, the endpoint is up, and the call may be what it fails at."""
+        """Repeats the last answered call. If that is answered again, the endpoint is up, and the failing call may be the cause."""
         if self._control is None:
             return
         was_shared, call = self._control
@@ -180,7 +179,8 @@ class Judging:
                 self._note(answer, is_probe=False)
 
     def _note(self, judged: Judged, *, is_probe: bool) -> bool:
-        """Whether it shows that the endpoint is up. A failed reward says nothing: the judge may have failed before it asked."""
+        """Records an answer. True if it proves that the endpoint is up. A failed reward proves nothing: the judge may have failed before it
+        asked."""
         failures = [reward for reward in judged or () if reward.status is not RewardStatus.OK]
         if judged is None or len(failures) < len(judged):
             self._breaker.note_verdict()
@@ -199,16 +199,16 @@ class Judging:
             await self._give_back(process)
 
     async def _take(self) -> JudgeProcess:
-        """A process with a free place; a new one if none comes free soon, so that a fast judge never has more than one or two.
+        """A process with a free place. A new one starts only if none becomes free soon, so a fast judge has one or two.
 
-        Where a new one does not start, those that are up are enough. Raises WorkerError if none is.
+        If a new one does not start, the running ones must do. Raises WorkerError if none runs.
         """
         while (process := await self._taken_or_started()) is None:
             pass
         return process
 
     async def _taken_or_started(self) -> JudgeProcess | None:
-        """None if one had to start and did not, while others are up: no more than these are tried from now on."""
+        """None if a new process was needed and did not start while others run. Their number is the maximum from then on."""
         async with self._changed:
             try:
                 if self._under_way or self._is_starting:
@@ -217,7 +217,7 @@ class Judging:
                             await self._changed.wait_for(self._free)
                 await self._changed.wait_for(lambda: self._free() or self._may_start())
             except asyncio.CancelledError:
-                self._changed.notify()  # the place that woke it is another's
+                self._changed.notify()  # passes the place on that woke this call
                 raise
             if process := self._free():
                 self._under_way[process] += 1
@@ -229,7 +229,7 @@ class Judging:
             self._under_way[process] = 1
             return process
         except (ConfigError, WorkerError) as error:
-            # It was built before: no room for a second one, or what it needs is away.
+            # The first process started, so there is no room for another one, or a dependency of the judge is away.
             self._max_processes = sum(process.is_alive for process in self._under_way)
             if not self._max_processes:
                 self._max_processes = 1
@@ -243,7 +243,7 @@ class Judging:
                 self._changed.notify_all()
 
     def _free(self) -> JudgeProcess | None:
-        # One that died while it was idle is nobody's to give back.
+        # No call gives back a process that died while idle: drop it here.
         self._under_way = {process: num for process, num in self._under_way.items() if num or process.is_alive}
         usable = (process for process in self._under_way if process.is_alive and not process.is_spent)
         return next((process for process in usable if self._under_way[process] < self._requests_each), None)
@@ -256,7 +256,7 @@ class Judging:
             self._under_way[process] -= 1
             if process.is_spent and not self._under_way[process]:
                 await process.kill()
-            self._changed.notify()  # one place, one of those who wait
+            self._changed.notify()  # one place is free, so one waiting call is woken
 
 
 def _rewards(text: str) -> list[Reward]:

@@ -1,7 +1,7 @@
-"""Which parts judge a prompt, and what their verdicts come to: pure, so that the rules of failure stand in one place.
+"""Selects the parts that judge a prompt, and sums their verdicts. Pure functions, with all rules of failure in one place.
 
-A failed part fails its trajectory, or leaves the recipe for the whole group. It never leaves for one trajectory alone: that one's
-reward would be on another scale than those it is compared with.
+A failed part either fails its trajectory or leaves the recipe for the whole group. It never leaves for one trajectory alone, whose reward
+would then be on another scale than the rest of its group.
 """
 
 import math
@@ -18,26 +18,26 @@ from cluster.contracts.types import Reward, RewardStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
-    """One judge and what counts of it, every setting resolved."""
+    """One judge with its weight and limits, every setting resolved."""
 
     name: str | None
-    """None for the only judge of the short form, whose components are those of the reward."""
+    """None for `reward.judge`, the short form with a single judge, whose components are those of the reward."""
     judge: Plugin
     weight: float
     timeout_s: float
     max_concurrency: int
     leaves_on_failure: bool
     cache: bool | None
-    """None: as the judge declares."""
+    """None: the judge's `keeps_verdicts` decides."""
 
     @property
     def setting(self) -> str:
-        """Where it stands in a run file."""
+        """Its place in the run file."""
         return "reward" if self.name is None else f"reward.parts.{self.name}"
 
     @property
     def stage(self) -> str:
-        """Where a reward failed, for events and metrics."""
+        """Names the part in events and metrics of failed rewards."""
         return "judge" if self.name is None else f"judge:{self.name}"
 
 
@@ -59,7 +59,7 @@ def parts_of(config: RewardConfig) -> list[Part]:
 
 
 def names_for(config: RewardConfig, columns: Mapping[str, Any]) -> Sequence[str | None]:
-    """Names of the parts that judge a prompt with these columns. Raises DataError for a source without a recipe."""
+    """Names of the parts that judge a prompt with these columns. Raises DataError if the prompt's source has no recipe."""
     if not config.by_source:
         return [*config.parts] or [None]
     source = columns.get(config.source_column)
@@ -102,7 +102,7 @@ def _sum(of_parts: Mapping[Part, Reward], absent: Mapping[str, float | None], no
     weighted = [part.weight * reward.value for part, reward in of_parts.items() if reward.value is not None]
     try:
         total = math.fsum(weighted)
-    except (OverflowError, ValueError):  # beyond all numbers on its way, or infinity less infinity
+    except (OverflowError, ValueError):  # an intermediate overflow, or infinity minus infinity
         total = math.nan
     if not math.isfinite(total):
         return failed(DataError(f"the weighted sum of the parts is not finite: {total}"))

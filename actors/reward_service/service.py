@@ -1,7 +1,7 @@
-"""Reward service: a group of trajectories in, columns with their rewards out.
+"""Reward service: groups of trajectories in, columns with their rewards out.
 
-A judge that raises gives status `error`, one that overruns its deadline `timeout`; neither is ever a zero. Each part's judge runs in
-processes of its own.
+A judge that raises gives the status `error`, a judge that overruns its deadline `timeout`; neither is ever a zero. Each part's judge runs
+in its own processes.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from cluster.contracts.types import PartStats, Progress, Reward, RewardStatus, S
 from cluster.record.verdicts import remember
 
 _PATIENCE_S = 0.2
-"""How long an answer waits for a group to be judged, while new groups wait to be begun."""
+"""How long a call of `score_several` waits for a judged group. New groups wait meanwhile."""
 _GATHER_S = 0.02
-"""How long the first of an answer waits for others."""
+"""How long the first judged group then waits for others."""
 _FIELDS = {
     "prompt": "prompt_text",
     "completion": "completion_text",
@@ -40,14 +40,14 @@ _FIELDS = {
     "finish_reason": "finish_reason",
     "seed": "seed",
 }
-"""Where the schema keeps what judges ask for."""
+"""A judge's argument to its column in the schema."""
 Columns = tuple[pa.RecordBatch, dict[str, Any]]
-"""Of a group, and what they tell a GroupSummary, by its fields."""
+"""Reward columns of a group, and the values of the GroupSummary fields that follow from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A group as judges see it: one prompt, and its finished trajectories by the names of `OF_ONE_OR_ALL`."""
+    """A group as judges see it: the prompt's columns, and its finished trajectories with the names of `OF_ONE_OR_ALL`."""
 
     columns: Mapping[str, Any]
     trajectories: Sequence[Mapping[str, Any]]
@@ -68,10 +68,10 @@ class RewardService:
         self._starting = asyncio.Lock()
         self._known: dict[str, str] = {}
         self._scoring: dict[asyncio.Task[Columns], int] = {}
-        """Groups of `score_several`, by their numbers."""
+        """Open tasks of `score_several`, with the groups' numbers."""
 
     async def warm_up(self) -> None:
-        """Starts a process of each judge now and not while the first batch waits.
+        """Starts a process of each judge now, before the first batch waits for it.
 
         Raises ConfigError if a judge does not import or its parameters do not fit, WorkerError if its process does not start.
         """
@@ -89,22 +89,22 @@ class RewardService:
 
     @property
     def asks(self) -> frozenset[str]:
-        """Names of what the judges are given, once they are up."""
+        """Names of the arguments of all judges, once they are up."""
         return frozenset[str]().union(*(judging.asks for judging in self._judges.values()))
 
     @property
     def wanted(self) -> list[str]:
-        """Of that, what is a trajectory's own, by the names of one."""
+        """The arguments among `asks` that belong to a trajectory, in the singular form."""
         asks = self.asks
         return [one for one, every in OF_ONE_OR_ALL.items() if {one, every} & asks]
 
     async def score_several(
         self, asked: Sequence[tuple[int, Sequence[Scores]]], *batches: pa.RecordBatch
     ) -> list[tuple[int, Columns | TreadwheelError]]:
-        """Begins to judge these groups; then, by its number, what has become of each that is judged by now, an earlier call's too: its
-        columns, or what ended its judging.
+        """Begins to judge these groups. Returns all groups judged by now, also those of earlier calls: each group's number, and its columns
+        or the error that ended its judging.
 
-        Waits for the first one, and a moment for more: a slow group holds back no other. None is judged after `_PATIENCE_S`: an empty list.
+        Waits up to `_PATIENCE_S` for the first judged group, then `_GATHER_S` for others. So a slow group delays no other.
         """
         for (number, scores), batch in zip(asked, batches, strict=True):
             self._scoring[asyncio.create_task(self.score(batch, scores))] = number
@@ -123,11 +123,11 @@ class RewardService:
         return WorkerError(what, details="".join(traceback.format_exception(error)))
 
     async def score(self, batch: pa.RecordBatch, scores: Sequence[Scores] = ()) -> Columns:
-        """Of one group: reward, status, components and message of every row. Groups may be scored at the same time.
+        """Scores one group: reward, status, components and message of every row. Groups may be scored concurrently.
 
-        A trajectory is judged once, with all its segments. One that failed while it was sampled is not judged, and keeps its status and
-        message; what an environment gave it is added to what judges say. `scores` are those of reward models, one a trajectory; none
-        where no part of the group's recipe reads them.
+        A trajectory is judged once, with all its segments. A trajectory that failed during sampling is not judged, and keeps its status and
+        message. The rewards of environment and judges are added. `scores` has the scores of reward models, one entry a trajectory; it is
+        empty if no part of the group's recipe reads them.
         """
         await self.warm_up()
         wanted = self.wanted
@@ -141,7 +141,7 @@ class RewardService:
             place for place, each in enumerate(own) if each.failure is None and (judges_all or not each.is_episode)
         ]
         if living:
-            # Taking rows of all columns costs as much as a fast judge's part of a group: not where all are taken.
+            # Selecting rows of all columns costs as much as a fast judge: skip it if all rows are selected.
             asked_of = trajectories if len(living) == len(own) else trajectories.take(pa.array(living))
             asked = _asked(asked_of, wanted, [scores[place] for place in living if scores])
             of_living, stats = await self.judge(asked)
@@ -161,18 +161,18 @@ class RewardService:
         return columns, schema.added(columns) | {"part_stats": stats}
 
     async def note_servers(self, servers: Mapping[str, Sequence[str]]) -> None:
-        """Base URLs of the run's own servers by name, each with its bearer token as its password, for all groups that wait too. One may be
-        down for the moment."""
+        """Sets the base URLs of the run's own servers by name, each with its bearer token as the URL's password. They apply to waiting
+        groups too. A listed server may be down for the moment."""
         await self.warm_up()
         for judging in self._judges.values():
             judging.servers = servers
 
     def remember(self, verdicts: Mapping[str, str]) -> None:
-        """Verdicts of the run, by their keys, that are not asked for again."""
+        """Adds verdicts of the run, by their keys, which are then not asked for again."""
         remember(self._known, verdicts)
 
     async def judge(self, asked: Asked) -> tuple[list[Reward], dict[str, PartStats]]:
-        """The group's rewards, and what became of each part by its name."""
+        """The group's rewards, and the statistics of each part by its name."""
         await self.warm_up()
         self.timeline.enter("judging")
         size = len(asked.trajectories)
@@ -187,7 +187,7 @@ class RewardService:
                 self.timeline.enter("idle")
 
     def progress(self) -> Progress:
-        # Each row has its own deadline: a service that answers while rows wait is slow, not hung.
+        # Each row has its own deadline, so a service that answers while rows wait does not hang.
         last_progress = time.time() if self._num_waiting else self._last_progress
         holds = tuple(judging.hold for judging in self._judges.values() if judging.hold)
         phase, since = self.timeline.phase
@@ -217,7 +217,7 @@ class RewardService:
         recipe = [part for part in self._judges if part.name in names]
         verdicts: dict[Part, Judged] = {}
         stats: dict[str, PartStats] = {}
-        # Those that ask for the rewards of others come after all others.
+        # Parts that read the rewards of other parts run last.
         for is_after in (False, True):
             parts = [part for part in recipe if ("rewards" in self._judges[part].asks) is is_after]
             others = {str(part.name): verdicts[part] for part in verdicts}
@@ -249,23 +249,23 @@ class RewardService:
 
 
 def conversation(columns: Mapping[str, Any], *, prompt: str, completion: str) -> list[Any]:
-    """The prompt's messages, or its text as the user's, and the completion as the assistant's answer."""
+    """The prompt's messages, or its text as a user message, followed by the completion as the assistant's message."""
     asked = columns.get("messages") or [{"role": "user", "content": prompt}]
     return [*asked, {"role": "assistant", "content": completion}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """A trajectory, in words."""
+    """A trajectory as text."""
 
     prompt: str
     completion: str
-    """Of an episode, what it said last: the words of environments and tools are not the model's."""
+    """For an episode, the model's last message: the texts of environments and tools are not the model's."""
     messages: list[Any]
 
 
 def told(batch: pa.RecordBatch, columns: Mapping[str, Any]) -> list[Told]:
-    """Of each row, which is a whole trajectory; `columns` are their prompt's."""
+    """The text of each row, which must be a whole trajectory. `columns` are the prompt's."""
     found: list[Told] = []
     for row in batch.select(["prompt_text", "completion_text", "messages"]).to_pylist():
         prompt, completion = row["prompt_text"], row["completion_text"]
@@ -289,7 +289,7 @@ def _stats(judged: Judged, new: Mapping[str, str], began: float) -> PartStats:
 
 
 def _asked(batch: pa.RecordBatch, wanted: Sequence[str], scores: Sequence[Scores]) -> Asked:
-    """The group with what is `wanted` of its trajectories: token ids cost much, and few judges read them."""
+    """The group, with only the `wanted` fields of its trajectories: token ids are expensive, and few judges read them."""
     columns = schema.info_of(batch, 0)
     of_each = {name: batch[_FIELDS[name]].to_pylist() for name in wanted if name in _FIELDS}
     said = told(batch, columns) if {"completion", "messages"} & {*wanted} else []

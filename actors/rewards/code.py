@@ -1,7 +1,7 @@
-"""Rewards for programs that pass tests. They run in a sandbox (`actors.sandbox`): what a program does is a verdict, and earns nothing
-unless it is right; only a sandbox that fails is a failed reward. The program is the completion's last fenced Python block.
+"""Rewards for programs that pass tests. Programs run in a sandbox (`actors.sandbox`). A wrong, crashing or slow program earns 0; only a
+failure of the sandbox is a failed reward. The program is the completion's last fenced Python block.
 
-The components tell why a program failed: no_program, wrong, crashed, out_of_time, out_of_memory.
+The components say why a program failed: no_program, wrong, crashed, out_of_time, out_of_memory.
 """
 
 import functools
@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import NonNegativeFloat
 
-from actors.reasoning import after_reasoning
 from actors.sandbox.judging import (
     Score,
     cases_of,
@@ -39,22 +38,23 @@ def code_stdin(
     tolerance: NonNegativeFloat | None = None,
     sandbox: SandboxConfig | None = None,
 ) -> dict[str, float]:
-    """A script that reads its standard input: each case's `output` is compared with what it prints, word by word.
+    """Runs the program as a script on each case's `input`, and compares its output with the case's `output`, word by word.
 
-    The column holds a list of `{input, output}`, or `{inputs, outputs}`; `score` is `all` or `share`; numbers may differ by `tolerance`.
-    A case that `sandbox.total_s` does not reach is out of time. `sandbox` may set level (`auto`, `landlock`, `bwrap`, `none`), time_s,
-    total_s, memory_bytes, output_bytes, and imports: packages that programs may use. Raises DataError when the prompt has no such cases.
+    The column holds a list of `{input, output}`, or `{inputs, outputs}`. `score` is `all` or `share`, the share of passed cases. Numbers
+    may differ by `tolerance`, absolutely or relatively. Cases after `sandbox.total_s` count as out of time. `sandbox` may set level
+    (`auto`, `landlock`, `bwrap`, `none`), time_s, total_s, memory_bytes, output_bytes, and imports, the packages that programs may use.
+    Raises DataError if the prompt has no such cases.
     """
     cases = texts_of(columns, column)
-    program = program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))
+    program = program_of(completion, prompt=prompt, finish_reason=finish_reason)
     if program is None:
         return reward_of(None, score=score)
 
-    box = _sandbox(sandbox)
+    box = _sandbox(sandbox or SandboxConfig())
 
     def judge(case: tuple[str, str], *, wall_s: float) -> Verdict:
         given, expected = case
-        # The limit on outputs is no limit on what the data set expects.
+        # An expected output may be longer than the configured limit.
         ran = box.run(program, stdin=given, wall_s=wall_s, output_bytes=2 * len(expected.encode()))
         if ran.verdict is Verdict.OK and not same_output(ran.stdout, expected, tolerance=tolerance):
             return Verdict.WRONG
@@ -75,23 +75,23 @@ def code_function(
     tolerance: NonNegativeFloat | None = None,
     sandbox: SandboxConfig | None = None,
 ) -> dict[str, float]:
-    """A function, called with each case's `input`, a list of arguments; what it returns is compared with `output`.
+    """Calls the program's function with each case's `input`, a list of arguments, and compares the result with `output`.
 
-    `function` is its name, or `Solution().name`; None takes the prompt's column `fn_name`. The program never sees the outputs: it
-    answers with plain values, which are compared here. Raises DataError when the prompt has no such cases, or no name.
+    `function` is its name, or `Solution().name`. None takes the prompt's column `fn_name`. The program never sees the expected outputs:
+    it returns plain values, which are compared outside. Raises DataError if the prompt has no such cases, or no function name.
     """
     cases = cases_of(columns, column)
     name = function or columns.get("fn_name")
     if not isinstance(name, str):
         raise DataError("the prompt has no column 'fn_name'; name the function with reward.judge.function")
     if not all(isinstance(given, list) for given, _ in cases):
-        raise DataError(f"an input in the column {column!r} is no list; it must hold the arguments of one call")
-    if (program := program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))) is None:
+        raise DataError(f"an input in the column {column!r} is not a list; it must hold the arguments of one call")
+    if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason)) is None:
         return reward_of(None, score=score)
     questions = [f"{PROGRAM}.{name}(*{list(given)!r})" for given, _ in cases]
-    # As above; an empty list takes six times as much on its way as it takes in a data set.
+    # As above. Encoded for the pipe, an empty list is six times as long as in the data set.
     expected_bytes = len(json.dumps([expected for _, expected in cases], default=str))
-    answers = _sandbox(sandbox).ask(program, questions, output_bytes=8 * expected_bytes)
+    answers = _sandbox(sandbox or SandboxConfig()).ask(program, questions, output_bytes=8 * expected_bytes)
     verdicts = [
         Verdict.WRONG
         if answer.verdict is Verdict.OK and not same_value(answer.value, expected, tolerance=tolerance)
@@ -112,21 +112,21 @@ def code_asserts(
     score: Score = "all",
     sandbox: SandboxConfig | None = None,
 ) -> dict[str, float]:
-    """Tests that raise unless they pass: a list of statements such as `assert f(2) == 4`, or one text.
+    """Runs tests that raise unless they pass: a list of statements such as `assert f(2) == 4`, or one text.
 
-    `entry_point` names the column with the function's name, for tests that define `check(candidate)`, as HumanEval's do. The tests run in a
-    process of their own, confined as well; the program answers them with plain values from its. Instances, functions and iterators of the
-    program can be used there, but equal nothing. A list, dict, set or deque that a function changes in place is changed for the tests where
-    it returns None, as Python's own do; what else it is given are copies. A name that the tests neither import nor define, nor is Python's
-    own, is the program's, whatever it made of it: tests that compare by np.allclose or Counter must import them. A function that alone is
-    named there is the program's even where Python has one, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests,
-    and for tests that do not compile.
+    `entry_point` names the column with the function's name, for tests that define `check(candidate)`, such as HumanEval's. The tests run
+    confined in a second process, to which the program's process returns plain values. Tests can use instances, functions and iterators of
+    the program, but these equal nothing. Arguments are copies. If a function returns None, its in-place changes to a list, dict, set or
+    deque are copied back to the tests. A name that the tests neither import nor define, and that is not a Python builtin, is the program's:
+    so tests that use np.allclose or Counter must import them. If the tests use one builtin and no other name of the program, and the
+    program defines that name, it is the program's, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests
+    that do not compile, and for tests that pass a lambda or another value that is not plain to the program.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise DataError(
-            f"the column {column!r} is neither a text nor a list of them; give each prompt at least one test"
+            f"the column {column!r} is neither a text nor a list of texts; give each prompt at least one test"
         )
     if entry_point is not None:
         tests = [f"{test}\ncheck({json_of(columns, entry_point)})" for test in tests]
@@ -135,16 +135,10 @@ def code_asserts(
             compile(test, "<test>", "exec")
         except SyntaxError as error:
             raise DataError(f"a test in the column {column!r} does not compile: {error}") from None
-    if (program := program_of(after_reasoning(completion, prompt=prompt, finish_reason=finish_reason))) is None:
+    if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason)) is None:
         return reward_of(None, score=score)
-    answers = _sandbox(sandbox).ask(program, tests)
+    answers = _sandbox(sandbox or SandboxConfig()).ask(program, tests)
     return reward_of([answer.verdict for answer in answers], score=score)
 
 
-def _sandbox(config: SandboxConfig | None) -> Sandbox:
-    return _made((config or SandboxConfig()).model_dump_json())
-
-
-@functools.cache
-def _made(config: str) -> Sandbox:
-    return Sandbox(SandboxConfig.model_validate_json(config))
+_sandbox = functools.cache(Sandbox)

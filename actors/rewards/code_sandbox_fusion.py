@@ -1,4 +1,4 @@
-"""Reward for programs of any language that pass tests, run by a SandboxFusion server (bytedance/SandboxFusion, `POST /run_code`)."""
+"""Reward for programs that pass tests, in any language of a SandboxFusion server (bytedance/SandboxFusion, `POST /run_code`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from pydantic import NonNegativeFloat
 
 from actors.http import Endpoint, HttpClient
-from actors.reasoning import after_reasoning
 from actors.sandbox.judging import Score, program_of, reward_of, same_output, texts_of
 from actors.sandbox.sandbox import Verdict
 from cluster.contracts.errors import DataError, WorkerError
@@ -15,11 +14,10 @@ _MIB = 1024**2
 
 
 class SandboxFusion:
-    """As `code_stdin`, on the server at `url`: each case's `output` is compared here with what the program prints.
+    """As `code_stdin`, on the server at `url`. The program's output is compared with each case's `output` here, outside the server.
 
-    The server gets the program and each case's input, never an output. An error of the server, or of its sandbox, is a failed reward.
-    Once the cases have taken `total_s`, by the server's own clock, the others are out of time. `url` may be all that `remote` takes as
-    `endpoint`.
+    The server gets the program and each case's input, never an expected output. An error of the server or of its sandbox is a failed
+    reward. After `total_s` by the server's clock, the remaining cases count as out of time. `url` takes all forms of `remote`'s `endpoint`.
     """
 
     def __init__(
@@ -44,20 +42,19 @@ class SandboxFusion:
         self, *, prompt: str, completion: str, columns: Mapping[str, Any], finish_reason: str = ""
     ) -> dict[str, float]:
         cases = texts_of(columns, self._column)
-        said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
-        program = program_of(said, language=self._language)
+        program = program_of(completion, prompt=prompt, finish_reason=finish_reason, language=self._language)
         if program is None:
             return reward_of(None, score=self._score)
         request = {"code": program, "language": self._language, **self._limits}
         verdicts: list[Verdict] = []
         spent_s = 0.0
         for given, expected in cases:
-            verdict, said = Verdict.OUT_OF_TIME, ""
+            verdict, printed = Verdict.OUT_OF_TIME, ""
             if spent_s < self._total_s:
                 result = await self._run(request | {"stdin": given})
-                verdict, said = _verdict(result), result.get("stdout") or ""
+                verdict, printed = _verdict(result), result.get("stdout") or ""
                 spent_s += self._time_s if verdict is Verdict.OUT_OF_TIME else result.get("execution_time") or 0.0
-            if verdict is Verdict.OK and not same_output(said, expected, tolerance=self._tolerance):
+            if verdict is Verdict.OK and not same_output(printed, expected, tolerance=self._tolerance):
                 verdict = Verdict.WRONG
             verdicts.append(verdict)
             if self._score == "all" and verdict is not Verdict.OK:
@@ -65,9 +62,9 @@ class SandboxFusion:
         return reward_of(verdicts, score=self._score)
 
     async def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's result of compiling the program, where that failed, else of running it.
+        """The server's result of running the program, or of compiling it if that failed.
 
-        Raises WorkerError for an answer that says nothing about the program, UnavailableError in an outage.
+        Raises WorkerError for an answer without such a result, and UnavailableError during an outage.
         """
         try:
             answer = await self._client.post("/run_code", request)

@@ -1,4 +1,4 @@
-"""Reward for saying exactly the answer: a baseline that needs no verifier."""
+"""Reward for a completion equal to the answer: a baseline without a verifier."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from actors.columns import text_of
 def exact_match(
     *, prompt: str, completion: str, columns: Mapping[str, Any], column: str = "answer", ignore_case: bool = False
 ) -> float:
-    """1 if the completion equals the prompt's `column` up to white space around it, else 0.
+    """1 if the completion equals the prompt's `column`, apart from white space around it, else 0.
 
-    Numbers in the column are compared as written. Raises DataError when the prompt has no such column.
+    Numbers in the column are compared as text. Raises DataError if the prompt has no such column.
     """
     said, wanted = completion.strip(), text_of(columns, column)
     if ignore_case:

@@ -1,4 +1,4 @@
-"""Reward for a completion that is made of tagged blocks, such as `<think>...</think><answer>...</answer>`."""
+"""Reward for a completion in tagged blocks, such as `<think>...</think><answer>...</answer>`."""
 
 import re
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from pydantic import Field
 def format(
     *, prompt: str = "", completion: str, tags: Annotated[Sequence[str], Field(min_length=1)] = ("think", "answer")
 ) -> float:
-    """1 if the completion is one block of each tag, in this order, none empty, with nothing but white space between and around them.
+    """1 if the completion is one block of each tag in this order, none empty, with only white space between and around them, else 0.
 
-    The first block may begin at the end of the prompt, where chat templates of reasoning models write `<think>`.
+    The first block may begin at the end of the prompt: chat templates of reasoning models write `<think>` there.
 
     Source: the format reward of DeepSeek-R1, arXiv:2501.12948. Peers: open-r1 `format_reward`, TRL `think_format_reward`
     """

@@ -1,6 +1,7 @@
-"""Reward for JSON of a given schema."""
+"""Reward for JSON that matches a schema."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -23,15 +24,15 @@ def json_schema(
     schema: dict[str, Any] | None = None,
     column: str | None = None,
 ) -> float:
-    """1 if the completion, or its last fenced block where it has one, is JSON that the schema allows. What stands before a `</think>`, or
-    behind a `<think>` that nothing ends, does not count.
+    """1 if the completion, or its last fenced block if it has one, is JSON that matches the schema, else 0. Text before a `</think>` or
+    after an unclosed `<think>` does not count.
 
-    The schema is the run's, or the prompt's own in `column`, as a mapping or as JSON; what it refers to must be in it. Raises ConfigError
-    unless one of them is given, and DataError for what is no schema.
+    `schema` is the same for all prompts; `column` names the column with the prompt's own schema, as a mapping or as JSON text. All
+    references must be inside the schema. Raises ConfigError unless exactly one of both is given, and DataError for an invalid schema.
     """
     if (schema is None) == (column is None):
         raise ConfigError(
-            "reward json_schema takes one of schema and column; give the run's schema, or name the prompts' column"
+            "reward json_schema takes one of schema and column; give one schema for all prompts, or name the prompts' column"
         )
     wanted: Any = schema if column is None else columns.get(column)
     try:
@@ -40,18 +41,20 @@ def json_schema(
     except (ValueError, TypeError, jsonschema.SchemaError) as error:
         where = "schema" if column is None else f"column {column!r}"
         raise DataError(
-            f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema, with all that it refers to"
+            f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema, without references to outside"
         ) from error
-    # Fences of other languages count too, or the end of one would begin a block.
+    # Blocks of other languages are matched too, or their closing fence would open a block.
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     blocks = [text for mark, text in _FENCED.findall(answer) if mark.lower() in ("", "json")]
     try:
-        said = json.loads(blocks[-1] if blocks else answer, parse_constant=_refuse)
-        return float(validator.is_valid(said))
-    except (ValueError, OverflowError, RecursionError):  # 1e400 is infinity, which is a multiple of nothing
+        value = json.loads(blocks[-1] if blocks else answer, parse_constant=_finite, parse_float=_finite)
+        return float(validator.is_valid(value))
+    except (ValueError, OverflowError, RecursionError):  # 10^400 overflows if the schema has `multipleOf: 0.1`
         return 0.0
 
 
-def _refuse(constant: str) -> None:
-    """JSON has no NaN and no Infinity, which Python's parser takes. Raises ValueError."""
-    raise ValueError(f"{constant} is not JSON")
+def _finite(text: str) -> float:
+    """Raises ValueError for NaN and Infinity, which are not JSON but accepted by Python, and for numbers beyond float64 such as 1e400."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return number

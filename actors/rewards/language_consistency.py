@@ -1,4 +1,4 @@
-"""Reward for staying in one script: a completion that mixes languages of different scripts earns less."""
+"""Reward for staying in one script: a completion that mixes scripts earns less."""
 
 import unicodedata
 from typing import Literal
@@ -9,13 +9,13 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "japanese": ("HIRAGANA", "KATAKANA", "CJK", "IDEOGRAPHIC"),
     "korean": ("HANGUL", "CJK"),
 }
-"""How Unicode's names of a script's letters begin, where it is not the script's own name."""
+"""Prefixes of the Unicode names of a script's letters. For other scripts the prefix is the script's name."""
 
 
 def language_consistency(*, completion: str, script: Script = "latin") -> float:
-    """Share of the completion's letters that are of the script; 0 for a completion without letters.
+    """Share of the completion's letters that belong to the script. 0 for a completion without letters.
 
-    It tells English from Chinese, and not English from German. Source: the language consistency reward of DeepSeek-R1, arXiv:2501.12948,
+    It distinguishes English from Chinese, but not from German. Source: the language consistency reward of DeepSeek-R1, arXiv:2501.12948,
     which takes the share of words
     """
     letters = [each for each in completion if each.isalpha()]

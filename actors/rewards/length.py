@@ -15,14 +15,12 @@ def length(
     at_least: Annotated[int, Field(ge=0)] = 1,
     fade: Annotated[int, Field(ge=0)] = 0,
 ) -> float:
-    """1 from `at_least` to `at_most` tokens, 0 below; above it falls linearly, to 0 at `at_most + fade`.
+    """1 from `at_least` to `at_most` tokens, 0 below `at_least`. Above `at_most` it falls linearly, to 0 at `at_most + fade`.
 
-    With `at_most` short of `sampling.max_tokens` by `fade` it is DAPO's soft overlong punishment plus 1 (arXiv:2503.14476).
+    With `at_most` = `sampling.max_tokens` - `fade` it is DAPO's soft overlong punishment plus 1 (arXiv:2503.14476).
     """
     if at_least > at_most:
-        raise ConfigError(
-            f"at_least={at_least} is more than at_most={at_most}, and no length is between them; lower it"
-        )
+        raise ConfigError(f"at_least={at_least} is more than at_most={at_most}, so every length earns 0; lower it")
     excess = len(token_ids) - at_most
     if len(token_ids) < at_least or excess > fade:
         return 0.0

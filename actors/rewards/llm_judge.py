@@ -1,4 +1,4 @@
-"""Reward that a language model gives by a rubric."""
+"""Reward by a language model that grades with a rubric."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from cluster.supervision.tasks import together
 
 
 class LlmJudge:
-    """The sum over the criteria of weight times the value of the choice; of several votes, each criterion's median counts.
+    """Sum over the criteria of weight times the value of the chosen answer. With several votes, each criterion's median counts.
 
-    Asks a server that speaks OpenAI's API, at `endpoint` (`{urls, model, key_env, ...}`) or a `server` of `reward.servers`. Answers are
-    JSON of the rubric's form, enforced by servers that can. An answer that cannot be read, or is cut off, is asked for once more; then the
-    reward fails, and so it does where one vote of several fails. Components: each criterion, `tokens` of all questions and answers,
-    and `votes_spread`, by how much the rewards of the votes differ.
-    Source: Zheng et al., "Judging LLM-as-a-Judge" (arXiv:2306.05685)
+    Asks a server with OpenAI's API: `endpoint` (`{urls, model, key_env, ...}`), or `server`, a name of `reward.servers`. Answers are JSON
+    in the rubric's form, which a server with structured outputs enforces. After an unreadable or cut-off answer the model is asked once
+    more. If that fails too, or if one of several votes fails, the reward fails. Components: each criterion; `tokens` of all questions and
+    answers; `votes_spread`, the largest reward of a vote minus the smallest. Source: Zheng et al., "Judging LLM-as-a-Judge"
+    (arXiv:2306.05685)
     """
 
     keeps_verdicts = True
@@ -34,11 +34,11 @@ class LlmJudge:
         votes: PositiveInt = 1,
         asking: Asking | None = None,
     ) -> None:
-        """`rubric` is a YAML file (docs/rewards.md). `asking` is `{temperature, max_tokens, seed, body}`; vote i has seed + i."""
+        """`rubric` is a YAML file (docs/rewards.md). `asking` is `{temperature, max_tokens, seed, body}`. Vote i uses seed + i."""
         asking = asking or Asking()
         if votes > 1 and asking.temperature == 0:
             raise ConfigError(
-                f"votes={votes} with asking.temperature=0: all votes are the same; raise it, or leave votes out"
+                f"votes={votes} with asking.temperature=0: all votes are the same; raise the temperature, or leave votes out"
             )
         self._rubric = Rubric.read(rubric, field="rubric")
         self.identity = self._rubric

@@ -1,4 +1,4 @@
-"""Reward for a mathematically equal answer, by the math-verify package: LaTeX, fractions, sets, intervals, units."""
+"""Reward for a mathematically equal answer by the package math-verify: LaTeX, fractions, sets, intervals, units."""
 
 import functools
 import logging
@@ -13,7 +13,7 @@ from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
-# It warns of deadlines that are off, once in each process; why they are, stands below.
+# The package warns once a process that its deadlines are off. `math_verify` below says why they are.
 logging.getLogger(package.__name__).setLevel(logging.ERROR)
 
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
@@ -22,7 +22,7 @@ _POWERS = re.compile(r"\d[\d.]*(?:\s*(?:\^|\*\*)[\s{(]*\d[\d.]*)+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _FACTORIAL, _FACTORIAL_OF_ONE = re.compile(r"(\d+)\s*!"), re.compile(r"!\s*[)}][\s)}]*!")
 _LARGEST = 100_000
-"""Exponent, or number whose factorial is taken: what is larger takes longer to compute than any deadline."""
+"""Largest exponent, and largest argument of a factorial. Larger ones take longer to compute than any deadline."""
 _MIXED = re.compile(r"(?<![\w.,/^])(?<!\^\{)(\d{1,9})\s+([1-9]\d?)/([1-9]\d{0,2})(?![\w/^]|[.,]\d)")
 
 
@@ -34,18 +34,18 @@ def math_verify(
     finish_reason: str = "",
     column: str = "answer",
 ) -> float:
-    r"""1 if the completion's answer equals the prompt's `column`: its last \boxed{...}, else LaTeX, else a plain expression. Boxes that
-    only `,`, `;`, `and` or `or` join are one answer of several values. `2 1/2` is a mixed number. What stands before a `</think>`, or
-    behind a `<think>` that nothing ends, is no answer, nor is a box with a number too large to compute, such as 10^{10^{10}}.
+    r"""1 if the completion's answer equals the prompt's `column`, else 0. The answer is the last \boxed{...}, else LaTeX, else a plain
+    expression. Boxes joined only by `,`, `;`, `and` or `or` are one answer with several values. `2 1/2` is a mixed number. Text before a
+    `</think>` or after an unclosed `<think>` is not an answer, nor is a box with a number too large to compute, such as 10^{10^{10}}.
 
-    Raises DataError when the prompt has no such column, or what it holds does not parse: the completion is not to blame.
+    Raises DataError if the prompt has no such column or the column does not parse.
     """
     text = text_of(columns, column)
     gold = _gold(text)
     if isinstance(columns[column], float) and "e" in text:
-        # Python writes 0.00001 as 1e-05, which is read as Euler's number minus 5.
+        # Python writes 0.00001 as 1e-05, which the package reads as Euler's number minus 5.
         gold = _gold(f"{Decimal(text):f}") + gold
-    # The package's own deadlines are alarm signals, which exist on main threads alone: the reward service has the deadline.
+    # The package's own deadlines are off: they are alarm signals, which only main threads get. The reward service enforces the deadline.
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     box = _boxed(answer)
     if box is not None and _is_too_large(box):
@@ -56,10 +56,10 @@ def math_verify(
 
 @functools.lru_cache(maxsize=1024)
 def _gold(text: str) -> list[Any]:
-    # Data sets write answers bare ("\frac{1}{2}"), which parses as LaTeX only between dollars.
+    # Data sets write answers without dollars ("\frac{1}{2}"), but LaTeX parses only between dollars.
     text = _improper(_boxed(text) or text)
     is_marked = "$" in text or "\\boxed" in text
-    # In "\$18.90" the dollar is money and marks nothing.
+    # In "\$18.90" the dollar is a currency sign and no mark of LaTeX.
     parsed = (is_marked and package.parse(text, parsing_timeout=0)) or package.parse(f"${text}$", parsing_timeout=0)
     if not parsed:
         raise DataError(
@@ -69,7 +69,7 @@ def _gold(text: str) -> list[Any]:
 
 
 def _boxed(text: str) -> str | None:
-    r"""The last \boxed{...} that is closed, with those that are joined to it. None where there is none."""
+    r"""The last closed \boxed{...}, with the boxes joined to it. None if there is none."""
     opened: list[re.Match[str] | None] = []
     boxes: list[tuple[re.Match[str], int]] = []
     for found in _BRACE.finditer(text):
@@ -78,7 +78,7 @@ def _boxed(text: str) -> str | None:
         elif found["open"]:
             opened.append(None)
         elif found["close"] and opened and (box := opened.pop()) is not None:
-            while boxes and boxes[-1][0].start() > box.start():  # within this one
+            while boxes and boxes[-1][0].start() > box.start():  # inside this one
                 boxes.pop()
             boxes.append((box, found.start()))
     if not boxes:
@@ -90,7 +90,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _is_too_large(text: str) -> bool:
-    """Whether it has a power or a factorial that would not be computed within a deadline."""
+    """Whether it has a power or a factorial that takes longer to compute than any deadline."""
     for chain in _POWERS.findall(text):
         exponent = 1.0
         for number in reversed(_NUMBER.findall(chain)[1:]):
@@ -105,7 +105,7 @@ def _is_too_large(text: str) -> bool:
 
 
 def _improper(text: str) -> str:
-    """With `5/2` for `2 1/2`, which the package reads as a product or a sum."""
+    """Replaces mixed numbers such as `2 1/2`, which the package reads as a product or a sum, by fractions such as `5/2`."""
 
     def written(mixed: re.Match[str]) -> str:
         whole, numerator, denominator = map(int, mixed.groups())

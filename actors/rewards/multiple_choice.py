@@ -8,9 +8,9 @@ from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
-# Also \boxed{\text{(B)}}. A small letter must be all that is boxed.
+# Also \boxed{\text{(B)}}. A lower-case letter must be the only content of the box.
 _BOXED = re.compile(r"\\boxed\{(?:\s|\\\w{1,9}\{|\(){0,9}([A-Z]\b|[a-z](?=[\s).}]*\}))")
-# A small a before another word is an article, and e^x a power.
+# A lower-case a before another word is an article, and e^x is a power.
 _CALLED_ANSWER = re.compile(
     r"\banswer(?:(?:\s+is|\s*:)(?:[\s*:($\[]|\\\(|\\[a-z]+\{|(?:the|option|choice|letter)\s)*|[\s*:(]*)"
     r"(?-i:(?!a\s+\w))([A-Z])\b(?![\^'’-])",
@@ -19,7 +19,7 @@ _CALLED_ANSWER = re.compile(
 _ANOTHER_BOXED = re.compile(r"[\s).]{0,9}(?:,|;|&|/|\b(?:or|and)\b)[\s(]{0,9}([A-Z])\b")
 _ANOTHER_CALLED = re.compile(r"[\s).*]{0,9}(?:\bor\b|/)[\s(*]{0,9}([A-Z])\b")
 _ALONE = re.compile(r"(?<![\w'])([A-Z])(?![\w'])")
-# A large A that begins a sentence is an article, unless a verb follows: "A matches", "A would".
+# An upper-case A at the start of a sentence is an article, unless a verb follows: "A matches", "A would".
 _NO_ARTICLE = re.compile(
     r"(?<![\w'])(?!(?:(?<=[.!?]\s)|(?<![\s\S]))A\s+(?!(?:or|and|also|best|because|correctly|can|cannot|could|may|might|must|should|will|would)\b"
     r"|[a-z]*[a-rt-z]s\b)[a-z])([A-Z])(?![\w'])"
@@ -35,20 +35,19 @@ def multiple_choice(
     column: str = "answer",
     choices: str = "ABCDE",
 ) -> float:
-    r"""1 if the completion's last letter of `choices` is the prompt's `column`: one in \boxed{}, else one called the answer, else any that
-    stands alone, a letter that reads as an article last. `\boxed{A, B}` and "the answer is A or B" are no answer. What stands before a
-    `</think>`, or behind a `<think>` that nothing ends, is no answer.
+    r"""1 if the completion's chosen letter equals the prompt's `column`, else 0. The chosen letter is the last one of `choices` in
+    \boxed{}, else the last one called the answer, else the last one that stands alone; an `A` that looks like an article is taken only if
+    there is no other. `\boxed{A, B}` and "the answer is A or B" are not answers, nor is text before a `</think>` or after an unclosed
+    `<think>`.
 
-    The column holds the letter, or the place of the choice from 0 as a number. Raises DataError when it holds neither.
+    The column holds the letter, or the index of the choice from 0. Raises DataError if it holds neither.
     """
     choices = choices.upper()
     wanted = text_of(columns, column).strip("().").upper()
     if wanted.isdecimal() and int(wanted) < len(choices):
         wanted = choices[int(wanted)]
     if len(wanted) != 1 or wanted not in choices:
-        raise DataError(
-            f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or the place of one from 0"
-        )
+        raise DataError(f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or its index from 0")
     said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     for pattern, another in (
         (_BOXED, _ANOTHER_BOXED),

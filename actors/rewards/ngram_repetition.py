@@ -6,9 +6,9 @@ from pydantic import Field
 
 
 def ngram_repetition(*, completion: str, n: Annotated[int, Field(ge=1)] = 3) -> float:
-    """Minus the share of the completion's n-grams of words that stood in it before: 0 without repetition, near -1 for one phrase for ever.
+    """Minus the share of the completion's word n-grams that occur earlier in it: 0 without repetition, near -1 for one endless phrase.
 
-    Fewer than n words repeat nothing. Source: the repetition penalty of Yeo et al., arXiv:2502.03373. Peers: open-r1
+    0 for fewer than n words. Source: the repetition penalty of Yeo et al., arXiv:2502.03373. Peers: open-r1
     `get_repetition_penalty_reward` (there scaled by `max_penalty`, here by the part's weight)
     """
     words = completion.lower().split()

@@ -1,4 +1,4 @@
-"""A `reward_func(queries, prompts, labels)` of OpenRLHF's, unchanged, called once a group."""
+"""Calls an unchanged `reward_func(queries, prompts, labels)` written for OpenRLHF, once a group."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from cluster.contracts.errors import DataError
 
 
 class OpenRlhfReward:
-    """A tensor or a list of rewards, or a dict with `rewards`, whose `scores` are a component; `extra_logs` are left out.
+    """The function returns rewards as a tensor or list, or a dict with `rewards`. `scores` become a component, `extra_logs` are ignored.
 
     Source: OpenRLHF, examples/python/reward_func.py
     """
@@ -25,7 +25,7 @@ class OpenRlhfReward:
                 f"label_column={self._label_column!r} is not a column of this prompt; it has: {', '.join(sorted(columns)) or 'none'}"
             )
         queries = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        # By place, as there: their names are the function's own.
+        # Positional arguments, as in OpenRLHF: the function may name them differently.
         given = self._function(queries, prompts, [columns[self._label_column]] * len(prompts))
         if not isinstance(given, Mapping):
             return given

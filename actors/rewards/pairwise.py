@@ -1,4 +1,4 @@
-"""Reward by comparison inside the group."""
+"""Reward by comparisons inside the group."""
 
 import itertools
 import math
@@ -15,12 +15,12 @@ from cluster.supervision.tasks import together
 
 
 class Pairwise:
-    """A completion's mean over its opponents of what it wins: 1 for a win, 1/2 for a tie, in [0, 1].
+    """A completion's mean score over its opponents, in [0, 1]: 1 for a win, 1/2 for a tie, 0 for a loss.
 
-    A language model compares each pair in both orders, and a pair's score is the mean of the two: a model that prefers a place gives ties.
-    Equal texts tie unasked. Components: `position_bias`, the mean of what the first place won minus 1/2 (0 for a fair model, 1/2 for one
-    that always takes the first), None where no pair was asked; `tokens`, half of those of its pairs.
-    A pair that fails fails the whole group: a win rate over fewer opponents is on another scale than the others'.
+    A language model compares each pair in both orders. A pair's score is the mean of both, so a model that prefers a position gives ties.
+    Equal texts tie without a question. Components: `position_bias`, the mean score of the first position minus 1/2 (0 for a fair model, 1/2
+    for one that always takes the first), None if no pair was asked; `tokens`, half the tokens of its pairs.
+    If one pair fails, the whole group fails: a win rate over fewer opponents is on another scale than the others.
     Source: Zheng et al., "Judging LLM-as-a-Judge" (arXiv:2306.05685), on position bias and both orders
     """
 
@@ -35,11 +35,11 @@ class Pairwise:
         opponents: PositiveInt | None = None,
         asking: Asking | None = None,
     ) -> None:
-        """`rubric`, `endpoint`, `server` and `asking` are those of `llm_judge`; the rubric has no criteria, and its slots are `{first}` and
-        `{second}`. `opponents`, an even number, are drawn by the group's seeds, as many for each completion; None: all others."""
+        """`rubric`, `endpoint`, `server` and `asking` are those of `llm_judge`, but the rubric has no criteria, and its slots are `{first}`
+        and `{second}`. `opponents` is an even number of opponents for each completion, drawn with the group's seed. None: all others."""
         if opponents is not None and opponents % 2:
             raise ConfigError(
-                f"opponents={opponents} is odd: not all completions can have as many; use {opponents + 1}"
+                f"opponents={opponents} is odd, and not every group size allows that; use {opponents + 1}"
             )
         pairs = PairRubric() if rubric is None else PairRubric.read(rubric, field="rubric")
         self._rubric = self.identity = pairs.comparing
@@ -68,7 +68,7 @@ class Pairwise:
             return await self._chat.grades(question, seed=self._asking.seed, servers=servers)
 
         pairs = _pairs(len(texts), self._opponents, seed=seeds[0])
-        # Texts, not completions: equal ones are asked about once, and get equal verdicts.
+        # Keyed by texts: equal completions are asked about once and get equal verdicts.
         orders = {(texts[i], texts[j]) for pair in pairs for i, j in (pair, pair[::-1]) if texts[i] != texts[j]}
         asked = sorted(orders)
         answers = dict(zip(asked, await together(*(ask(*order) for order in asked)), strict=True))
@@ -94,7 +94,7 @@ def _of_one(
 
 
 def _pairs(size: int, opponents: int | None, *, seed: int) -> list[tuple[int, int]]:
-    """All of them, or neighbours on a shuffled circle: every place is in as many."""
+    """All pairs, or pairs of neighbours on a shuffled circle, so that every completion is in the same number of pairs."""
     if opponents is None or opponents >= size - 1:
         return [*itertools.combinations(range(size), 2)]
     circle = random.Random(seed).sample(range(size), size)

@@ -1,4 +1,4 @@
-"""Reward by reasoning_gym's own verifier of the task a prompt came from (`actors.prompts.reasoning_gym`)."""
+"""Reward by reasoning_gym's own verifier of the prompt's task (`actors.prompts.reasoning_gym`)."""
 
 import functools
 import json
@@ -13,20 +13,20 @@ from cluster.contracts.errors import DataError
 
 _NEEDED = ("answer", "metadata", "task", "task_config")
 _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
-"""Their verifiers compare with tuples, which JSON has turned into lists."""
+"""Their verifiers compare with tuples, which JSON turned into lists."""
 LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-"""Their verifiers read a list by Python's `eval`."""
+"""Their verifiers read a list with Python's `eval`."""
 FORMULAS = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
 )
-"""Theirs read a formula by `parse_expr` of sympy, which is `eval`, too, and for a text in the formula once more."""
+"""Their verifiers read a formula with sympy's `parse_expr`, which uses `eval`, and evaluates a text inside the formula once more."""
 _FUNCTION = re.compile(
     "a?(?:sin|cos|tan|cot|sec|csc)h?|[aA]bs|exp|ln|log|[pP]ow|root|cbrt|sqrt|sign|factorial|Rational|Integral"
 )
 _BEFORE_A_GROUP = frozenset("+-*/%^,=<>[{:|&~")
-"""After these, a parenthesis calls nothing."""
+"""A parenthesis after one of these is not a call."""
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""What verifiers raise that read an answer without a doubt, such as that of `prime_factorization` for words."""
+"""Raised by verifiers that do not check the form of an answer, such as that of `prime_factorization` for words."""
 
 
 def reasoning_gym(
@@ -37,23 +37,23 @@ def reasoning_gym(
     finish_reason: str = "",
     answer_tag: str | None = None,
 ) -> float:
-    """The verifier's score, usually in [0, 1]; many tasks give part of it for a right answer amid other text.
+    """The verifier's score, usually in [0, 1]. Many tasks give a part of it for a right answer with other text around it.
 
-    Without `answer_tag` the whole completion after its reasoning is the answer, stripped. With `answer_tag: answer` it is what stands in
-    the last `<answer>...</answer>`; a completion that has none is judged as no answer. Raises DataError when the prompt lacks a column.
+    Without `answer_tag` the answer is the whole completion after its reasoning, stripped. With `answer_tag: answer` it is the text in the
+    last `<answer>...</answer>`; a completion without the tag has no answer. Raises DataError if the prompt lacks a column.
     """
     said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     return score_of(answer_of(said, answer_tag=answer_tag), columns, setting="reward.judge")
 
 
 def answer_of(completion: str, *, answer_tag: str | None) -> str | None:
-    """None where the tag is missing."""
+    """None if the tag is missing."""
     return completion.strip() if answer_tag is None else extract_answer(completion, tag_name=answer_tag)
 
 
 def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) -> float:
-    """By the verifier of the task in `columns`; 0 for an answer that it cannot read. One that would run as a program is no answer. Raises
-    DataError, naming `setting`, when they lack one."""
+    """Score by the verifier of the task in `columns`. 0 for an answer that it cannot read. An answer that the verifier would run as a
+    program counts as none. Raises DataError, naming `setting`, if a column is missing."""
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise DataError(
@@ -67,12 +67,12 @@ def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) ->
     try:
         return float(task.score_answer(answer, entry))
     except _UNREADABLE:
-        task.score_answer(columns["answer"], entry)  # raises where the prompt is to blame, and no answer could be read
+        task.score_answer(columns["answer"], entry)  # raises if the prompt is at fault
         return 0.0
 
 
 def _runs(answer: str, task: str) -> bool:
-    """Whether the verifier would call more than mathematics for it, here, outside of any sandbox."""
+    """Whether the verifier, which runs outside any sandbox, would call anything but mathematical functions."""
     if task in FORMULAS and ("'" in answer or '"' in answer):
         return True
     before = [piece.rstrip() for piece in answer.split("(")[:-1]]

@@ -1,4 +1,4 @@
-"""Reward for what a pattern finds in the completion: a format on its own, or an answer inside a format."""
+"""Reward for a match of a pattern in the completion: for a format, or for an answer inside a format."""
 
 import functools
 import re
@@ -12,11 +12,11 @@ from cluster.contracts.errors import ConfigError
 def regex(
     *, prompt: str, completion: str, columns: Mapping[str, Any], pattern: str, column: str | None = None
 ) -> float:
-    """Without `column`, 1 if the pattern matches somewhere in the completion. With it, 1 if the last match that is not
-    empty is the column's text.
+    """Without `column`, 1 if the pattern matches anywhere in the completion. With `column`, 1 if the text of the last non-empty match
+    equals the column's text. Else 0.
 
-    A match's text is its first group, or all of it where the pattern has no group; `.` matches line ends too. Raises ConfigError
-    for a broken pattern and DataError for a missing column. A pattern that backtracks for ever ends at the service's deadline.
+    A match's text is its first group, or the whole match if the pattern has no group. `.` also matches line ends. Raises ConfigError for
+    an invalid pattern and DataError for a missing column. The service's deadline ends a pattern that backtracks for ever.
     """
     matches = list(_compiled(pattern).finditer(completion))
     if column is None:

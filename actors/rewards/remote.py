@@ -1,4 +1,4 @@
-"""Rewards of a server: a reward model of another system, or `treadwheel serve-reward`."""
+"""Rewards from a server: another system's reward model, or `treadwheel serve-reward`."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,14 @@ Text = Literal["raw", "plain", "chat"]
 
 
 class Remote:
-    """A request is of several trajectories, also of groups that are judged at the same time; slime and chats go one by one.
+    """Sends several trajectories a request, also of different groups. slime and chats get one trajectory a request.
 
-    `endpoint` is a URL, a list of equal ones, or `{urls, key_env, ca_file, max_concurrency, requests_per_minute, tokens_per_minute}`.
-    openrlhf, lightrft and slime ask that very URL, classify asks /classify below it, native /judge. `column` goes as label or reference;
-    null sends none. `text` says what a query is: `raw`, with the special tokens of the policy's template but the last; `plain`, what the
-    messages say; `chat` (classify alone), the messages, for the server's own template. A request goes out with `batch_size` trajectories
-    (native: groups; 32), or `batch_s` after the first came. An outage holds the groups; all else that goes wrong is a failed reward.
+    `endpoint` is a URL, a list of equivalent URLs, or `{urls, key_env, ca_file, max_concurrency, requests_per_minute, tokens_per_minute}`.
+    openrlhf, lightrft and slime use the URL itself, classify uses URL/classify, native URL/judge. `column` is sent as label or reference;
+    null sends none. `text` is the form of a query. `raw`: prompt and completion with the special tokens of the policy's template, except
+    the last. `plain`: the contents of the messages. `chat` (classify only): the messages, for the server's own template. A request is sent
+    when it has `batch_size` trajectories (native: groups; default 32), or `batch_s` after its first one. During an outage groups wait; any
+    other error is a failed reward.
     """
 
     keeps_verdicts = True
@@ -40,7 +41,7 @@ class Remote:
         batch_size: PositiveInt | None = None,
         batch_s: NonNegativeFloat = 0.01,
     ) -> None:
-        """`model` is the name under which classify serves it. Raises ConfigError for what does not act in the dialect."""
+        """`model` is the model's name on the classify server. Raises ConfigError for a setting that the dialect does not use."""
         self._name, self._dialect, self._endpoint, self._column = dialect, DIALECTS[dialect], endpoint, column
         texts = self._dialect.texts
         if not endpoint.urls:
@@ -48,16 +49,16 @@ class Remote:
         if text is not None and text not in texts:
             raise ConfigError(f"text={text} is not for dialect {dialect}, which takes: {', '.join(texts) or 'none'}")
         if (model is None) == (dialect == "classify"):
-            raise ConfigError(f"model={model!r} with dialect {dialect}: classify needs it, and no other takes it")
+            raise ConfigError(f"model={model!r} with dialect {dialect}: classify needs a model, the others take none")
         self._text = text or (*texts, "raw")[0]
-        # The text of a template has its own special tokens.
+        # Raw text already has the special tokens of the policy's template.
         tokens = {"add_special_tokens": self._text == "plain"} if self._text != "chat" else {}
         self._more = {"model": model, **tokens} if model else {}
         self._client = HttpClient(endpoint)
         is_one_by_one = self._text == "chat" or self._dialect.is_one_by_one
         if is_one_by_one and batch_size is not None:
             raise ConfigError(
-                f"batch_size={batch_size} with dialect {dialect}, which asks one by one here; leave it out"
+                f"batch_size={batch_size} with dialect {dialect}, which gets one trajectory a request here; leave it out"
             )
         self._batches = Batches(self._judged, size=1 if is_one_by_one else batch_size or 32, wait_s=batch_s)
 
@@ -88,7 +89,7 @@ class Remote:
         verdicts = await asyncio.gather(*map(self._batches.result, items), return_exceptions=True)
         if away := next((each for each in verdicts if isinstance(each, UnavailableError)), None):
             raise away
-        # Not None: all of them together would say that the judge does not judge this prompt.
+        # A list of None for all would mean that the judge does not judge this prompt.
         verdicts = [DataError("the server answered null") if each is None else each for each in verdicts]
         return [failed(verdict) if isinstance(verdict, BaseException) else verdict for verdict in verdicts]
 
@@ -100,11 +101,11 @@ class Remote:
             return messages
         said = [each.get("content") for each in messages]
         if not all(isinstance(each, str) for each in said):
-            raise DataError("text=plain is for messages of text alone, and one of this prompt holds more; take raw")
+            raise DataError("text=plain needs messages that are only text, and this prompt has another one; use raw")
         return "\n".join(said)
 
     async def _judged(self, items: Sequence[Item]) -> Sequence[Any]:
-        """Raises as `HttpClient.post`, and DataError for an answer of another form or length."""
+        """Raises as `HttpClient.post`, and DataError for an answer of the wrong form or length."""
         rows = [row for item in items for row in item.get("trajectories", [item])]
         num_tokens = sum(len(row["prompt"] + row["completion"]) for row in rows) // CHARACTERS_PER_TOKEN
         body = self._dialect.request(items) | self._more
@@ -124,7 +125,7 @@ class Remote:
 
 
 def _as_said(trajectory: dict[str, Any], messages: Sequence[Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """With its messages, if it is an episode: those of a single turn the server knows from all else."""
+    """Adds the messages of an episode. For a single turn the server can build them from the other fields."""
     known = conversation(columns, prompt=trajectory["prompt"], completion=trajectory["completion"])
     return trajectory if messages == known else trajectory | {"messages": messages}
 

@@ -1,4 +1,4 @@
-"""A reward function of TRL's, unchanged: `f(prompts, completions, **columns)`, called once a group."""
+"""Calls an unchanged reward function written for TRL, `f(prompts, completions, **columns)`, once a group."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,15 +7,14 @@ from pydantic import ImportString
 
 
 class TrlReward:
-    """Each column comes as a list, one entry a completion; token ids as `completion_ids`. As in TRL, None says that it does not judge this
-    prompt: the part then leaves the recipe of the group. None for some trajectories of a group is a failed reward.
+    """The function gets each column as a list, one entry a completion, and the token ids as `completion_ids`. As in TRL, None for all
+    trajectories means that it does not judge this prompt: the part leaves the group's recipe. None for some of them is a failed reward.
 
     Source: TRL's GRPOTrainer, "Using a custom reward function"
     """
 
     def __init__(self, *, function: ImportString[Any], conversational: bool = False) -> None:
-        """`function` is an import path, `my_package.rewards:f`. `conversational` gives it messages, as TRL does for data sets of
-        messages."""
+        """`function` is an import path, `my_package.rewards:f`. `conversational` passes messages, as TRL does for data sets of messages."""
         self._function = self.identity = function
         self._conversational = conversational
 

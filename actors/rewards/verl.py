@@ -1,4 +1,4 @@
-"""A `compute_score(data_source, solution_str, ground_truth, extra_info)` of verl's, unchanged, on the columns of verl's data sets."""
+"""Calls an unchanged `compute_score(data_source, solution_str, ground_truth, extra_info)` written for verl, on verl's columns."""
 
 import inspect
 from collections.abc import Awaitable, Mapping
@@ -10,14 +10,14 @@ from cluster.contracts.errors import DataError
 
 
 class VerlReward:
-    """A number, or a dict with `score`, whose other numbers are components of the reward; what is no number there is left out.
+    """The function returns a number, or a dict with `score`. Other numbers in the dict become components, other values are ignored.
 
     Source: verl, "Implement Reward Function for Dataset"
     """
 
     def __init__(self, *, function: ImportString[Any], ground_truth: str | None = None) -> None:
-        """`function` is an import path, `my_package.rewards:compute_score`. `ground_truth` names the column of the answer; None reads
-        `reward_model: {ground_truth: ...}`, as verl does. Raises DataError for a prompt without it."""
+        """`function` is an import path, `my_package.rewards:compute_score`. `ground_truth` names the column with the answer. None reads
+        `reward_model: {ground_truth: ...}`, as verl does. Raises DataError for a prompt without the answer."""
         self._function = self.identity = function
         self._ground_truth = ground_truth
 
@@ -34,7 +34,7 @@ class VerlReward:
             data_source=columns.get("data_source"),
             solution_str=completion,
             ground_truth=place[name],
-            extra_info=columns.get("extra_info") or {},  # never None there
+            extra_info=columns.get("extra_info") or {},  # verl never passes None
         )
         return _later(score) if inspect.isawaitable(score) else _reward(score)
 
@@ -52,7 +52,7 @@ def _reward(score: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """One of NumPy or torch too, as the mean of an array is. An array that has one number is none."""
+    """True also for a scalar of NumPy or torch, such as the mean of an array. False for an array with one number."""
     if isinstance(value, str | bytes) or getattr(value, "ndim", 0):
         return False
     try:
@@ -60,7 +60,7 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError, RuntimeError):
         return False
     except OverflowError:
-        return True  # an integer that no reward can hold, as is said of it
+        return True  # too large for a reward: it is refused later, with a message
     return True
 
 

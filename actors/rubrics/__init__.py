@@ -1,1 +1,1 @@
-"""What language models are asked when they judge: the rubric's file, the question, and the answer."""
+"""Judging by language models: the rubric file, the question, and the answer."""

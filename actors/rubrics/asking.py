@@ -1,4 +1,4 @@
-"""Asks a chat server that speaks OpenAI's API for the grades of one conversation, and once more where its answer cannot be read."""
+"""Asks a chat server with OpenAI's API for the grades of one conversation, and once more if its answer is unreadable."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,42 +12,42 @@ from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from cluster.contracts.settings import Section
 
 _REFUSALS = (400, 422)
-"""Of a request whose fields the server does not take."""
+"""Statuses for a request with fields that the server does not accept."""
 _SHOWN = 200
 
 
 class ChatEndpoint(Endpoint):
     urls: tuple[str, ...] = Field(min_length=1)
-    """Base URLs, as OpenAI's clients take them: `https://api.openai.com/v1`."""
+    """Base URLs in the form of OpenAI's clients: `https://api.openai.com/v1`."""
     model: str
-    """The name that the servers know it by."""
+    """The model's name on the servers."""
 
 
 class Asking(Section):
-    """How a model is asked."""
+    """Settings of the requests to a judging model."""
 
     temperature: NonNegativeFloat = 0.0
     max_tokens: PositiveInt = 1024
-    """Of one answer, its reasoning included. A longer one cannot be read."""
+    """Of one answer, including its reasoning. A longer answer is cut off and unreadable."""
     seed: int = 0
     body: dict[str, Any] = Field(default={})
-    """Other fields of each request; null leaves a field out: `{max_tokens: null, max_completion_tokens: 2048}`."""
+    """Further fields of each request. null removes a field: `{max_tokens: null, max_completion_tokens: 2048}`."""
 
 
 class Grades(NamedTuple):
-    """Of one question."""
+    """The grades for one question."""
 
     values: dict[str, float]
     """By criterion."""
     num_tokens: int
-    """That the server counted, prompts included."""
+    """Counted by the server, including prompts."""
 
 
 class ChatJudge:
-    """Exactly one of `endpoint` and `server`, a name of `reward.servers`, is where it asks."""
+    """Asks either `endpoint`, or `server`, a name of `reward.servers`."""
 
     def __init__(self, rubric: Rubric, asking: Asking, *, endpoint: ChatEndpoint | None, server: str | None) -> None:
-        """Raises ConfigError unless one is given, and as HttpClient."""
+        """Raises ConfigError unless exactly one is given, and as `HttpClient`."""
         if (endpoint is None) == (server is None):
             raise ConfigError(
                 "an LLM judge takes one of endpoint: {urls: [...], model: ...} and server: NAME; give one"
@@ -62,7 +62,7 @@ class ChatJudge:
     async def grades(
         self, messages: Sequence[Mapping[str, str]], *, seed: int, servers: Mapping[str, Sequence[str]]
     ) -> Grades:
-        """Raises DataError when the answer to the repair question cannot be read either, and what `HttpClient.post` raises."""
+        """Raises DataError if the answer to the repair question is unreadable too. Errors of `HttpClient.post` pass through."""
         text, values, num_tokens = await self._answer(messages, seed, servers)
         if values is None:
             repair = f"Your answer cannot be read: it is cut off, or not in the form asked for. {self._rubric.form()}"
@@ -76,24 +76,24 @@ class ChatJudge:
     async def _answer(
         self, messages: Sequence[Mapping[str, str]], seed: int, servers: Mapping[str, Sequence[str]]
     ) -> tuple[str, dict[str, float] | None, int]:
-        """What it says, the grades in it, and the tokens that it took."""
+        """The answer's text, its grades or None, and the tokens used."""
         asking = self._asking
         fields = {"temperature": asking.temperature, "max_tokens": asking.max_tokens, "seed": seed, **asking.body}
         body = {"model": self._model, "messages": messages, **fields}
         answer = await self._in_form({name: value for name, value in body.items() if value is not None}, servers)
         try:
-            # What a server takes out as reasoning is another field, and no answer.
+            # Servers that separate reasoning put it into another field, which is not the answer.
             choice, used = answer["choices"][0], (answer.get("usage") or {}).get("total_tokens") or 0
             text, is_cut_off = str(choice["message"].get("content") or ""), choice.get("finish_reason") == "length"
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise DataError(f"the answer is no chat completion ({why}): {str(answer)[:_SHOWN]}") from error
+            raise DataError(f"the answer is not a chat completion ({why}): {str(answer)[:_SHOWN]}") from error
         if is_cut_off:
             return f"{text} [cut off by max_tokens]", None, used
         return text, self._rubric.grades_in(text), used
 
     async def _in_form(self, body: Mapping[str, Any], servers: Mapping[str, Sequence[str]]) -> Any:
-        """With the form enforced by the server, unless it has refused that before."""
+        """Posts the request with the answer's form enforced by the server, unless the server has refused that before."""
         if not self._takes_schema:
             return await self._post(body, servers)
         form = {"name": "grades", "strict": True, "schema": self._rubric.schema()}
@@ -103,7 +103,7 @@ class ChatJudge:
             if error.status not in _REFUSALS:
                 raise
         answer = await self._post(body, servers)
-        self._takes_schema = False  # not before: it may have refused the question, and not the form
+        self._takes_schema = False  # set only now: the server may have refused the question and not the form
         return answer
 
     async def _post(self, body: Mapping[str, Any], servers: Mapping[str, Sequence[str]]) -> Any:
@@ -120,7 +120,7 @@ class ChatJudge:
 
 
 def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What came before the completion, the last of `messages`: the text of the only message, or all with their roles."""
+    """The text before the completion, which is the last of `messages`: the only message's text, or all messages with their roles."""
     asked = messages[:-1]
     if len(asked) == 1:
         return str(asked[0]["content"])

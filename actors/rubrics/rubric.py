@@ -1,6 +1,6 @@
-"""A rubric: the YAML file that says what a language model is asked about completions, and which answers it may give.
+"""A rubric: a YAML file with the questions to a language model about completions, and the possible answers.
 
-A completion stands in the question between two marks that it cannot write itself: they hold its own hash.
+The question encloses a completion in two marks that contain its hash, so the completion cannot forge them.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ _RULES = (
 
 class Choice(Section):
     name: str = Field(min_length=1, strict=True)
-    """What the model answers."""
+    """The model's answer."""
     value: float
     meaning: str = ""
-    """When to choose it, for the model."""
+    """Tells the model when to choose it."""
 
 
 class Criterion(Section):
@@ -41,42 +41,42 @@ class Criterion(Section):
     question: str = Field(min_length=1)
     weight: float = 1.0
     choices: tuple[Choice, ...] = Field(min_length=2)
-    """In order, the worst first or the best."""
+    """In order, from worst to best or from best to worst."""
 
     @model_validator(mode="after")
-    def _require_answers_of_their_own(self) -> Self:
+    def _require_distinct_choices_and_a_free_name(self) -> Self:
         if len({choice.name.casefold() for choice in self.choices}) < len(self.choices):
             raise ValueError("two choices have the same name; rename one")
         if self.name in _TAKEN:
-            raise ValueError(f"a criterion may not be named {', '.join(_TAKEN)}; rename it")
+            raise ValueError(f"a criterion must not be named {', '.join(_TAKEN)}; rename it")
         return self
 
     def value_of(self, answer: object) -> float | None:
-        """None for what is none of the choices."""
+        """None if the answer is none of the choices."""
         said = str(answer).strip().casefold()
         return next((choice.value for choice in self.choices if choice.name.casefold() == said), None)
 
 
 class Rubric(Section):
-    """Of one completion."""
+    """A rubric for grading one completion."""
 
     slots: ClassVar[tuple[str, ...]] = ("completion",)
     instructions: str = "You grade the answer of an assistant."
     criteria: tuple[Criterion, ...] = Field(min_length=1)
     template: str = "The question:\n\n{prompt}\n\nThe answer:\n\n{completion}"
-    """The question. `{prompt}` and `{completion}` are filled in, and `{name}` is a column of the prompt."""
+    """The question. `{prompt}` and `{completion}` are replaced, as is `{name}` by the prompt's column of that name."""
     explain: bool = True
     """The model gives a reason before its grades."""
 
     @classmethod
     def read(cls, path: str, *, field: str) -> Self:
-        """Raises ConfigError naming the file and all that is wrong with it."""
+        """Raises ConfigError with the file's name and all its mistakes."""
         try:
             return cls.model_validate(yaml.safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8")))
         except OSError as error:
             raise ConfigError(f"{field}={path!r} cannot be read: {error.strerror}; give a YAML file") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{field}={path!r} is no YAML: {' '.join(str(error).split())}; mend it") from error
+            raise ConfigError(f"{field}={path!r} is not YAML: {' '.join(str(error).split())}; fix it") from error
         except ValidationError as error:
             wrong = "; ".join(map(_described_error, error.errors()))
             raise ConfigError(f"{field}={path!r}: {wrong}; docs/rewards.md shows a rubric") from error
@@ -86,7 +86,7 @@ class Rubric(Section):
         missing = [slot for slot in self.slots if f"{{{slot}}}" not in self.template]
         if missing:
             raise ValueError(
-                f"template has no {{{missing[0]}}}, and the model would grade what it does not see; add it"
+                f"template has no {{{missing[0]}}}, so the model would not see the text that it grades; add it"
             )
         if len({criterion.name for criterion in self.criteria}) < len(self.criteria):
             raise ValueError("two criteria have the same name; rename one")
@@ -95,7 +95,7 @@ class Rubric(Section):
     def conversation(
         self, texts: Mapping[str, str], *, prompt: str, columns: Mapping[str, Any]
     ) -> list[dict[str, str]]:
-        """Messages that ask for the grades; `texts` fill the slots. Raises DataError for a column that the prompt does not have."""
+        """The messages that ask for grades. `texts` fill the slots. Raises DataError for a column that the prompt lacks."""
         values = {slot: _marked(text) for slot, text in texts.items()} | {"prompt": prompt}
 
         def filled(slot: re.Match[str]) -> str:
@@ -105,12 +105,12 @@ class Rubric(Section):
             return str(values.get(name, columns.get(name)))
 
         system = "\n\n".join([self.instructions, _RULES, *map(_described, self.criteria), self.form()])
-        # One pass: what is filled in is not read again, whatever braces it has.
+        # One pass: braces in the inserted texts are not replaced again.
         question = _SLOT.sub(filled, self.template)
         return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
     def form(self) -> str:
-        """How to answer, for the model."""
+        """Tells the model how to answer."""
         answers = {each.name: " | ".join(choice.name for choice in each.choices) for each in self.criteria}
         reason = {"reason": "one or two sentences"} if self.explain else {}
         return f"Answer with one JSON object and nothing after it: {json.dumps(reason | answers, ensure_ascii=False)}"
@@ -122,13 +122,13 @@ class Rubric(Section):
         return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
     def grades_in(self, message: str) -> dict[str, float] | None:
-        """The number of each criterion, by name. None for a message without a whole and valid answer.
+        """The value of each criterion by name. None for a message without a complete, valid answer.
 
-        The answer is the JSON object that ends the message, and the only one with its names: another may be a quotation of what is graded.
+        The answer is the JSON object at the end of the message. No other object may have its names: the graded text might be quoted.
         """
-        # A template may have opened the reasoning: then only its end is in the message.
+        # A chat template may have opened the reasoning. Then the message has only its end.
         answer = after_reasoning(message)
-        if not message.endswith(answer):  # it goes on with reasoning that nothing ends
+        if not message.endswith(answer):  # the message ends in unclosed reasoning
             return None
         before, said = _object_at_the_end(answer)
         if any(f'"{name}"' in before for name in ("reason", *(each.name for each in self.criteria))):
@@ -139,7 +139,7 @@ class Rubric(Section):
 
 
 class PairRubric(Rubric):
-    """Of two completions: which is better. Its one criterion is fixed."""
+    """A rubric for comparing two completions, with one fixed criterion."""
 
     slots: ClassVar[tuple[str, ...]] = ("first", "second")
     instructions: str = "You compare two answers of assistants to one question."
@@ -149,7 +149,7 @@ class PairRubric(Rubric):
 
     @property
     def comparing(self) -> Rubric:
-        """The rubric with its criterion, whose value is what the first of the two earns."""
+        """The rubric with its criterion, whose value is the score of the first completion."""
         choices = (Choice(name="A", value=1), Choice(name="tie", value=0.5), Choice(name="B", value=0))
         better = Criterion(name="better", question=self.question, choices=choices)
         return self.model_copy(update={"criteria": (better,)})
@@ -157,7 +157,7 @@ class PairRubric(Rubric):
 
 def _described_error(error: ErrorDetails) -> str:
     given = error["input"]
-    hint = "; YAML reads a bare yes, no, on or off so: put it in quotes" if isinstance(given, bool) else ""
+    hint = "; YAML reads an unquoted yes, no, on or off as a boolean: quote it" if isinstance(given, bool) else ""
     shown = "" if isinstance(given, dict) else f"={given!r}"
     return f"{'.'.join(map(str, error['loc'])) or 'the file'}{shown[:80]}: {error['msg']}{hint}"
 
@@ -173,10 +173,10 @@ def _marked(text: str) -> str:
 
 
 def _object_at_the_end(text: str) -> tuple[str, dict[str, Any]]:
-    """What stands before it, and the JSON object after which only a fence and a full stop come; an empty one if there is none."""
+    """The text before the JSON object at the end, and the object, empty if there is none. Only a fence and a full stop may follow it."""
     text = text.rstrip(" \t\r\n`*.")
     for start in (brace.start() for brace in re.finditer(r"\{", text)):
-        # A brace that does not parse may stand in the judge's own words.
+        # A brace in the judge's own prose does not parse.
         with suppress(ValueError, RecursionError):
             found, end = json.JSONDecoder().raw_decode(text, start)
             if end == len(text):

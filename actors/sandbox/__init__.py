@@ -1,1 +1,1 @@
-"""Programs of models, run where they can do no harm."""
+"""Runs programs written by models under confinement."""

@@ -1,7 +1,7 @@
-"""A process confines itself: no files but libraries, no network, no other process, bounded memory, time and output.
+"""A process confines itself: no files except libraries, no network, no other process, bounded memory, time and output.
 
-No root, no daemon, no package. Landlock (kernel 5.13) takes away the files, seccomp the system calls, rlimits the resources. It imports
-the standard library alone: it runs in the process that it confines.
+It needs no root, no daemon and no package. Landlock (kernel 5.13) restricts files, seccomp system calls, rlimits resources. It imports only
+the standard library, because it runs in the process that it confines.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from actors.sandbox.syscalls import seccomp_filter
 
 NUM_FILES = 64
-"""Open files of a program, at most."""
+"""Maximum number of open files of a program."""
 _MOVED = 32
 _READ_FILE, _READ_DIR, _WRITE_FILE, _TRUNCATE = 1 << 2, 1 << 3, 1 << 1, 1 << 14
 _FS_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
-"""Landlock's version to the number of rights to files that it knows: 2 has moving, 3 truncating, 5 device controls."""
+"""Landlock's version to its number of file rights. Version 2 adds moving, 3 truncating, 5 device controls."""
 _SINCE_NETWORK, _SINCE_SCOPES = 4, 6
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -30,17 +30,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landlock:
-    """A ruleset, made once: the paths are opened before any program runs, and a link that is swapped later changes nothing."""
+    """A ruleset, made once. Its paths are opened before any program runs, so swapping a link later has no effect."""
 
     version: int
-    """The kernel's ABI. Below 3 it does not see truncation, and seccomp lets no file be opened for writing, /dev/null included; below 4 it
-    sees no TCP, below 6 no signals, which seccomp refuses everywhere."""
+    """The kernel's ABI. Below 3 Landlock does not see truncation, so seccomp forbids opening any file for writing, even /dev/null. Below 4
+    it does not see TCP, below 6 no signals; seccomp always refuses both."""
     ruleset: int
-    """Its descriptor."""
+    """File descriptor."""
 
     @classmethod
     def of_readable(cls, paths: Sequence[str]) -> "Landlock":
-        """Nothing but reading below `paths`, and /dev/null. Raises OSError where the kernel has no Landlock, or not at this boot."""
+        """Allows only reading below `paths`, and /dev/null. Raises OSError if the kernel has no Landlock, or it is off since boot."""
         version = _checked("landlock", _libc.syscall(_CREATE_RULESET, None, 0, 1))
         rights = (1 << max(num for since, num in _FS_RIGHTS.items() if since <= version)) - 1
         network, scopes = 3 * (version >= _SINCE_NETWORK), 3 * (version >= _SINCE_SCOPES)
@@ -55,18 +55,18 @@ class Landlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Of one process."""
+    """Limits of one process."""
 
     time_s: float
     """Processor time of all its threads."""
     wall_s: float
     memory_bytes: int
     output_bytes: int
-    """Of each of its output files."""
+    """Size of each of its output files."""
 
 
 def confine(files: Sequence[int], bounds: Bounds, *, parent: int, landlock: Landlock | None, filtered: bool) -> None:
-    """This process keeps `files` as descriptors 0, 1, ... and can open, start and reach nothing else. Raises OSError."""
+    """Confines this process. It keeps `files` as descriptors 0, 1, ... and can open, start and reach nothing else. Raises OSError."""
     os.setsid()
     _checked("no_new_privs", _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     hide_memory()
@@ -75,7 +75,7 @@ def confine(files: Sequence[int], bounds: Bounds, *, parent: int, landlock: Land
     _keep(files)
     _limit(bounds)
     os.chdir("/")
-    # For root in a container: limits could be raised, and what no rule of Landlock covers be done.
+    # Root in a container could otherwise raise the limits, and do things that no Landlock rule covers.
     header, none = struct.pack("Ii", _CAPABILITIES_V3, 0), bytes(24)
     _checked("capabilities", _libc.capset(header, none))
     _checked("death signal", _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
@@ -86,7 +86,7 @@ def confine(files: Sequence[int], bounds: Bounds, *, parent: int, landlock: Land
 
 
 def hide_memory() -> None:
-    """No other process of this user looks into this one, and a crash leaves neither a core file nor work for a handler of them."""
+    """Other processes of this user cannot read this one's memory. A crash writes no core file and starts no core handler."""
     _checked("dumpable", _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 

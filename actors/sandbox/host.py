@@ -1,7 +1,7 @@
-"""The process that programs are forked from: Python has started and imported once, so a program starts in a few milliseconds.
+"""Forks the processes of programs. Python has started and imported modules once, so a program starts in a few milliseconds.
 
-It never reads a program, its input or its answers: they come and go as files in memory, which it hands on. So its forks hold nothing of
-earlier ones. It ends what runs and itself when the other end of its socket closes.
+The host never reads a program, its input or its answers: it passes them on as in-memory files. So a fork contains no data of earlier
+programs. When the other end of its socket closes, the host kills the running programs and exits.
 """
 
 import builtins
@@ -23,7 +23,7 @@ from actors.sandbox import roles
 from actors.sandbox.confinement import NUM_FILES, Bounds, Landlock, confine, hide_memory
 
 _LOOKS_MS = 20
-"""Between looks at the processor time and the threads of what runs."""
+"""Interval between checks of the running processes' processor time and threads."""
 _MAX_THREADS = 64
 _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
@@ -31,9 +31,9 @@ _CLOSED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 def main(
     *, control: int, readable: Sequence[str], imports: Sequence[str], search: Sequence[str], filtered: bool
 ) -> None:
-    """Says what the kernel offers; then runs what it is asked to on the socket `control`, one request at a time."""
+    """Reports the kernel's Landlock, then serves requests on the socket `control`, one at a time."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_FILES, NUM_FILES))
-    # A limit on this process's time would end it in the midst of others' work: it is inherited from a judge that has one.
+    # Lifts a CPU limit inherited from a judge, which would end this process in the middle of later work.
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
     hide_memory()
@@ -49,7 +49,7 @@ def main(
         except OSError as error:
             refusal = str(error)
     gc.freeze()  # a collection in a fork would copy the memory that it shares with this process
-    # The lowest descriptor that is free: whoever asks may have more files open than a program closes at its start.
+    # Moves the socket to a low descriptor: a program closes only the low ones at its start, and `control` may be a high one.
     connection = socket.socket(fileno=os.dup(control))
     os.close(control)
     connection.send(json.dumps({"landlock": landlock and landlock.version, "refusal": refusal}).encode())
@@ -65,7 +65,7 @@ def main(
 def _serve(
     request: dict[str, Any], files: list[int], connection: socket.socket, *, landlock: Landlock | None, filtered: bool
 ) -> list[dict[str, Any]]:
-    """How each process of the request ended. The last one decides when: the others are ended after it."""
+    """How each process of the request ended. When the last one ends, the others are killed."""
     bounds = Bounds(**request["bounds"])
     pids: list[int] = []
     refusal, why = "", None
@@ -86,7 +86,7 @@ def _serve(
 def _fork(
     role: str, files: Sequence[int], bounds: Bounds, *, landlock: Landlock | None, filtered: bool
 ) -> tuple[int, str]:
-    """The new process, and why it could not confine itself. It says so over a pipe that is closed before its program runs."""
+    """The new process, and the reason if it could not confine itself. It reports over a pipe that it closes before its program runs."""
     told, tell = os.pipe()
     parent = os.getpid()
     if pid := os.fork():
@@ -95,7 +95,7 @@ def _fork(
             return pid, pipe.read()
     try:
         confine([*files, tell], bounds, parent=parent, landlock=landlock, filtered=filtered)
-    except BaseException as error:  # noqa: BLE001 - nothing of a program has run yet, and nothing may
+    except BaseException as error:  # noqa: BLE001 - no program may run without confinement
         os.write(tell, str(error).encode() or b"unknown")
         os._exit(1)
     os.close(len(files))
@@ -103,7 +103,7 @@ def _fork(
 
 
 def _wait(pids: Sequence[int], bounds: Bounds, connection: socket.socket) -> str | None:
-    """Until the last one ends; why it has to be ended, if it does not."""
+    """Waits for the last process to end. Returns the reason if a limit is exceeded first, else None."""
     began = time.monotonic()
     ending = os.pidfd_open(pids[-1])
     watched = select.poll()
@@ -127,7 +127,7 @@ def _wait(pids: Sequence[int], bounds: Bounds, connection: socket.socket) -> str
 
 
 def _end(pid: int, why: str | None) -> dict[str, Any]:
-    """Ends it if it has not ended, with all that it started."""
+    """Kills the process, if it still runs, with its process group."""
     used_s = _processor_s(pid)
     has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     with contextlib.suppress(ProcessLookupError):
@@ -142,7 +142,7 @@ def _end(pid: int, why: str | None) -> dict[str, Any]:
 
 
 def _processor_s(pid: int) -> float:
-    # The clock of another process, as clock_getcpuclockid(3) makes it.
+    # The id of another process's CPU clock, computed as in clock_getcpuclockid(3).
     clock = ~pid << 3 | 2
     try:
         return time.clock_gettime(clock)

@@ -1,4 +1,4 @@
-"""The host process, from outside: started under what confines it, asked one request at a time, replaced when it has died."""
+"""The parent's side of the host process: starts it under a confinement, sends one request at a time, replaces it when it has died."""
 
 import contextlib
 import json
@@ -20,11 +20,11 @@ from cluster.contracts.errors import ConfigError, WorkerError
 _ROOT = Path(__file__).parents[2]
 _START_S = 120.0
 _ANSWER_S = 10.0
-"""Beyond a program's own deadline, after which the host process is taken to hang."""
+"""If the host process is silent this long after a program's deadline, it is assumed to hang."""
 _READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 _DEVICES = ("/dev/null", "/dev/urandom", "/dev/zero")
 _IMPORTED = ("bisect", "collections", "copy", "fractions", "functools", "heapq", "itertools", "math", "re", "string")
-"""Common modules, imported once. Programs may import all of the standard library."""
+"""Common modules, imported in advance. Programs may import the whole standard library."""
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -39,24 +39,24 @@ _START = (
 
 
 class HostProcess:
-    """One process that forks programs. It ends with this object, or with this process."""
+    """One process that forks programs. It ends with this object or with this process."""
 
     def __init__(self, *, level: str, imports: Sequence[str]) -> None:
-        """Raises ConfigError, with the kernel's reason, where nothing confines a program at this level."""
+        """Raises ConfigError, with the kernel's reason, if nothing can confine a program at this level."""
         self._level = level
         self._imports = imports
         self._lock = threading.Lock()
         self._num_asked = 0
         self._process: subprocess.Popen[bytes] | None = None
         self.confined_by = self._start()
-        """In words."""
+        """Names of the mechanisms, for people."""
 
     def exchange(
         self, processes: Sequence[tuple[str, Sequence[int]]], bounds: Bounds, *, lent: Sequence[int] = ()
     ) -> list[dict[str, Any]]:
-        """How the processes ended, each a role with its files. `lent` descriptors are closed here as soon as they are handed on.
+        """Runs `processes`, each a role with its files, and returns how they ended. `lent` descriptors are closed here once they are sent.
 
-        Raises WorkerError where the host process does not answer; the next exchange starts another.
+        Raises WorkerError if the host process does not answer. The next exchange starts a new one.
         """
         request = {"bounds": asdict(bounds), "processes": [(role, len(files)) for role, files in processes]}
         with self._lock:
@@ -72,7 +72,7 @@ class HostProcess:
                     os.close(descriptor)
                 lent = ()
                 number, ends = json.loads(self._connection.recv(2**16) or "[0, null]")
-                why = "it answers another request" if number else "it ended"
+                why = "it answered another request" if number else "it ended"
             except OSError as error:
                 number, ends, why = 0, [], str(error)
             finally:
@@ -93,7 +93,7 @@ class HostProcess:
             self._process = None
 
     def _start(self) -> str:
-        """What it confines programs by, in words. Raises ConfigError where that is nothing."""
+        """Starts the host and returns the mechanisms that confine programs. Raises ConfigError if there are none."""
         level, reasons = self._level, []
         if level in ("auto", "bwrap"):
             if bwrap := shutil.which("bwrap"):
@@ -114,12 +114,12 @@ class HostProcess:
         self.close()
         raise ConfigError(
             f"sandbox.level={level!r}: nothing confines programs here (kernel {os.uname().release}): {'; '.join(reasons)}; "
-            "Landlock is in kernels from 5.13, where it stands in lsm= at boot and no container forbids it; install bubblewrap, or "
-            "write level: none to run programs of the model as you"
+            "Landlock needs kernel 5.13, landlock in the boot option lsm=, and a container that permits it; install bubblewrap, or "
+            "set level: none to run the model's programs unconfined under your user"
         )
 
     def _start_behind(self, prefix: Sequence[str]) -> dict[str, Any]:
-        """What it says of the kernel. Raises WorkerError where it does not start behind this command."""
+        """Starts the host behind this command, and returns its report of the kernel. Raises WorkerError if it does not start."""
         self.close()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = {
@@ -152,14 +152,14 @@ class HostProcess:
         return json.loads(found)
 
     def _readable(self) -> list[str]:
-        """Libraries; and site-packages where programs may use some of it."""
+        """Library folders, and site-packages if programs may use packages."""
         own = [f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64"]
         return [*_READABLE, *own, *(_site_packages() if self._imports else ())]
 
 
 @contextlib.contextmanager
 def memory_files(*texts: str) -> Iterator[list[int]]:
-    """Descriptors of files in memory with these texts. No other process finds them, and they are gone with their descriptors."""
+    """Descriptors of in-memory files with these texts. No other process can find them, and they vanish with their descriptors."""
     files = [os.memfd_create("program") for _ in texts]
     try:
         for descriptor, text in zip(files, texts, strict=True):
@@ -173,14 +173,14 @@ def memory_files(*texts: str) -> Iterator[list[int]]:
 
 
 def text_of(descriptor: int) -> str:
-    """All that such a file holds."""
+    """The whole content of such a file."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     with os.fdopen(os.dup(descriptor), "rb") as file:
         return file.read().decode(errors="replace")
 
 
 def _namespaces(readable: Sequence[str]) -> list[str]:
-    """Arguments of bubblewrap: no network, no other process, no file but these, and none to write."""
+    """Arguments of bubblewrap: no network, no other process, only these files, and all of them read-only."""
     shown = [*readable, f"{sys.base_prefix}/bin", str(_ROOT / "actors")]
     files = [word for path in shown for word in ("--ro-bind-try", path, path)]
     devices = [word for path in _DEVICES for word in ("--dev-bind", path, path)]

@@ -1,7 +1,8 @@
-"""What judges of code have in common: the program in a completion, the cases in a column, and what verdicts earn."""
+"""Shared by the code judges: finds the program in a completion, reads the cases in a column, and turns verdicts into rewards."""
 
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -9,6 +10,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from actors.columns import value_of
+from actors.reasoning import after_reasoning
 from actors.sandbox.sandbox import Verdict
 from cluster.contracts.errors import DataError
 
@@ -16,16 +18,18 @@ Score = Literal["all", "share"]
 """`all`: 1 if every case passes, else 0; `share`: the share of cases that pass."""
 _FENCE = "```"
 _PYTHON = ("python", "py", "python3")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
-def program_of(answer: str, *, language: str = "python") -> str | None:
-    """The last fenced block that is marked with the language; where there is none, the last unmarked one: after a program it is often
-    what that prints. A block that is not closed is none: it was cut."""
+def program_of(completion: str, *, prompt: str = "", finish_reason: str = "", language: str = "python") -> str | None:
+    """The last fenced block after the reasoning that is marked with the language. If none is marked, the last unmarked one, since an
+    unmarked block after a program is often its output. An unclosed block does not count: it was cut off."""
+    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     marks = _PYTHON if language == "python" else (language.lower(),)
     found, unmarked, block, mark = None, None, None, ""
     for line in answer.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
-        # With another backtick in the line it is code within a sentence.
+        # A line with more backticks is inline code.
         if block is None and stripped.startswith(_FENCE) and "`" not in stripped.lstrip("`"):
             block, mark = [], next(iter(stripped.strip("`").lower().split()), "")
         elif block is not None and stripped == _FENCE:
@@ -37,15 +41,15 @@ def program_of(answer: str, *, language: str = "python") -> str | None:
 
 
 def cases_of(columns: Mapping[str, Any], column: str) -> list[tuple[Any, Any]]:
-    """(input, expected output) of each case in a column, which is JSON or the text of it.
+    """(input, expected output) of each case in a column, which holds JSON or its text.
 
-    It is a list of `{input, output}`, or `{inputs: [...], outputs: [...]}` as in APPS. Raises DataError naming the column otherwise.
+    Either a list of `{input, output}`, or `{inputs: [...], outputs: [...]}` as in APPS. Raises DataError naming the column otherwise.
     """
     cases = json_of(columns, column)
     try:
         if isinstance(cases, dict):
             if isinstance(cases["inputs"], str) or isinstance(cases["outputs"], str):
-                raise TypeError("a text stands where a list must be")
+                raise TypeError("a text in place of a list")
             pairs = list(zip(cases["inputs"], cases["outputs"], strict=True))
         else:
             pairs = [(case["input"], case["output"]) for case in cases]
@@ -59,18 +63,18 @@ def cases_of(columns: Mapping[str, Any], column: str) -> list[tuple[Any, Any]]:
 
 
 def texts_of(columns: Mapping[str, Any], column: str) -> list[tuple[str, str]]:
-    """As `cases_of`, of texts; a number is the text of it. Raises DataError for any other input or output."""
+    """As `cases_of`, with texts. Numbers become text. Raises DataError for any other input or output."""
     cases = cases_of(columns, column)
     for value in (value for case in cases for value in case):
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise DataError(
-                f"an input or output in the column {column!r} is {value!r:.100}; what a script reads and prints must be a text or a number"
+                f"an input or output in the column {column!r} is {value!r:.100}; it must be a text or a number"
             )
     return [(str(given), str(expected)) for given, expected in cases]
 
 
 def json_of(columns: Mapping[str, Any], column: str) -> Any:
-    """What a column holds; where that is text, the JSON in it, or the text. Raises DataError for a prompt without the column."""
+    """The column's value. A text is parsed as JSON if it is JSON. Raises DataError if the prompt lacks the column."""
     value = value_of(columns, column)
     try:
         return json.loads(value) if isinstance(value, str) else value
@@ -79,38 +83,33 @@ def json_of(columns: Mapping[str, Any], column: str) -> Any:
 
 
 def same_output(said: str, expected: str, *, tolerance: float | None) -> bool:
-    """Word by word, whatever the white space between them. With a tolerance, numbers may differ by so much, absolutely or relatively."""
+    """Compares word by word, ignoring white space. Numbers may differ by `tolerance`, absolutely or relatively."""
     ours, theirs = said.split(), expected.split()
     return len(ours) == len(theirs) and all(
-        our == their or (tolerance is not None and _close(our, their, tolerance))
+        our == their or (_NUMBER.fullmatch(our) and _NUMBER.fullmatch(their) and _close(our, their, tolerance))
         for our, their in zip(ours, theirs, strict=True)
     )
 
 
 def same_value(said: Any, expected: Any, *, tolerance: float | None) -> bool:
-    """As JSON knows values: a tuple equals a list, and a dict's keys are text. Numbers as in `same_output`."""
+    """Compares as JSON values: a tuple equals a list, and keys of dicts are text. Numbers as in `same_output`."""
     if isinstance(said, list | tuple) and isinstance(expected, list):
         pairs = list(zip(said, expected, strict=False))
         return len(said) == len(expected) and all(same_value(*pair, tolerance=tolerance) for pair in pairs)
     if isinstance(said, dict) and isinstance(expected, dict):
         try:
             named = {str(key): value for key, value in said.items()}
-        except ValueError:  # a number of more digits than Python writes
+        except ValueError:  # a number with more digits than Python converts to text
             return False
         return named.keys() == expected.keys() and all(
             same_value(value, expected[key], tolerance=tolerance) for key, value in named.items()
         )
-    if (
-        tolerance is not None
-        and isinstance(said, int | float | Decimal | Fraction)
-        and isinstance(expected, int | float)
-    ):
-        return _close(said, expected, tolerance)
-    return said == expected
+    are_numbers = isinstance(said, int | float | Decimal | Fraction) and isinstance(expected, int | float)
+    return said == expected or (are_numbers and _close(said, expected, tolerance))
 
 
 def each_in_time(cases: Sequence[Any], judge: Callable[..., Verdict], *, score: Score, total_s: float) -> list[Verdict]:
-    """`judge(case, wall_s=what is left)` of one case after another; with `all`, up to the first that fails."""
+    """Verdicts of `judge(case, wall_s=remaining seconds)`, one case after another. With `all` it stops after the first failed case."""
     until = time.monotonic() + total_s
     verdicts: list[Verdict] = []
     for case in cases:
@@ -122,7 +121,7 @@ def each_in_time(cases: Sequence[Any], judge: Callable[..., Verdict], *, score: 
 
 
 def reward_of(verdicts: Sequence[Verdict] | None, *, score: Score) -> dict[str, float]:
-    """The reward; and as components, why the first case that failed did. None: the completion has no program."""
+    """The reward, with the reason of the first failed case as components. None: the completion has no program."""
     verdicts = verdicts or []
     failed = next((verdict for verdict in verdicts if verdict is not Verdict.OK), None)
     passed = sum(verdict is Verdict.OK for verdict in verdicts) / max(len(verdicts), 1)
@@ -130,8 +129,12 @@ def reward_of(verdicts: Sequence[Verdict] | None, *, score: Score) -> dict[str, 
     return {"reward": passed if score == "share" else float(passed == 1), "no_program": float(not verdicts), **reasons}
 
 
-def _close(said: Any, expected: Any, tolerance: float) -> bool:
+def _close(said: Any, expected: Any, tolerance: float | None) -> bool:
+    """False without a tolerance, and for numbers beyond float64: two of them would be infinite and equal."""
+    if tolerance is None:
+        return False
     try:
-        return math.isclose(float(said), float(expected), rel_tol=tolerance, abs_tol=tolerance)
-    except (ValueError, OverflowError):
+        number = float(said)
+        return math.isfinite(number) and math.isclose(number, float(expected), rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:
         return False

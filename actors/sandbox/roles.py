@@ -1,7 +1,7 @@
-"""What a confined process does: runs a program, serves a program's functions, or asks them a test's questions.
+"""The roles of a confined process: run a program as a script, serve a program's functions, or run tests that call them.
 
-A program and the tests of it run in two processes. Only plain values pass from the first to the second, so a program can answer and
-nothing else: it sees no expected value, and no trick inside its process decides what the tests conclude.
+A program and its tests run in two processes. The program's process only returns plain values. So the program never sees an expected value,
+and no manipulation of its own process can decide the tests' result.
 """
 
 import atexit
@@ -23,18 +23,18 @@ from fractions import Fraction
 from typing import Any, NoReturn, TextIO
 
 OUT_OF_MEMORY = 77
-"""Exit code after a MemoryError that nobody caught."""
+"""Exit code after an uncaught MemoryError."""
 PROGRAM = "__program__"
-"""By this name a question asks for what the program defines, whatever Python has of the name."""
+"""Prefix by which a question names a global of the program, even if Python has a builtin of that name."""
 _SOURCE = 3
 _SCALARS = (bool, int, float, str, type(None))
 _MOST = 2**1024
-"""The absolute value from which a whole number passes in hexadecimal: Python refuses to write or read more than 4,300 decimals."""
+"""Whole numbers with a larger absolute value are sent in hexadecimal: Python refuses to convert more than 4,300 decimal digits."""
 _NOT_RAISED = (
-    # These would end a loop of the test, which then looks as if it had passed (as PEP 479 has it).
+    # These would end a loop of the test, which would then seem to pass (see PEP 479).
     StopIteration,
     StopAsyncIteration,
-    # A message does not make these.
+    # These cannot be built from a message alone.
     UnicodeDecodeError,
     UnicodeEncodeError,
     UnicodeTranslateError,
@@ -47,12 +47,12 @@ _WRITTEN: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),  # before its base class
     "date": (date, date.isoformat, date.fromisoformat),
 }
-"""Passed as text, with how it is written and read."""
+"""Types sent as text, each with its writer and reader."""
 _CHANGEABLE = (list, dict, set, deque)
 
 
 def run(role: str) -> NoReturn:
-    """Files 0 to 2 are the program's own, 3 is its text; further ones are the role's."""
+    """Descriptors 0 to 2 are the program's standard streams, 3 is its source. The role uses further ones."""
     random.seed(0)
     stdout = sys.stdout
     try:
@@ -69,16 +69,16 @@ def run(role: str) -> NoReturn:
 
 
 def _finish(code: Any, stdout: TextIO) -> int:
-    """What an interpreter does at its end, as far as a program can tell: taking it apart would take longer than most programs run."""
+    """The visible part of an interpreter's shutdown, and the exit code. A full shutdown would take longer than most programs run."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    # The program may have put another in its place.
+    # The program may have replaced sys.stdout.
     for stream in (getattr(sys, "stdout", None), sys.__stdout__, stdout):
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
-    sys.modules["__main__"].__dict__.clear()  # closes the files that it left open
+    sys.modules["__main__"].__dict__.clear()  # closes files that the program left open
     return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 
@@ -87,17 +87,17 @@ def _script(source: str) -> None:
 
 
 def _serve(source: str) -> None:
-    """Answers on file 5 what is asked on file 4."""
+    """Reads requests from descriptor 4 and writes answers to descriptor 5."""
     questions, answers = os.fdopen(4), os.fdopen(5, "w")
     space = _execute(source, "program")
     objects: list[Any] = []
     for line in questions:
         try:
             what, *values = decode(json.loads(line), objects.__getitem__)
-            given = _answer(space, what, values)
-            changed = [*values[1], *values[2].values()] if what == "call" and given is None else []
-            answer = json.dumps(["ok", _encode(given, objects), _encode(changed, objects)])
-        except BaseException as error:  # noqa: BLE001 - foreign code; its name and message are the answer
+            value = _answer(space, what, values)
+            changed = [*values[1], *values[2].values()] if what == "call" and value is None else []
+            answer = json.dumps(["ok", _encode(value, objects), _encode(changed, objects)])
+        except BaseException as error:  # noqa: BLE001 - foreign code; the error's name and message are the answer
             answer = json.dumps(["raised", [kind.__name__ for kind in type(error).__mro__], _message(error)])
         _say(answers, answer)
 
@@ -121,7 +121,7 @@ def _answer(space: dict[str, Any], what: str, values: list[Any]) -> Any:
 
 
 def _test(source: str) -> None:
-    """Runs each question of a JSON list, an expression or statements, and writes to file 6 what it came to."""
+    """Runs each question of a JSON list, an expression or statements, and writes its result to descriptor 6."""
     questions: list[str] = json.loads(source)
     program, results = _Program(os.fdopen(4), os.fdopen(5, "w")), os.fdopen(6, "w")
     space: dict[str, Any] = {"__name__": "tests", "inf": float("inf"), "nan": float("nan"), PROGRAM: _Globals(program)}
@@ -134,6 +134,8 @@ def _test(source: str) -> None:
             is_expression = _compiles(question, "eval")
             value = eval(question, space) if is_expression else exec(question, space)
             result = json.dumps(["ok", _encode(value if is_expression else None, None)])
+        except _UnsendableError as error:
+            result = json.dumps(["unsendable", str(error)])
         except BaseException as error:  # noqa: BLE001 - foreign code; a test may fail in any way
             result = json.dumps(["raised", f"{type(error).__name__}: {_message(error)}"])
         if program.has_ended:
@@ -142,8 +144,8 @@ def _test(source: str) -> None:
 
 
 def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any]]:
-    """Those that the program defines. A name of Python's own, or a module's that the tests look into, means what it says; but where the
-    tests name nothing else of either's, it is what they test."""
+    """The program's globals that the tests mention. Builtins and modules with attribute access in the tests keep Python's meaning. But if
+    the tests mention a single builtin and none of the program's other names, they test the program's function of that name."""
     found = [name for name in program.ask("names") if any(name in question for question in questions)]
     words = {word for question in questions for word in re.findall(r"\w+", question)}
     of_python = {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
@@ -155,12 +157,16 @@ def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any
         yield name, importlib.import_module(name) if is_module else program.ask("global", name)
 
 
+class _UnsendableError(TypeError):
+    """The tests passed the program a value that is not plain, such as a lambda."""
+
+
 class _Ended(BaseException):
-    """The program's process is gone."""
+    """The program's process has ended."""
 
 
 class _Program:
-    """The program's process, from the tests' side."""
+    """The tests' connection to the program's process."""
 
     def __init__(self, answers: TextIO, questions: TextIO) -> None:
         self._answers = answers
@@ -168,23 +174,23 @@ class _Program:
         self.has_ended = False
 
     def ask(self, *what: Any) -> Any:
-        """Its answer. Raises as `call`."""
+        """The program's answer. Raises as `call`."""
         return self._ask(*what)[0]
 
     def call(self, function: "_Object", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a function returns. One that returns None may have changed its arguments in place, so they are as it left them. After any
-        other they are as they were: a program that empties what it is compared with proves nothing.
+        """The function's result. If that is None, its in-place changes to arguments are copied back. Otherwise arguments stay unchanged, so
+        that a program cannot empty the value that it is compared with.
 
-        Raises what the program raised: the nearest class of it that is Python's own and takes a message, else RuntimeError."""
+        Raises the program's exception as its nearest builtin base class that takes a message, else as RuntimeError."""
         value, changed = self._ask("call", function, args, kwargs)
         for kept, left in zip((*args, *kwargs.values()), changed, strict=False):
             if isinstance(kept, _CHANGEABLE) and isinstance(left, _CHANGEABLE):
                 kept.clear()
-                _fill(kept, left)
+                (kept.extend if isinstance(kept, list | deque) else kept.update)(left)
         return value
 
     def _ask(self, *what: Any) -> tuple[Any, Any]:
-        """The answer, and the arguments of a call that returned None."""
+        """The answer, and for a call that returned None its arguments."""
         question = json.dumps(_encode(list(what), None))
         try:
             _say(self._questions, question)
@@ -204,7 +210,7 @@ class _Program:
 
 
 class _Globals:
-    """What the program defines, and nothing of Python's own."""
+    """The program's globals, without Python's builtins."""
 
     def __init__(self, program: _Program) -> None:
         self._program = program
@@ -214,9 +220,10 @@ class _Globals:
 
 
 class _Object:
-    """Something of the program's that is no plain value: a function, a class, an instance.
+    """A proxy of an object of the program that is not a plain value: a function, a class, an instance.
 
-    It equals nothing but itself, and holds what it lists: the program does not say of a value of the tests that it is right.
+    It equals only itself, and `in` compares here with the items that it lists: the program must not decide whether a value of the tests is
+    right.
     """
 
     def __init__(self, program: _Program, number: int) -> None:
@@ -250,15 +257,9 @@ class _Object:
         return self._program.ask("str", self)
 
 
-def _fill(kept: Any, values: Any) -> None:
-    if isinstance(kept, list | deque):
-        kept.extend(values)
-    else:
-        kept.update(values)
-
-
 def _encode(value: Any, objects: list[Any] | None) -> Any:
-    """As JSON. What is no plain value is kept in `objects` and named by its number; raises TypeError where there is None."""
+    """The value as JSON. An object that is not plain is stored in `objects` and sent as its number. Raises _UnsendableError if that is
+    None."""
     if isinstance(value, int) and abs(value) > _MOST:
         return ["int", hex(value)]
     if isinstance(value, _SCALARS):
@@ -280,13 +281,13 @@ def _encode(value: Any, objects: list[Any] | None) -> Any:
     if hasattr(value, "tolist") and not isinstance(value, type):
         return _encode(value.tolist(), objects)
     if objects is None:
-        raise TypeError(f"a {type(value).__name__} cannot pass between the tests and the program; plain values can")
+        raise _UnsendableError(f"a test cannot pass a {type(value).__name__} to the program, only plain values can")
     objects.append(value)
     return ["object", len(objects) - 1]
 
 
 def decode(value: Any, find: Callable[[int], Any]) -> Any:
-    """`find` knows the objects by their numbers."""
+    """The inverse of `_encode`. `find` returns the object of a number."""
     if not isinstance(value, list):
         return value
     kind, items = value
@@ -308,7 +309,7 @@ def decode(value: Any, find: Callable[[int], Any]) -> Any:
 def _quiet(number: Decimal) -> Decimal:
     """Raises ValueError for a signaling NaN, which raises in every comparison."""
     if number.is_snan():
-        raise ValueError("a signaling NaN is no plain value")
+        raise ValueError("a signaling NaN is not a plain value")
     return number
 
 

@@ -1,7 +1,7 @@
-"""Runs programs of a model under confinement, and says what became of them.
+"""Runs programs of a model under confinement and returns verdicts.
 
-What a program does is its verdict. Only what is not its doing raises, and is a failed reward: a kernel that confines nothing, a host
-process that died, a machine without memory.
+The program's own behaviour becomes a verdict. Any other failure raises and is a failed reward: a kernel without confinement, a host process
+that died, a machine without memory.
 """
 
 import json
@@ -18,15 +18,15 @@ from pydantic import BaseModel, PositiveFloat, PositiveInt
 from actors.sandbox.confinement import Bounds
 from actors.sandbox.host_process import HostProcess, memory_files, text_of
 from actors.sandbox.roles import OUT_OF_MEMORY, decode
-from cluster.contracts.errors import ConfigError, WorkerError
+from cluster.contracts.errors import ConfigError, DataError, WorkerError
 
 _log = logging.getLogger(__name__)
 _WALL = 4
-"""Seconds on the clock that a program may take for each second of processor time: other work may take the processor from it."""
+"""Wall-clock seconds a program may take for each second of processor time: other work may occupy the processor."""
 
 
 class Verdict(StrEnum):
-    """What became of a program. What is not its doing is no verdict: it raises."""
+    """Result of a program. A failure that the program did not cause raises instead."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -36,21 +36,21 @@ class Verdict(StrEnum):
 
 
 class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
-    """How programs are confined, and how much they may take."""
+    """Confinement and limits of programs."""
 
     level: Literal["auto", "landlock", "bwrap", "none"] = "auto"
-    """`auto` takes Landlock where the kernel has it, with bubblewrap in front where that works, and refuses to run where neither holds.
-    `none` runs programs as the user who started the run."""
+    """`auto` uses Landlock if the kernel has it, inside bubblewrap if that works, and refuses to run without either. `none` runs programs
+    unconfined, as the user who started the run."""
     time_s: PositiveFloat = 4.0
-    """Processor time of one program, of all its threads. It may take four times as long on the clock."""
+    """Processor time of one program, summed over its threads. It may take four times as long by the wall clock."""
     total_s: PositiveFloat = 20.0
-    """On the clock, for all runs of one completion's program; it must be less than reward.timeout_s."""
+    """Wall-clock time for all runs of one completion's program. Must be less than reward.timeout_s."""
     memory_bytes: PositiveInt = 1024**3
-    """Address space of one program, the interpreter's 50 MB included."""
+    """Address space of one program, including 50 MB for the interpreter."""
     output_bytes: PositiveInt = 1024**2
-    """What a program may write to its standard output, and to its standard error."""
+    """Maximum size of a program's standard output, and of its standard error."""
     imports: tuple[str, ...] = ()
-    """Modules beyond the standard library that are imported beforehand, such as numpy; site-packages can be read then."""
+    """Modules outside the standard library to import in advance, such as numpy. Programs can then read site-packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +58,24 @@ class Ran:
     verdict: Verdict
     stdout: str
     detail: str
-    """Why it is not `ok`, in words; the end of what it wrote to its standard error where it crashed."""
+    """Reason of a verdict other than `ok`, and the end of the program's standard error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """To one question about a program's functions."""
+    """Answer to one question about a program's functions."""
 
     verdict: Verdict
     value: Any = None
-    """Of an expression, where the verdict is ok."""
+    """Of an expression with the verdict `ok`."""
     detail: str = ""
 
 
 class Sandbox:
-    """Programs, one at a time. It holds one host process, which ends with it or with this process."""
+    """Runs one program at a time, in one host process that ends with it or with this process."""
 
     def __init__(self, config: SandboxConfig) -> None:
-        """Raises ConfigError, with the kernel's reason, where nothing confines a program at this level."""
+        """Raises ConfigError, with the kernel's reason, if nothing can confine a program at this level."""
         self.config = config
         self._host = HostProcess(level=config.level, imports=config.imports)
         self.confined_by = self._host.confined_by
@@ -89,7 +89,7 @@ class Sandbox:
     def run(
         self, program: str, *, stdin: str = "", wall_s: float = float("inf"), output_bytes: int | None = None
     ) -> Ran:
-        """As a script. `output_bytes` replaces the configured limit where it is larger. Raises WorkerError where it cannot be run."""
+        """Runs a script. `output_bytes` replaces the configured limit if it is larger. Raises WorkerError if the program cannot be run."""
         most = max(self.config.output_bytes, output_bytes or 0)
         with memory_files(stdin, "", "", program) as files:
             (end,) = self._host.exchange([("script", files)], self._bounds(wall_s=wall_s, output_bytes=most))
@@ -100,11 +100,11 @@ class Sandbox:
         return Ran(verdict=verdict, stdout=stdout, detail=f"{detail}\n{stderr[-500:]}".strip())
 
     def ask(self, program: str, questions: Sequence[str], *, output_bytes: int | None = None) -> list[Answer]:
-        """Answers to `questions`, expressions or statements that use what the program defines, in order.
+        """Answers to `questions`, expressions or statements that use the program's globals, in order.
 
-        The program answers from a process of its own by plain values, so it decides nothing else. A statement that fails an assertion is
-        `wrong`, one that raises anything else `crashed`. `output_bytes` of all values together replaces the configured limit where it is
-        larger. Raises WorkerError where it cannot be run.
+        The program runs in its own process and returns plain values, so it cannot decide a result otherwise. A failed assertion is `wrong`,
+        any other exception `crashed`. `output_bytes`, for all values together, replaces the configured limit if it is larger. Raises
+        WorkerError if the program cannot be run, and DataError for a question that passes it a value that is not plain, such as a lambda.
         """
         asked, asking = os.pipe()
         answered, answering = os.pipe()
@@ -153,7 +153,7 @@ class Sandbox:
             return Verdict.OUT_OF_MEMORY, f"more than {self.config.memory_bytes} bytes of memory"
         if code == -signal.SIGKILL:
             raise WorkerError(
-                "sandbox_failed: the program was killed from outside: no memory left here?", stage="sandbox"
+                "sandbox_failed: the program was killed from outside; is the machine out of memory?", stage="sandbox"
             )
         if code:
             return Verdict.CRASHED, f"exit code {code}"
@@ -165,8 +165,10 @@ def _answer(line: str) -> Answer:
         status, said = json.loads(line)
         if status == "ok":
             return Answer(verdict=Verdict.OK, value=decode(said, [].__getitem__))
-    except Exception:  # noqa: BLE001 - the program chose the value, and how deep it is
+    except Exception:  # noqa: BLE001 - the program chose the value and its nesting depth
         return Answer(verdict=Verdict.CRASHED, detail="not a plain value")
+    if status == "unsendable":
+        raise DataError(said)
     kind = said.partition(":")[0]
     reasons = {"AssertionError": Verdict.WRONG, "MemoryError": Verdict.OUT_OF_MEMORY}
     return Answer(verdict=reasons.get(kind, Verdict.CRASHED), detail=said)

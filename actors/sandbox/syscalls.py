@@ -1,7 +1,7 @@
-"""System calls that a confined program may make: a list of what is allowed, as a seccomp filter. All others are refused.
+"""The allow-list of system calls of a confined program, as a seccomp filter. All other calls are refused.
 
-A Python program that computes, reads libraries and starts threads needs no more. Calls that can reach another process, a network, a
-device or a file's contents for writing are absent, so a kernel's next call is refused before anyone has heard of it.
+The list suffices for a Python program that computes, reads libraries and starts threads. Calls that reach other processes, a network or a
+device, or that write files, are absent. System calls of future kernels are refused too.
 """
 
 import os
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 _FIRST_SHARED = 424
-"""From this number on, all architectures share one table; a library that meets ENOSYS there falls back to older calls."""
+"""From this number on all architectures share one table. Libraries that get ENOSYS there fall back to older calls."""
 _EPERM, _ENOSYS = 1, 38
 _SIGKILL = 9
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 
-# Name, number on x86_64, number on aarch64; "-" where there is none.
+# Name, number on x86_64, number on aarch64; "-" if there is none.
 _ALLOWED = """
 access 21 -           alarm 37 -             brk 12 214             clock_getres 229 114    clock_gettime 228 113
 clock_nanosleep 230 115  close 3 57          close_range 436 436    dup 32 23               dup2 33 -
@@ -46,21 +46,21 @@ clone 56 220  fcntl 72 25  ioctl 16 29  kill 62 129  open 2 -  openat 257 56  pr
 _CLONE_THREAD = 0x10000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _FCNTL = (0, 1, 2, 3, 4, 1030)
-"""Duplicate, and read and set flags. Not F_SETOWN and F_SETSIG, which send any signal to any process of this user."""
+"""Duplicate descriptors, read and set flags. Not F_SETOWN and F_SETSIG, which can send any signal to any process of this user."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""Terminal or not and its size, bytes to read, non-blocking, close on exec."""
+"""Terminal attributes and size, number of readable bytes, non-blocking, close-on-exec."""
 _PRCTL = (15, 16, 0x53564D41)
-"""Names of threads and of memory. Not PR_SET_PDEATHSIG, by which a program could outlive its parent."""
+"""Names of threads and of memory. Not PR_SET_PDEATHSIG, with which a program could outlive its parent."""
 
 Condition = tuple[int, int, int]
-"""(comparison, argument's index, value), of the argument's low 32 bits."""
+"""(comparison, index of the argument, value). Compares the argument's low 32 bits."""
 
 
 def seccomp_filter(*, pid: int, may_write: bool) -> bytes:
-    """The filter of process `pid`, as an array of `struct sock_filter`.
+    """The filter for process `pid`, as an array of `struct sock_filter`.
 
-    `may_write` False refuses to open any file for writing, where Landlock does not watch for all ways of it.
-    Raises OSError on an architecture that has no table here.
+    `may_write=False` refuses to open any file for writing, for kernels whose Landlock does not cover all kinds of writing.
+    Raises OSError on an architecture without a table here.
     """
     machine = os.uname().machine
     if machine not in _AUDIT_ARCH or sys.maxsize < 2**32:
@@ -73,21 +73,21 @@ def seccomp_filter(*, pid: int, may_write: bool) -> bytes:
     for name, conditions in _rules(pid, may_write=may_write):
         if name in conditional:
             code += _when(conditional[name], conditions)
-    # glibc creates threads by clone3, whose flags a filter cannot see: refused as unknown, it falls back to clone.
+    # glibc creates threads with clone3, whose flags a filter cannot read. If that is refused as unknown, glibc falls back to clone.
     code += [_op(_AT_LEAST, _FIRST_SHARED, 0, 1), _op(_RETURN, _ERRNO | _ENOSYS), _op(_RETURN, _ERRNO | _EPERM)]
     return b"".join(code)
 
 
 def _rules(pid: int, *, may_write: bool) -> Iterator[tuple[str, list[Condition]]]:
-    """A call is allowed where all conditions of one of its rules hold. A negative comparison is negated."""
+    """A call is allowed if all conditions of one of its rules hold. A negative comparison is negated."""
     yield "clone", [(_ANY_BIT, 0, _CLONE_THREAD)]
     for name, flags in (("open", 1), ("openat", 2)):
         yield name, [] if may_write else [(-_ANY_BIT, flags, _WRITES)]
     for name, values in (("fcntl", _FCNTL), ("ioctl", _IOCTL)):
         yield from ((name, [(_EQUAL, 1, value)]) for value in values)
     yield from (("prctl", [(_EQUAL, 0, value)]) for value in _PRCTL)
-    # A program that could kill itself, or have the kernel do it for a second of processor time, would look like one that the kernel
-    # killed for lack of memory, which is not its fault.
+    # A program must not kill itself, or lower its CPU limit so that the kernel does: it would look like a program killed by the kernel for
+    # lack of memory, which is not its fault.
     yield "prlimit64", [(_EQUAL, 0, 0), (-_EQUAL, 1, resource.RLIMIT_CPU)]
     yield "kill", [(_EQUAL, 0, pid), (-_EQUAL, 1, _SIGKILL)]
     yield "tgkill", [(_EQUAL, 0, pid), (-_EQUAL, 2, _SIGKILL)]

@@ -1,1 +1,1 @@
-"""Processes that run environments, and both ends of the pipes to them."""
+"""Host processes, which run environments, and both ends of their pipes."""

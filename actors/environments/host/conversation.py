@@ -1,6 +1,6 @@
-"""An episode inside its host process: the environment's messages go out, the model's turns come in.
+"""An episode inside its host process. It sends the environment's messages and receives the model's turns.
 
-The event loop's thread alone asks. A failure of a tool and the deadline are final: a value returned after them counts for nothing.
+Only the event loop's thread asks. A tool's failure and the deadline are final: a value that the environment returns later is ignored.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class Endpoint(Protocol):
 
 
 class Conversation:
-    """`cluster.contracts.episodes.EpisodeFacts`, and the way to ask that both kinds of episode share."""
+    """Implements `cluster.contracts.episodes.EpisodeFacts`, and the asking that both kinds of episode share."""
 
     def __init__(
         self,
@@ -58,17 +58,17 @@ class Conversation:
         endpoint: "Callable[[Conversation], Endpoint]",
         run_blocking: RunBlocking,
     ) -> None:
-        """`send` takes a kind of line and its body, and raises DataError for one that is too long. `endpoint` is called from any thread,
-        and opens one for the first call alone."""
+        """`send` takes a kind of line and its body, and raises DataError if the line is too long. `endpoint` may be called from any thread.
+        It opens the endpoint at the first call."""
         self.id, self.prompt, self.columns = task.id, task.prompt, task.columns
         self.messages, self.seed, self.index = task.messages, task.seed, task.index
         self.num_turns = 0
         self.num_context_tokens = 0
         self.sampling = task.sampling
         self.context: list[Message] | None = [*task.messages]
-        """All that was said since the start, or since it was rewritten; None after a raw prompt, which has no messages."""
+        """All messages since the start or the last rewrite. None after a raw prompt, which has no messages."""
         self.shown_tools: Sequence[Mapping[str, Any]] = ()
-        """Schemas that the context shows, at its beginning."""
+        """Tool schemas at the beginning of the context."""
         self._config = config
         self._send = send
         self._endpoint = endpoint
@@ -79,22 +79,22 @@ class Conversation:
         self._asking: asyncio.Task[Any] | None = None
         self._asks_for_endpoint = False
         self._limit_at_endpoint: Limit | None = None
-        """That the last turn asked for there met."""
+        """Limit met by the last turn that was asked for at the endpoint."""
         self._answer: asyncio.Future[Said] | None = None
         self._refusal: Callable[[], BaseException] | None = None
-        """What an ask raises; None while the episode goes on."""
+        """Creates the exception that an ask raises. None while the episode goes on."""
         self._failure: EpisodeEnd | None = None
         self.on_failure: Callable[[], object] = lambda: None
-        """Called at once with the first final failure: the environment has `cleanup_s` from then on."""
+        """Called at the first final failure, when the environment's `cleanup_s` begins."""
 
     @property
     def is_over(self) -> bool:
-        """Nothing is asked any more."""
+        """Every further ask is refused."""
         return self._refusal is not None
 
     @property
     def is_asking(self) -> bool:
-        """Until the model has answered, and what it calls too."""
+        """True until the model has answered and its tool calls are done."""
         return self._asking is not None
 
     @property
@@ -107,15 +107,15 @@ class Conversation:
 
     @property
     def needs_no_messages(self) -> bool:
-        """The next turn may be asked for without any: it is the first, or the first after a rewrite."""
+        """The next turn may add no messages: it is the first one, or the first after a rewrite."""
         return not self.num_turns or any(isinstance(event, Rewritten) for event in self._events)
 
     def earn(self, reward: float, name: str | None = None) -> None:
         if not self.num_turns:
-            raise DataError(f"earn({reward!r}) before the first turn: a reward is for the turn just said")
+            raise DataError(f"earn({reward!r}) before the first turn: a reward is for the turn before it")
         known = finite(reward, "reward", by="the environment")
         if abs(known) > _LARGEST_REWARD:
-            raise DataError(f"earn({reward!r}) is beyond {_LARGEST_REWARD:g}, the largest reward of a token")
+            raise DataError(f"earn({reward!r}) exceeds {_LARGEST_REWARD:g}, the largest reward of a token")
         self._events.append(Earned(reward=known, name=None if name is None else writable(name)))
 
     def rewrite(self, messages: Sequence[Message]) -> None:
@@ -130,7 +130,7 @@ class Conversation:
     async def converse(
         self, messages: Messages = None, *, tools: Tools = (), max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Said:
-        """As `Episode.ask`. Raises RuntimeError while another task asks, and for an episode that cannot go on."""
+        """As `Episode.ask`. Raises RuntimeError while another task asks, and if the episode cannot go on."""
         with self._alone():
             added, named = _checked(messages), by_name(tools)
             schemas = tuple(tool.schema for tool in named.values())
@@ -145,7 +145,7 @@ class Conversation:
                 added = tuple([await self._called(call, named) for call in said.tool_calls])
 
     async def turn_at_endpoint(self, asked: Asked) -> Said:
-        """One turn, for an agent that answers the calls itself. Raises as `converse`."""
+        """One turn, for an agent that runs the tool calls itself. Raises as `converse`."""
         with self._alone():
             self._asks_for_endpoint, self._limit_at_endpoint = True, None
             try:
@@ -156,7 +156,7 @@ class Conversation:
             finally:
                 self._asks_for_endpoint = False
         if self.context is not None:
-            # OpenAI's API leaves it out, and the agent's next history has what it was told.
+            # OpenAI's API leaves the stop text out of an answer, so the agent's next history will lack it.
             said = replace(said, text=said.text.removesuffix(said.ending), ending="")
             self.context[-1] = _message(said)
         known = {schema["function"]["name"] for schema in asked.tools}
@@ -167,7 +167,7 @@ class Conversation:
         return said
 
     def hear(self, said: Said | BaseException) -> None:
-        """The model's turn, or the reason why there is none. It is dropped if the episode was stopped meanwhile."""
+        """Receives the model's turn, or the exception in its place. Ignored if the episode was stopped in the meantime."""
         if self._answer is None or self._answer.done():
             return
         if isinstance(said, Said):
@@ -176,8 +176,8 @@ class Conversation:
             self._answer.set_exception(said)
 
     def stop(self, limit: Limit | None) -> bool:
-        """Ends it from outside, at the deadline or unwanted. Whether the environment hears it, as EpisodeOver from its ask; else what runs
-        must be cancelled."""
+        """Ends the episode from outside: at the deadline, or with None if it is no longer needed. True: a waiting ask raises EpisodeOver.
+        False: the caller must cancel the environment."""
         if limit is None:
             self._fail(failure("cancelled"), asyncio.CancelledError)
             return False
@@ -193,14 +193,14 @@ class Conversation:
             self._asking.cancel()
 
     def close(self, end: EpisodeEnd) -> EpisodeEnd:
-        """Its end: an earlier final failure, or else `end`. No ask succeeds from here on.
+        """The end of the episode: an earlier final failure, else `end`. Every later ask fails.
 
-        An agent that fails over a limit of its endpoint has met that limit: its own client raises no EpisodeOver.
+        If an agent fails after its endpoint met a limit, the episode met that limit: the agent's own client raises no EpisodeOver.
         """
         limit = self._limit_at_endpoint
         if end.status is RewardStatus.ERROR and limit is not None and limit.is_policys_doing:
             end = EpisodeEnd(limit=limit)
-        self._refusal = lambda: RuntimeError(f"episode {self.id!r} has ended; nothing asks in it any more")
+        self._refusal = lambda: RuntimeError(f"episode {self.id!r} has ended and cannot ask any more")
         if self._answer is not None and not self._answer.done():
             self._withdraw()
         return replace(
@@ -226,34 +226,31 @@ class Conversation:
             raise self._refusal()
         if self.num_turns >= self._config.max_turns:
             raise EpisodeOver(f"the model has had max_turns={self._config.max_turns} turns", limit=Limit.TURNS)
-        # By the template the context may begin anew at any turn, with the tools of that turn.
+        # With history=template any turn may start a new context, with the tools of that turn.
         begins_anew = self.needs_no_messages or self._config.history == "template"
         events = tuple(self._events)
         if asked.raw is None and self.context is None:
             raise DataError(
-                "the last turn had a raw prompt, and a message cannot follow it; rewrite() the history first"
+                "the last turn had a raw prompt, which a message cannot follow; rewrite() the history first"
             )
         if asked.raw is None and not asked.messages and not self.needs_no_messages:
             raise DataError(
-                "ask() has no messages after what the model said; only the first one, or one after rewrite(), needs none"
+                "ask() has no messages after the model's last turn; only the first ask() and one after rewrite() need none"
             )
         if asked.max_tokens is not None and (type(asked.max_tokens) is not int or asked.max_tokens < 1):
-            raise DataError(
-                f"ask(max_tokens={asked.max_tokens!r}): a turn has at least one token, and a whole number of them"
-            )
+            raise DataError(f"ask(max_tokens={asked.max_tokens!r}): it must be a whole number of at least 1")
         if not all(isinstance(text, str) and text for text in asked.stop):
             raise DataError(
-                f"ask(stop={asked.stop!r}): an empty text would end every turn before it begins, and what is no text none"
+                f"ask(stop={asked.stop!r}): each must be a text that is not empty; an empty one would end every turn at once"
             )
-        _require_json([*asked.tools, *asked.stop], what="what ask() gives beside messages")
-        asked = replace(asked, events=events)
-        self._answer = asyncio.get_running_loop().create_future()
-        self._send("ask", ASKED.dump_python(asked, mode="json"))
+        _require_json([*asked.tools, *asked.stop], what="tools or stop of ask()")
+        self._send("ask", ASKED.dump_python(replace(asked, events=events), mode="json"))
+        self._answer = asyncio.get_running_loop().create_future()  # after sending, which may fail
         del self._events[: len(events)]
         try:
             said = await self._answer
         except asyncio.CancelledError:
-            why = f"a turn of episode {self.id!r} was given up before the model had answered; it cannot go on"
+            why = f"a turn of episode {self.id!r} was cancelled before the model had answered; the episode cannot go on"
             self._refusal = self._refusal or (lambda: RuntimeError(why))
             self._withdraw()
             self._send("gave_up", None)
@@ -269,7 +266,7 @@ class Conversation:
         return said
 
     def _withdraw(self) -> None:
-        # Before all that happened since the ask: what was earned then is for the last turn that was seen.
+        # Placed before all events since the ask: rewards earned since then are for the last turn that the environment saw.
         self._events.insert(0, Withdrawn(num_turns=self.num_turns))
 
     async def _called(self, call: ToolCall, tools: Mapping[str, Tool]) -> Message:
@@ -283,7 +280,7 @@ class Conversation:
             if isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and task.cancelling():
                 raise
             status = RewardStatus.TIMEOUT if isinstance(error, OverrunError) else RewardStatus.ERROR
-            # One that would end the event loop, as SystemExit, stays here.
+            # SystemExit and the like would end the event loop, so they are replaced.
             failed = error if isinstance(error, Exception) else RuntimeError(described(error))
             self._fail(failure(described(error), status=status, stage=f"tool:{call.name}"), lambda: failed)
             raise failed from error
@@ -298,7 +295,7 @@ class Conversation:
 
 
 def asks_at_once(episode_id: str) -> RuntimeError:
-    return RuntimeError(f"two tasks ask at once in episode {episode_id!r}; its turns follow one another")
+    return RuntimeError(f"two tasks ask at once in episode {episode_id!r}; only one turn at a time is possible")
 
 
 def _message(said: Said) -> Message:
@@ -315,17 +312,17 @@ def _checked(given: Messages) -> tuple[Message, ...]:
     messages = (given,) if isinstance(given, Mapping) else tuple(given)
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(f"a message is a text or a dict with a role, not {message!r:.200}")
+            raise DataError(f"a message must be a text or a dict with a role, not {message!r:.200}")
         if not isinstance(message.get("content"), str | None):
             raise DataError(
-                f"the content of a message is text, not {type(message['content']).__name__}: images are not supported"
+                f"the content of a message must be text, not {type(message['content']).__name__}: images are not supported"
             )
         _require_json(dict(message), what=f"a message of role {message['role']!r}")
     return messages
 
 
 def _require_json(given: Any, *, what: str) -> None:
-    """Raises DataError for what is none, for half a character, which no tokenizer takes, and for levels beyond what pydantic writes."""
+    """Raises DataError for anything but JSON, for unpaired surrogates, which no tokenizer takes, and for nesting too deep for pydantic."""
     try:
         json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
         to_jsonable_python(given)

@@ -1,4 +1,4 @@
-"""What an environment's return value or exception makes of its episode: a failure is a status and a stage, never a zero."""
+"""Converts an environment's return value or exception to the end of its episode. A failure is a status and a stage, never a zero."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from cluster.contracts.errors import EpisodeOver
 from cluster.contracts.types import RewardStatus
 
 ENVIRONMENT = "environment"
-"""The stage of all that is not a tool's."""
+"""The stage of every failure outside a tool."""
 
 
 def returned(value: Any) -> EpisodeEnd:
-    """Raises DataError, with what came back, for what is not a reward."""
+    """Raises DataError, naming the value, for anything but a reward or None."""
     if value is None:
         return EpisodeEnd()
     reward = to_reward(value, by="the environment")
@@ -23,8 +23,8 @@ def returned(value: Any) -> EpisodeEnd:
 
 
 def raised(error: BaseException) -> EpisodeEnd:
-    """A limit of the policy's doing is no failure."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:  # of a TaskGroup that asks in a task
+    """A limit that the policy caused is not a failure."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:  # from a TaskGroup whose task asks
         error = error.exceptions[0]
     if isinstance(error, EpisodeOver) and error.limit.is_policys_doing:
         return EpisodeEnd(limit=error.limit)

@@ -1,4 +1,4 @@
-"""The two kinds of episode that an environment is given, and where each runs tools that block."""
+"""The two kinds of episode passed to environments. They differ in the thread that runs blocking tools."""
 
 import asyncio
 import concurrent.futures
@@ -17,11 +17,11 @@ from cluster.contracts.episodes import EpisodeTask, Said
 Send = Callable[[str, Any], None]
 Opens = Callable[[Conversation], Endpoint]
 STRAY = "stray tool"
-"""The name of a thread that still runs a tool for which nobody waits."""
+"""Name of a thread whose tool still runs although its call was given up."""
 
 
 class HostedEpisode(Conversation):
-    """The environment shares the event loop: its tools that block run in threads of their own."""
+    """For an environment that shares the event loop. Each call of a blocking tool runs in a thread of its own."""
 
     def __init__(self, task: EpisodeTask, config: EpisodesConfig, *, send: Send, endpoint: Opens) -> None:
         super().__init__(task, config, send=send, endpoint=endpoint, run_blocking=_run_in_thread)
@@ -30,7 +30,7 @@ class HostedEpisode(Conversation):
 
 
 class BlockingHostedEpisode(Conversation):
-    """The environment has its thread to itself: its tools that block run there too, while it asks."""
+    """For an environment with a thread of its own. Blocking tools run in that thread while it asks."""
 
     def __init__(self, task: EpisodeTask, config: EpisodesConfig, *, send: Send, endpoint: Opens) -> None:
         super().__init__(task, config, send=send, endpoint=endpoint, run_blocking=self._run_in_asking_thread)
@@ -38,11 +38,11 @@ class BlockingHostedEpisode(Conversation):
         self._pid = os.getpid()
         self._is_free = threading.Lock()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """For the thread that asks; None: the ask is answered."""
+        """Calls for the asking thread. None: the ask is answered."""
 
     def ask(self, messages: Messages = None, **how: Any) -> Said:
-        """As `converse`, from the environment's thread."""
-        if os.getpid() != self._pid:  # a fork of the environment: the parent asks
+        """As `converse`, called from the environment's thread."""
+        if os.getpid() != self._pid:  # a forked child of the environment: only the parent asks
             os._exit(0)
         if not self._is_free.acquire(blocking=False):
             raise asks_at_once(self.id)
@@ -76,18 +76,18 @@ async def _run_in_thread(call: Callable[[], Any]) -> Any:
 
 
 class _Result:
-    """Of a call in another thread. Any exception comes through, also those that a future does not take."""
+    """Result of a call in another thread. Every exception passes, also those that a future refuses."""
 
     def __init__(self) -> None:
         self._future: concurrent.futures.Future[tuple[Any, BaseException | None]] = concurrent.futures.Future()
 
     def of(self, call: Callable[[], Any]) -> None:
-        """Calls, unless nobody waits any more."""
+        """Makes the call, unless it was cancelled before."""
         if not self._future.set_running_or_notify_cancel():
             return
         try:
             self._future.set_result((call(), None))
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+        except BaseException as error:  # noqa: BLE001 - `get` raises it
             self._future.set_result((None, error))
 
     async def get(self) -> Any:

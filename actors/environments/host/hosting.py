@@ -1,4 +1,4 @@
-"""Episodes of one environment, in processes that start as they are needed, beside the process that samples."""
+"""Runs episodes of one environment in host processes, which start on demand next to the sampling process."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from cluster.contracts.plugins import Plugin
 
 
 class EnvironmentHost:
-    """All episodes of an asynchronous environment share one process; each of a synchronous one has a process to itself."""
+    """All episodes of an asynchronous environment share one process. Each running episode of a synchronous one has its own process."""
 
     def __init__(
         self,
@@ -24,42 +24,40 @@ class EnvironmentHost:
         setting: str,
         printed: PrintedLines,
     ) -> None:
-        """As `start`; `first` is a process of the same."""
+        """As `start`. `first` is a running process of this environment."""
         self._environment = environment
         self._config = config
         self._setting = setting
         self._printed = printed
         self._processes = [first]
         self.num_places = None if first.is_async else config.max_processes
-        """Episodes that run at once; None: any number."""
+        """Episodes that run at once. None: any number."""
         self._places = contextlib.nullcontext() if first.is_async else asyncio.Semaphore(config.max_processes)
         self.alone = asyncio.Semaphore(config.max_processes)
-        """For the caller to take before it runs an episode alone: each needs a process more."""
+        """Callers acquire it before they run an episode alone, because each such episode starts another process."""
         self._is_choosing = asyncio.Lock()
 
     @classmethod
     async def start(
         cls, environment: Plugin, config: EpisodesConfig, *, setting: str = "environment", printed: PrintedLines
     ) -> "EnvironmentHost":
-        """What it prints goes to `printed`.
-
-        Raises ConfigError, naming `setting`, if it does not import or its parameters do not fit, and WorkerError if no process starts.
-        """
+        """`printed` gets the environment's output. Raises ConfigError, naming `setting`, if the environment does not import or its
+        parameters do not fit, and WorkerError if no process starts."""
         first = await HostProcess.start(environment, config, setting=setting, printed=printed)
         return cls(environment, config, first, setting=setting, printed=printed)
 
     async def run(self, task: EpisodeTask, converse: Converse, *, alone: bool = False) -> EpisodeEnd:
-        """An episode from its start to its end; `converse` speaks for the model. A synchronous environment's waits for a free process
-        first, which is not counted in `timeout_s`. `alone`: the episode gets a process that runs no other one, before or after it.
+        """Runs an episode from start to end. `converse` answers for the model. An episode of a synchronous environment first waits for a
+        free process; that wait does not count in `timeout_s`. `alone`: the episode gets a process that runs no other episode, ever.
 
-        Raises what `converse` raises, but for EpisodeOver and DataError, which are the environment's to handle, and WorkerError where a
-        new process is needed and does not start. Cancelled, it lets the environment clean up for `cleanup_s`.
+        EpisodeOver and DataError of `converse` go to the environment, its other errors pass through. Raises WorkerError if a new process is
+        needed and does not start. If cancelled, it lets the environment clean up for `cleanup_s`.
         """
         async with contextlib.nullcontext() if alone else self._places, self._place(alone=alone) as process:
             return await process.run(task, converse)
 
     async def close(self) -> None:
-        """Kills all processes. Episodes that run fail."""
+        """Kills all processes. Running episodes fail."""
         await asyncio.gather(*(process.kill(because=CLOSED) for process in self._processes))
 
     @contextlib.asynccontextmanager
@@ -80,12 +78,12 @@ class EnvironmentHost:
                 await process.kill(because="it was given up")
 
     async def _started(self) -> HostProcess:
-        """One more. Those that died are forgotten."""
+        """Starts another process, and drops those that died."""
         try:
             process = await HostProcess.start(
                 self._environment, self._config, setting=self._setting, printed=self._printed
             )
-        except ConfigError as error:  # it was started before: what it imports is away, and no setting is wrong
+        except ConfigError as error:  # it started before, so an import has disappeared and no setting is wrong
             raise failure_of_its_actor(error) from error
         self._processes = [*(each for each in self._processes if each.is_alive), process]
         return process

@@ -1,7 +1,8 @@
-"""A process that runs episodes of one environment, which it finds by name: no code travels, and nothing is pickled.
+"""A process that runs episodes of one environment. It imports the environment by name: no code travels, and nothing is pickled.
 
-Asynchronous environments share its event loop, which is watched. A synchronous one has the main thread, one episode at a time; the loop
-then runs beside it. Lines in and out are those of `wire`; the first ones are a brief, and its `HostFacts` or `{"refused": why}`.
+Episodes of an asynchronous environment share its event loop, whose pauses are watched. A synchronous environment runs in the main thread,
+one episode at a time, with the event loop in a second thread. Lines in and out are those of `wire`. The first line in is a brief, the
+first line out a `HostFacts` or `{"refused": why}`.
 """
 
 import asyncio
@@ -31,13 +32,13 @@ from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import ENVIRONMENTS, Plugin, is_async, resolve
 
 _CPU_SHARE = 4
-"""Processor seconds that a synchronous environment may use for each second of its deadline: it may compute in threads."""
+"""Processor seconds a synchronous environment may use for each second of its deadline: it may compute in threads."""
 _MAX_STRAY_THREADS = 4
-"""Threads of tools that outlived their episodes, after which the process gets no other episode."""
+"""With more tool threads left over from ended episodes, the process gets no further episode."""
 
 _Kind = TypeVar("_Kind", HostedEpisode, BlockingHostedEpisode)
 _tasks: ContextVar[set[asyncio.Task[Any]]] = ContextVar("tasks")
-"""That the running episode has started."""
+"""Tasks started by the running episode."""
 
 
 def main() -> None:
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def find_environment(plugin: Plugin, *, field: str) -> Callable[..., Any]:
-    """The environment with its parameters bound. Raises ConfigError as `resolve`, and for a class."""
+    """The environment with its parameters bound. Raises ConfigError for a class, and as `resolve` does."""
     environment = resolve(plugin, home=ENVIRONMENTS, field=field)
     if inspect.isclass(environment.func):  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
         raise ConfigError(f"{field}={plugin.name!r} is a class; an environment is a function of an episode")
@@ -67,7 +68,7 @@ def find_environment(plugin: Plugin, *, field: str) -> Callable[..., Any]:
 
 
 class _Host:
-    """What both kinds share: the pipes, and the episodes by their keys."""
+    """The pipes, and the open episodes by their keys."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class _Host:
         self._loop: asyncio.AbstractEventLoop
 
     async def _serve(self) -> None:
-        """Until the process ends. Where the loop stands still, the stacks of all threads go to stderr, even where C code holds Python."""
+        """Runs until the process ends. If the loop is blocked, the stacks of all threads go to stderr, even while C code holds the GIL."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._listen, daemon=True).start()
         while True:
@@ -96,8 +97,8 @@ class _Host:
             await asyncio.sleep(self._blocked_s / 5)
             if (blocked_s := time.monotonic() - slept_at) > self._blocked_s:
                 print(
-                    f"an environment blocked the event loop for {blocked_s:.1f} s, where the stack above says: await instead, or "
-                    "make it synchronous (`def`), for a process of its own",
+                    f"an environment blocked the event loop for {blocked_s:.1f} s, at the stack above: use await, or make it "
+                    "synchronous (`def`), so that each episode has a process of its own",
                     file=sys.stderr,
                 )
 
@@ -112,7 +113,7 @@ class _Host:
             self._start(key, body)
             return
         episode = self._episodes.get(key)
-        if episode is None:  # it has ended meanwhile
+        if episode is None:  # it has ended in the meantime
             return
         if kind == "said":
             episode.hear(SAID.validate_python(body))
@@ -133,7 +134,7 @@ class _Host:
         send = partial(self._send, key)
         episode = kind(TASK.validate_python(body), self._config, send=send, endpoint=self._endpoint)
         self._episodes[key] = episode
-        # One that has not ended in `cleanup_s` may never end.
+        # A failed episode that has not ended within `cleanup_s` may never end.
         give_up = partial(self._end, key, failure("given up"), is_spent=True)
         episode.on_failure = lambda: self._loop.call_later(self._config.cleanup_s, give_up)
         return episode
@@ -141,7 +142,7 @@ class _Host:
     def _endpoint(self, episode: Conversation) -> Endpoint:
         with self._is_opening:
             if self._gateway is None:
-                # Most environments need no server, and its import takes as long as the rest of the start.
+                # Imported late: most environments need no server, and the import takes as long as the rest of the start.
                 from actors.environments.host.gateway.server import Gateway
 
                 self._gateway = Gateway(self._loop)
@@ -149,7 +150,7 @@ class _Host:
 
     def _end(self, key: str, end: EpisodeEnd, *, is_spent: bool = False) -> None:
         episode = self._episodes.pop(key, None)
-        if episode is None:  # it was given up before
+        if episode is None:  # it was given up earlier
             return
         end = episode.close(end)
         if self._gateway is not None:
@@ -157,21 +158,21 @@ class _Host:
         is_spent |= sum(thread.name == STRAY for thread in threading.enumerate()) > _MAX_STRAY_THREADS
         try:
             self._send(key, "end", END.dump_python(end, mode="json"), is_spent)
-        except Exception as error:  # noqa: BLE001 - whatever the environment put into its end, it is told
+        except Exception as error:  # noqa: BLE001 - foreign values: any failure to write them is reported
             self._send(key, "end", END.dump_python(raised(error), mode="json"), is_spent)
 
     def _send(self, *message: Any) -> None:
         line = json.dumps(message)
         if len(line) >= MAX_LINE_BYTES:
-            raise DataError(f"the environment says {len(line)} bytes at once, of which {MAX_LINE_BYTES} are allowed")
+            raise DataError(f"the environment sends {len(line)} bytes at once; at most {MAX_LINE_BYTES} are allowed")
         try:
             print(line, file=self._answers, flush=True)
-        except OSError:  # the environment closed the pipe: there is no other way to say so
+        except OSError:  # the environment closed the pipe: there is no other way to report it
             os._exit(1)
 
 
 class _SharedHost(_Host):
-    """Of an asynchronous environment."""
+    """Hosts an asynchronous environment."""
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -180,7 +181,7 @@ class _SharedHost(_Host):
         self._playing: dict[str, asyncio.Task[None]] = {}
         loop = asyncio.get_running_loop()
         loop.set_task_factory(_kept_task)
-        # A fork of an environment that comes back to the loop would go on with all other episodes.
+        # If an environment forks and its child returns to the loop, the child would run all episodes a second time.
         os.register_at_fork(after_in_child=partial(loop.call_soon, os._exit, 0))
         await self._serve()
 
@@ -192,7 +193,7 @@ class _SharedHost(_Host):
             playing.cancel()
 
     async def _play(self, key: str, episode: HostedEpisode) -> None:
-        # Here, not where the task is made: one that is cancelled before its first step takes none, and its end would not be told.
+        # Registered here and not at creation: a task cancelled before its first step never runs, and would not report its end.
         if task := asyncio.current_task():
             self._playing[key] = task
         started: set[asyncio.Task[Any]] = set()
@@ -202,7 +203,7 @@ class _SharedHost(_Host):
             end = failure("cancelled") if episode.is_over else returned(await self._environment(episode=episode))
         except BaseException as error:  # noqa: BLE001 - an environment is foreign code, and this is one episode of it
             end, is_spent = raised(error), isinstance(error, MemoryError)
-        del self._playing[key]  # nothing cancels the rest
+        del self._playing[key]  # the rest must not be cancelled
         if left := set(started):
             for task in left:
                 task.cancel()
@@ -211,7 +212,7 @@ class _SharedHost(_Host):
 
 
 class _OwnHost(_Host):
-    """Of a synchronous environment."""
+    """Hosts a synchronous environment."""
 
     def run(self) -> None:
         self._turns: queue.SimpleQueue[tuple[str, BlockingHostedEpisode]] = queue.SimpleQueue()
@@ -225,7 +226,7 @@ class _OwnHost(_Host):
                 end = returned(self._environment(episode=episode))
             except BaseException as error:  # noqa: BLE001 - an environment is foreign code, and this is one episode of it
                 end, is_spent = raised(error), isinstance(error, MemoryError)
-            if os.getpid() != pid:  # a fork of the environment: the parent tells how it ended
+            if os.getpid() != pid:  # a forked child of the environment: only the parent reports the end
                 os._exit(0)
             self._loop.call_soon_threadsafe(partial(self._end, key, end, is_spent=is_spent))
 
@@ -237,7 +238,7 @@ class _OwnHost(_Host):
 
 
 def _kept_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> asyncio.Task[Any]:
-    """A task that its episode knows: none outlives it."""
+    """Task factory that registers a task with its episode, so that no task outlives the episode."""
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **named)
     if (tasks := _tasks.get(None)) is not None:
         tasks.add(task)

@@ -1,4 +1,4 @@
-"""One host process, from outside: it runs episodes of one environment, and each ends within its limits, whatever the process does."""
+"""The parent's side of one host process. Each of its episodes ends within its limits, whatever the process does."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,10 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 
 _BLOCKED_S = 5.0
-"""How long an event loop may stand still before its stack is printed. Beyond `cleanup_s`, a process that says nothing for so long is
-killed."""
+"""An event loop blocked for this long has its stack printed. A process that is silent for `cleanup_s` plus this time is killed."""
 
 CLOSED = "its host was closed"
-"""Why a process is killed whose work nobody wants any more."""
+"""Reason given when a process is killed because its work is no longer needed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +32,13 @@ class _Open:
     converse: Converse
     end: EpisodeEnd | None = None
     error: BaseException | None = None
-    """What the model's side raised."""
+    """Raised by the model's side."""
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
     has_changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """It has ended, or the model's side has raised."""
+    """Set when it ends, or when the model's side raises."""
     answering: asyncio.Task[None] | None = None
     untaken: tuple[Event, ...] = ()
-    """Of an ask that the model's side has not begun to answer, and may never: it can be given up before."""
+    """Events of an ask that the model's side has not begun to answer. If the ask is given up, they belong to the end."""
 
     def finish(self, end: EpisodeEnd) -> None:
         if self.end is None:
@@ -52,15 +51,15 @@ class HostProcess:
     """The parent's end of `actors.environments.host.main`."""
 
     def __init__(self, process: LineProcess, config: EpisodesConfig, *, is_async: bool) -> None:
-        """Listens to the process from now on, in a task of the running event loop."""
+        """Starts a task of the running event loop that reads from the process."""
         self._process = process
         self._config = config
         self.is_async = is_async
-        """Whether its episodes run side by side; else one at a time."""
+        """Its episodes run concurrently. False: one at a time."""
         self.is_spent = False
-        """It gets no other episode."""
+        """It gets no further episode."""
         self.num_episodes = 0
-        """Places taken, as its owner counts them."""
+        """Episodes assigned to it, counted by its owner."""
         self._numbers = itertools.count()
         self._open: dict[str, _Open] = {}
         self._killed_because: str | None = None
@@ -70,7 +69,7 @@ class HostProcess:
     async def start(
         cls, environment: Plugin, config: EpisodesConfig, *, setting: str, printed: PrintedLines
     ) -> "HostProcess":
-        """Raises ConfigError if it refuses the environment, and WorkerError as `LineProcess.start`."""
+        """Raises ConfigError if the process refuses the environment, and WorkerError as `LineProcess.start`."""
         brief = {
             "environment": environment.model_dump(mode="json"),
             "field": setting,
@@ -93,9 +92,9 @@ class HostProcess:
         return not self._reading.done() and self._killed_because is None
 
     async def run(self, task: EpisodeTask, converse: Converse) -> EpisodeEnd:
-        """An episode, until it has ended. Raises what `converse` raises, but for EpisodeOver and DataError.
+        """Runs an episode to its end. Errors of `converse` other than EpisodeOver and DataError pass through.
 
-        Cancelled, it first lets the environment clean up.
+        If cancelled, it first lets the environment clean up.
         """
         key = str(next(self._numbers))
         episode = self._open[key] = _Open(converse)
@@ -117,13 +116,13 @@ class HostProcess:
             del self._open[key]
 
     async def kill(self, *, because: str) -> None:
-        """Ends the process and all that it started. Its episodes fail for this reason."""
+        """Kills the process and all processes that it started. Its episodes fail with this reason."""
         self._killed_because = self._killed_because or because
         await self._process.kill()
         await asyncio.wait([self._reading])
 
     async def _stop(self, key: str, task: EpisodeTask, limit: Limit | None) -> None:
-        """Ends the episode; kills the process if it does not answer."""
+        """Ends the episode. Kills the process if it does not answer."""
         episode = self._open[key]
         await self._give_up_answering(episode)
         self._process.write([key, "stop", limit])
@@ -142,22 +141,22 @@ class HostProcess:
             await asyncio.wait([episode.answering])
 
     async def _read(self) -> None:
-        """Hands on what the process says, until it ends or talks nonsense: then all its episodes fail."""
+        """Dispatches the lines of the process. When it ends or writes an unreadable line, all its episodes fail."""
         try:
             while (line := await self._process.receive()) is not None:
                 self._hear(*line)
             why = await self._why_it_ended()
-        except Exception as error:  # noqa: BLE001 - an environment, or what it starts, can write anything there
-            why = f"what its process writes cannot be read: {described(error)}"
+        except Exception as error:  # noqa: BLE001 - an environment or its children can write anything to the pipe
+            why = f"the output of its process cannot be read: {described(error)}"
         is_suspect = self._killed_because != CLOSED
         why = self._killed_because or why
-        await self._process.kill()  # what it started may be there still
+        await self._process.kill()  # its children may still run
         for episode in self._open.values():
             episode.finish(replace(failure(why), is_suspect=is_suspect))
 
     def _hear(self, key: str, kind: str, body: Any, is_spent: bool = False) -> None:
         self.is_spent |= is_spent
-        if (episode := self._open.get(key)) is None:  # nobody waits any more
+        if (episode := self._open.get(key)) is None:  # no longer wanted
             return
         if kind == "end":
             end = END.validate_python(body)
@@ -178,9 +177,9 @@ class HostProcess:
             self._process.write([key, "over", {"limit": over.limit, "message": str(over)}])
         except DataError as error:
             self._process.write([key, "refused", str(error)])
-        except asyncio.CancelledError:  # nobody wants the answer any more
+        except asyncio.CancelledError:  # the answer is no longer wanted
             raise
-        except BaseException as error:  # noqa: BLE001 - it is raised where the episode runs
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
             episode.error = error
             episode.has_changed.set()
         else:
@@ -191,7 +190,7 @@ class HostProcess:
             async with asyncio.timeout(_BLOCKED_S):
                 await self._process.wait()
         except TimeoutError:
-            return "its process is there, and closed its pipe"
+            return "its process closed its pipe but still runs"
         code = self._process.exit_code
         assert code is not None  # it has ended
         return (

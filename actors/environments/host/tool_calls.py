@@ -1,4 +1,4 @@
-"""One call of a tool: checked, made under its deadline, and put into words for the model."""
+"""One tool call: its arguments are checked, the tool runs under its deadline, and the result becomes text for the model."""
 
 import asyncio
 import json
@@ -14,24 +14,24 @@ from cluster.contracts.plugins import is_async
 from cluster.contracts.tools import Tool, as_tool
 
 RunBlocking = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Calls what may block, somewhere that is not the event loop."""
+"""Runs a function that may block, outside the event loop."""
 
 
 class OverrunError(TimeoutError):
-    """A tool is over its own deadline."""
+    """A tool exceeded its own deadline."""
 
 
 def by_name(tools: Tools) -> dict[str, Tool]:
-    """Raises ConfigError for two of one name."""
+    """Raises ConfigError if two tools have the same name."""
     made: Sequence[Tool] = [as_tool(each) for each in tools]
     named = {each.name: each for each in made}
     if len(named) < len(made):
-        raise ConfigError(f"two tools have one name: {', '.join(each.name for each in made)}")
+        raise ConfigError(f"two tools have the same name: {', '.join(each.name for each in made)}")
     return named
 
 
 async def answer_of(call: ToolCall, tools: Mapping[str, Tool], run_blocking: RunBlocking) -> str:
-    """For the model. Raises ToolError for a mistake of the model's, OverrunError at the deadline, and all other exceptions of the tool."""
+    """The text for the model. Raises ToolError for a mistake of the model, OverrunError at the deadline, and the tool's own exceptions."""
     tool = tools.get(call.name)
     if tool is None:
         have = f"there are: {', '.join(tools)}"
@@ -63,7 +63,7 @@ async def _value(tool: Tool, arguments: dict[str, Any], run_blocking: RunBlockin
 
 
 def _as_text(value: Any, *, name: str) -> str:
-    """Texts as they are, without halves of characters; all else as JSON."""
+    """A text stays as it is, with unpaired surrogates replaced. Any other value becomes JSON."""
     if isinstance(value, str):
         return writable(value)
     try:

@@ -1,8 +1,8 @@
-"""What goes over the pipes of a host process: after a first line each way, lines of [episode, kind, body].
+"""The protocol on the pipes of a host process: after one first line each way, lines of [episode, kind, body].
 
-To the process: `start` an EpisodeTask; `said` a Said; `over` a limit and a message, or `refused` a message, in place of it; `stop` a limit,
-or null for an episode that nobody wants any more. From it: `ask` an Asked; `gave_up` where nobody waits for its answer any more; `end` an
-EpisodeEnd, and whether the process gets no other episode.
+To the process: `start` with an EpisodeTask. `said` with a Said, or in its place `over` with a limit and a message, or `refused` with a
+message. `stop` with a limit, or with null if the episode is no longer needed. From the process: `ask` with an Asked. `gave_up` if the
+answer is no longer awaited. `end` with an EpisodeEnd, followed by whether the process must get no further episode.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from pydantic import TypeAdapter
 from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Said
 
 MAX_LINE_BYTES = 16 * 1024**2
-"""Of what a process writes: a longer one is refused where it is made."""
+"""The longest line that a process may write. A longer one is refused by the process itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """Of a process, its first line."""
+    """The first line of a process."""
 
     is_async: bool
-    """Its episodes run side by side; else one at a time."""
+    """Its episodes run concurrently. False: one at a time."""
 
 
 FACTS = TypeAdapter(HostFacts)

@@ -1,1 +1,1 @@
-"""The conversation of an episode as an endpoint that speaks OpenAI's API."""
+"""Serves the conversation of an episode as an endpoint with OpenAI's API."""

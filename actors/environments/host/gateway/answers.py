@@ -1,4 +1,4 @@
-"""What the model said, as OpenAI's API writes it: whole, or as the pieces of a stream."""
+"""The model's answer in the format of OpenAI's API: whole, or as the pieces of a stream."""
 
 import json
 import secrets
@@ -12,7 +12,7 @@ from cluster.contracts.types import FinishReason
 
 
 def with_ids(said: Said) -> tuple[Said, set[str]]:
-    """Every call with an id, and the ids that were made up."""
+    """The same answer with an id for each call, and the set of ids that were generated here."""
     made: set[str] = set()
 
     def named(call: ToolCall) -> ToolCall:
@@ -35,7 +35,7 @@ def whole(said: Said, *, model: str) -> dict[str, Any]:
 
 
 def pieces(said: Said, *, model: str, with_usage: bool) -> Iterator[bytes]:
-    """Of a stream: the text, each call, the end."""
+    """The pieces of a stream: the text, each call, the end."""
     head = _head(model, "chatcmpl", "chat.completion.chunk")
 
     def piece(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
@@ -53,14 +53,14 @@ def pieces(said: Said, *, model: str, with_usage: bool) -> Iterator[bytes]:
 
 
 def raw_whole(said: Said, *, model: str, with_token_ids: bool) -> dict[str, Any]:
-    """After a raw prompt."""
+    """The answer to a raw prompt."""
     ids = {"prompt_token_ids": said.prompt_token_ids, "token_ids": said.token_ids} if with_token_ids else {}
     choice = {"index": 0, "text": said.text, "logprobs": None, "finish_reason": _finish_reason(said), **ids}
     return {**_head(model, "cmpl", "text_completion"), "choices": [choice], "usage": _usage(said)}
 
 
 def raw_pieces(said: Said, *, model: str, with_token_ids: bool, with_usage: bool) -> Iterator[bytes]:
-    """Of a stream: all but the usage in one piece."""
+    """The pieces of a stream: the whole answer in one piece, then the usage."""
     answer = raw_whole(said, model=model, with_token_ids=with_token_ids)
     usage = answer.pop("usage")
     yield _event(answer)
@@ -90,7 +90,7 @@ def _finish_reason(said: Said) -> str:
 
 
 def _usage(said: Said) -> dict[str, int]:
-    """`num_context_tokens` counts the answer too."""
+    """`num_context_tokens` includes the answer."""
     return {
         "prompt_tokens": max(said.num_context_tokens - said.num_tokens, 0),
         "completion_tokens": said.num_tokens,

@@ -1,4 +1,4 @@
-"""One episode for requests: each has a whole history, of which the episode is asked what is new, or a whole prompt."""
+"""Answers the requests of one episode. A request has a whole history, whose new messages the episode is asked with, or a raw prompt."""
 
 import asyncio
 import hmac
@@ -22,8 +22,8 @@ _CODES = {
 
 
 class EpisodeEndpoint:
-    """Its requests are answered one at a time, in the order of their arrival. One that waits is not refused: clients of OpenAI's API
-    would ask again at once, and out of order."""
+    """Answers one request at a time, in the order of arrival. Other requests wait. Refusing them would be worse: clients of OpenAI's API
+    would repeat them at once and out of order."""
 
     def __init__(self, conversation: Conversation, base_url: str) -> None:
         self.base_url = base_url
@@ -33,7 +33,7 @@ class EpisodeEndpoint:
         self._made_ids: set[str] = set()
 
     def check_key(self, authorization: str) -> None:
-        """Raises RefusedError for another key."""
+        """Raises RefusedError for a wrong key."""
         given = authorization.encode(errors="surrogateescape")  # as aiohttp decodes bytes that are not UTF-8
         if not hmac.compare_digest(given, f"Bearer {self.api_key}".encode()):
             raise RefusedError(
@@ -45,11 +45,11 @@ class EpisodeEndpoint:
         return dict(self._conversation.sampling)
 
     async def answer(self, request: ChatRequest | RawRequest) -> Said:
-        """Calls have ids. Raises RefusedError. Cancelled once the model was asked, it leaves an episode that cannot go on."""
+        """The model's turn, with an id for each call. Raises RefusedError. If it is cancelled during the turn, no turn can follow."""
         async with self._is_free:
             if self._conversation.is_over:
                 raise over()
-            # Before the request's history counts: it would take the place of the environment's own.
+            # Checked before the request's history is read, which would replace the environment's own.
             if self._conversation.is_asking:
                 raise RefusedError(str(asks_at_once(self._conversation.id)), status=409, code="asks_at_once")
             try:
@@ -75,7 +75,7 @@ class EpisodeEndpoint:
         return await self._conversation.turn_at_endpoint(asked)
 
     def _new_in(self, request: ChatRequest) -> tuple[Message, ...]:
-        """What is to be asked with. Another history than the context, or tools that it does not show, rewrite it first."""
+        """The messages to ask with. If the history differs from the context, or its tools do, the context is rewritten first."""
         conversation = self._conversation
         messages = without_ids(request.messages, self._made_ids)
         added = None if conversation.context is None else added_to(conversation.context, messages)
@@ -87,4 +87,4 @@ class EpisodeEndpoint:
 
 
 def over() -> RefusedError:
-    return RefusedError("the episode is over; nothing is asked in it any more", status=410, code="episode_over")
+    return RefusedError("the episode is over and cannot ask any more", status=410, code="episode_over")

@@ -1,4 +1,4 @@
-"""What an agent's messages are, beside what was said before: the same and more, or another history."""
+"""Compares an agent's messages with the context: they extend it, or are another history."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from cluster.contracts.episodes import Message
 
 
 def added_to(context: Sequence[Message], messages: Sequence[Message]) -> tuple[Message, ...] | None:
-    """The messages after the context. None if they do not begin with it, or if the agent added an answer that the model did not give."""
+    """The messages that follow the context. None if they do not begin with it, or if the agent added an answer of its own."""
     before, added = messages[: len(context)], tuple(messages[len(context) :])
     if [*map(_comparable, before)] != [*map(_comparable, context)]:
         return None
@@ -16,7 +16,7 @@ def added_to(context: Sequence[Message], messages: Sequence[Message]) -> tuple[M
 
 
 def without_ids(messages: Sequence[Message], ids: Collection[str]) -> tuple[Message, ...]:
-    """Without these ids of calls, for a model whose calls have none."""
+    """The messages without these call ids, for a model whose calls have none."""
     return tuple(_without(message, ids) for message in messages)
 
 
@@ -30,7 +30,7 @@ def _without(message: Message, ids: Collection[str]) -> Message:
 
 
 def _comparable(message: Message) -> Any:
-    """Without what agents and frameworks drop or write anew: ids, reasoning, names of tools, white space of JSON, None for no text."""
+    """Without the parts that frameworks drop or rewrite: ids, reasoning, names of tools, white space in JSON, None for an empty text."""
     calls = [_comparable_call(call) for call in message.get("tool_calls") or ()]
     name = message.get("name") if message["role"] != "tool" else None
     return message["role"], message.get("content") or "", name, calls

@@ -1,13 +1,13 @@
-"""A request that is not answered, in the form that clients of OpenAI's API know."""
+"""Refusal of a request, in the format of OpenAI's API."""
 
 from typing import Any
 
 
 class RefusedError(Exception):
-    """An HTTP status, and an error object."""
+    """An HTTP status and an error object."""
 
     def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
-        """`code` is for programs; `param` names the field of the request that is refused."""
+        """`code` is for programs. `param` names the refused field of the request."""
         super().__init__(message)
         self.status = status
         self.code = code

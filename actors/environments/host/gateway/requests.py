@@ -1,6 +1,6 @@
-"""A request for a completion, of a chat or of a raw prompt: read, and refused where it asks for anything that its rows could not tell.
+"""Reads a request for a completion of a chat or of a raw prompt, and refuses unsupported settings.
 
-Sampling is the run's. A token that was drawn at another temperature has the log-prob of another distribution.
+Sampling is the run's. A token sampled at another temperature has the log-prob of another distribution.
 """
 
 import json
@@ -24,7 +24,7 @@ _DEFAULTS: dict[str, Any] = {
     "seed": None,
     "response_format": {"type": "text"},
 }
-"""What a request may say of the distribution where the run's sampling is not known: OpenAI's own defaults."""
+"""OpenAI's defaults: the values that a request may name if the run's own value is not known."""
 _CHAT_FIXED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -33,7 +33,7 @@ _CHAT_FIXED: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True,),
     "modalities": (["text"],),
 }
-"""Fields that may say what is the case anyway."""
+"""Fields of a chat request that are accepted with these values only."""
 _RAW_FIXED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -42,7 +42,7 @@ _RAW_FIXED: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (False,),
     "include_stop_str_in_output": (False,),
 }
-"""The same of a raw prompt's; the last three are vLLM's."""
+"""The same for a raw prompt. The last three are vLLM's."""
 _READ = ("model", "max_tokens", "stop", "stream", "stream_options")
 _CHAT_READ = ("messages", "tools", "max_completion_tokens", *_READ)
 _RAW_READ = ("prompt", "return_token_ids", *_READ)
@@ -55,27 +55,27 @@ _WITHOUT_EFFECT = (
     "prompt_cache_key",
     "prompt_cache_retention",
 )
-"""Fields that change no answer of any server."""
+"""Fields that do not change an answer."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""OpenAI's, as chat templates know them."""
+"""OpenAI's role to the role in chat templates."""
 _JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     model: str
-    """Any name: there is one model."""
+    """Any name is accepted: there is one model."""
     max_tokens: int | None
     stop: tuple[str, ...]
     is_streamed: bool
     wants_usage: bool
-    """At the end of a stream."""
+    """The stream ends with the usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(_Request):
     messages: tuple[Message, ...]
-    """As chat templates take them."""
+    """In the format of chat templates."""
     tools: tuple[Mapping[str, Any], ...]
 
 
@@ -86,7 +86,7 @@ class RawRequest(_Request):
 
 
 def read_chat_request(body: bytes, *, sampling: Mapping[str, Any]) -> ChatRequest:
-    """`sampling` has the run's values, where they are known. Raises RefusedError, naming the field."""
+    """`sampling` has the run's values, as far as they are known. Raises RefusedError, naming the field."""
     fields = _fields(body, read=_CHAT_READ, fixed=_CHAT_FIXED, sampling=sampling)
     return ChatRequest(
         **_shared(fields),
@@ -114,7 +114,7 @@ def _fields(
         raise RefusedError(f"the body is not JSON: {error}") from error
     if not isinstance(given, dict):
         raise RefusedError("the body must be a JSON object")
-    # Clients write null for what their user did not set.
+    # Clients write null for fields that their user did not set.
     fields = {name: value for name, value in given.items() if value is not None}
     for name, value in fields.items():
         if name not in read and name not in _WITHOUT_EFFECT:
@@ -123,7 +123,7 @@ def _fields(
 
 
 def _shared(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `_Request` has."""
+    """The fields of a `_Request`."""
     options = _typed(fields, "stream_options", dict, {})
     return {
         "model": _typed(fields, "model", str, "policy"),
@@ -135,7 +135,7 @@ def _shared(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(text: Any) -> dict[str, Any] | str:
-    """Of a call: an object, or what the model wrote in its place."""
+    """The arguments of a call: an object, or the text that the model wrote in its place."""
     if not isinstance(text, str):
         return text if isinstance(text, dict) else json.dumps(text)
     try:
@@ -150,7 +150,7 @@ def _check_setting(name: str, value: Any, *, fixed: Mapping[str, tuple[Any, ...]
         runs = sampling.get(name, _DEFAULTS[name])
         if value != runs:
             raise RefusedError(
-                f"{name}={value!r} is not the run's, {runs!r}: log-probs would be of another distribution than the one that is trained; "
+                f"{name}={value!r} differs from the run's {runs!r}: log-probs would be of another distribution than the trained one; "
                 "leave it out",
                 code="unsupported_value",
                 param=name,
@@ -183,17 +183,17 @@ def _max_tokens(fields: Mapping[str, Any]) -> int | None:
 
 
 def _prompt(given: Any) -> RawPrompt:
-    """A list of one prompt is that prompt."""
+    """A list with one prompt counts as that prompt."""
     if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
         given = given[0]
-    # JSON can hold half a character, which no tokenizer takes.
+    # JSON can hold unpaired surrogates, which no tokenizer takes.
     if isinstance(given, str) and writable(given) == given:
         return given
-    # A bool is an int too.
+    # Not isinstance: a bool is an int.
     if isinstance(given, list) and all(type(each) is int for each in given):
         return tuple(given)
     raise RefusedError(
-        f"prompt={given!r:.200} must be a text or a list of token ids, one prompt a request; several prompts are several requests",
+        f"prompt={given!r:.200} must be a text or a list of token ids; send one request for each prompt",
         param="prompt",
     )
 
@@ -215,7 +215,7 @@ def _schema(given: Any) -> Mapping[str, Any]:
 def _messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
         raise RefusedError("messages must be a list of at least one message", param="messages")
-    # Of the tools that were called, by the ids of the calls: a tool's message has the id alone.
+    # Names of called tools by call id: a tool's message has only the id.
     names: dict[str, str] = {}
     return tuple(_message(each, names, param=f"messages[{place}]") for place, each in enumerate(given))
 
@@ -258,14 +258,14 @@ def _text(content: Any, *, param: str) -> str:
     for part in parts:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RefusedError(f"{param} has a part of type {kind!r}; text alone is supported", param=param)
+            raise RefusedError(f"{param} has a part of type {kind!r}; only text is supported", param=param)
     return "\n".join(part["text"] for part in parts)
 
 
 def _call(given: Any, *, param: str) -> dict[str, Any]:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RefusedError(f"{param} has a tool call that is no function with a name", param=f"{param}.tool_calls")
+        raise RefusedError(f"{param} has a tool call that is not a function with a name", param=f"{param}.tool_calls")
     called = {"name": function["name"], "arguments": arguments_of(function.get("arguments") or "{}")}
     made = {"type": "function", "function": called}
     return {"id": given["id"], **made} if isinstance(given.get("id"), str) else made

@@ -1,4 +1,4 @@
-"""The server of a host process: all its episodes, each below a path and with a key of its own."""
+"""The HTTP server of a host process. Each of its episodes has its own path and key."""
 
 import asyncio
 import contextvars
@@ -21,10 +21,10 @@ _MODEL = "policy"
 
 
 class Gateway:
-    """It listens on this machine alone, and ends with its process."""
+    """Listens on the loopback address only, and ends with its process."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From any thread; `loop` serves. The port is known at once: who connects early waits."""
+        """May be called from any thread. `loop` serves. The port is open at once: an early connection waits."""
         self._loop = loop
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self._port: int = self._socket.getsockname()[1]
@@ -32,12 +32,12 @@ class Gateway:
         self._endpoints: dict[str, EpisodeEndpoint] = {}
         self._paths: dict[Conversation, str] = {}
         self._connections: dict[asyncio.BaseTransport, EpisodeEndpoint] = {}
-        """By which of them an episode was asked last."""
-        # No episode's context: the tasks of an episode end with it.
+        """Connections, each with the endpoint that it used last."""
+        # In an empty context: tasks of an episode's context are cancelled with the episode.
         loop.call_soon_threadsafe(self._start, context=contextvars.Context())
 
     def endpoint(self, conversation: Conversation) -> EpisodeEndpoint:
-        """Of the episode, opened at the first call. One call at a time. Raises RuntimeError for an episode that is over."""
+        """The episode's endpoint, opened at the first call. Calls must not overlap. Raises RuntimeError for an episode that is over."""
         if path := self._paths.get(conversation):
             return self._endpoints[path]
         if conversation.is_over:
@@ -49,7 +49,7 @@ class Gateway:
         return endpoint
 
     def end(self, conversation: Conversation) -> None:
-        """Closes the episode's connections, and what waits on them."""
+        """Closes the episode's endpoint and aborts its connections."""
         path = self._paths.pop(conversation, None)
         if path is None:
             return
@@ -73,7 +73,7 @@ class Gateway:
                 web.get("/{episode}/v1/models/{model:.+}", self._model),
             ]
         )
-        # Of a client that is gone nobody wants the turn.
+        # When a client disconnects, its turn is cancelled.
         runner = web.AppRunner(application, access_log=None, handle_signals=False, handler_cancellation=True)
         await runner.setup()
         await web.SockSite(runner, self._socket, backlog=1024).start()
@@ -127,7 +127,7 @@ async def _with_error_objects(
     except web.HTTPException as error:
         refused = RefusedError(f"{request.method} {request.path}: {error.reason}", status=error.status)
         return web.json_response(refused.body, status=error.status)
-    except Exception as error:  # noqa: BLE001 - a mistake of ours: the agent's client shall read it, and the log have its place
+    except Exception as error:  # noqa: BLE001 - a bug of ours: the client gets the message, and the log the traceback
         traceback.print_exc(file=sys.stderr)
         refused = RefusedError(f"{type(error).__name__}: {error}", status=500)
         return web.json_response(refused.body, status=500)

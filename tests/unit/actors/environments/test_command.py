@@ -97,7 +97,7 @@ async def test_the_last_line_is_the_verdict(text, reward, tmp_path):
         ("import sys; sys.exit('no key')", "ended with exit code 1: no key"),
         ("import os; os._exit(3)", "ended with exit code 3: nothing on stderr"),
         ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
-        ("print('all went well')", "DataError: the last line on stdout is no verdict in JSON, but b'all went well"),
+        ("print('all went well')", "DataError: the last line on stdout must be a verdict in JSON, not b'all went well"),
         ("print('NaN')", "returned a reward that is not finite"),
         ("print([1])", "returned a reward of type list"),
     ],

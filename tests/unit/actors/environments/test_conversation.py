@@ -13,7 +13,7 @@ from actors.environments.host.process import HostProcess
 from actors.environments.host.wire import ASKED, END
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, EpisodeEnd, Said, Withdrawn
-from cluster.contracts.errors import DataError
+from cluster.contracts.errors import DataError, Limit
 from tests.unit.actors.environments.scripted import Scripted, task
 
 PROMPT = {"role": "user", "content": "Guess."}
@@ -22,14 +22,16 @@ for _ in range(300):
     DEEP = [DEEP]
 
 
-def begun() -> tuple[Conversation, list[tuple[str, Any]]]:
-    """One, and the lines that it sends."""
+def begun(*, refuses: bool = False) -> tuple[Conversation, list[tuple[str, Any]]]:
+    """One, and the lines that it sends. `refuses`: each line is too long."""
     lines: list[tuple[str, Any]] = []
 
     async def run_blocking(call: Any) -> Any:
         return call()
 
     def send(kind: str, body: Any) -> None:
+        if refuses:
+            raise DataError("too long")
         lines.append((kind, body))
 
     made = Conversation(
@@ -64,6 +66,15 @@ async def test_what_cannot_be_asked_is_refused_where_it_is_written(given):
         async with asyncio.timeout(10):
             await conversation.turn_at_endpoint(Asked(messages=(), **asked_with))
     assert lines == []
+
+
+async def test_an_environment_that_catches_a_refused_ask_is_cancelled_at_its_deadline():
+    """The refused ask seemed to wait for its answer: the environment went on, and its whole process was killed in the end."""
+    conversation, _ = begun(refuses=True)
+    with pytest.raises(DataError, match="too long"):
+        await conversation.converse("x")
+    assert not conversation.stop(Limit.DEADLINE)
+    assert conversation.close(EpisodeEnd(reward=1.0)).events == ()
 
 
 def test_a_history_that_cannot_be_told_is_refused():

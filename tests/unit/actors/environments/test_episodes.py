@@ -159,7 +159,7 @@ async def test_anything_else_is_the_environments_failure_and_said(kind, shared):
         "list": "returned a reward of type list",
         "no reward": "returned a dict without 'reward', with: style",
         "object": "returned a reward of type object",
-        "much": "the environment says",
+        "much": "the environment sends",
         "failed reward": "the server is down",
     }
     host = await shared(f"obedient{kind}")
@@ -235,7 +235,7 @@ async def test_two_asks_at_once_are_refused(kind, shared):
     host = await shared(f"obedient{kind}")
     end = await host.run(task("ask twice at once"), Scripted())
     assert (end.status, end.failed_stage) == (RewardStatus.ERROR, "environment")
-    assert end.message == "RuntimeError: two tasks ask at once in episode 'e'; its turns follow one another"
+    assert end.message == "RuntimeError: two tasks ask at once in episode 'e'; only one turn at a time is possible"
 
 
 async def test_what_cannot_be_said_is_refused_where_it_is_said(shared):
@@ -244,12 +244,12 @@ async def test_what_cannot_be_said_is_refused_where_it_is_said(shared):
         "earn nan": "DataError: the environment returned a reward that is not finite: nan",
         "earn text": "DataError: the environment returned a reward of type str",
         "log infinity": "DataError: the environment returned a value of 'loss' that is not finite: inf",
-        "rewrite with an image": "DataError: the content of a message is text, not list: images are not supported",
+        "rewrite with an image": "DataError: the content of a message must be text, not list: images are not supported",
         "ask with bytes": "DataError: a message of role 'user' is not JSON: Object of type bytes",
         "ask with half a character": "DataError: a message of role 'user' is not JSON: 'utf-8' codec can't encode",
-        "ask without a role": "DataError: a message is a text or a dict with a role, not {'content': 'x'}",
-        "ask with two tools of one name": "ConfigError: two tools have one name: slow, slow",
-        "ask at length": "DataError: the environment says 16777",
+        "ask without a role": "DataError: a message must be a text or a dict with a role, not {'content': 'x'}",
+        "ask with two tools of one name": "ConfigError: two tools have the same name: slow, slow",
+        "ask at length": "DataError: the environment sends 16777",
     }
     host = await shared("obedient")
     for do, message in expected.items():
@@ -261,14 +261,14 @@ async def test_what_cannot_be_said_is_refused_where_it_is_said(shared):
 async def test_an_ask_without_messages_goes_only_first(shared):
     host = await shared("obedient")
     end = await host.run(task("ask nothing"), Scripted())
-    assert end.message.startswith("DataError: ask() has no messages after what the model said")
+    assert end.message.startswith("DataError: ask() has no messages after the model's last turn")
 
 
 async def test_an_ended_episode_asks_nothing(shared):
     host = await shared("obedient")
     await host.run(task("ask after its end", id="first"), Scripted())
     end = await host.run(task("ask in an ended one"), Scripted())
-    assert end.events == (Logged(name="refusal", value="episode 'first' has ended; nothing asks in it any more"),)
+    assert end.events == (Logged(name="refusal", value="episode 'first' has ended and cannot ask any more"),)
 
 
 async def test_an_environment_sees_no_variables_but_those_that_are_named(monkeypatch):

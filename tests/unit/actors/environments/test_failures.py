@@ -70,7 +70,7 @@ async def test_several_exceptions_of_a_group_are_an_error(shared):
         ("exit", "its process ended: exit code 3"),
         ("kill", "its process was ended by SIGKILL"),
         ("close pipes", "its process "),  # it ends itself, unless it is killed before
-        ("nonsense", "what its process writes cannot be read"),
+        ("nonsense", "the output of its process cannot be read"),
     ],
 )
 async def test_a_process_that_is_lost_fails_its_episodes_as_suspects_and_is_replaced(kind, do, message, shared):
@@ -251,7 +251,7 @@ async def test_a_process_with_many_threads_of_hung_tools_gets_no_other_episode()
 async def test_a_turn_that_is_given_up_is_the_last_one(shared):
     host = await shared("obedient")
     end = await host.run(task("ask impatiently"), Silent())
-    assert end.message.startswith("RuntimeError: a turn of episode 'e' was given up before the model had answered")
+    assert end.message.startswith("RuntimeError: a turn of episode 'e' was cancelled before the model had answered")
 
 
 @pytest.mark.parametrize(

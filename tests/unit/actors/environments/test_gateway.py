@@ -255,7 +255,7 @@ async def test_what_the_rows_could_not_tell_is_refused_by_name(after):
     model = Scripted()
     answers = await after(model, *[{"messages": [PROMPT], **body} for body, _ in REFUSED])
     assert [(status, error["param"]) for status, error in answers] == [(400, param) for _, param in REFUSED]
-    assert "temperature=0.7 is not the run's, 1" in answers[0][1]["message"]
+    assert "temperature=0.7 differs from the run's 1" in answers[0][1]["message"]
     assert not model.asked
 
 
@@ -283,7 +283,7 @@ async def test_of_a_raw_prompt_too_what_the_rows_could_not_tell_is_refused_by_na
     model = Scripted()
     answers = await after(model, *[{"prompt": "a", **body} for body, _ in REFUSED_RAW])
     assert [(status, error["param"]) for status, error in answers] == [(400, param) for _, param in REFUSED_RAW]
-    assert "one prompt a request" in answers[10][1]["message"]
+    assert "one request for each prompt" in answers[10][1]["message"]
     assert not model.asked
 
 
@@ -350,7 +350,7 @@ async def test_an_environment_that_asks_after_a_raw_prompt_rewrites_first(shared
     assert model.asked[1] == Asked(
         events=(*model.asked[1].events[:1], Rewritten(messages=(PROMPT,))), messages=(user("Go on."),)
     )
-    assert model.asked[1].events[0].value.startswith("the last turn had a raw prompt, and a message cannot follow it")
+    assert model.asked[1].events[0].value.startswith("the last turn had a raw prompt, which a message cannot follow")
 
 
 async def test_a_raw_prompt_that_is_refused_or_meets_a_limit_is_the_agents_to_handle(after):

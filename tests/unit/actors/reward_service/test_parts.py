@@ -177,7 +177,7 @@ async def test_a_class_is_built_once_and_keeps_its_state():
     ("judge", "message"),
     [
         ("mixed", r"takes completion of one trajectory and prompts of the group"),
-        ("deaf", r"takes nothing of a trajectory; a judge has parameters of these names: prompt, completion"),
+        ("deaf", r"takes nothing of a trajectory; name its parameters so: prompt, completion"),
         ("greedy", r"reward.judge='tests.unit.actors.parts:greedy' needs budget"),
         ("Unbuildable", r"cannot be built: RuntimeError: no licence"),
     ],

@@ -51,6 +51,17 @@ def test_outputs_are_compared_word_by_word_and_numbers_within_the_tolerance():
     assert not same_output("nan", "0.3", tolerance=1e-6)
 
 
+@pytest.mark.parametrize(("said", "expected"), [("٣", "3"), ("1_000", "1000"), ("infinity", "inf"), ("1e999", "1e400")])
+def test_a_tolerance_makes_no_number_of_a_word_that_is_none(said, expected):
+    assert not same_output(said, expected, tolerance=1e-6)
+
+
+def test_with_a_tolerance_equal_values_are_equal_whatever_their_size():
+    assert same_value(10**400, 10**400, tolerance=1e-6)
+    assert not same_value(10**400, 10**400 + 1, tolerance=1e-6)
+    assert same_value(float("inf"), float("inf"), tolerance=1e-6)
+
+
 def test_values_are_compared_as_json_knows_them():
     assert same_value(({1: (2, 3.0000001)},), [{"1": [2, 3]}], tolerance=1e-6)
     assert not same_value([1, 2], [1], tolerance=None)
@@ -159,7 +170,7 @@ def test_arguments_may_be_infinite_and_must_be_a_list():
     cases = {"cases": [{"input": [float("inf")], "output": True}]}
     assert judged("code_function", "def f(x): return x > 9", cases, function="f").value == 1.0
     reward = judged("code_function", "def f(x): return x", {"cases": [{"input": {"x": 1}, "output": 1}]}, function="f")
-    assert reward.status is RewardStatus.ERROR and "is no list" in reward.message
+    assert reward.status is RewardStatus.ERROR and "is not a list" in reward.message
 
 
 def test_tests_of_two_data_sets_are_read():
@@ -183,6 +194,15 @@ def test_a_program_does_not_end_the_loop_of_its_test(test: str):
 def test_tests_that_do_not_compile_are_an_error_of_the_data():
     reward = judged("code_asserts", "def f(x): return x", {"tests": ["assert f(2"]})
     assert reward.status is RewardStatus.ERROR and "does not compile" in reward.message
+
+
+@pytest.mark.parametrize(
+    "test", ["assert f(lambda x: x, 1) == 1", "class Node: pass\nassert f(Node(), 1) == 1", "assert f(len, 1) == 1"]
+)
+def test_tests_that_cannot_pass_their_arguments_to_the_program_are_an_error_of_the_data(test):
+    """Every program earned 0 by them, the right ones too."""
+    reward = judged("code_asserts", "def f(g, x): return x", {"tests": ["assert f(1, 1) == 1", test]}, score="share")
+    assert reward.status is RewardStatus.ERROR and "only plain values can" in reward.message
 
 
 def test_only_a_sandbox_that_fails_is_a_failed_reward(monkeypatch):

@@ -355,9 +355,9 @@ async def test_completions_that_break_their_server_fail_though_nothing_else_is_a
     ("params", "message"),
     [
         ({"dialect": "slime", "text": "plain"}, "text=plain is not for dialect slime"),
-        ({"dialect": "classify"}, "classify needs it"),
-        ({"dialect": "openrlhf", "model": "rm"}, "no other takes it"),
-        ({"dialect": "slime", "batch_size": 4}, "asks one by one here"),
+        ({"dialect": "classify"}, "classify needs a model"),
+        ({"dialect": "openrlhf", "model": "rm"}, "the others take none"),
+        ({"dialect": "slime", "batch_size": 4}, "gets one trajectory a request here"),
         ({"endpoint": []}, "needs a URL"),
         ({"endpoint": {"urls": ["http://a"], "key_env": "NOT_SET"}}, "name it in reward.env"),
         ({"endpoint": "http://me:secret@a"}, "user or password"),
@@ -373,7 +373,7 @@ async def test_plain_text_is_refused_where_the_messages_hold_more():
     async with faulty_server(SERVERS["openrlhf"][1]) as server:
         judge = remote("openrlhf", server.url, text="plain", column=None)
         (reward,) = await judged(judge, group("a", columns=image))
-    assert reward.value is None and "take raw" in reward.message
+    assert reward.value is None and "use raw" in reward.message
 
 
 async def test_a_group_whose_deadline_passes_leaves_nothing_running():

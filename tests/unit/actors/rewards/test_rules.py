@@ -193,7 +193,7 @@ def test_json_is_checked_against_the_prompts_own_schema():
 def test_what_is_no_number_of_json_earns_nothing_and_is_no_failure(number):
     schema = {"type": "object", "properties": {"x": {"multipleOf": 0.01}}}
     assert json_schema(completion=f'{{"x": {number}}}', columns={}, schema=schema) == 0.0
-    assert json_schema(completion="NaN", columns={}, schema={"type": "number"}) == 0.0
+    assert json_schema(completion=number, columns={}, schema={"type": "number"}) == 0.0
 
 
 def test_a_fence_and_many_empty_lines_are_read_once():

@@ -443,7 +443,7 @@ async def test_a_turn_has_the_limits_of_the_run_and_narrower_ones_of_its_own(ask
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"), [({"max_tokens": 0}, "a turn has at least one token"), ({"stop": ""}, "an empty text would end")]
+    ("wrong", "said"), [({"max_tokens": 0}, "a whole number of at least 1"), ({"stop": ""}, "an empty one would end")]
 )
 async def test_limits_that_no_turn_can_have_are_the_environments_mistake(wrong, said):
     (row,) = await rows_of({"name": f"{HERE}:asking_wrongly", **wrong})

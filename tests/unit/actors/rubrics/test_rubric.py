@@ -24,7 +24,7 @@ KIND = {
         ("rules: x", "rules='x': Extra inputs"),
         (
             "criteria: [{name: a, question: b, choices: [{name: yes, value: 1}, {name: no, value: 0}]}]",
-            r"criteria.0.choices.0.name=True: .*valid string; YAML reads a bare yes",
+            r"criteria.0.choices.0.name=True: .*valid string; YAML reads an unquoted yes",
         ),
         (
             "criteria: [{name: a, question: b, choices: [{name: x, value: 1}, {name: X, value: 0}]}]",
@@ -38,7 +38,7 @@ KIND = {
             "{criteria: [{name: a, question: b, choices: [{name: x, value: 1}, {name: y, value: 0}]}], template: '{answer}'}",
             r"template has no \{completion\}",
         ),
-        ("criteria: [", "is no YAML"),
+        ("criteria: [", "is not YAML"),
         ("", "the file=None"),
     ],
 )

@@ -143,7 +143,7 @@ Sandbox(SandboxConfig(level="landlock"))
 def test_a_kernel_without_landlock_is_refused_with_its_reason():
     ran = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True)
     assert "ConfigError: sandbox.level='landlock': nothing confines programs here (kernel" in ran.stderr
-    assert "landlock: Function not implemented" in ran.stderr and "or write level: none" in ran.stderr
+    assert "landlock: Function not implemented" in ran.stderr and "or set level: none" in ran.stderr
 
 
 OLD = """
@@ -365,7 +365,7 @@ def test_an_answer_to_another_request_is_none_and_the_host_process_is_replaced()
     made = Sandbox(SandboxConfig())
     made._host._num_asked += 1
     reply, made._host._connection = made._host._connection, Shifted(made._host._connection)
-    with pytest.raises(WorkerError, match="it answers another request"):
+    with pytest.raises(WorkerError, match="it answered another request"):
         made.run("print(1)")
     assert made._host._connection is not reply and made.run("print(2)").stdout == "2\n"
     made.close()
