@@ -180,7 +180,7 @@ def changed() -> tuple[LoadedCopy, Published, Published]:
 def test_changes_since_another_version_are_refused(changed):
     base, _, two = changed
     with pytest.raises(
-        WeightsError, match=r"^policy version 2 came as what changed since version 1 .* has version 0 .*whole weights$"
+        WeightsError, match=r"^policy version 2 came as changes since version 1 .* has version 0 .*whole weights$"
     ):
         base.take_changes(two.manifest, two.changes)
     with pytest.raises(WeightsError, match="has none"):
