@@ -46,8 +46,8 @@ class Attestor:
         tolerance: float | None = None,
         files: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`tolerance` in nats, mean over the probe, replaces the measured one. `files` computes the fingerprint of the starting files. It is
-        called after the engine has started, since the engine may have to download them.
+        """`tolerance` in nats, mean over the probe, replaces the measured one. `files` computes the fingerprint of the starting files. It
+        is called after the engine has started, since the engine may have to download them.
         """
         self._worker = worker
         self._type = _8_BITS if is_quantized else dtype
@@ -116,7 +116,9 @@ class Attestor:
             )
         old_error, _ = _distances(measured, self._before)
         if is_distinguishable and error >= old_error:
-            raise WeightsError(f"{failure}and by {old_error:.3g} from the version before, to which it is nearer. {_WHY}")
+            raise WeightsError(
+                f"{failure}and by {old_error:.3g} from the version before, to which it is nearer. {_WHY}"
+            )
         self._before = canary.logprobs
         return Proof(
             canary_mean_error=error,

@@ -32,8 +32,8 @@ class Weights:
         events: Events,
         waits_for_joins: bool = True,
     ) -> None:
-        """`num_workers`: how many workers will join before the first broadcast. Without `waits_for_joins`, broadcasts do not wait for workers
-        that join: with turns, a joining worker's load waits for the engines' turn, which comes with the broadcast."""
+        """`num_workers`: how many workers will join before the first broadcast. Without `waits_for_joins`, broadcasts do not wait for
+        workers that join: with turns, a joining worker's load waits for the engines' turn, which comes with the broadcast."""
         self._waits_for_joins = waits_for_joins
         self._transport = transport
         self._learner = learner
@@ -66,8 +66,8 @@ class Weights:
         events: Events,
         around: Callable[[Transport], Transport] | None = None,
     ) -> Self:
-        """Uses the transport named by `weights.transport`. `around` wraps it so that loads come in turns. Raises ConfigError for a transport
-        that does not import."""
+        """Uses the transport named by `weights.transport`. `around` wraps it so that loads come in turns. Raises ConfigError for a
+        transport that does not import."""
         make = resolve(config.transport, home=TRANSPORTS, field="weights.transport")
         transport: Transport = make(timeout_s=config.timeout_s)
         return cls(
@@ -123,9 +123,9 @@ class Weights:
         """Loads on a worker that is not in the fleet yet, and again if a newer version was published meanwhile.
 
         A running broadcast does not include this worker, so this waits for its end. The next broadcast waits for the second load
-        (`waits_for_joins`); otherwise a worker that loads for longer than a step would never join. No other task runs between the last check
-        and the caller's adding the worker to the fleet, so no broadcast can miss it. Raises the worker's failure, or WeightsError if the
-        version is at fault.
+        (`waits_for_joins`); otherwise a worker that loads for longer than a step would never join. No other task runs between the last
+        check and the caller's adding the worker to the fleet, so no broadcast can miss it. Raises the worker's failure, or WeightsError if
+        the version is at fault.
         """
         await self._is_published.wait()
         num_lost = Counter[str]()

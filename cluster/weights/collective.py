@@ -28,7 +28,7 @@ from cluster.weights.delivery import Bases, Result, fetched, proof_of, stats_of
 _GRACE_S = 30.0
 """Extra time of a worker's call beyond the group's own limit, so that a silent member fails alone, without those that waited for it."""
 _VAIN_ROUNDS = 2
-"""Consecutive rounds in which no worker gets weights though none is lost. Then each worker gets them in a group of its own, or has failed."""
+"""Consecutive rounds in which no worker gets weights though none is lost. Then each worker gets them in its own group, or has failed."""
 _LEARNER_LOST = (WorkerError, DeadlineError, LostError)
 _Sent = tuple[Result, int]
 """A worker's result, and the number of bytes sent to it."""
@@ -161,7 +161,7 @@ class CollectiveTransport:
         return failure, {worker.name: (result, size) for worker, result in zip(workers, results, strict=True)}
 
     def _group(self, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool) -> RankGroup:
-        """The fleet's lasting group, or a new one. Workers that join get a gloo group: NCCL kernels would run beside a learning rank's own."""
+        """The fleet's lasting group, or a new one. Joining workers get a gloo group: NCCL kernels would compete with a learning rank's."""
         delta = packed.delta if all(self._bases.has(worker, packed.delta) for worker in workers) else None
         brings = {"digest": packed.digest, "base_digest": delta["base_digest"] if delta else None}
         if not joins and self._lasting and self._lasting.serves(packed, workers):

@@ -13,11 +13,11 @@ from cluster.contracts.types import Attestation, BroadcastStats
 Result = Attestation | TreadwheelError
 """One worker's proof, or its error."""
 Published = Mapping[str, Any]
-"""A version's `policy_version`, `digest`, `total_bytes` and, if there is one, `delta`, from its manifest; empty before the first version."""
+"""A version's `policy_version`, `digest`, `total_bytes` and, if there is one, `delta`, from its manifest; empty before version 0."""
 
 
 async def fetched(object_ref: Any, *, within_s: float, before: Published) -> Any:
-    """The value of the learner's object ref. Raises DeadlineError, which names the version published `before`, if it does not come in time."""
+    """The value of the learner's object ref. Raises DeadlineError, which names the version published `before`, if it comes too late."""
     try:
         async with asyncio.timeout(within_s):
             return await object_ref

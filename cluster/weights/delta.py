@@ -32,7 +32,7 @@ class PublishedCopy:
         self._buckets: list[np.ndarray] = []
 
     def compared(self, parts: Iterable[np.ndarray | WeightManifest]) -> Iterator[np.ndarray | WeightManifest]:
-        """Yields the buckets of `packing`, then the changes of each bucket as one array, then the manifest. The buckets become the new copy.
+        """Yields the buckets of `packing`, which become the new copy, then the changes of each bucket as one array, then the manifest.
 
         Without a version to compare with, or if too much has changed, there are no changes and the manifest has no `delta`. Buckets are
         compared while the next ones fill, and each old bucket is released after its comparison.

@@ -116,11 +116,11 @@ def packing(
 
     Buckets are hashed while the next ones fill and travel, and the last ones while `canary` computes; it is called after all tensors are
     packed. Memory is bounded by three buckets if the caller releases each before it takes the next. Tensors may be on any device; tensors
-    that share memory (tied embeddings) travel once, under the first name. `named_tensors` may be a generator that gathers shards as it goes:
-    a tensor is not used after the next one is requested. Raises WeightsError if there are no tensors.
+    that share memory (tied embeddings) travel once, under the first name. `named_tensors` may be a generator that gathers shards as it
+    goes: a tensor is not used after the next one is requested. Raises WeightsError if there are no tensors.
 
-    A tensor in host memory that fills a bucket is not copied: its bucket is read-only and shares the tensor's memory, which may change after
-    the manifest is yielded. `owned` makes a bucket that stays.
+    A tensor in host memory that fills a bucket is not copied: its bucket is read-only and shares the tensor's memory, which may change
+    after the manifest is yielded. `owned` makes a bucket that stays.
     """
     hashing: list[Future[str]] = []
     entries: list[TensorEntry] = []

@@ -10,8 +10,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Makes the system kill this process when the thread that started it ends. Does nothing in a process that `multiprocessing` did not start,
-    and on systems without prctl."""
+    """Makes the system kill this process when the thread that started it ends. Does nothing in a process that `multiprocessing` did not
+    start, and on systems without prctl."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return

@@ -24,7 +24,7 @@ _LICENSES = ("license", "license_name", "license_link")
 def model_card(
     config: RunConfig, *, kind: Kind, policy_version: int, provenance: Provenance, base: ModelConfig | None = None
 ) -> str:
-    """Markdown with the metadata that the Hugging Face hub reads. `base`: the local copy of the model of `config`, if it came from a store."""
+    """Markdown with the metadata that the Hugging Face hub reads. `base`: the local copy of `config.model`, if it came from a store."""
     licence = _licence_of_base(base or config.model)
     front = yaml.safe_dump(_metadata(config, licence, kind=kind), sort_keys=False, allow_unicode=True)
     sections = (
@@ -73,8 +73,8 @@ def _introduction(config: RunConfig, *, kind: Kind, policy_version: int) -> tupl
     return (
         f"# {_plain(_name(config.model.path))}, trained with treadwheel, step {policy_version}",
         "",
-        f"{trained} {_code(_name(config.model.path))} after {policy_version} steps of post-training with treadwheel. This card is generated "
-        "from the run's record: it says how the model was trained and what was measured. Its other abilities and limits were not examined.",
+        f"{trained} {_code(_name(config.model.path))} after {policy_version} steps of post-training with treadwheel. This card comes from "
+        "the run's record: it says how the model was trained and what was measured. Its other abilities and limits were not examined.",
     )
 
 

@@ -83,8 +83,8 @@ class Saver:
     def save(
         self, directory: str, *, policy_version: int, extra: Mapping[str, Any], in_background: bool = False
     ) -> None:
-        """The checkpoint is on the disk when this returns; with `in_background`, its state is copied. Raises CheckpointError on every rank if
-        this save fails or a background save before it failed. An error of this one in the background is raised by `finish` or the next save.
+        """The checkpoint is on the disk when this returns; with `in_background`, its state is copied. Raises CheckpointError on every rank
+        if this save fails, or if a background save before it failed. `finish` or the next save raises the error of a background save.
 
         A checkpoint that was saved already is not written again, unless `metric` of `extra` is new: a run that is stopped during a save
         requests the same one again.
@@ -199,8 +199,8 @@ class Saver:
         target.prune(keep_last=self._config.keep_last, keep_best=self._config.keep_best)
 
     def _together(self, directory: str, work: Callable[[], T]) -> T:
-        """Does this rank's work and waits for all ranks to do theirs. If any fails, raises CheckpointError on all ranks, with the message of
-        the first that failed: a failed rank must not leave the others waiting in the next collective operation.
+        """Does this rank's work and waits for all ranks to do theirs. If any fails, raises CheckpointError on all ranks, with the message
+        of the first that failed: a failed rank must not leave the others waiting in the next collective operation.
         """
         try:
             with writing.saving(directory):

@@ -54,8 +54,8 @@ class FolderTarget:
         writing.prune(self._directory.parent, keep_last=keep_last, keep_best=keep_best)
 
     def abandon(self) -> None:
-        """Removes this rank's files of a save that all ranks know to have failed. A rank that only lost contact with the others must not call
-        it: the first rank may be about to commit."""
+        """Removes this rank's files of a save that all ranks know to have failed. A rank that only lost contact with the others must not
+        call it: the first rank may be about to commit."""
         # Every rank removes: without a shared file system the first rank's removal does not reach the others' files.
         writing.discard(self.folder())
 

@@ -110,8 +110,8 @@ def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.devi
 def _num_repeated_queries(segment: Segment) -> int:
     """Queries of the shared prompt that a segment with its own bucket computes again and drops.
 
-    With P prompt tokens and Q own tokens a causal kernel computes (P + Q)² / 2 cells. A masked kernel computes Q · (P + Q) cells and needs a
-    mask of that size, so the causal kernel is no more work for P <= Q.
+    With P prompt tokens and Q own tokens a causal kernel computes (P + Q)² / 2 cells. A masked kernel computes Q · (P + Q) cells and needs
+    a mask of that size, so the causal kernel is no more work for P <= Q.
     """
     num_keys = segment.prompt_length + segment.length
     is_long = segment.length * num_keys > MAX_MASK_CELLS
@@ -184,8 +184,8 @@ def flash_attention(
     segments: Segments | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention under the name `flash_attention_2`. Its kernels take 16-bit types only: float32, in which a single rank proves
-    its model, is rounded to bfloat16."""
+    """transformers' attention under the name `flash_attention_2`. Its kernels take 16-bit types only: float32, in which a single rank
+    proves its model, is rounded to bfloat16."""
     dtype = query.dtype
     if segments is not None and (lengths := segments.lengths) is not None and lengths.copies is None:
         # Otherwise transformers derives them from the positions in each layer, and the host waits for the GPU each time.

@@ -19,8 +19,8 @@ from learner.model.attention import PACKED, attend_in_buckets, packed_attention
 
 _MOST_COMPILATIONS = 64
 """Compilations of one function. Beyond this limit torch computes uncompiled, also in the middle of a pass: recomputing the activations of a
-checkpointed layer then saves other tensors than before, and its rank fails while the other ranks wait. Ranks that share passes reach torch's
-own limit of 8: with or without gradients, one position or several, with or without a mask."""
+checkpointed layer then saves other tensors than before, and its rank fails while the other ranks wait. Ranks that share passes reach
+torch's own limit of 8: with or without gradients, one position or several, with or without a mask."""
 
 
 def compile_layers(module: nn.Module) -> None:

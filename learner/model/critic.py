@@ -41,8 +41,8 @@ def check_sequence_parallel(config: RunConfig) -> None:
 
 
 def refuse_another_architecture(backbone: PreTrainedModel, *, like: PreTrainedModel, path: str) -> None:
-    """Raises ConfigError for another class than the policy's backbone, since the layout of rows is proven for that class only, and for fewer
-    embeddings than the policy has."""
+    """Raises ConfigError for another class than the policy's backbone, since the layout of rows is proven for that class only, and for
+    fewer embeddings than the policy has."""
     own, num_rows = (cast(nn.Embedding, each.get_input_embeddings()).num_embeddings for each in (backbone, like))
     if type(backbone) is not type(like.base_model):
         raise ConfigError(

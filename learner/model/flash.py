@@ -129,7 +129,8 @@ def attend_lengths(
 
 
 class _Copied(torch.autograd.Function):
-    """Gathers the keys or values of all segments from those of the row, [T, heads, D]. Gradients of a shared prompt are summed in float32."""
+    """Gathers the keys or values of all segments from those of the row, [T, heads, D]. Gradients of a shared prompt are summed in
+    float32."""
 
     @staticmethod
     def forward(ctx: Any, x_T: Tensor, copies: Copies) -> Tensor:

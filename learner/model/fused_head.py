@@ -31,8 +31,8 @@ def reduce_(
     weighted_C: Tensor | None,
 ) -> None:
     """Adds a tile to the running log-sum-exp of its rows, in place: the largest logit so far, the sum of exp(logit - largest), and the sum
-    of exp(logit - largest) · logit. `first` is the tile's first token. If a row's target is in the tile, its logit is written to `target_C`.
-    All tensors are contiguous, and float32 except for the targets' ids."""
+    of exp(logit - largest) · logit. `first` is the tile's first token. If a row's target is in the tile, its logit is written to
+    `target_C`. All tensors are contiguous, and float32 except for the targets' ids."""
     assert logits_CV.is_contiguous()
     num_rows, width = logits_CV.shape
     with torch.cuda.device_of(logits_CV):
@@ -113,8 +113,8 @@ def differs(device: torch.device) -> str | None:
 
 
 def _difference(device: torch.device, width: int, *, is_full: bool) -> str | None:
-    """The full variant has entropies, cap and float32; the other has neither, in bfloat16. Some logits are dropped, and some rows have their
-    target in another tile."""
+    """The full variant has entropies, cap and float32; the other has neither, in bfloat16. Some logits are dropped, and some rows have
+    their target in another tile."""
     generator, kind = torch.Generator("cpu").manual_seed(width), torch.float32
     logits_CV = 4 * torch.randn(_ROWS, width, generator=generator, dtype=kind, device="cpu")
     logits_CV[:, ::7] = -1e15

@@ -1,8 +1,8 @@
 """The vocabulary head: from hidden states to log-probs of the sampled tokens and of chosen candidates, and entropies.
 
-Logits are computed tile by tile (`tile_shape`: positions x tokens) and reduced with a running log-sum-exp. Tiles are kept for backward up to
-`Head.kept_bytes`; backward computes the others again. If all logits together are small (`MAX_WHOLE_BYTES`), and so is the weight if it has
-to be converted, they are one tile, which is kept.
+Logits are computed tile by tile (`tile_shape`: positions x tokens) and reduced with a running log-sum-exp. Tiles are kept for backward up
+to `Head.kept_bytes`; backward computes the others again. If all logits together are small (`MAX_WHOLE_BYTES`), and so is the weight if it
+has to be converted, they are one tile, which is kept.
 
 All sums are in float32 (float64 for float64 inputs). bfloat16 inputs are multiplied in bfloat16 if the machine is fast at it, else in
 float32. On a GPU, the kernels of `learner.model.fused_head` compute everything but the matrix products, if they pass their check there.
@@ -466,8 +466,8 @@ def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
 
 @contextlib.contextmanager
 def _multiplying_as(dtype: torch.dtype) -> Iterator[None]:
-    """Lets CPUs that are fast at it multiply float32 factors as bfloat16, rounding them, and sum in float32. `dtype` is the factors' original
-    type; types other than bfloat16 change nothing."""
+    """Lets CPUs that are fast at it multiply float32 factors as bfloat16, rounding them, and sum in float32. `dtype` is the factors'
+    original type; types other than bfloat16 change nothing."""
     backend: Any = torch.backends.mkldnn
     before = backend.matmul.fp32_precision
     backend.matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 and not multiplies_in_float32() else before

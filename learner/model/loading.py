@@ -1,8 +1,8 @@
 """Loads a model into the shards of several ranks. A rank that streams holds no more than its shards and part of one tensor.
 
 `skeleton` builds the model without memory for its weights. Once it is sharded, each rank reads its own rows from the safetensors files in
-`load_shards`. Rows cannot be read alone if the stored form differs from the computed one (fused experts, quantized weights, other files than
-safetensors): rank 0 then loads the whole model and sends it tensor by tensor.
+`load_shards`. Rows cannot be read alone if the stored form differs from the computed one (fused experts, quantized weights, other files
+than safetensors): rank 0 then loads the whole model and sends it tensor by tensor.
 """
 
 import contextlib
@@ -92,8 +92,8 @@ def materialise(module: nn.Module, *, device: torch.device) -> None:
 def load_shards(
     networks: Networks, *, model: ModelConfig, critic: ModelConfig | None, ranks: Ranks, seed: int
 ) -> Literal["streamed", "sent by rank 0"]:
-    """Writes every parameter of the sharded networks: the model's from its files, the critic's backbone from `critic`'s files, adapters drawn
-    from the seed, the value head from `critic`'s score or 0.
+    """Writes every parameter of the sharded networks: the model's from its files, the critic's backbone from `critic`'s files, adapters
+    drawn from the seed, the value head from `critic`'s score or 0.
 
     All ranks must call it. They stream only if every rank can.
     """

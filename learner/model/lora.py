@@ -32,8 +32,8 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> 
             f"learner.lora.dropout={lora.dropout}: the policy that learns would not be the one that sampled; use 0.0"
         )
     targets = {f"{name}.lora_A.weight": torch.empty(0) for name in _targets(causal_lm, lora=lora)}
-    # peft reads target names in its configuration as those of transformers 4, where a mixture's experts and routers were linear layers. Names
-    # in a state dict are used unchanged, with a warning about the difference.
+    # peft reads target names in its configuration as those of transformers 4, where a mixture's experts and routers were linear layers.
+    # Names in a state dict are used unchanged, with a warning about the difference.
     config = PeftConfig(r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=[])
     try:
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):

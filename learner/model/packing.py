@@ -61,8 +61,8 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRow:
-    """A trajectory of several segments, each with its own prompt. They stay in one pass, and their results are one row, so that a sequence's
-    ratio is the whole episode's."""
+    """A trajectory of several segments, each with its own prompt. They stay in one pass, and their results are one row, so that a
+    sequence's ratio is the whole episode's."""
 
     segments: tuple[TokenRow, ...]
 
@@ -115,7 +115,8 @@ def tokens_per_pass(max_tokens: int, *, device: torch.device) -> int:
 
 
 def plan(rows: Sequence[Row], *, max_tokens: int, layout: Layout, num_ranks: int = 1) -> list[list[tuple[int, ...]]]:
-    """The micro-batches of each rank, as tuples of row indices; all ranks have equally many. A row beyond the budget has its own micro-batch.
+    """The micro-batches of each rank, as tuples of row indices; all ranks have equally many. A row beyond the budget has its own
+    micro-batch.
 
     With fewer rows than ranks some tuples are empty: every rank must take part in each collective operation.
     """

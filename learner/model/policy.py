@@ -105,8 +105,8 @@ class PolicyModel(nn.Module):
             self.head = original
 
     def own_logits(self, token_ids_L: Tensor) -> Tensor:
-        """Logits of one sequence by the model's own forward, [L, V], against which `forward` is proven. The head multiplies in float32, since
-        bfloat16 logits between 16 and 32 are 1/8 apart."""
+        """Logits of one sequence by the model's own forward, [L, V], against which `forward` is proven. The head multiplies in float32,
+        since bfloat16 logits between 16 and 32 are 1/8 apart."""
         if self.routing is not None:
             self.routing.follow(None)
         hook = output_layer(self.causal_lm).register_forward_hook(_in_float32)
@@ -373,8 +373,8 @@ def _difference(
     model: ModelConfig,
     dtype: torch.dtype,
 ) -> str | None:
-    """Why the policy's layout is not proven: log-probs differ from the expected ones, or, in a packed layout, depend on other sequences, the
-    model's code raises, or attention is not told the model's windows. None if it is proven."""
+    """Why the policy's layout is not proven: log-probs differ from the expected ones, or, in a packed layout, depend on other sequences,
+    the model's code raises, or attention is not told the model's windows. None if it is proven."""
     causal_lm, layout = policy.causal_lm, policy.layout
 
     def scored(rows: Sequence[TokenRow]) -> list[Tensor]:
