@@ -12,7 +12,16 @@ import numpy as np
 import torch
 
 from cluster.contracts.errors import WeightsError
-from cluster.weights.manifest import Delta, TensorEntry, WeightManifest, owned, verify, verify_bucket, verify_table
+from cluster.weights.manifest import (
+    Delta,
+    TensorEntry,
+    WeightManifest,
+    owned,
+    verify,
+    verify_bucket,
+    verify_number,
+    verify_table,
+)
 
 _LARGEST_SHARE = 0.5
 """Largest size of a delta as a share of the whole weights: a larger one saves too little for its memory."""
@@ -127,6 +136,7 @@ class LoadedCopy:
     def take_changes(self, manifest: WeightManifest, changes: Sequence[np.ndarray]) -> None:
         """Adds changes. Raises WeightsError, and keeps nothing, if this copy is not their base or the result is not the manifest's."""
         added = self.base_of(manifest)
+        verify_number(manifest, changes)
         verify_table(manifest)
         with _threads() as threads:
             self.keep(manifest, tuple(threads.map(added, range(len(manifest.bucket_digests)), changes)))

@@ -225,15 +225,19 @@ def bucket_sizes(manifest: WeightManifest) -> list[int]:
 
 def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
     """Checks all digests, buckets in parallel. Raises WeightsError naming the first bucket that differs."""
-    version = manifest.policy_version
-    if len(buckets) != len(manifest.bucket_digests):
-        raise WeightsError(
-            f"policy version {version}: {len(buckets)} buckets arrived, the manifest lists {len(manifest.bucket_digests)}; "
-            "publish the version again"
-        )
+    verify_number(manifest, buckets)
     with _hashers() as hashers:
         list(hashers.map(partial(verify_bucket, manifest), range(len(buckets)), buckets))
     verify_table(manifest)
+
+
+def verify_number(manifest: WeightManifest, parts: Sequence[np.ndarray]) -> None:
+    """Raises WeightsError unless there is one part for each of the manifest's buckets."""
+    if len(parts) != len(manifest.bucket_digests):
+        raise WeightsError(
+            f"policy version {manifest.policy_version}: {len(parts)} buckets arrived, the manifest lists {len(manifest.bucket_digests)}; "
+            "publish the version again"
+        )
 
 
 def verify_bucket(manifest: WeightManifest, index: int, bucket: np.ndarray) -> None:

@@ -140,7 +140,9 @@ class _Router:
             # If every expert is chosen, other outputs have this shape too, and the pull is the same for each expert.
             logits_TE = next(each for each in output if each.shape[1:] == (self.num_experts,))
             pull_T = logits_TE.float().softmax(-1) @ self.routes.pull_E
-            self.aux_loss = (pull_T * self.routes.num_rows_T).sum()
+            aux_loss = (pull_T * self.routes.num_rows_T).sum()
+            # When backward computes a layer again, keeping its loss would keep its activations.
+            self.aux_loss = aux_loss if self.aux_loss is None else self.aux_loss
 
 
 class _Choice(TorchFunctionMode):

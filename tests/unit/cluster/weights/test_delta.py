@@ -216,6 +216,13 @@ def test_altered_changes_are_refused_and_leave_nothing(changed, altered, said):
         base.take_changes(one.manifest, one.changes)
 
 
+def test_changes_of_fewer_buckets_are_refused_and_leave_nothing(changed):
+    base, one, _ = changed
+    with pytest.raises(WeightsError, match="1 buckets arrived, the manifest lists 2"):
+        base.take_changes(one.manifest, one.changes[:1])
+    assert base.buckets == ()
+
+
 def test_an_altered_whole_leaves_nothing(changed):
     base, one, _ = changed
     with pytest.raises(WeightsError, match="bucket 1 of 2"):
