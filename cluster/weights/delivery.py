@@ -13,7 +13,7 @@ from cluster.contracts.types import Attestation, BroadcastStats
 Result = Attestation | TreadwheelError
 """One worker's proof, or its error."""
 Published = Mapping[str, Any]
-"""A version's `policy_version`, `digest`, `total_bytes` and, if there is one, `delta`, from its manifest; empty before version 0."""
+"""A version's `policy_version`, `digest`, `total_bytes` and, if there is one, `delta`, from its manifest; empty before the first one."""
 
 
 async def fetched(object_ref: Any, *, within_s: float, before: Published) -> Any:

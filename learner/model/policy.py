@@ -361,7 +361,7 @@ def choose_layout(
         )
     if packing == "packed":
         raise ConfigError(f"learner.packing=packed: {name} does not keep packed sequences apart ({why}); use auto")
-    raise ConfigError(f"{name} applies its vocabulary head in a way that is not known here ({why})")
+    raise ConfigError(f"{name} applies its vocabulary head in an unsupported way ({why}); take another model")
 
 
 def _difference(

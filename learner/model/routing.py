@@ -48,7 +48,7 @@ class Routing:
         found = _routers_of(causal_lm)
         if not found:
             raise ConfigError(
-                f"rollout.routing_replay=true: {type(causal_lm).__name__} has no router that is known here, and so no experts to replay; "
+                f"rollout.routing_replay=true: {type(causal_lm).__name__} has no router of a supported kind, and so no experts to replay; "
                 "leave it out for dense models"
             )
         self._routers = [_Router(layer, module) for layer, module in found]
@@ -122,7 +122,7 @@ class _Router:
             answer = _answer(module, torch.ones(3, weight.shape[-1], dtype=weight.dtype, device=weight.device))
         if not any(torch.equal(each, chosen_TLK[:, 0]) for each in answer):
             raise ConfigError(
-                f"rollout.routing_replay=true: a {type(module).__name__} does not choose its experts in a way that is known here; leave it "
+                f"rollout.routing_replay=true: a {type(module).__name__} chooses its experts in an unsupported way; leave it "
                 "out for this model"
             )
 
