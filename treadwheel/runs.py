@@ -126,8 +126,7 @@ class Run:
         return verify(self._directory, self._config)
 
     def replay(self, *, to_step: int | None = None, address: str | None = None) -> "Replay":
-        """Learns all recorded steps, or those up to `to_step`, again from the record, and compares the weights. Errors: those of
-        `treadwheel replay`."""
+        """Learns the recorded steps, up to `to_step`, again and compares the weights. Raises the errors of `treadwheel replay`."""
         from deploy.cluster_up.stopping import Stop
         from deploy.replay import replay
         from treadwheel.training import beside_a_loop

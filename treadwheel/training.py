@@ -155,8 +155,7 @@ def _new_stop() -> Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Prompts that were given as rows: a file in the run directory, named after its content. A resumed run refuses another name, and so
-    other rows."""
+    """Prompts that were given as rows: a file in the run directory, named by its content, so that a resumed run refuses other rows."""
 
     directory: RunDirectory
     content: bytes

@@ -230,8 +230,7 @@ class Weights:
 
 
 def _blaming(stats: BroadcastStats, num_lost: Counter[str]) -> BroadcastStats:
-    """Turns the LostError of a worker that lost its weights too often into its own failure, unless another actor is at fault. `num_lost`
-    counts by worker."""
+    """Makes the LostError of a worker that lost its weights too often its own failure, unless another actor is at fault."""
     lost = {name for name, error in stats.failures if isinstance(error, LostError) and error.actor in (None, name)}
     num_lost.update(lost)
 

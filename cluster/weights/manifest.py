@@ -138,7 +138,8 @@ def packing(
                 if len(hashing) >= _MOST_UNHASHED:
                     hashing[-_MOST_UNHASHED].result()
                 bucket = _Bucket(max(bucket_bytes, tensor.nbytes))
-            add = bucket.borrow if _fills_a_bucket(tensor, bucket_bytes) else bucket.add
+            fills_it = tensor.nbytes >= bucket_bytes and tensor.device.type == "cpu" and tensor.is_contiguous()
+            add = bucket.borrow if fills_it else bucket.add
             entries.append(add(name, tensor, number=len(hashing)))
         if not entries:
             raise WeightsError(f"policy version {policy_version}: no tensors to publish")
@@ -198,10 +199,6 @@ class _Bucket:
         self._buffer.flags.writeable = False
         self._used = tensor.nbytes
         return _entry(name, tensor, number=number, offset=0)
-
-
-def _fills_a_bucket(tensor: torch.Tensor, bucket_bytes: int) -> bool:
-    return tensor.nbytes >= bucket_bytes and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def _entry(name: str, tensor: torch.Tensor, *, number: int, offset: int) -> TensorEntry:

@@ -68,8 +68,8 @@ class Member:
             store: Any = self._made(partial(store_at, group.address, within_s=connect_s), look=refuse_absent)
             self._store = c10d.PrefixStore(group.name, store)
             # Members connect only after all have come: a connection attempt waits for its other end even if that is gone.
-            self._store.set(_here(rank), "")
-            here = [_here(each) for each in range(group.size)]
+            self._store.set(f"here {rank}", "")
+            here = [f"here {each}" for each in range(group.size)]
             self._wait(lambda: self._store.check(here), longest_pause_s=0.05)
             self._refuse_given_up()  # the others may have come and left
             if group.backend == "nccl":
@@ -330,10 +330,6 @@ def _refuse_absent(address: str, *, within_s: float) -> None:
     """Raises OSError if nothing listens at `address`: torch would retry until its timeout."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=within_s).close()
-
-
-def _here(rank: int) -> str:
-    return f"here {rank}"
 
 
 def store_of(listener: socket.socket, *, within_s: float) -> TCPStore:

@@ -81,8 +81,7 @@ def check_size(place: Place, name: str, entry: FileEntry) -> None:
 
 
 def superfluous(root: Storage, *, keep_last: int, keep_best: bool) -> list[Place]:
-    """Checkpoints to remove: all but the newest `keep_last` and, with `keep_best`, those with the best metric. Raises StorageError if a
-    metric cannot be read now.
+    """All checkpoints but the newest `keep_last` and, with `keep_best`, the best. Raises StorageError if a metric cannot be read now.
 
     A resumed run may use another evaluation: the best checkpoint of each evaluation is kept, since their metrics are not comparable.
     Manifests without `rated_by` are compared with each other.

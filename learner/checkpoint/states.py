@@ -48,8 +48,7 @@ class States:
         return not self._files[0].tensors[name].shape
 
     def rows(self, name: str, rows: slice | None = None) -> Tensor:
-        """Rows of the whole tensor, by default all. A scalar is not sharded, and rank 0's is returned. Raises CheckpointError for an
-        altered block."""
+        """Rows of the whole tensor, by default all; of a scalar, rank 0's value. Raises CheckpointError for an altered block."""
         first = self._files[0]
         if self.is_scalar(name):
             return first.rows(name)

@@ -62,8 +62,7 @@ def seal(path: Path, *, in_blocks: bool = False) -> FileEntry:
 
 
 def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
-    """Makes the folder, with its sealed manifest, a checkpoint under its final name. An old checkpoint of that name is hidden, and `prune`
-    removes it."""
+    """Makes the folder a checkpoint under its final name. An old checkpoint of that name is hidden, and `prune` removes it."""
     write_synced(aside / MANIFEST, manifest.as_json())
     _sync_folders(aside)
     if directory.exists():

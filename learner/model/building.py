@@ -34,8 +34,7 @@ from learner.model.policy import (
 def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
     """Policy and critic, and how they were loaded: whole on one rank, as float32 shards on several.
 
-    One rank runs the proof in float32 (flash attention: 16 bits). Several ranks gather their shards in the model's dtype and run it in
-    that.
+    One rank runs the proof in float32 (flash attention: 16 bits). Several ranks run it in the model's dtype, as they gather their shards.
     """
     model, learner, value = config.model, config.learner, config.algorithm.value
     compute_dtype: torch.dtype = getattr(torch, model.dtype)

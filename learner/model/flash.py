@@ -23,8 +23,7 @@ MOST_HEAD_SIZE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Queries are the tokens [start, start + length) of the row. Keys are the tokens of the shared prompt, if there is one, then the same
-    tokens."""
+    """Queries are the row's tokens [start, start + length). Keys are the tokens of the shared prompt, if any, then the same tokens."""
 
     start: int
     length: int
@@ -129,8 +128,7 @@ def attend_lengths(
 
 
 class _Copied(torch.autograd.Function):
-    """Gathers the keys or values of all segments from those of the row, [T, heads, D]. Gradients of a shared prompt are summed in
-    float32."""
+    """Gathers all segments' keys or values from the row's, [T, heads, D]. Gradients of a shared prompt are summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x_T: Tensor, copies: Copies) -> Tensor:

@@ -14,8 +14,7 @@ from transformers import PretrainedConfig
 
 
 def built_empty(kind: Any, config: PretrainedConfig, **options: Any) -> Any:
-    """A model of the auto class `kind` in float32, without memory for its parameters. Buffers have memory and values: many, such as rotary
-    frequencies, are in no file."""
+    """A model of the auto class `kind` in float32, without memory for its parameters. Buffers have values, since many are in no file."""
     with init_empty_weights(include_buffers=False):
         return kind.from_config(copy.deepcopy(config), dtype=torch.float32, **options)
 

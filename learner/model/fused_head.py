@@ -113,8 +113,7 @@ def differs(device: torch.device) -> str | None:
 
 
 def _difference(device: torch.device, width: int, *, is_full: bool) -> str | None:
-    """The full variant has entropies, cap and float32; the other has neither, in bfloat16. Some logits are dropped, and some rows have
-    their target in another tile."""
+    """The full variant has entropies, cap and float32; the other neither, and bfloat16. Includes dropped logits and targets elsewhere."""
     generator, kind = torch.Generator("cpu").manual_seed(width), torch.float32
     logits_CV = 4 * torch.randn(_ROWS, width, generator=generator, dtype=kind, device="cpu")
     logits_CV[:, ::7] = -1e15

@@ -31,8 +31,7 @@ from learner.algorithms.running_sums import running_sum
 from learner.model.compute_type import multiplies_in_float32
 
 CPU_TILE_POSITIONS, CPU_TILE_VOCABULARY = 1_024, 2_048
-"""Rows and columns of one tile, 8 MiB: it stays in the cache, and its memory is reused (larger blocks are returned to the system each
-time)."""
+"""Rows and columns of one tile, 8 MiB: it stays in the cache, and its memory is reused. Larger blocks return to the system each time."""
 GPU_TILE_POSITIONS, GPU_TILE_VOCABULARY = 16_384, 8_192
 """512 MiB: launching a kernel takes longer than computing a small tile, so calls must be few and large."""
 MAX_WHOLE_BYTES = 64 * 1024**2

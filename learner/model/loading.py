@@ -162,8 +162,7 @@ def _send(wanted: Mapping[str, Tensor], *, source: PreTrainedModel, model: Model
 
 
 def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[str, StoredTensor] | None:
-    """Stored tensors by the source's names. None unless each parameter is stored in its computed form, up to a cast, and each persistent
-    buffer is stored."""
+    """Stored tensors by the source's names. None unless parameters are stored as computed, up to a cast, and persistent buffers too."""
     converts = any(isinstance(x, WeightConverter) for x in get_model_conversion_mapping(source, add_legacy=False))
     if converts or getattr(source.config, "quantization_config", None) is not None:
         return None

@@ -22,8 +22,7 @@ _ADAPTER = "default"
 
 
 def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> None:
-    """Adds the adapters of `drawn_adapters`, in place; only they train. Raises ConfigError for dropout, and for targets that cannot be
-    merged."""
+    """Adds the adapters of `drawn_adapters`, in place; only they train. Raises ConfigError for dropout and for unsupported targets."""
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 

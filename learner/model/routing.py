@@ -32,8 +32,7 @@ class Routes:
     num_rows_T: Tensor
     """Number of rows that a position stands for: several at a shared prompt, 0 without a record."""
     pull_E: Tensor | None = None
-    """The load-balance loss's factor of a position's probability of each expert, in every layer and for every row; None without such a
-    loss."""
+    """Factor of each expert's probability in the load-balance loss, for every position, layer and row; None without such a loss."""
 
     @property
     def is_recorded_T(self) -> Tensor:

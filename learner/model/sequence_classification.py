@@ -70,10 +70,9 @@ class SequenceClassifier:
     def _scores(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         # A completion of one token after the text is predicted from the hidden state of the text's last token.
         rows = [token_row(ids, [0]) for ids in token_ids]
-        short = [index for index, ids in enumerate(token_ids) if len(ids) <= self._short_context]
-        long = [index for index, ids in enumerate(token_ids) if len(ids) > self._short_context]
         found: dict[int, list[float]] = {}
-        for chosen in (short, long):
+        for is_long in (False, True):
+            chosen = [index for index, ids in enumerate(token_ids) if (len(ids) > self._short_context) == is_long]
             alike = [rows[index] for index in chosen]
             scored = score(self._logits, alike, layout="padded", max_tokens=self._max_tokens, device=self._device)
             found |= {index: scores[0].tolist() for index, scores in zip(chosen, scored, strict=True)}
