@@ -1,4 +1,4 @@
-"""Reinforcement-learning post-training of language models, from Python: runs that train, and the runs that were.
+"""Reinforcement-learning post-training of language models, from Python: start runs and read their results.
 
     import treadwheel
 
@@ -9,7 +9,7 @@
         run = treadwheel.train("my_run.yaml", ["num_steps=50"], judge=judge)
         print(run.summary.reward_last, run.metrics.column("reward/mean"))
 
-These names are the interface; everything else is private. They do what the command `treadwheel` does, by the same checks and the same
+The names in `__all__` are the interface; everything else is private. They do the same as the command `treadwheel`, with the same checks and
 actors. docs/python.md
 """
 

@@ -1,9 +1,8 @@
-"""A function of a script, as a run file would name it: processes on other machines import it again by that name."""
+"""Names a script's function as a run file would: processes on other machines import it by that name."""
 
-import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,23 @@ from cluster.contracts.errors import ConfigError
 from treadwheel.own_packages import NAMES
 
 Variant = str | Mapping[str, Any] | Callable[..., Any]
-"""What a run file may write, a function or class of a module, or either with parameters: `functools.partial(judge, weight=2)`."""
+"""A name or mapping as in a run file, or a function or class, alone or with parameters: `functools.partial(judge, weight=2)`."""
 
 _importing: list[str] = []
-"""Modules that are imported to see whether they can be."""
+"""Modules being imported to check that this works."""
 
 
-def refuse_import_time(what: str) -> None:
+def refuse_import_time(called: str) -> None:
     """Raises ConfigError while a script is imported for one of its functions: every actor imports it, and would start the run again."""
     if _importing:
         raise ConfigError(
-            f"{_importing[-1]!r} calls treadwheel.{what} when it is imported, as actors do for its functions; "
+            f"{_importing[-1]!r} calls treadwheel.{called} when it is imported, and actors import it for its functions; "
             'put the call below `if __name__ == "__main__":`'
         )
 
 
 def named(variant: Variant, *, argument: str) -> str | dict[str, Any]:
-    """As a run file writes it. Raises ConfigError for what no other process could import."""
+    """The variant as a run file writes it. Raises ConfigError for a function that other processes could not import."""
     if isinstance(variant, str):
         return variant
     if isinstance(variant, Mapping):
@@ -49,8 +48,8 @@ def _import_path(function: Any, *, argument: str) -> str:
     shown = f"{argument}={qualified!r}"
     if not qualified.isidentifier():
         raise ConfigError(
-            f"{shown} is a lambda, or stands inside of another function or class, where no other process finds it; "
-            "give a function that stands at the top of a module, and bind what it needs with functools.partial"
+            f"{shown} is a lambda, or is defined inside another function or class, where no other process finds it; "
+            "give a function that is defined at the top of a module, and bind its parameters with functools.partial"
         )
     module = _module_of(function, shown=shown)
     _require_import(module, qualified, shown=shown)
@@ -67,8 +66,8 @@ def _module_of(function: Any, *, shown: str) -> str:
         return spec.name
     if file is None or file.startswith("<"):
         raise ConfigError(
-            f"{shown} is of a notebook or of an interactive session, which no other process can import; write it into a file, in a "
-            "notebook by `%%writefile my_functions.py` at the top of its cell, import it from there and give that one"
+            f"{shown} is defined in a notebook or an interactive session, which no other process can import; write it into a file, in a "
+            "notebook by `%%writefile my_functions.py` at the top of its cell, and import it from there"
         )
     stem = Path(file).stem
     if not stem.isidentifier() or stem in NAMES:
@@ -79,22 +78,15 @@ def _module_of(function: Any, *, shown: str) -> str:
 
 
 def _require_import(module: str, name: str, *, shown: str) -> None:
-    """As an actor will import it. A script is imported beside itself, under its own name."""
+    """Imports it as an actor will. The running script is imported a second time, under its own name."""
+    _importing.append(module)
     try:
-        with _noted(module):
-            found = getattr(importlib.import_module(module), name, None)
+        found = getattr(importlib.import_module(module), name, None)
     except ConfigError:
         raise
     except Exception as error:  # foreign code
         raise ConfigError(f"{shown}: {module!r} does not import: {type(error).__name__}: {error}") from error
-    if found is None:
-        raise ConfigError(f"{shown} is not in {module!r} when that is imported; define it outside of any condition")
-
-
-@contextlib.contextmanager
-def _noted(module: str) -> Iterator[None]:
-    _importing.append(module)
-    try:
-        yield
     finally:
         _importing.pop()
+    if found is None:
+        raise ConfigError(f"{shown} is not in {module!r} when that is imported; define it outside of any condition")

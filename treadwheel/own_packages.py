@@ -1,4 +1,4 @@
-"""Our packages by their names, though a folder of the same name may lie where a script is."""
+"""Imports our own packages even if the script's folder has a package of the same name."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ _HOME = Path(__file__).resolve().parents[1]
 
 
 def load() -> None:
-    """Imports ours, whatever the search path begins with. Raises ImportError when another package has one of the names already."""
+    """Imports ours, whatever the search path begins with. Raises ImportError if another package of such a name was imported before."""
     for name in NAMES:
         if name in sys.modules:
             _require_ours(name)
@@ -30,6 +30,6 @@ def _require_ours(name: str) -> None:
     if found is None or Path(found).resolve().parents[1] != _HOME:
         where = found or ", ".join(getattr(sys.modules[name], "__path__", ()))
         raise ImportError(
-            f"a package of another's is imported as {name!r} ({where}), which is a name of treadwheel's own packages: rename it, or do "
-            "without it in programs that import treadwheel"
+            f"another package is imported as {name!r} ({where}), which is the name of one of treadwheel's packages: rename it, or do not "
+            "import it in programs that import treadwheel"
         )

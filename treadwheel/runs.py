@@ -1,4 +1,4 @@
-"""A run's directory, live or done, on a disk or in an object store, as tables."""
+"""A run's directory as tables. The run may be live or finished, on a disk or in an object store."""
 
 import functools
 from collections.abc import Collection
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class Checkpoint:
     step: int
     model: str
-    """A Hugging Face folder: its path, or its URL in an object store."""
+    """Path or URL of a Hugging Face folder."""
 
 
 class Run:
-    """Reads; starts and changes nothing, but for `replay`, which starts a learner. What is live is read anew at every look."""
+    """Reads a run, anew at each access, and changes nothing. Only `replay` starts actors: a learner."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError when there is no run at `path`."""
+        """Raises ConfigError if there is no run at `path`."""
         from deploy.reports.run_info import config_of
 
         self._directory = RunDirectory(path)
@@ -50,29 +50,29 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        """Whether a driver is at work."""
+        """Whether a driver is running it."""
         return self._directory.owner() is not None
 
     @property
     def num_steps(self) -> int:
-        """Steps that it has recorded."""
+        """Number of recorded steps."""
         return Ledger(self._directory).version
 
     @property
     def summary(self) -> "Summary":
-        """What it came to so far."""
+        """Rewards, scores, tokens and seconds so far."""
         from deploy.reports.summary import summary_of
 
         return summary_of(self._directory)
 
     @property
     def passport(self) -> dict[str, Any]:
-        """What it computes, down to the last epsilon, and with which software. Empty before it has started."""
+        """The run's formulas down to the last epsilon, and its software versions. Empty before it has started."""
         return self._directory.read_json(PASSPORT)
 
     @property
     def metrics(self) -> pa.Table:
-        """A row a step, its number in `policy_version`; null where a step has no such number. docs/metrics.md says what they mean."""
+        """One row for each step, whose number is `policy_version`; null where a step lacks a metric. docs/metrics.md explains them."""
         lines = self._directory.read_json_lines(METRICS)
         names = dict.fromkeys(["policy_version", "time", *(name for line in lines for name in line)])
         kinds = {name: pa.int64() if name == "policy_version" else pa.float64() for name in names}
@@ -81,12 +81,12 @@ class Run:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """What happened, in order: `kind`, `time`, and fields of each kind."""
+        """The events in order: `kind`, `time`, and fields of each kind."""
         return self._directory.read_json_lines(EVENTS)
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """In order of their steps."""
+        """In order of steps."""
         found = self._directory.checkpoints()
         return [
             Checkpoint(step=step, model=self._directory.path(f"{CHECKPOINTS}/{name}/model"))
@@ -94,10 +94,10 @@ class Run:
         ]
 
     def trajectories(self, step: int | Collection[int] | None = None) -> pa.dataset.Dataset:
-        """Of these steps, or of all whose trajectories are kept: a row a trajectory, or a segment of an episode, and the column `step`.
+        """Trajectories of these steps, by default of all that are kept: one row for each trajectory or segment, with a column `step`.
 
-        Nothing is read before it is asked for: `run.trajectories().to_table(columns=["step", "reward"])`. In an object store the files of
-        the steps are read at once. Raises ConfigError for a step that is not there.
+        Data is read when used: `run.trajectories().to_table(columns=["step", "reward"])`. From an object store the steps' files are read at
+        once. Raises ConfigError for a step whose trajectories are not kept.
         """
         from deploy.export import STEP, in_words, kept_records, step_table
 
@@ -120,13 +120,13 @@ class Run:
         )
 
     def verify(self) -> "Verdict":
-        """Whether ledger, digests, schema, staleness and checkpoints are what the run says; `problems` is empty when all is well."""
+        """Checks ledger, digests, schema, staleness and checkpoints. `problems` of the result is empty if all are as recorded."""
         from deploy.reports.verify import verify
 
         return verify(self._directory, self._config)
 
     def replay(self, *, to_step: int | None = None, address: str | None = None) -> "Replay":
-        """Learns again from the record, all of it or the first steps, and compares the weights. Raises as `treadwheel replay`."""
+        """Learns the recorded steps, up to `to_step`, again and compares the weights. Raises the errors of `treadwheel replay`."""
         from deploy.cluster_up.stopping import Stop
         from deploy.replay import replay
         from treadwheel.training import beside_a_loop
@@ -136,5 +136,5 @@ class Run:
 
 
 def open_run(path: str) -> Run:
-    """The run in a run directory, live or done, on a disk or `s3://bucket/run`. Raises ConfigError when there is none."""
+    """The run in a run directory, live or finished, on a disk or at `s3://bucket/run`. Raises ConfigError if there is none."""
     return Run(path)

@@ -1,6 +1,6 @@
-"""Runs that train, from a script or a notebook: what `treadwheel train` and `treadwheel check` do."""
+"""`treadwheel train` and `treadwheel check` from a script or a notebook."""
 
-from __future__ import annotations  # `help(train)` shows the names of types, and not what they stand for
+from __future__ import annotations  # so that `help(train)` shows type aliases by name
 
 import asyncio
 import contextlib
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
 Callback = Callable[[int, Mapping[str, float]], bool | None]
-"""Called as `callback(step, metrics)`, once for each step, with its held-out evaluation where it has one, and for step 0 where the
-starting model is evaluated. It runs beside the run, in a thread of its own. `True` stops the run.
+"""Called as `callback(step, metrics)` once for each step, with its held-out evaluation if it has one, and for step 0 if the starting model
+is evaluated. It runs in a thread of its own, while the run goes on. `True` stops the run.
 
-A step that a stop saves, or that a resumed run learns again, is told again, with what its trajectories and its update say: `time/step_s`,
-`buffer/*`, `rollout/*` and `eval/*` are not among it. An evaluation that a stop broke off comes alone when the run goes on. So a callback
-asks with `metrics.get(...)`."""
+For a step that a stop saves, or that a resumed run learns again, it is called again, without `time/step_s`, `buffer/*`, `rollout/*` and
+`eval/*`. An evaluation that a stop interrupted comes alone when the run resumes. So read metrics with `metrics.get(...)`."""
 T = TypeVar("T")
 
 
@@ -47,23 +46,22 @@ def train(
     callbacks: Sequence[Callback] = (),
     address: str | None = None,
 ) -> Run:
-    """Trains as `treadwheel train` does, from wherever the run directory stands; returns when the run is finished, or a callback stops it.
+    """Trains like `treadwheel train`, resuming the run directory's run; returns when the run is finished or a callback has stopped it.
 
-    `config` is a run file, the same as a mapping, or a RunConfig; `overrides` are `"optimizer.learning_rate=3e-4"`. `judge`, `environment`
-    and `prompts` stand in the place of `reward.judge`, `environment` and the source in `prompts`: a name as in a run file, or a function
-    or class of a module or of this script. `prompts` may be rows, which are kept in the run directory. `address` is a Ray cluster's; the
-    run starts its own without one.
+    `config` is a run file, a mapping like one, or a RunConfig; `overrides` are texts such as `"optimizer.learning_rate=3e-4"`. `judge`,
+    `environment` and `prompts` replace `reward.judge`, `environment` and the source in `prompts`: a name as in a run file, or a function or
+    class of a module or of this script. `prompts` may be rows, which are kept in the run directory. `address` is a Ray cluster's; without
+    one the run starts its own.
 
-    The script that calls it is imported by actors that need a function of it: put the call below `if __name__ == "__main__":`.
+    Actors that need a function of the calling script import the script: put the call below `if __name__ == "__main__":`.
 
-    Raises ConfigError with everything that is wrong with the configuration, before any actor starts; our other errors for a run that
-    fails; KeyboardInterrupt for Ctrl-C, which saves first; and what a callback raised, which stops the run, too. The same call goes on
-    from what was saved.
+    Raises ConfigError with all errors of the configuration, before any actor starts; another TreadwheelError if the run fails;
+    KeyboardInterrupt for Ctrl-C, which saves first; and an error of a callback, which also stops the run. The same call resumes.
     """
     refuse_import_time("train")
     run_config, rows = _configured(config, overrides, judge, environment, prompts)
     stop = _new_stop()
-    heard = _hearing(callbacks, stop)
+    sinks = _callback_sinks(callbacks, stop)
 
     def work() -> None:
         from deploy import preflight
@@ -73,21 +71,21 @@ def train(
         check_settings(run_config, address=address)
         with RayAhead(address) as ahead:
             ahead.import_for(run_config)
-            with _there(rows) as written:
+            with _stored(rows) as written:
                 preflight.check(run_config, address=address, looks_good=ahead.start, ask=ahead.ask)
                 written.pop_all()
             from deploy import launch
 
-            launch.train(run_config, address=address, ahead=ahead, sinks=heard, stop=stop)
+            launch.train(run_config, address=address, ahead=ahead, sinks=sinks, stop=stop)
 
     try:
         beside_a_loop(work, stop)
     except KeyboardInterrupt:
-        if not any(each.has_stopped for each in heard):
+        if not any(sink.has_stopped for sink in sinks):
             raise
-    for each in heard:
-        if each.error is not None:
-            raise each.error
+    for sink in sinks:
+        if sink.error is not None:
+            raise sink.error
     return Run(run_config.run_dir)
 
 
@@ -100,22 +98,22 @@ def check(
     prompts: Variant | Iterable[Mapping[str, Any]] | None = None,
     address: str | None = None,
 ) -> Report:
-    """What `treadwheel check` finds, as rows for people; arguments as for `train`. Raises ConfigError with all that is wrong."""
+    """The rows that `treadwheel check` prints; arguments as for `train`. Raises ConfigError with all errors of the configuration."""
     refuse_import_time("check")
     run_config, rows = _configured(config, overrides, judge, environment, prompts)
 
     def work() -> Report:
         from deploy import preflight
 
-        with _there(rows):
+        with _stored(rows):
             return preflight.check(run_config, address=address, plays=True)
 
     return beside_a_loop(work, _new_stop())
 
 
 def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
-    """Runs `work`, and returns what it returns. In a notebook, where this thread has an event loop already, it runs in another thread, and
-    "interrupt the kernel" stops it there."""
+    """Runs `work` and returns its result. In a notebook, whose thread already has an event loop, it runs in another thread, and "interrupt
+    the kernel" presses `stop`."""
     if not _has_a_loop():
         return work()
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="treadwheel") as threads:
@@ -137,8 +135,8 @@ def _has_a_loop() -> bool:
     return True
 
 
-def _hearing(callbacks: object, stop: Stop) -> list[_Heard]:
-    """Raises ConfigError for what is no list of functions: the run would find out after its first step."""
+def _callback_sinks(callbacks: object, stop: Stop) -> list[_CallbackSink]:
+    """Raises ConfigError unless `callbacks` is a list of functions: otherwise the run would fail after its first step."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise ConfigError(f"callbacks={callbacks!r} is no list; give one of functions, such as [my_callback]")
     for index, callback in enumerate(cast("Sequence[object]", callbacks)):
@@ -146,7 +144,7 @@ def _hearing(callbacks: object, stop: Stop) -> list[_Heard]:
             raise ConfigError(
                 f"callbacks[{index}]={callback!r} is no function; it is called as callback(step, metrics)"
             )
-    return [_Heard(callback, stop) for callback in cast("Sequence[Callback]", callbacks)]
+    return [_CallbackSink(callback, stop) for callback in cast("Sequence[Callback]", callbacks)]
 
 
 def _new_stop() -> Stop:
@@ -157,8 +155,7 @@ def _new_stop() -> Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Prompts that were given as rows: a file in the run directory, named after what is in it. Other rows are other prompts, which a run
-    that is resumed refuses."""
+    """Prompts that were given as rows: a file in the run directory, named by its content, so that a resumed run refuses other rows."""
 
     directory: RunDirectory
     content: bytes
@@ -173,8 +170,8 @@ class _Rows:
 
 
 @contextlib.contextmanager
-def _there(rows: _Rows | None) -> Iterator[contextlib.ExitStack]:
-    """Writes them, and removes what it wrote at the end, unless its callbacks are dropped."""
+def _stored(rows: _Rows | None) -> Iterator[contextlib.ExitStack]:
+    """Writes the rows and removes them at the end, unless the caller drops the stack's callbacks."""
     with contextlib.ExitStack() as written:
         if rows is not None and not rows.directory.exists(rows.name):
             rows.directory.refuse_if_busy()
@@ -189,11 +186,11 @@ def _write(rows: _Rows, written: contextlib.ExitStack) -> None:
     if is_new:
         written.callback(_remove_if_empty, directory.path())
     directory.write_file(rows.name, rows.content)
-    written.callback(_take_back, rows)
+    written.callback(_remove_unless_used, rows)
 
 
-def _take_back(rows: _Rows) -> None:
-    if rows.directory.owner() is None:  # a run that began meanwhile reads them
+def _remove_unless_used(rows: _Rows) -> None:
+    if rows.directory.owner() is None:  # else a run that began meanwhile reads them
         rows.directory.remove(rows.name)
 
 
@@ -209,7 +206,7 @@ def _configured(
     environment: Variant | None,
     prompts: Variant | Iterable[Mapping[str, Any]] | None,
 ) -> tuple[RunConfig, _Rows | None]:
-    """With the rows whose file it names, where `prompts` are rows; nothing is written."""
+    """The configuration and, if `prompts` are rows, the rows whose file it names. Writes nothing."""
     from deploy.config import loading
 
     if isinstance(overrides, str | Mapping):
@@ -230,7 +227,7 @@ def _configured(
         values["prompts"] = {**own, **({"name": name} if isinstance(name, str) else name)}
         return loading.validated(values, overrides, source=source), None
     lines = _lines(prompts)
-    # Checked with a name that needs no file: whether the rest is right, and where the run directory is.
+    # Validated first with a source that needs no file, to check the other settings and find the run directory.
     placed = loading.validated(
         {**values, "prompts": {**own, "name": "repeat", "message": ""}}, overrides, source=source
     )
@@ -240,7 +237,7 @@ def _configured(
 
 
 def _lines(prompts: object) -> list[str]:
-    """Of a JSON-lines file. Raises ConfigError for what is no row, and for a value that such a file does not hold."""
+    """The rows as lines of a JSON-lines file. Raises ConfigError for anything but a row, and for a value that JSON cannot represent."""
     example = "{'prompt': '2 + 2 =', 'answer': '4'}"
     if not isinstance(prompts, Iterable):
         raise ConfigError(f"prompts={prompts!r} is no source; give its name, a function, or rows such as {example}")
@@ -253,24 +250,17 @@ def _lines(prompts: object) -> list[str]:
 def _line(row: object, number: int, example: str) -> str:
     if not isinstance(row, Mapping):
         raise ConfigError(f"prompts: row {number} is {row!r}; each is a mapping of columns, such as {example}")
-    columns = dict(cast(Mapping[Any, Any], row))
-    try:
-        return json.dumps(columns, default=_plain) + "\n"
-    except (TypeError, ValueError) as error:
-        name = next((name for name, value in columns.items() if not _is_plain(name, value)), "")
-        raise ConfigError(f"prompts: row {number}, column {name!r}: {error}") from error
-
-
-def _is_plain(name: Any, value: Any) -> bool:
-    try:
-        json.dumps({name: value}, default=_plain)
-    except (TypeError, ValueError):
-        return False
-    return True
+    columns: list[str] = []
+    for name, value in cast(Mapping[Any, Any], row).items():
+        try:
+            columns.append(json.dumps({name: value}, default=_plain)[1:-1])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"prompts: row {number}, column {name!r}: {error}") from error
+    return f"{{{', '.join(columns)}}}\n"
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for it: a path is its text, a number of numpy a number."""
+    """The JSON value of a path (its text) and of numpy's numbers and arrays."""
     if isinstance(value, os.PathLike):
         return os.fspath(cast("os.PathLike[str]", value))
     if isinstance(value, np.generic | np.ndarray):
@@ -279,7 +269,7 @@ def _plain(value: Any) -> Any:
 
 
 def _search_here() -> None:
-    """As the command does: rewards lie where you stand. Last, so that a file named json.py is not taken for Python's."""
+    """Makes modules of the working directory importable, as the command does. Last, so that a json.py there does not replace Python's."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
 
@@ -304,15 +294,15 @@ def _read(config: Config) -> tuple[dict[str, Any], str]:
 
 
 def _own_settings(prompts: Any) -> dict[str, Any]:
-    """Of the section `prompts`, what is not of its source: the limit of length, and others."""
+    """The settings of the section `prompts` that do not belong to its source, such as the limit of length."""
     if not isinstance(prompts, Mapping):
         return {}
     own = PromptsConfig.model_fields.keys() - {"name", "params", "sources"}
     return {name: value for name, value in prompts.items() if name in own}
 
 
-class _Heard:
-    """A callback as a metric sink."""
+class _CallbackSink:
+    """Passes each step's metrics to a callback."""
 
     def __init__(self, callback: Callback, stop: Stop) -> None:
         self._callback = callback
@@ -325,7 +315,7 @@ class _Heard:
             return
         try:
             self.has_stopped = bool(self._callback(version, metrics))
-        except Exception as error:  # noqa: BLE001  foreign code: raised again where the run was started
+        except Exception as error:  # noqa: BLE001  foreign code; `train` raises it again
             self.error, self.has_stopped = error, True
         if self.has_stopped:
             self._stop.ask()

@@ -1,4 +1,4 @@
-"""A LoRA adapter as a peft folder: what engines load adapters from, and what users get."""
+"""Writes a LoRA adapter as a peft folder, for engines and for users."""
 
 import json
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 from cluster.weights.manifest import Adapter
 
 PREFIX = "base_model.model."
-"""peft's: before a module's name in the base model."""
+"""peft's prefix of a module's name in the base model."""
 
 
 def write_adapter(
     folder: Path, named: Iterable[tuple[str, torch.Tensor]], *, adapter: Adapter, base_model: str
 ) -> None:
-    """`adapter_model.safetensors` and `adapter_config.json`; `named` by peft's names (`base_model.model.….lora_A.weight`)."""
+    """Writes `adapter_model.safetensors` and `adapter_config.json`. `named` has peft's names (`base_model.model.….lora_A.weight`)."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in named}, folder / "adapter_model.safetensors")
     config = {

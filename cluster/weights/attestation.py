@@ -1,8 +1,8 @@
-"""When to believe that an engine computes the weights it was given: its log-probs of a probe against the learner's, in nats.
+"""Decides whether an engine computes with the weights it was given, by comparing its log-probs of a probe with the learner's, in nats.
 
-Two programs never agree exactly, so the tolerance is measured. Engine and learner start from the same files: how far they differ under
-these is the noise of this model, type and hardware. A later version is believed when its error stays near that noise, and when it is
-nearer to the version than to the one before it, wherever the two can be told apart.
+Two programs never agree exactly, so the tolerance is measured. Engine and learner start from the same files, and their difference under
+these is the noise of this model, type and hardware. A later version passes if its error stays near that noise and, where the two versions
+can be told apart, if the log-probs are nearer to the new version than to the one before.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,20 @@ from cluster.weights.manifest import Canary, WeightManifest
 from cluster.weights.model_files import fingerprint
 
 _8_BITS = "8 bits"
-"""Of an engine whose linear layers are quantized, whatever the scheme and the type of the rest."""
+"""An engine with quantized linear layers, whatever the scheme and the type of its other layers."""
 _LARGEST_NOISE = {"float32": 1e-3, "bfloat16": 0.2, _8_BITS: 0.5}
-"""Nats, mean over the probe. An engine that differs by more under the files it started from is broken, not noisy. Of 8 bits as much as
-`mismatch.alarm_nats`: where a ratio is off by e^0.5 on average, a correction has little left to hold on to."""
+"""Nats, mean over the probe. An engine that differs by more under its starting files is broken, not noisy. The limit for 8 bits equals
+`mismatch.alarm_nats`: ratios that are off by e^0.5 on average leave little for a correction to work with."""
 _SMALLEST_NOISE = {"float32": 5e-5, "bfloat16": 2e-3, _8_BITS: 2e-3}
-"""Nats, mean over the probe: what other requests in the batch change, where the measured noise happens to be smaller."""
+"""Nats, mean over the probe: the effect of other requests in the batch, used when the measured noise happens to be smaller."""
 _LESS_NOISE = dict.fromkeys(
     ("float32", "bfloat16"), "rollout.head_dtype=float32 lowers the noise of a bfloat16 head"
 ) | {_8_BITS: "rollout.quantization=int8_per_channel rounds less than FP8, and null not at all"}
 _TOLERATED = 3.0
-"""How many times the noise an engine may be off: rounding changes with the weights."""
+"""Allowed error as a multiple of the noise: rounding changes with the weights."""
 _TOLD_APART = 2.0
-"""How many times the noise two versions must differ by: below, an engine with the new one could be nearer to the old one by chance."""
+"""Difference of two versions, as a multiple of the noise, from which they can be told apart. Below it an engine with the new version could
+be nearer to the old one by chance."""
 
 
 class Attestor:
@@ -45,9 +46,8 @@ class Attestor:
         tolerance: float | None = None,
         files: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`tolerance` in nats, mean over the probe, replaces the measured one. `files` takes the fingerprint of the starting files.
-
-        The fingerprint is taken when the engine is up: it may have had to download the files.
+        """`tolerance` in nats, mean over the probe, replaces the measured one. `files` computes the fingerprint of the starting files. It
+        is called after the engine has started, since the engine may have to download them.
         """
         self._worker = worker
         self._type = _8_BITS if is_quantized else dtype
@@ -55,7 +55,7 @@ class Attestor:
         self._files = files
         self._noise_floor: float | None = None
         self._before: tuple[float, ...] = ()
-        """The learner's log-probs of what the engine computed last."""
+        """The learner's log-probs of the version that the engine proved last."""
 
     @classmethod
     def from_config(
@@ -67,13 +67,13 @@ class Attestor:
 
     @property
     def needs_start(self) -> bool:
-        """Whether the engine's starting files were not compared yet."""
+        """Whether `start` has not succeeded yet."""
         return self._noise_floor is None
 
     def start(self, canary: Canary, measured: Sequence[float]) -> None:
-        """Takes the noise floor: `measured` under the files that the engine started from, before it loaded anything else.
+        """Sets the noise floor. `measured`: the engine's log-probs under its starting files, before it loads anything else.
 
-        Raises WeightsError when learner and engine did not start from the same files, or differ by more than noise.
+        Raises WeightsError if learner and engine did not start from the same files, or differ by more than noise.
         """
         files = self._files()
         if files and canary.starting_files and files != canary.starting_files:
@@ -93,10 +93,10 @@ class Attestor:
         self._noise_floor, self._before = floor, canary.starting_logprobs
 
     def compare(self, manifest: WeightManifest, measured: Sequence[float]) -> Proof:
-        """The proof that `measured` is the manifest's version. Raises WeightsError when it is not.
+        """The proof that `measured` comes from the manifest's version. Raises WeightsError if it does not.
 
-        It proves what the engine computes up to the tolerance, and no more: a part that stayed old shows once the difference has
-        added up. Which version's bytes were loaded is the digest's to say (`verify`); a worker attests both.
+        The proof holds up to the tolerance: a part that kept old weights shows only once the difference has added up. That the version's
+        bytes were loaded is proven by the digest (`verify`); a worker attests both.
         """
         assert self._noise_floor is not None, "an engine is compared on its starting files first"
         canary = manifest.canary
@@ -105,18 +105,20 @@ class Attestor:
         tolerance = self._tolerance or _TOLERATED * noise
         between, _ = _distances(canary.logprobs, self._before)
         is_distinguishable = between > _TOLD_APART * noise
-        said = (
+        failure = (
             f"{self._worker} does not compute policy version {manifest.policy_version} (digest {manifest.digest[:16]}…): over "
             f"{len(measured)} canary tokens its log-probs are off by {error:.3g} nats on average, at most {largest:.3g}; "
         )
         if not error <= tolerance:
             raise WeightsError(
-                f"{said}{tolerance:.3g} is allowed, its noise under the files it started from was {self._noise_floor:.3g}. {_WHY} "
+                f"{failure}{tolerance:.3g} is allowed, its noise under the files it started from was {self._noise_floor:.3g}. {_WHY} "
                 "Set weights.canary_tolerance only if the engine computes in a lower precision than the learner"
             )
         old_error, _ = _distances(measured, self._before)
         if is_distinguishable and error >= old_error:
-            raise WeightsError(f"{said}and by {old_error:.3g} from the version before, to which it is nearer. {_WHY}")
+            raise WeightsError(
+                f"{failure}and by {old_error:.3g} from the version before, to which it is nearer. {_WHY}"
+            )
         self._before = canary.logprobs
         return Proof(
             canary_mean_error=error,
@@ -134,12 +136,12 @@ _WHY = (
 
 
 def _unlikelier(canary: Canary) -> float:
-    """How much less likely the probe has become, 1 or more. Rounding is relative: noise grows with the nats of a token."""
+    """Mean nats of the probe's tokens relative to the start, at least 1. Rounding is relative, so noise grows with a token's nats."""
     at_start = float(np.abs(canary.starting_logprobs).mean())
     return max(1.0, float(np.abs(canary.logprobs).mean()) / at_start) if at_start else 1.0
 
 
 def _distances(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Mean and largest absolute difference."""
+    """Mean and maximum of the absolute differences."""
     errors = np.abs(np.asarray(one, np.float64) - np.asarray(other, np.float64))
     return float(errors.mean()), float(errors.max())

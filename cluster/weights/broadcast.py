@@ -1,6 +1,6 @@
-"""Brings the learner's weights to every worker, and to each one that comes later. No worker samples under weights unproven.
+"""Brings the learner's weights to all workers, including those that join later. No worker samples under unproven weights.
 
-The transport moves the bytes and asks for the proofs; `Weights` decides which worker gets them when, and what a failed proof means.
+The transport moves the bytes and collects the proofs. `Weights` decides when each worker gets them, and handles failed proofs.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from cluster.contracts.protocols import ActorHandle, Events, PublishingLearner, 
 from cluster.contracts.types import BroadcastStats
 
 _MOST_LOST = 3
-"""How often weights that are lost to one worker are published again, in one broadcast or while it joins. Then the worker has failed."""
+"""How often, in one broadcast or one join, weights are published again because one worker could not get them. Then it has failed."""
 
 
 class Weights:
-    """The published version, and which workers serve it."""
+    """The published version, and its proofs by worker."""
 
     def __init__(
         self,
@@ -32,28 +32,28 @@ class Weights:
         events: Events,
         waits_for_joins: bool = True,
     ) -> None:
-        """`num_workers` is how many will join before the first broadcast. Without `waits_for_joins` no broadcast waits for a worker that
-        joins: its load waits in turn for the engines' turn, which the broadcast brings."""
+        """`num_workers`: how many workers will join before the first broadcast. Without `waits_for_joins`, broadcasts do not wait for
+        workers that join: with turns, a joining worker's load waits for the engines' turn, which comes with the broadcast."""
         self._waits_for_joins = waits_for_joins
         self._transport = transport
         self._learner = learner
         self._events = events
         self._num_workers = num_workers
-        """Workers that the last broadcast went to, or that will join before the first."""
+        """Number of workers of the last broadcast; before the first one, number of workers that will join."""
         self._version = -1
         self._proofs: dict[str, WeightsError | None] = {}
-        """By worker: why its last proof of the version failed; None when it proved it."""
+        """By worker: the error of its last proof of this version, None for a valid proof."""
         self._num_refused = 0
         self._is_published = asyncio.Event()
         self._is_sent = asyncio.Event()
         self._is_sent.set()
         self._num_overtaken = 0
-        """Workers that load again because a broadcast overtook their first load. The next broadcast waits for them."""
+        """Number of workers that load again because a broadcast overtook their first load. The next broadcast waits for them."""
         self._none_overtaken = asyncio.Event()
         self._none_overtaken.set()
         self._last: BroadcastStats | None = None
         self._lost: BroadcastStats | None = None
-        """What `_last` was when a worker that joined could not have its weights any more."""
+        """The value of `_last` when a joining worker found its weights lost."""
         self._replacing = asyncio.Lock()
 
     @classmethod
@@ -66,8 +66,8 @@ class Weights:
         events: Events,
         around: Callable[[Transport], Transport] | None = None,
     ) -> Self:
-        """Through the transport that `weights.transport` names, or what is made `around` it, whose loads come in turns. Raises ConfigError
-        for one that does not import."""
+        """Uses the transport named by `weights.transport`. `around` wraps it so that loads come in turns. Raises ConfigError for a
+        transport that does not import."""
         make = resolve(config.transport, home=TRANSPORTS, field="weights.transport")
         transport: Transport = make(timeout_s=config.timeout_s)
         return cls(
@@ -79,13 +79,13 @@ class Weights:
         )
 
     async def publish(self) -> BroadcastStats:
-        """Takes the learner's weights to where workers that join can fetch them; asks no worker."""
+        """Publishes the learner's weights for workers that join. Calls no worker."""
         return self._note(await self._publish())
 
     async def begin_broadcast(self) -> BroadcastStats:
-        """Publishes, and keeps workers from joining until `finish_broadcast`. The learner may learn on when this returns.
+        """Publishes, and blocks joins until `finish_broadcast`. The learner may continue when this returns.
 
-        Waits first for workers that the last broadcast overtook while they joined, unless they wait for this one.
+        With `waits_for_joins`, first waits for workers that the last broadcast overtook while they joined.
         """
         if self._waits_for_joins:
             await self._none_overtaken.wait()
@@ -97,10 +97,10 @@ class Weights:
             raise
 
     async def finish_broadcast(self, fleet: WorkerFleet, published: BroadcastStats) -> BroadcastStats:
-        """Loads on every living worker. Those that fail are being replaced when this returns, and serve nothing.
+        """Loads on every living worker. Workers that fail serve nothing, and their replacement has begun when this returns.
 
-        Where what was `published` goes with a node, the learner publishes again: all get the version that it has by then. Raises
-        WeightsError when more than half of the living workers cannot prove the version.
+        If the `published` weights are lost with a node, the learner publishes again, and all workers get its current version. Raises
+        WeightsError if more than half of the living workers cannot prove the version.
         """
         num_lost = Counter[str]()
         try:
@@ -120,12 +120,12 @@ class Weights:
         return stats
 
     async def join(self, worker: ActorHandle) -> None:
-        """Loads on a worker that is not in the fleet yet: a second time if a newer version was published meanwhile.
+        """Loads on a worker that is not in the fleet yet, and again if a newer version was published meanwhile.
 
-        A broadcast under way does not know of this worker, so it waits for its end. The next broadcast waits for the second load
-        (`waits_for_joins`): a worker whose load takes longer than a step would never join otherwise. Between the last check and the
-        worker's joining nothing else runs: no broadcast can miss it. Raises the worker's failure, or WeightsError when it is not the
-        worker's.
+        A running broadcast does not include this worker, so this waits for its end. The next broadcast waits for the second load
+        (`waits_for_joins`); otherwise a worker that loads for longer than a step would never join. No other task runs between the last
+        check and the caller's adding the worker to the fleet, so no broadcast can miss it. Raises the worker's failure, or WeightsError if
+        the version is at fault.
         """
         await self._is_published.wait()
         num_lost = Counter[str]()
@@ -164,7 +164,7 @@ class Weights:
         return stats
 
     async def _catch_up(self, worker: ActorHandle, num_lost: Counter[str]) -> bool:
-        """Loads what was published last. False when it was published over meanwhile, or is lost."""
+        """Loads the version published last. False if a newer one was published meanwhile, or this one is lost."""
         await self._is_sent.wait()
         published = self._last
         stats = _blaming(await self._transport.catch_up([worker]), num_lost)
@@ -185,9 +185,9 @@ class Weights:
         return stats.policy_version == self._version and self._is_sent.is_set()
 
     async def _replace_lost(self) -> None:
-        """Publishes anew what went with its node, unless another worker or a broadcast did it meanwhile."""
+        """Publishes again if the published weights are lost, unless another worker or a broadcast has done so meanwhile."""
         async with self._replacing:
-            await self._is_sent.wait()  # the weights that a broadcast brings must stay until it is over
+            await self._is_sent.wait()  # a running broadcast still needs its weights
             if self._lost is not None and self._lost is self._last:
                 await self.publish()
 
@@ -197,7 +197,7 @@ class Weights:
 
     @contextlib.contextmanager
     def _holding_broadcasts(self) -> Iterator[None]:
-        """No broadcast begins while this is open. Several workers may hold it open at a time."""
+        """No broadcast begins inside the context. Several workers may be inside it at a time."""
         self._num_overtaken += 1
         self._none_overtaken.clear()
         try:
@@ -216,7 +216,7 @@ class Weights:
         return stats
 
     def _failures(self, stats: BroadcastStats) -> list[tuple[str, TreadwheelError]]:
-        """The failures, each as its worker's own. Raises WeightsError when the fault is the version's."""
+        """The failures by worker. Raises WeightsError if the version is at fault and not single workers."""
         refused = {name: error for name, error in stats.failures if isinstance(error, WeightsError)}
         self._num_refused += len(refused)
         if stats.policy_version == self._version:
@@ -230,23 +230,23 @@ class Weights:
 
 
 def _blaming(stats: BroadcastStats, num_lost: Counter[str]) -> BroadcastStats:
-    """Workers to which weights were lost too often have failed, but for what was another actor's fault. `num_lost` counts, by worker."""
+    """Makes the LostError of a worker that lost its weights too often its own failure, unless another actor is at fault."""
     lost = {name for name, error in stats.failures if isinstance(error, LostError) and error.actor in (None, name)}
     num_lost.update(lost)
 
     def blamed(name: str, error: TreadwheelError) -> TreadwheelError:
         if name not in lost or num_lost[name] <= _MOST_LOST:
             return error
-        what = f"{name} did not get the weights, which were published {_MOST_LOST} times more: {error}"
-        return WorkerError(what, actor=name, stage="load", details=error.details)
+        message = f"{name} did not get the weights, which were published {_MOST_LOST} times more: {error}"
+        return WorkerError(message, actor=name, stage="load", details=error.details)
 
     return replace(stats, failures=tuple((name, blamed(name, error)) for name, error in stats.failures))
 
 
 def verdict(proofs: Mapping[str, WeightsError | None], *, num_workers: int) -> WeightsError | None:
-    """Why no worker may serve a version: when more than half of `num_workers` failed to prove it, no single machine is to blame.
+    """The error for a version that more than half of `num_workers` failed to prove: then no single machine is at fault. None otherwise.
 
-    A worker beyond them that fails, and its successors, are no part of the half: the version serves without them.
+    Failures of workers in addition to `num_workers`, and of their successors, do not count, since the version can be served without them.
     """
     refused = [error for error in proofs.values() if error is not None]
     num_missing = num_workers - (len(proofs) - len(refused))

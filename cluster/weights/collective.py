@@ -1,8 +1,8 @@
 """Weights over torch.distributed: the learner's first rank sends each bucket once, to the processes of all engines at the same time.
 
-The driver's end: it says who is in a process group, and sees that each broadcast ends. When a member is lost the others give up, and get
-the weights in a group without it. With `weights.deltas` a group gets what changed when all of its workers proved the version before, and
-else the whole. `process_group.py` has both other ends.
+This is the driver's end, which decides the members of process groups and makes sure that each broadcast ends. If a member is lost, the
+others give up and get the weights in a group without it. With `weights.deltas` a group gets only the changes if all of its workers proved
+the version before, else the whole weights. The other two ends are in `process_group.py`.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from cluster.contracts.types import BroadcastStats, Packed, RankGroup
 from cluster.weights.delivery import Bases, Result, fetched, proof_of, stats_of
 
 _GRACE_S = 30.0
-"""That a worker's call may take beyond the group's own limit: a silent member is to cost itself alone, not those that waited for it."""
+"""Extra time of a worker's call beyond the group's own limit, so that a silent member fails alone, without those that waited for it."""
 _VAIN_ROUNDS = 2
-"""In a row, in which no worker gets anything though none is lost. Then each gets it by itself, or is to blame."""
+"""Consecutive rounds in which no worker gets weights though none is lost. Then each worker gets them in its own group, or has failed."""
 _LEARNER_LOST = (WorkerError, DeadlineError, LostError)
 _Sent = tuple[Result, int]
-"""What a worker says, and the bytes that went to it."""
+"""A worker's result, and the number of bytes sent to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +42,28 @@ class _Lasting:
     workers: Sequence[ActorHandle]
 
     def serves(self, packed: Packed, workers: Sequence[ActorHandle]) -> bool:
-        """Whether these very processes are its members."""
+        """Whether exactly these processes are its members."""
         same = len(workers) == len(self.workers) and all(map(lambda one, other: one is other, workers, self.workers))
         return same and packed.sender == self.group.sender
 
 
 class CollectiveTransport:
-    """The weights stay in the learner's memory, so that a worker may join while the learner is busy."""
+    """Keeps the weights in the learner's memory, so that a worker may join while the learner is busy."""
 
     def __init__(self, *, timeout_s: float) -> None:
-        """`timeout_s` is how long a broadcast may take a member of the group, its wait for the others included."""
+        """`timeout_s`: how long a broadcast may take for a member of the group, including its wait for the others."""
         self._timeout_s = timeout_s
         self._name = uuid.uuid4().hex[:8]
         self._generations = count(1)
         self._learner: PublishingLearner | None = None
         self._manifest: Any = None
-        """Object ref of what was packed last."""
+        """Object ref of the manifest that was packed last."""
         self._packed: Packed | None = None
         self._lasting: _Lasting | None = None
         self._bases = Bases()
 
     async def publish(self, learner: PublishingLearner) -> BroadcastStats:
-        """Raises what the learner raises when it packs."""
+        """Errors of the learner's packing pass through."""
         started = time.monotonic()
         manifest, packed = await learner.pack()
         before = asdict(self._packed) if self._packed else {}
@@ -72,7 +72,7 @@ class CollectiveTransport:
         return stats_of(asdict(found), (), (), started=started)
 
     async def deliver(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
-        """From the learner's memory, while it learns. Raises WeightsError when nothing was published yet."""
+        """Sends from the learner's memory while it learns. Raises WeightsError if nothing was published yet."""
         return await self._deliver(workers, joins=False)
 
     async def catch_up(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
@@ -95,7 +95,7 @@ class CollectiveTransport:
     async def _sent(
         self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
     ) -> list[_Sent]:
-        """In the workers' order. Raises the learner's own failure."""
+        """Results in the workers' order. Raises the learner's own failure."""
         sent: dict[str, _Sent] = {}
         num_vain = 0
         while waiting := [worker for worker in workers if worker.name not in sent]:
@@ -116,14 +116,14 @@ class CollectiveTransport:
         _refuse_lost_learner(failure)
         result, size = found[worker.name]
         if isinstance(result, BroadcastError):
-            what = f"{worker.name} does not get the weights: {result}"
-            result = WorkerError(what, actor=worker.name, stage="receive")
+            message = f"{worker.name} does not get the weights: {result}"
+            result = WorkerError(message, actor=worker.name, stage="receive")
         return result, size
 
     async def _round(
         self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
     ) -> tuple[TreadwheelError | None, dict[str, _Sent]]:
-        """Why the learner could not send to all, None when it did; and what came of each worker. Nobody is waited for in vain."""
+        """The learner's error, None if it sent to all, and the results by worker. After a failure the rest of the group gives up."""
         group, published = self._group(packed, workers, joins=joins), asdict(packed)
         size = sum(packed.delta["sizes_bytes"]) if packed.delta and group.base_digest else packed.total_bytes
         has_given_up = False
@@ -161,7 +161,7 @@ class CollectiveTransport:
         return failure, {worker.name: (result, size) for worker, result in zip(workers, results, strict=True)}
 
     def _group(self, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool) -> RankGroup:
-        """A worker that joins gets a group for itself, over gloo: beside NCCL's kernels a learning rank has kernels of its own."""
+        """The fleet's lasting group, or a new one. Joining workers get a gloo group: NCCL kernels would compete with a learning rank's."""
         delta = packed.delta if all(self._bases.has(worker, packed.delta) for worker in workers) else None
         brings = {"digest": packed.digest, "base_digest": delta["base_digest"] if delta else None}
         if not joins and self._lasting and self._lasting.serves(packed, workers):
@@ -182,7 +182,7 @@ class CollectiveTransport:
 
 
 def _refuse_lost_learner(failure: TreadwheelError | None) -> None:
-    """Raises why the learner could not send, where that is its own failure and no receiver's."""
+    """Raises the failure if it is the learner's own and not a receiver's."""
     if failure is not None and not isinstance(failure, BroadcastError):
         raise failure
 

@@ -1,4 +1,4 @@
-"""What every transport's driver side does: asks a worker for its proof, and says what a broadcast came to."""
+"""The driver side that all transports share: asks a worker to load and prove a version, and summarises a broadcast."""
 
 import asyncio
 import time
@@ -11,15 +11,13 @@ from cluster.contracts.protocols import ActorHandle
 from cluster.contracts.types import Attestation, BroadcastStats
 
 Result = Attestation | TreadwheelError
-"""Of one worker."""
-
-
+"""One worker's proof, or its error."""
 Published = Mapping[str, Any]
-"""A version's `policy_version`, `digest`, `total_bytes` and, if there is one, `delta`, as its manifest says; empty before the first."""
+"""A version's `policy_version`, `digest`, `total_bytes` and, if there is one, `delta`, from its manifest; empty before the first one."""
 
 
 async def fetched(object_ref: Any, *, within_s: float, before: Published) -> Any:
-    """What the learner says of the weights that it published, `before` them. Raises DeadlineError when it cannot be had in time."""
+    """The value of the learner's object ref. Raises DeadlineError, which names the version published `before`, if it comes too late."""
     try:
         async with asyncio.timeout(within_s):
             return await object_ref
@@ -31,7 +29,7 @@ async def fetched(object_ref: Any, *, within_s: float, before: Published) -> Any
 
 
 async def proof_of(worker: ActorHandle, method: str, *args: Any, published: Published, deadline_s: float) -> Result:
-    """Has the worker load by `method`. Its proof, or why there is none: its failure, or a proof of other weights than the published."""
+    """Lets the worker load by `method`. Returns its proof, or an error: its failure, or a WeightsError for a proof of other weights."""
     try:
         proof: Attestation = await worker.call(method, *args, deadline_s=deadline_s)
     except TreadwheelError as error:
@@ -45,19 +43,19 @@ async def proof_of(worker: ActorHandle, method: str, *args: Any, published: Publ
 
 
 class Bases:
-    """Which version each worker proved last: whether it has what a delta is added to. Another process of the same name has nothing."""
+    """The version that each worker proved last, to know whether it has the base of a delta. A new process of the same name has none."""
 
     def __init__(self) -> None:
         self._proved: WeakKeyDictionary[ActorHandle, tuple[int, str]] = WeakKeyDictionary()
 
     def note(self, worker: ActorHandle, result: Result) -> None:
-        """After each load."""
+        """Records the result of a load. Call it after each one."""
         self._proved.pop(worker, None)
         if isinstance(result, Attestation):
             self._proved[worker] = result.policy_version, result.digest
 
     def has(self, worker: ActorHandle, delta: Mapping[str, Any] | None) -> bool:
-        """False without a delta."""
+        """Whether the worker has the delta's base; False without a delta."""
         return delta is not None and self._proved.get(worker) == (delta["base_version"], delta["base_digest"])
 
 
@@ -69,10 +67,8 @@ def stats_of(
     started: float,
     sizes: Sequence[int] | None = None,
 ) -> BroadcastStats:
-    """Of a delivery that `started` (monotonic clock) with these workers and ends now; `results` are in their order.
-
-    So are `sizes`, the bytes that went to each; None is the whole weights to each.
-    """
+    """Statistics of a delivery that `started` (monotonic clock) and ends now. `results` are in the workers' order, and so are `sizes`, the
+    bytes sent to each; None: the whole weights to each."""
     each = list(zip(workers, results, strict=True))
     sent = zip(sizes or [published["total_bytes"] for _ in each], results, strict=True)
     delta = published.get("delta")

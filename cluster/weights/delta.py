@@ -1,7 +1,7 @@
-"""What changed between two versions of the weights, and both ends of it: `PublishedCopy` compares, `LoadedCopy` puts together again.
+"""Changes between two versions of the weights: the publisher's `PublishedCopy` compares them, a worker's `LoadedCopy` applies them.
 
-Elements are compared as integers, so that -0.0, NaN and every other pattern of bits are exact. A tensor's changes travel as indices and
-values, or whole where that is smaller. The result is proved as any version is: by the digests of its whole buckets.
+Elements are compared as integers, so that -0.0, NaN and all other bit patterns are exact. A tensor's changes travel as indices and values,
+or the tensor travels whole if that is smaller. The result is proved like any version, by the digests of its whole buckets.
 """
 
 import os
@@ -12,30 +12,39 @@ import numpy as np
 import torch
 
 from cluster.contracts.errors import WeightsError
-from cluster.weights.manifest import Delta, TensorEntry, WeightManifest, owned, verify, verify_bucket, verify_table
+from cluster.weights.manifest import (
+    Delta,
+    TensorEntry,
+    WeightManifest,
+    owned,
+    verify,
+    verify_bucket,
+    verify_number,
+    verify_table,
+)
 
 _LARGEST_SHARE = 0.5
-"""Of the whole weights' bytes, that a delta may take: a larger one saves too little for the memory that it takes beside them."""
+"""Largest size of a delta as a share of the whole weights: a larger one saves too little for its memory."""
 _INDEX = np.dtype("<u4")
 _MOST_ELEMENTS = 2**32
-"""Of a tensor, that an index can tell apart; a larger one travels whole."""
+"""Elements of a tensor that an index can address. A larger tensor travels whole."""
 _ALIGNMENT_BYTES = 8
 _MOST_AT_A_TIME = 4
-"""Buckets that are compared, or put together and hashed, each in a thread of its own."""
+"""Buckets that are compared, or updated and hashed, at a time, each in its own thread."""
 
 
 class PublishedCopy:
-    """The version that was published last, in the publisher's memory: what the next one is compared with."""
+    """The version published last, in the publisher's memory. The next version is compared with it."""
 
     def __init__(self) -> None:
         self._manifest: WeightManifest | None = None
         self._buckets: list[np.ndarray] = []
 
     def compared(self, parts: Iterable[np.ndarray | WeightManifest]) -> Iterator[np.ndarray | WeightManifest]:
-        """The buckets and the manifest that `packing` yields, which become the copy, and between them the buckets' changes, one array each.
+        """Yields the buckets of `packing`, which become the new copy, then the changes of each bucket as one array, then the manifest.
 
-        There are none, and the manifest has no `delta`, where there is nothing to compare with or too much has changed. Buckets are
-        compared while the next ones fill, and the old ones go as they are compared.
+        Without a version to compare with, or if too much has changed, there are no changes and the manifest has no `delta`. Buckets are
+        compared while the next ones fill, and each old bucket is released after its comparison.
         """
         comparison = _Comparison(self._manifest, self._buckets) if self._manifest else None
         self._manifest, self._buckets = None, []
@@ -55,18 +64,18 @@ class PublishedCopy:
 
 
 class _Comparison:
-    """Of a version with the one before it, bucket by bucket."""
+    """Compares a version with the one before it, bucket by bucket."""
 
     def __init__(self, base: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
         self._base = base
         self._old = dict(enumerate(buckets))
         self._comparing: list[Future[tuple[list[int], np.ndarray]]] = []
         self._num_judged, self._size_bytes = 0, 0
-        """Buckets that were waited for, and what their changes take."""
+        """Number of buckets whose comparison has been awaited, and the bytes of their changes."""
         self._is_worth_it = True
 
     def add(self, bucket: np.ndarray, threads: ThreadPoolExecutor) -> None:
-        """The next bucket. It does nothing any more once too much has changed."""
+        """Starts comparing the next bucket. Does nothing once too much has changed."""
         number = len(self._comparing)
         self._judge(number - _MOST_AT_A_TIME)
         old = self._old.pop(number, None)
@@ -76,7 +85,7 @@ class _Comparison:
             self._comparing.append(threads.submit(_changes, self._base.tensors_of.get(number, ()), old, bucket))
 
     def end(self, manifest: WeightManifest) -> tuple[Delta | None, list[np.ndarray]]:
-        """What changed on the way to `manifest`, in all and by bucket; none where it is too much, or of weights of another form."""
+        """The delta to `manifest`, and the changes by bucket; none if too much has changed, or the tensors have other names or shapes."""
         self._judge(len(self._comparing) - 1)
         if not self._is_worth_it or manifest.tensors != self._base.tensors:
             return None, []
@@ -93,7 +102,7 @@ class _Comparison:
         return delta, changes
 
     def _judge(self, last: int) -> None:
-        """Waits for the buckets up to the number `last`."""
+        """Waits for the comparisons up to bucket number `last`."""
         while self._num_judged <= last:
             self._size_bytes += self._comparing[self._num_judged].result()[1].nbytes
             self._num_judged += 1
@@ -107,7 +116,7 @@ class _Comparison:
 
 
 class LoadedCopy:
-    """The version that a worker got last, in its own memory: what a delta is added to."""
+    """The version that a worker loaded last, in its own memory. Deltas are added to it."""
 
     def __init__(self) -> None:
         self._manifest: WeightManifest | None = None
@@ -115,26 +124,27 @@ class LoadedCopy:
 
     @property
     def buckets(self) -> tuple[np.ndarray, ...]:
-        """Those of the whole version, verified. They are never written to: the next version has others."""
+        """The whole version's verified buckets. They are never written to: the next version gets new ones."""
         return self._buckets
 
     def take_whole(self, manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
-        """Raises WeightsError, and has nothing then, when they are not the manifest's."""
+        """Copies whole buckets. Raises WeightsError, and keeps nothing, if they are not the manifest's."""
         self._manifest, self._buckets = None, ()
         verify(manifest, buckets)
         self.keep(manifest, [np.array(bucket) for bucket in buckets])
 
     def take_changes(self, manifest: WeightManifest, changes: Sequence[np.ndarray]) -> None:
-        """Raises WeightsError, and has nothing then, when this copy is not what they are added to, or the sum is not the manifest's."""
+        """Adds changes. Raises WeightsError, and keeps nothing, if this copy is not their base or the result is not the manifest's."""
         added = self.base_of(manifest)
+        verify_number(manifest, changes)
         verify_table(manifest)
         with _threads() as threads:
             self.keep(manifest, tuple(threads.map(added, range(len(manifest.bucket_digests)), changes)))
 
     def base_of(self, manifest: WeightManifest) -> Callable[[int, np.ndarray], np.ndarray]:
-        """What makes a bucket of the manifest's of its number and its changes; it raises WeightsError for altered ones.
+        """A function `(bucket number, changes) -> bucket` that builds the manifest's buckets and raises WeightsError for altered changes.
 
-        This copy has nothing from now on. Raises WeightsError when it is not what the changes are added to.
+        This copy is empty from now on. Raises WeightsError if it is not the base of the changes.
         """
         base, old = self._manifest, dict(enumerate(self._buckets))
         self._manifest, self._buckets = None, ()
@@ -143,7 +153,7 @@ class LoadedCopy:
         served = (base.policy_version, base.digest) if base else None
         if served != (delta.base_version, delta.base_digest):
             raise WeightsError(
-                f"policy version {manifest.policy_version} came as what changed since version {delta.base_version} (digest "
+                f"policy version {manifest.policy_version} came as changes since version {delta.base_version} (digest "
                 f"{delta.base_digest[:16]}…), and this worker has "
                 f"{f'version {served[0]} (digest {served[1][:16]}…)' if served else 'none'}; it needs the whole weights"
             )
@@ -160,12 +170,12 @@ class LoadedCopy:
         return added
 
     def keep(self, manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
-        """Takes verified buckets, which nobody may write to any more."""
+        """Takes verified buckets without a copy. The caller must not write to them any more."""
         self._manifest, self._buckets = manifest, tuple(buckets)
 
 
 def _changes(entries: Sequence[TensorEntry], old: np.ndarray, new: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """(number of changed elements of each tensor, the tensors' changes one after the other) of a bucket."""
+    """(number of changed elements of each tensor, all tensors' changes in one array) of a bucket."""
     counts: list[int] = []
     pieces: list[np.ndarray] = []
     for entry in entries:
@@ -173,7 +183,7 @@ def _changes(entries: Sequence[TensorEntry], old: np.ndarray, new: np.ndarray) -
         differs = _elements(entry, old) != elements
         counts.append(int(np.count_nonzero(differs)))
         if _is_sparse(entry, counts[-1]):
-            indices = np.flatnonzero(differs)  # 8 bytes each: not for a tensor that changed whole
+            indices = np.flatnonzero(differs)  # 8 bytes each, so not for a tensor that changed as a whole
             pieces += [indices.astype(_INDEX), elements[indices]]
         else:
             pieces.append(elements)
@@ -188,7 +198,7 @@ def _changes(entries: Sequence[TensorEntry], old: np.ndarray, new: np.ndarray) -
 def _apply(
     counted: Sequence[tuple[TensorEntry, int]], changes: np.ndarray, bucket: np.ndarray, *, policy_version: int
 ) -> None:
-    """Writes a bucket's changes into it. Raises WeightsError for changes that do not fit."""
+    """Writes changes into a bucket. Raises WeightsError for changes that do not fit."""
     offset = 0
 
     def next_piece(dtype: np.dtype, length: int) -> np.ndarray:
@@ -215,13 +225,13 @@ def _apply(
 
 
 def _is_sparse(entry: TensorEntry, num_changed: int) -> bool:
-    """Whether so many changes travel as indices and values: both ends ask, and nothing says it on the way."""
+    """Whether this many changes travel as indices and values. Both ends compute it; it is not transmitted."""
     size = num_changed * (_INDEX.itemsize + _item_bytes(entry))
     return size < entry.size_bytes and _num_elements(entry) <= _MOST_ELEMENTS
 
 
 def _elements(entry: TensorEntry, bucket: np.ndarray) -> np.ndarray:
-    """A tensor's place in its bucket, flat, as integers."""
+    """A tensor's bytes in its bucket as flat integers, without a copy."""
     place = bucket[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
     return place.view(np.dtype(f"<u{_item_bytes(entry)}"))
 

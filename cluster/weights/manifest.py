@@ -1,7 +1,7 @@
-"""Weights on the move: buckets of bytes, and the manifest that says what is in them and how a worker proves that it serves them.
+"""The form in which weights travel: buckets of bytes, and a manifest with their content, their digests and the canary.
 
-`packing` makes both; `verify` and `unpack` take them apart on the other side. A digest that matches says that the bytes arrived; only
-the canary says that the engine computes with them.
+`packing` makes both; the receiver calls `verify` and `unpack`. A matching digest proves that the bytes arrived. Only the canary proves that
+the engine computes with them.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _ALIGNMENT_BYTES = 64
 _MOST_HASHERS = 8
 """Threads that hash buckets, one each; a core hashes one to two gigabytes a second."""
 _MOST_UNHASHED = 2
-"""Buckets that may wait for their digest while the next one fills."""
+"""Buckets that may be without a digest while the next one fills."""
 
 
 class _Section(BaseModel):
@@ -32,7 +32,7 @@ class _Section(BaseModel):
 
 
 class TensorEntry(_Section):
-    """Where one tensor lies."""
+    """One tensor's place."""
 
     name: str
     """As in a Hugging Face checkpoint."""
@@ -45,19 +45,19 @@ class TensorEntry(_Section):
 
 
 class Canary(_Section):
-    """A fixed probe: an engine that serves the weights gives its tokens these log-probs."""
+    """A fixed probe, with the log-probs that an engine with these weights must give its tokens."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Natural log at temperature 1, computed by the learner; one per token after the first."""
     starting_logprobs: tuple[float, ...]
-    """The same under the files that learner and engines start from, whatever version the run has reached: what measures the noise."""
+    """The same under the files that learner and engines start from, at any version of the run; used to measure the noise."""
     starting_files: str | None = None
-    """Fingerprint of these files, as the learner read them; None where they have none."""
+    """Fingerprint of these files as the learner read them; None if they have none."""
 
 
 class Adapter(_Section):
-    """Says that the tensors are a LoRA adapter's and not a whole model's."""
+    """Present when the tensors are a LoRA adapter's, not a whole model's."""
 
     rank: int
     alpha: float
@@ -65,39 +65,39 @@ class Adapter(_Section):
 
 
 class Delta(_Section):
-    """What changed since the version that was published before."""
+    """The changes since the version published before."""
 
     base_version: int
     base_digest: str
-    """Of the version that the changes are added to: of its whole weights."""
+    """Digest of the whole weights that the changes are added to."""
     num_changed: tuple[int, ...]
-    """Elements of each tensor, in the order of the manifest's table."""
+    """Number of changed elements of each tensor, in the order of the manifest's table."""
     changed_share: float
-    """Of all elements."""
+    """Changed elements as a share of all."""
     sizes_bytes: tuple[int, ...]
-    """Of each bucket's changes."""
+    """Size of each bucket's changes."""
 
 
 class WeightManifest(_Section):
-    """What one version's buckets hold. Travels beside them as `model_dump()`."""
+    """The content of one version's buckets. Travels with them as `model_dump()`."""
 
     policy_version: int
     tensors: tuple[TensorEntry, ...]
     bucket_digests: tuple[str, ...]
     """SHA-256 of each bucket, hexadecimal."""
     digest: str
-    """SHA-256 of the tensor table and the bucket digests: equal weights have equal digests, whatever their version."""
+    """SHA-256 of the tensor table and the bucket digests. Equal weights have equal digests, whatever their version."""
     total_bytes: int
-    """Of all tensors, without the padding between them."""
+    """Size of all tensors, without the padding between them."""
     canary: Canary
     adapter: Adapter | None = None
-    """None means the whole model."""
+    """None: a whole model."""
     delta: Delta | None = None
-    """None: the version was published whole and in no other way. The digest is that of the whole weights either way."""
+    """None: the version was published only whole. `digest` is that of the whole weights in any case."""
 
     @cached_property
     def tensors_of(self) -> Mapping[int, Sequence[TensorEntry]]:
-        """By bucket: a mixture of experts has tens of thousands of tensors in thousands of buckets, and sampling waits meanwhile."""
+        """Entries by bucket. Cached: a mixture of experts has tens of thousands of tensors in thousands of buckets, and sampling waits."""
         found: dict[int, list[TensorEntry]] = {}
         for entry in self.tensors:
             found.setdefault(entry.bucket, []).append(entry)
@@ -112,15 +112,15 @@ def packing(
     canary: Callable[[], Canary],
     adapter: Adapter | None = None,
 ) -> Iterator[np.ndarray | WeightManifest]:
-    """Bucket after bucket, uint8 arrays of at most `bucket_bytes` (or one tensor, if that is larger), and the manifest last.
+    """Yields buckets, uint8 arrays of at most `bucket_bytes` (or one tensor, if that is larger), then the manifest.
 
-    Buckets are hashed while the next ones fill and travel, and the last ones while `canary` computes, which is called when all tensors are
-    packed. Memory is bounded by three buckets if the caller lets each go before it asks for the next. Tensors come from any device;
-    those that share their memory (tied embeddings) travel once, under the first name. One may hand in a generator that gathers shards
-    as it goes: a tensor is not needed any more once the next is asked for. Raises WeightsError when nothing comes.
+    Buckets are hashed while the next ones fill and travel, and the last ones while `canary` computes; it is called after all tensors are
+    packed. Memory is bounded by three buckets if the caller releases each before it takes the next. Tensors may be on any device; tensors
+    that share memory (tied embeddings) travel once, under the first name. `named_tensors` may be a generator that gathers shards as it
+    goes: a tensor is not used after the next one is requested. Raises WeightsError if there are no tensors.
 
-    A tensor in host memory that fills a bucket is not copied: that bucket is read-only and lives in the tensor's memory, which may change
-    once the manifest has come. `owned` gives one that stays.
+    A tensor in host memory that fills a bucket is not copied: its bucket is read-only and shares the tensor's memory, which may change
+    after the manifest is yielded. `owned` makes a bucket that stays.
     """
     hashing: list[Future[str]] = []
     entries: list[TensorEntry] = []
@@ -138,7 +138,8 @@ def packing(
                 if len(hashing) >= _MOST_UNHASHED:
                     hashing[-_MOST_UNHASHED].result()
                 bucket = _Bucket(max(bucket_bytes, tensor.nbytes))
-            add = bucket.borrow if _fills_a_bucket(tensor, bucket_bytes) else bucket.add
+            fills_it = tensor.nbytes >= bucket_bytes and tensor.device.type == "cpu" and tensor.is_contiguous()
+            add = bucket.borrow if fills_it else bucket.add
             entries.append(add(name, tensor, number=len(hashing)))
         if not entries:
             raise WeightsError(f"policy version {policy_version}: no tensors to publish")
@@ -158,15 +159,15 @@ def packing(
 
 
 def owned(bucket: np.ndarray) -> np.ndarray:
-    """The bucket, or a copy of one that lives in a tensor's memory."""
+    """The bucket, or a copy if it shares a tensor's memory."""
     return bucket if bucket.flags.writeable else bucket.copy()
 
 
 class _Bucket:
-    """Tensors' bytes, one after the other."""
+    """Collects tensors' bytes, one after another."""
 
     def __init__(self, size_bytes: int) -> None:
-        # Pages that are never written take no memory, so a small model does not pay for a large bucket.
+        # Pages that are never written use no memory, so a large bucket costs a small model nothing.
         self._buffer = np.empty(size_bytes, np.uint8)
         self._used = 0
 
@@ -182,9 +183,9 @@ class _Bucket:
         return self._next_offset + tensor.nbytes <= len(self._buffer)
 
     def add(self, name: str, tensor: torch.Tensor, *, number: int) -> TensorEntry:
-        """Where it lies now, in bucket `number`."""
+        """Copies the tensor into this bucket, whose number is `number`."""
         offset, size = self._next_offset, tensor.nbytes
-        if self._buffer.flags.writeable:  # a borrowed one has room for an empty tensor alone
+        if self._buffer.flags.writeable:  # a borrowed buffer has room only for an empty tensor
             place = torch.from_numpy(self._buffer[offset : offset + size])
             place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
             self._buffer[self._used : offset] = 0  # padding counts in the digest
@@ -192,16 +193,12 @@ class _Bucket:
         return _entry(name, tensor, number=number, offset=offset)
 
     def borrow(self, name: str, tensor: torch.Tensor, *, number: int) -> TensorEntry:
-        """As `add`, into an empty bucket, which becomes the tensor's own memory."""
-        assert not self._used, "a tensor that fills a bucket comes into a new one"
+        """Like `add` without a copy, for an empty bucket: its buffer becomes the tensor's memory."""
+        assert not self._used, "a tensor that fills a bucket gets a new one"
         self._buffer = tensor.detach().reshape(-1).view(torch.uint8).numpy()
         self._buffer.flags.writeable = False
         self._used = tensor.nbytes
         return _entry(name, tensor, number=number, offset=0)
-
-
-def _fills_a_bucket(tensor: torch.Tensor, bucket_bytes: int) -> bool:
-    return tensor.nbytes >= bucket_bytes and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def _entry(name: str, tensor: torch.Tensor, *, number: int, offset: int) -> TensorEntry:
@@ -216,7 +213,7 @@ def _entry(name: str, tensor: torch.Tensor, *, number: int, offset: int) -> Tens
 
 
 def bucket_sizes(manifest: WeightManifest) -> list[int]:
-    """Bytes of each bucket, the padding between its tensors included."""
+    """Size of each bucket, including the padding between tensors."""
     sizes = [0] * len(manifest.bucket_digests)
     for entry in manifest.tensors:
         sizes[entry.bucket] = entry.offset_bytes + entry.size_bytes
@@ -224,20 +221,24 @@ def bucket_sizes(manifest: WeightManifest) -> list[int]:
 
 
 def verify(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> None:
-    """Hashes everything, buckets side by side. Raises WeightsError naming the first bucket that differs."""
-    version = manifest.policy_version
-    if len(buckets) != len(manifest.bucket_digests):
-        raise WeightsError(
-            f"policy version {version}: {len(buckets)} buckets arrived, the manifest lists {len(manifest.bucket_digests)}; "
-            "publish the version again"
-        )
+    """Checks all digests, buckets in parallel. Raises WeightsError naming the first bucket that differs."""
+    verify_number(manifest, buckets)
     with _hashers() as hashers:
         list(hashers.map(partial(verify_bucket, manifest), range(len(buckets)), buckets))
     verify_table(manifest)
 
 
+def verify_number(manifest: WeightManifest, parts: Sequence[np.ndarray]) -> None:
+    """Raises WeightsError unless there is one part for each of the manifest's buckets."""
+    if len(parts) != len(manifest.bucket_digests):
+        raise WeightsError(
+            f"policy version {manifest.policy_version}: {len(parts)} buckets arrived, the manifest lists {len(manifest.bucket_digests)}; "
+            "publish the version again"
+        )
+
+
 def verify_bucket(manifest: WeightManifest, index: int, bucket: np.ndarray) -> None:
-    """Hashes one bucket. Raises WeightsError when it is not the manifest's."""
+    """Checks one bucket's digest. Raises WeightsError if it is not the manifest's."""
     found, expected = _digest(bucket), manifest.bucket_digests[index]
     if found != expected:
         raise WeightsError(
@@ -247,7 +248,7 @@ def verify_bucket(manifest: WeightManifest, index: int, bucket: np.ndarray) -> N
 
 
 def verify_table(manifest: WeightManifest) -> None:
-    """Raises WeightsError when the manifest's digest is not that of its tensor table and bucket digests."""
+    """Raises WeightsError if the manifest's digest does not match its tensor table and bucket digests."""
     found = _digest_of_table(manifest.tensors, manifest.bucket_digests)
     if found != manifest.digest:
         raise WeightsError(
@@ -257,7 +258,7 @@ def verify_table(manifest: WeightManifest) -> None:
 
 
 def unpack(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and CPU tensors, without a copy: they live in the buckets' memory and must not be written to."""
+    """Names and CPU tensors without a copy: they share the buckets' memory and must not be written to."""
     with warnings.catch_warnings():
         # Buckets from an object store are read-only, which torch cannot express.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -267,14 +268,14 @@ def unpack(manifest: WeightManifest, buckets: Sequence[np.ndarray]) -> Iterator[
 
 
 def unpack_bucket(manifest: WeightManifest, index: int, bucket: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """As `unpack`, of one bucket (uint8, on any device)."""
+    """Like `unpack` for one bucket (uint8, on any device)."""
     for entry in manifest.tensors_of.get(index, ()):
         content = bucket[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
         yield entry.name, content.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 def _is_packed_already(tensor: torch.Tensor, seen: dict[int, weakref.ref[torch.Tensor]]) -> bool:
-    # An address says nothing once its tensor is gone: a generator's next tensor may get the same memory.
+    # The address of a deleted tensor means nothing: a generator's next tensor may get the same memory.
     earlier = seen[tensor.data_ptr()]() if tensor.data_ptr() in seen else None
     return (
         earlier is not None and tensor.numel() > 0 and earlier.shape == tensor.shape and earlier.dtype == tensor.dtype

@@ -1,5 +1,5 @@
-"""A model's files: which hold its weights, whether code among them may run, and a fingerprint that is cheap at every start: did two
-processes load the same ones?
+"""A model's files: finds those with weights, refuses code that is not pinned, and computes a cheap fingerprint by which two processes check
+that they loaded the same files.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def refuse_unpinned_code(model: ModelConfig, *, section: str = "model") -> None:
-    """Raises ConfigError for code from the hub that may change between two loads: only a commit names one text for ever.
+    """Raises ConfigError for code from the hub that is not pinned to a commit, since it may change between two loads.
 
-    `section` is where the settings of `model` stand.
+    `section`: the section of `model` in the run file.
     """
     if not model.trust_remote_code or Path(os.path.expanduser(model.path)).is_dir():
         return
@@ -35,7 +35,7 @@ def refuse_unpinned_code(model: ModelConfig, *, section: str = "model") -> None:
 
 
 def refuse_unpinned(path: str, revision: str | None, *, section: str) -> None:
-    """Raises ConfigError for a hub name without a commit: a branch or a tag may be another model tomorrow."""
+    """Raises ConfigError for a hub name that is not pinned to a commit: a branch or tag may change."""
     if not Path(os.path.expanduser(path)).is_dir() and not _COMMIT.fullmatch(revision or ""):
         raise ConfigError(
             f"{section}.revision={revision!r}: {path!r} is no local folder; set a commit of the hub (40 hexadecimal digits)"
@@ -43,10 +43,7 @@ def refuse_unpinned(path: str, revision: str | None, *, section: str) -> None:
 
 
 def weight_files(file: Callable[[str], Path | None]) -> dict[str, Path | None]:
-    """The safetensors files of a model by name, none when it has none; None for one that its index names and that is not there.
-
-    `file` finds a file of the model by name.
-    """
+    """The safetensors files of a model by name. A file that its index names and that is missing is None. `file` finds a file by name."""
     if (single := file(_SINGLE)) is not None:
         return {_SINGLE: single}
     index = file(f"{_SINGLE}.index.json")
@@ -58,9 +55,9 @@ def weight_files(file: Callable[[str], Path | None]) -> dict[str, Path | None]:
 
 
 def fingerprint(model: ModelConfig) -> str | None:
-    """SHA-256 of every tensor's name, type, shape and first bytes, however they are divided into files. None without safetensors files.
+    """SHA-256 of all tensors' names, types, shapes and first bytes, however they are divided into files. None without safetensors files.
 
-    Two models of one shape differ in some tensor's first bytes; a file that is altered further back is not noticed here.
+    Two models of one shape differ in some tensor's first bytes. A file that is altered further back is not detected here.
     """
     paths = weight_files(partial(model_file, model)).values()
     tensors = sorted(tensor for path in paths if path is not None for tensor in _tensors(path))
@@ -68,7 +65,7 @@ def fingerprint(model: ModelConfig) -> str | None:
 
 
 def _tensors(path: Path) -> Iterator[str]:
-    """One line each. Layout: https://huggingface.co/docs/safetensors (8 bytes of length, a JSON header, the tensors)."""
+    """One line for each tensor. Layout: https://huggingface.co/docs/safetensors (8 bytes of length, a JSON header, the tensors)."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
@@ -81,7 +78,7 @@ def _tensors(path: Path) -> Iterator[str]:
 
 
 def model_file(model: ModelConfig, name: str) -> Path | None:
-    """In the folder, or among the downloads of a hub name; None where it is in neither."""
+    """The file in the model's folder or in the hub's cache; None if it is in neither."""
     folder = Path(os.path.expanduser(model.path))
     if folder.is_dir():
         return folder / name if (folder / name).is_file() else None

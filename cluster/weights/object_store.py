@@ -1,8 +1,8 @@
-"""Weights through the cluster's object store: the learner puts buckets in once, each worker's node fetches them once.
+"""Weights through the cluster's object store: the learner puts each bucket in once, and each worker's node fetches it once.
 
-Both ends: `Learner.publish` supplies, `RolloutWorker.load` takes, and the driver between them holds object refs and the manifest,
-never a bucket. With `weights.deltas` the learner supplies what changed as well. The workers that proved the version before take that, by
-`RolloutWorker.load_changes`, and all others the whole weights.
+`Learner.publish` puts buckets, `RolloutWorker.load` takes them; the driver between them holds object refs and the manifest, never a bucket.
+With `weights.deltas` the learner also puts the changes. Workers that proved the version before take these by `RolloutWorker.load_changes`;
+all others take the whole weights.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from cluster.weights.delivery import Bases, fetched, proof_of, stats_of
 
 
 class ObjectStoreTransport:
-    """Works everywhere. Keeps the last version's object refs, so that a worker may join while the learner is busy."""
+    """Works on every machine. Keeps the last version's object refs, so that a worker may join while the learner is busy."""
 
     def __init__(self, *, timeout_s: float) -> None:
         """`timeout_s` bounds each load."""
@@ -25,15 +25,15 @@ class ObjectStoreTransport:
         self._whole: list[Any] = []
         """Object refs of the last version's buckets."""
         self._changes: list[Any] = []
-        """Of each bucket's changes, if there are any."""
+        """Object refs of each bucket's changes; empty without a delta."""
         self._manifest_ref: Any = None
         self._manifest: dict[str, Any] = {}
         self._bases = Bases()
 
     async def publish(self, learner: PublishingLearner) -> BroadcastStats:
-        """Raises what the learner raises, and DeadlineError when its manifest cannot be fetched."""
+        """Raises DeadlineError if the manifest cannot be fetched in time. Errors of the learner pass through."""
         started = time.monotonic()
-        self._changes = []  # room for the next ones
+        self._changes = []  # frees their memory for the next ones
         *parts, manifest = await learner.publish()
         self._manifest = await fetched(manifest, within_s=self._timeout_s, before=self._manifest)
         num_buckets = len(self._manifest["bucket_digests"])
@@ -42,7 +42,7 @@ class ObjectStoreTransport:
         return stats_of(self._manifest, (), (), started=started)
 
     async def deliver(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
-        """Raises WeightsError when nothing was published yet."""
+        """Raises WeightsError if nothing was published yet."""
         if not self._whole:
             raise WeightsError("nothing was published yet: publish once before workers load")
         started, manifest = time.monotonic(), self._manifest

@@ -1,8 +1,7 @@
 """Both ends of a collective broadcast: `Sender` in the learner's first rank, `Receiver` in each process of an engine.
 
-A group is made of its own store and backend and is no process's default one: learner ranks and vLLM have theirs. Every wait ends: with a
-lost member's closed connection, with the mark of a group that was given up, or when the broadcast has taken the group's `timeout_s`; all
-raise BroadcastError.
+A group has its own store and backend, separate from the default process groups of learner ranks and vLLM. Each wait ends by completion, or
+by BroadcastError: when a lost member's connection closes, when the group was given up, or when the broadcast has taken `timeout_s`.
 """
 
 import contextlib
@@ -32,11 +31,11 @@ from cluster.weights.manifest import WeightManifest, bucket_sizes, owned, unpack
 T = TypeVar("T")
 
 _CONNECT_S = 60.0
-"""To reach a store that listens already, and for each of its answers."""
+"""Timeout for connecting to a listening store, and for each of its answers."""
 _BACKLOG = 1024
-"""Connections that wait to be accepted."""
+"""Connections waiting to be accepted."""
 _LOOK_S = 0.5
-"""How often a member that waits looks whether the group was given up."""
+"""How often a waiting member checks whether the group was given up."""
 _GIVEN_UP = "given up"
 _NUM_HASHED_BESIDE = 4
 """Copies of buckets in host memory that are hashed while the next ones are loaded."""
@@ -44,14 +43,14 @@ _NUM_HASHED_BESIDE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """Weights that a worker's engine is to take from a group: what an engine loads in place of tensors."""
+    """Weights that a worker's engine takes from a group, in place of tensors."""
 
     group: RankGroup
     first_rank: int
-    """In the group, of the engine's processes."""
+    """Rank of the engine's first process in the group."""
     manifest: WeightManifest
     keeps: bool = False
-    """Whether each process keeps a copy in the host's memory, for changes to be added to."""
+    """Whether each process keeps a copy in host memory, to add deltas to."""
 
 
 class Member:
@@ -68,24 +67,24 @@ class Member:
             refuse_absent()
             store: Any = self._made(partial(store_at, group.address, within_s=connect_s), look=refuse_absent)
             self._store = c10d.PrefixStore(group.name, store)
-            # Only when all are here do they connect: a connection waits for its other end, whatever becomes of that.
-            self._store.set(_here(rank), "")
-            here = [_here(each) for each in range(group.size)]
+            # Members connect only after all have come: a connection attempt waits for its other end even if that is gone.
+            self._store.set(f"here {rank}", "")
+            here = [f"here {each}" for each in range(group.size)]
             self._wait(lambda: self._store.check(here), longest_pause_s=0.05)
-            self._refuse_given_up()  # all others may have come, and left
+            self._refuse_given_up()  # the others may have come and left
             if group.backend == "nccl":
                 self._backend: Any = _nccl(self._store, group, rank=rank, device=device)
-            else:  # over a connection of its own: on this one nobody else is answered while gloo waits for another's address
+            else:  # on a connection of its own: while gloo waits for an address, its connection answers nothing else
                 own = c10d.PrefixStore(group.name, store.clone())
                 self._backend = self._made(partial(_gloo, own, group, rank=rank), look=self._refuse_given_up)
 
     def begin_round(self) -> None:
-        """To be called before each broadcast but the first."""
+        """Call it before each broadcast but the first."""
         self._num_rounds += 1
         self._until = time.monotonic() + self._group.timeout_s
 
     def start(self, bucket: torch.Tensor) -> Any:
-        """Rank 0's bucket is on its way to all others, into this one's place. What it returns goes to `finish`. An empty one is there."""
+        """Starts the broadcast of rank 0's bucket into the others' `bucket`. Returns the work for `finish`; None for an empty bucket."""
         if not bucket.numel():
             return None
         options = c10d.BroadcastOptions()
@@ -94,7 +93,7 @@ class Member:
             return self._backend.broadcast([bucket], options)
 
     def finish(self, work: Any) -> None:
-        """Returns once the bucket has been sent, or is here."""
+        """Returns once the bucket has been sent or received."""
         if work is None:
             return
         with self._breaking():
@@ -114,21 +113,21 @@ class Member:
 
     def leave(self) -> None:
         """Returns at once. The others' operations fail as soon as this process's have ended."""
-        # gloo stops no operation that waits for a silent member, and its end waits for the operation: not here.
+        # In a thread: gloo cannot stop an operation that waits for a silent member, and its destructor waits for the operation.
         ending, self._backend = [self._backend], None
         threading.Thread(target=_end, args=(ending,), name="leaving a group", daemon=True).start()
 
     def _made(self, make: Callable[[], T], *, look: Callable[[], None]) -> T:
-        # Torch tries to connect for the whole time, whatever has become of the others. It may go on with that, in a thread.
+        # In a thread, which may outlive this call: torch tries to connect until its timeout even if the others are gone.
         making = Future[T]()
-        threading.Thread(target=_bring_about, args=(making, make), name="joining a group", daemon=True).start()
+        threading.Thread(target=_resolve, args=(making, make), name="joining a group", daemon=True).start()
         self._wait(making.done, longest_pause_s=0.005, look=look)
         return making.result()
 
     def _wait(
         self, is_over: Callable[[], bool], *, longest_pause_s: float, look: Callable[[], None] | None = None
     ) -> None:
-        """`look` raises when there is nothing to wait for any more; None looks whether the group was given up."""
+        """`look` raises if waiting is pointless; None checks whether the group was given up."""
         looked = time.monotonic()
         pause_s = 0.0002
         while not is_over():
@@ -147,7 +146,7 @@ class Member:
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Raises BroadcastError for torch's errors, which are RuntimeErrors, and for a socket's."""
+        """Turns the errors of torch (RuntimeError) and of sockets into BroadcastError."""
         try:
             yield
         except (RuntimeError, OSError) as error:
@@ -155,23 +154,29 @@ class Member:
 
 
 class Sender:
-    """Rank 0 of all groups: keeps the last version in host memory, with what changed in it, and sends either. Several threads may send at a
-    time, to a group each."""
+    """Rank 0 of all groups: keeps the last version and its changes in host memory, and sends either. Several threads may send at a time,
+    each to its own group."""
 
     def __init__(self, host: str, *, device: torch.device) -> None:
-        """Listens at `host` for members of groups, as long as it lives."""
+        """Listens at `host` for members of groups as long as it exists."""
         self.id = uuid.uuid4().hex
         self._device = device
         self._kept: dict[tuple[str, str | None], list[np.ndarray]] = {}
-        """By digest, and that of the base for changes."""
+        """Buckets by digest and, for changes, the base's digest; None for the whole weights."""
         self._lasting: tuple[str, Member] | None = None
+        self._given_up: dict[str, float] = {}
+        """Groups that were given up, with the monotonic time from which no member looks at their keys any more."""
         listener, self.address = bound(host)
         self._store = store_of(listener, within_s=_CONNECT_S)
-        """Ends with the last reference."""
+        """The server ends with the last reference."""
 
     def keep(self, parts: Iterable[np.ndarray | WeightManifest]) -> WeightManifest:
-        """Takes the buckets and the manifest that `packing` yields, or `PublishedCopy.compared`, in place of what it kept."""
-        self._kept = {}  # two versions at a time would take twice the memory
+        """Replaces the kept version by the buckets and the manifest that `packing` or `PublishedCopy.compared` yields."""
+        self._kept = {}  # first: two versions would take twice the memory
+        for name, until in list(self._given_up.items()):
+            if until < time.monotonic():
+                del self._given_up[name]
+                self._remove_keys(name)
         *taken, manifest = (owned(part) if isinstance(part, np.ndarray) else part for part in parts)
         assert isinstance(manifest, WeightManifest)
         arrays = [each for each in taken if isinstance(each, np.ndarray)]
@@ -181,7 +186,7 @@ class Sender:
         return manifest
 
     def send(self, group: RankGroup) -> None:
-        """Returns once all members have the buckets. Raises BroadcastError, and LostError for weights that it does not keep."""
+        """Returns once all members have the buckets. Raises BroadcastError, and LostError for weights that are not kept."""
         kept = self._kept.get((group.digest, group.base_digest))
         if group.sender != self.id or kept is None:
             raise LostError(f"group {group.name}: the learner keeps other weights by now")
@@ -201,16 +206,25 @@ class Sender:
             raise
         if not group.lasts:
             member.leave()
+            self._remove_keys(group.name)
 
     def give_up(self, group: RankGroup) -> None:
-        """All members that wait in the group raise BroadcastError."""
+        """Makes all members that wait in the group raise BroadcastError."""
+        # Members may begin to wait as late as their call's deadline.
+        self._given_up[group.name] = time.monotonic() + 2 * group.timeout_s + _CONNECT_S
         c10d.PrefixStore(group.name, self._store).set(_GIVEN_UP, "")
 
     def close(self) -> None:
-        """Ends its part in the group that lasts."""
+        """Leaves the lasting group."""
         if self._lasting:
             self._lasting[1].leave()
         self._lasting, self._kept = None, {}
+
+    def _remove_keys(self, name: str) -> None:
+        """Removes the keys of a group in which no member waits: gloo has one for each pair of members."""
+        for key in self._store.list_keys():
+            if key.startswith(f"{name}/"):
+                self._store.delete_key(key)
 
     def _member(self, group: RankGroup) -> Member:
         if not group.lasts:
@@ -222,23 +236,24 @@ class Sender:
                 return member
             self._lasting = None
             member.leave()
+            self._remove_keys(name)
         self._lasting = group.name, Member(group, rank=0, device=self._device)
         return self._lasting[1]
 
 
 class Receiver:
-    """A process of an engine, in one group at a time."""
+    """One process of an engine, in one group at a time."""
 
     def __init__(self) -> None:
         self._joined: tuple[str, Member] | None = None
         self._copy = LoadedCopy()
 
     def tensors(self, incoming: Incoming, *, place: int, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and tensors as they come; `place` is this process's among the engine's. A bucket's memory is free when its tensors are.
+        """Yields names and tensors as they arrive. `place`: this process's index in the engine. Tensors share their bucket's memory.
 
         Raises BroadcastError, and WeightsError for a bucket that is not the manifest's. On the CPU a bucket is hashed before its tensors
-        are given out. With NCCL they are on `device` and given out at once; copies are hashed on the host meanwhile, all before this ends.
-        Changes are added to the host's copy, which is hashed and given out bucket by bucket. It is gone when this does not end.
+        are yielded. With NCCL they are on `device` and yielded at once; copies are hashed on the host meanwhile, all before this ends.
+        Changes are added to the host's copy, whose buckets are hashed and yielded. If this does not complete, the copy is lost.
         """
         manifest, group = incoming.manifest, incoming.group
         added = self._copy.base_of(manifest) if group.base_digest else None
@@ -275,7 +290,7 @@ class Receiver:
             self.leave()
 
     def leave(self) -> None:
-        """Leaves the group, if it is in one."""
+        """Leaves the group if it is in one."""
         if self._joined:
             self._joined[1].leave()
             self._joined = None
@@ -290,39 +305,35 @@ class Receiver:
 
 
 def _arriving(member: Member, sizes: Sequence[int], *, device: torch.device) -> Iterator[torch.Tensor]:
-    """Buckets (uint8). While one is used the next one travels."""
-    coming: tuple[torch.Tensor, Any] | None = None
+    """Yields buckets (uint8). While the caller uses one, the next one travels."""
+    started: tuple[torch.Tensor, Any] | None = None
     for size in sizes:
-        # New memory for each: a layer of vLLM's holds its tensors until it has all of them.
+        # New memory for each: a vLLM layer holds its tensors until it has all of them.
         bucket = torch.empty(size, dtype=torch.uint8, device=device)
-        here, coming = coming, (bucket, member.start(bucket))
-        if here:
-            member.finish(here[1])
-            yield here[0]
-    assert coming is not None, "a manifest has a bucket"
-    member.finish(coming[1])
-    yield coming[0]
+        previous, started = started, (bucket, member.start(bucket))
+        if previous:
+            member.finish(previous[1])
+            yield previous[0]
+    assert started is not None, "a manifest has a bucket"
+    member.finish(started[1])
+    yield started[0]
 
 
-def _bring_about(result: Future[T], make: Callable[[], T]) -> None:
+def _resolve(result: Future[T], make: Callable[[], T]) -> None:
     try:
         result.set_result(make())
-    except BaseException as error:  # noqa: BLE001  it goes on in those that wait
+    except BaseException as error:  # noqa: BLE001  raised again in the waiting thread
         result.set_exception(error)
 
 
 def _refuse_absent(address: str, *, within_s: float) -> None:
-    """Raises OSError where nobody listens: torch would ask again until the time is over."""
+    """Raises OSError if nothing listens at `address`: torch would retry until its timeout."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=within_s).close()
 
 
-def _here(rank: int) -> str:
-    return f"here {rank}"
-
-
 def store_of(listener: socket.socket, *, within_s: float) -> TCPStore:
-    """Listens at the socket, which is the store's from now on; `within_s` is for each of its answers to this process."""
+    """A store that listens at the socket and owns it from now on. `within_s`: timeout of each answer to this process."""
     host, port, *_ = listener.getsockname()
     listener.listen(_BACKLOG)
     return TCPStore(
@@ -336,13 +347,13 @@ def store_of(listener: socket.socket, *, within_s: float) -> TCPStore:
 
 
 def store_at(address: str, *, within_s: float) -> TCPStore:
-    """The one that answers at host:port; `within_s` is to reach it, and for each of its answers. Raises torch's RuntimeError."""
+    """The store that listens at host:port. `within_s`: timeout for connecting, and for each of its answers. Raises torch's RuntimeError."""
     host, _, port = address.rpartition(":")
     return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=patience(within_s))
 
 
 def _gloo(store: c10d.Store, group: RankGroup, *, rank: int) -> Any:
-    gloo: Any = c10d.ProcessGroupGloo  # torch's own way to give it a device; its stubs have another name for it
+    gloo: Any = c10d.ProcessGroupGloo  # Any: its stubs lack these options
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address_towards(group.address))]
     options._timeout = patience(group.timeout_s)
@@ -353,7 +364,7 @@ def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.devic
     torch.cuda.set_device(device)
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = patience(group.timeout_s)
-    # torch ends the process when a collective fails, unless told to end the communicator alone. It reads this when a group is made.
+    # By default torch ends the process when a collective fails; 2 ends only the communicator. torch reads this when a group is made.
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
     os.environ[name] = "2"
@@ -367,12 +378,12 @@ def _nccl(store: c10d.Store, group: RankGroup, *, rank: int, device: torch.devic
 
 
 def address_towards(address: str) -> str:
-    """This machine's address on the way to `address` (host:port): what the others reach it by. Nothing is sent."""
+    """This machine's own address on the route to `address` (host:port), by which others reach it. Sends nothing."""
     host, _, port = address.rpartition(":")
     family = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0][0]
-    with socket.socket(family, socket.SOCK_DGRAM) as way:
-        way.connect((host, int(port)))
-        return way.getsockname()[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as route:
+        route.connect((host, int(port)))
+        return route.getsockname()[0]
 
 
 def _end(ending: list[Any]) -> None:

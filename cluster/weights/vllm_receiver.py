@@ -1,4 +1,4 @@
-"""Weights that arrive go into a vLLM that serves, by vLLM's public WeightTransferEngine interface.
+"""Loads arriving weights into a running vLLM engine, by vLLM's public WeightTransferEngine interface.
 
 vLLM makes one receiver in each of the engine's processes, by the backend's name. vLLM packs matrices for its kernels and frees the
 originals, so weights cannot be assigned: they go through its layerwise reload, between start and finish.
@@ -25,7 +25,7 @@ BACKEND = "treadwheel_host_tensors"
 
 @dataclass
 class NoInitInfo(WeightTransferInitInfo):
-    """Host tensors need no rendezvous, and a group comes with its weights: its members change."""
+    """Empty: host tensors need no rendezvous, and a group comes with its weights, since its members change."""
 
 
 @dataclass
@@ -33,20 +33,20 @@ class HostTensors(WeightTransferUpdateInfo):
     """One chunk of an update."""
 
     tensors: Iterable[tuple[str, torch.Tensor]] | Incoming
-    """Checkpoint names and CPU tensors, which must stay alive until the update is finished; or the group to take them from."""
+    """Checkpoint names and CPU tensors, which must stay alive until the update is finished, or the group to take them from."""
     repair_tied_head: bool = True
-    """False leaves vLLM's stale vocabulary head of tied models as it is on CPU, to show that the canary catches it."""
+    """False keeps vLLM's stale vocabulary head of tied models on CPUs, to show that the canary detects it."""
 
 
 class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
-    """Loads checkpoint-format host tensors into the model that serves, in place."""
+    """Loads checkpoint-format host tensors into the engine's model, in place."""
 
     init_info_cls = NoInitInfo
     update_info_cls = HostTensors
 
     _repair_tied_head = True
     failures: tuple[TreadwheelError, ...] = ()
-    """Why the last update is not whole."""
+    """Errors of the last update."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,7 +60,7 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
         if current_platform.is_cpu():
             self._forget_kernels_of_experts()
 
-    # The inherited method synchronizes an accelerator, which a CPU engine has not.
+    # The inherited method synchronizes an accelerator, which a CPU engine does not have.
     def update_weights(self, update_info: dict[str, object]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
         if not current_platform.is_cpu():
@@ -75,12 +75,12 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
             return
         place = self.parallel_config.rank
         try:
-            # The learner has not the variables that vLLM may set for NCCL among its own processes.
+            # vLLM may set NCCL variables for its own processes. The learner does not have them.
             with unpinned_nccl_env():
                 model.load_weights(self._receiver.tensors(tensors, place=place, device=self.device))
         except (BroadcastError, WeightsError) as error:
-            # The update still has to be finished, or the next one would go on with half of this one's layers. And an error of one
-            # process leaves the others' answers unread, for vLLM's next call to take for its own.
+            # Not raised: the update must still be finished, or the next one would continue with half of this one's layers. And an error
+            # of one process would leave the others' answers unread, which vLLM's next call would take for its own.
             self.failures = (error,)
 
     def finish_weight_update(self) -> None:
@@ -92,21 +92,21 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
         self._receiver.leave()
 
     def _forget_kernels_of_experts(self) -> None:
-        # vLLM packs experts for CPUs where it makes their kernel, once: later weights would be read as packed, and are not.
+        # On CPUs vLLM packs experts once, when it makes their kernel: it would read later weights as packed, which they are not.
         for layer in self.model.modules():
             method: Any = getattr(layer, "quant_method", None)
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
 
     def _repack_tied_heads(self) -> None:
-        # A tied head shares the embedding's storage, so the reload finds no weights of its own for it and keeps the old packed copy.
+        # A tied head shares the embedding's storage, so the reload finds no weights for it and keeps the old packed copy.
         if not getattr(self.model_config.hf_text_config, "tie_word_embeddings", False):
             return
         layers: list[Any] = [layer for layer in self.model.modules() if isinstance(layer, VocabParallelEmbedding)]
         for head in layers:
             if not isinstance(head, ParallelLMHead):
                 continue
-            # vLLM packs an embedding as it packs a head, and never uses that copy, since it looks tokens up in the storage.
+            # vLLM packs an embedding like a head but never uses that copy, since it looks tokens up in the storage.
             embedding = next((each for each in layers if each is not head and each.weight is head.weight), None)
             if embedding is not None and hasattr(embedding, "cpu_linear"):
                 head.cpu_linear = embedding.cpu_linear
@@ -115,19 +115,19 @@ class HostTensorReceiver(WeightTransferEngine[NoInitInfo, HostTensors]):
 
 
 class ReceiverRegistration:
-    """vLLM mixes this into its worker class (`worker_extension_cls`): importing it registers the receiver in that process."""
+    """vLLM mixes this into its worker class (`worker_extension_cls`). Importing the module registers the receiver in that process."""
 
     weight_transfer_engine: HostTensorReceiver
     model_runner: Any
 
     def drain_failures(self) -> tuple[TreadwheelError, ...]:
-        """Why the last update is not whole; in a tuple, because vLLM takes an error that is returned for one that was raised."""
+        """Returns and clears the errors of the last update. A tuple, because vLLM treats a returned error as raised."""
         failures, self.weight_transfer_engine.failures = self.weight_transfer_engine.failures, ()
         return failures
 
     def unused_of_adapter(self, number: int) -> list[str]:
-        """Modules for which the adapter has matrices and that compute without them. vLLM looks at the last part of a name alone, and does
-        not find a layer that is called by another name than its own (the gate of Qwen2-MoE's shared expert)."""
+        """Modules that compute without the adapter's matrices for them. vLLM looks only at the last part of a name, and misses a layer that
+        is called by another name (the gate of Qwen2-MoE's shared expert)."""
         adapters: Any = self.model_runner.lora_manager._adapter_manager
         layers: dict[str, Any] = adapters.modules
         named = {id(layer.base_layer): name for name, layer in layers.items() if hasattr(layer, "base_layer")}
@@ -137,13 +137,13 @@ class ReceiverRegistration:
 
 
 def register() -> None:
-    """Makes the receiver known to vLLM in this process; calling it again is fine."""
-    # The factory refuses a second registration and has no query.
+    """Registers the receiver with vLLM in this process. May be called again."""
+    # The factory refuses a second registration and has no public query.
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostTensorReceiver)
 
 
 register()
-# By itself a process of vLLM's notices its parent's end between two calls alone: not while it loads the model, and never while it waits for
-# another one's share of a sum.
+# A vLLM process notices its parent's end only between two calls: not while it loads the model, and never while it waits for another process
+# in a collective operation.
 end_with_parent()

@@ -1,1 +1,1 @@
-"""Checkpoints: the files, and when they are written."""
+"""Checkpoints: their files, and how ranks save and restore them."""

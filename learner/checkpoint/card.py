@@ -1,5 +1,5 @@
-"""The model card of an exported folder: where the weights come from, how they were trained, what was measured. A pure function of the
-configuration and of what the run knows: two equal checkpoints have equal cards.
+"""The model card of an exported folder: the base model, the training, the held-out scores. A pure function of configuration and provenance:
+equal checkpoints have equal cards.
 """
 
 import re
@@ -24,9 +24,9 @@ _LICENSES = ("license", "license_name", "license_link")
 def model_card(
     config: RunConfig, *, kind: Kind, policy_version: int, provenance: Provenance, base: ModelConfig | None = None
 ) -> str:
-    """Markdown with the metadata that the Hugging Face hub reads. `base` is the model of `config` where it was downloaded from a store."""
-    known = _base_metadata(base or config.model)
-    front = yaml.safe_dump(_metadata(config, known, kind=kind), sort_keys=False, allow_unicode=True)
+    """Markdown with the metadata that the Hugging Face hub reads. `base`: the local copy of `config.model`, if it came from a store."""
+    licence = _licence_of_base(base or config.model)
+    front = yaml.safe_dump(_metadata(config, licence, kind=kind), sort_keys=False, allow_unicode=True)
     sections = (
         _introduction(config, kind=kind, policy_version=policy_version),
         ("## Training", "", *_bullets(in_words(config, base=base))),
@@ -37,7 +37,7 @@ def model_card(
     return f"---\n{front}---\n\n" + "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _metadata(config: RunConfig, known: Mapping[str, Any], *, kind: Kind) -> dict[str, Any]:
+def _metadata(config: RunConfig, licence: Mapping[str, str], *, kind: Kind) -> dict[str, Any]:
     is_adapter = kind == "adapter"
     metadata: dict[str, Any] = {
         "library_name": "peft" if is_adapter else "transformers",
@@ -48,24 +48,24 @@ def _metadata(config: RunConfig, known: Mapping[str, Any], *, kind: Kind) -> dic
         metadata |= {"base_model": base, "base_model_relation": "adapter" if is_adapter else "finetune"}
     if datasets := sorted({name for each in _sources(config.prompts) if (name := _data_set(each))}):
         metadata["datasets"] = datasets
-    return metadata | {name: known[name] for name in _LICENSES if name in known}
+    return metadata | {name: licence[name] for name in _LICENSES if name in licence}
 
 
-def _base_metadata(model: ModelConfig) -> dict[str, Any]:
-    """What the base model's own card says of its licence. A link into the base's folder leads nowhere from here."""
+def _licence_of_base(model: ModelConfig) -> dict[str, str]:
+    """The licence fields of the base model's own card, without a relative link: its file is not in the exported folder."""
     if "://" in model.path or (card := model_file(model, NAME)) is None:
         return {}
     try:
         text = card.read_text(encoding="utf-8", errors="replace")
         found = re.match(r"---\r?\n(.*?)\r?\n---", text, flags=re.DOTALL)
         metadata = yaml.safe_load(found[1]) if found else None
-    except (yaml.YAMLError, ValueError, OSError):  # PyYAML raises ValueError for a date that there is not
+    except (yaml.YAMLError, ValueError, OSError):  # PyYAML raises ValueError for an impossible date
         return {}
     texts = metadata.items() if isinstance(metadata, dict) else ()
-    known = {name: text for name, text in texts if name in _LICENSES and isinstance(text, str)}
-    if not known.get("license_link", "https://").startswith("https://"):
-        del known["license_link"]
-    return known
+    licence = {name: text for name, text in texts if name in _LICENSES and isinstance(text, str)}
+    if not licence.get("license_link", "https://").startswith("https://"):
+        del licence["license_link"]
+    return licence
 
 
 def _introduction(config: RunConfig, *, kind: Kind, policy_version: int) -> tuple[str, ...]:
@@ -73,38 +73,38 @@ def _introduction(config: RunConfig, *, kind: Kind, policy_version: int) -> tupl
     return (
         f"# {_plain(_name(config.model.path))}, trained with treadwheel, step {policy_version}",
         "",
-        f"{trained} {_code(_name(config.model.path))} after {policy_version} steps of post-training with treadwheel. This card was written "
-        "from the run's own record. It says what was done and what was measured. What else the model can or cannot do was not examined.",
+        f"{trained} {_code(_name(config.model.path))} after {policy_version} steps of post-training with treadwheel. This card comes from "
+        "the run's record: it says how the model was trained and what was measured. Its other abilities and limits were not examined.",
     )
 
 
 def in_words(config: RunConfig, *, base: ModelConfig | None = None) -> Iterator[tuple[str, str]]:
-    """What a run trains, and how: names and sentences, in which names of others stand between backticks. `base` as of `model_card`."""
-    known = _base_metadata(base or config.model)
+    """(name, text) pairs that describe a run's training. Names from outside, such as paths, are in backticks. `base`: see `model_card`."""
+    licence = _licence_of_base(base or config.model)
     algorithm, optimizer = config.algorithm, config.optimizer
     revision = f", revision {_code(config.model.revision)}" if config.model.revision else ""
     yield "Base model", f"{_code(_name(config.model.path))}{revision}, trained as {config.model.dtype}"
-    yield "Licence of the base", _code(known["license"]) if "license" in known else "not known here; look it up"
+    yield "Licence of the base", _code(licence["license"]) if "license" in licence else "not known here; look it up"
     yield "Algorithm", ", ".join(_algorithm(config))
     yield "One step", _step(config)
     yield "Optimizer", f"AdamW, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"
     if (lora := config.learner.lora) is not None:
         yield "LoRA", f"rank {lora.rank}, alpha {lora.alpha:g}"
     yield "Rewards", ", ".join(_rewards(config))
-    yield "Prompts", ", ".join(map(_told, _sources(config.prompts)))
+    yield "Prompts", ", ".join(map(_source_text, _sources(config.prompts)))
     yield "Seed", f"{config.seed}{', deterministic' if config.deterministic else ''}"
     if algorithm.sft is not None:
-        yield "Demonstrations", f"a supervised loss on {_told(algorithm.sft.prompts)} was added"
+        yield "Demonstrations", f"a supervised loss on {_source_text(algorithm.sft.prompts)} was added"
 
 
 def _step(config: RunConfig) -> str:
     buffer, sampling = config.buffer, config.sampling
-    made = f"{buffer.groups_per_step} prompts with {buffer.trajectories_per_group} completions each"
+    batch = f"{buffer.groups_per_step} prompts with {buffer.trajectories_per_group} completions each"
     if config.recorded is not None:
-        return f"{made}, from the record {_code(_name(config.recorded))}: nothing was sampled"
+        return f"{batch}, from the record {_code(_name(config.recorded))}: nothing was sampled"
     bound = buffer.max_off_policy_steps
     age = f"no token older than {bound} policy versions" if bound else "all sampled by the policy that learns from them"
-    return f"{made}, at most {sampling.max_tokens} tokens long, at temperature {sampling.temperature:g}, {age}"
+    return f"{batch}, at most {sampling.max_tokens} tokens long, at temperature {sampling.temperature:g}, {age}"
 
 
 def _algorithm(config: RunConfig) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _rewards(config: RunConfig) -> Iterator[str]:
 def _measured(config: RunConfig, *, policy_version: int, provenance: Provenance) -> Iterator[str]:
     evaluations = sorted((version, each) for version, each in provenance.evaluations.items() if "eval/reward" in each)
     if not evaluations:
-        yield "Nothing was measured on held-out prompts before these weights were saved. Rewards of training are no such measure."
+        yield "Nothing was measured on held-out prompts before these weights were saved. Training rewards are not a held-out measurement."
         return
     yield "| step | held-out prompts | mean reward | successes |"
     yield "|---:|---:|---:|---:|"
@@ -147,14 +147,16 @@ def _measured(config: RunConfig, *, policy_version: int, provenance: Provenance)
     yield ""
     held_out = config.evaluation
     prompts = (
-        ", ".join(map(_told, _sources(held_out.prompts))) if held_out.prompts else "not in the configuration any more"
+        ", ".join(map(_source_text, _sources(held_out.prompts)))
+        if held_out.prompts
+        else "no longer in the configuration"
     )
     how = "greedy" if held_out.temperature == 0 else f"temperature {held_out.temperature:g}"
-    yield f"Held-out prompts: {prompts}; {how}, {held_out.num_samples} completion{'s' * (held_out.num_samples > 1)} each. After ± stands"
-    yield f"one standard error over prompts. A success has a reward of {held_out.success_at:g} or more."
+    yield f"Held-out prompts: {prompts}; {how}, {held_out.num_samples} completion{'s' * (held_out.num_samples > 1)} each. ± is one standard"
+    yield f"error over prompts. A success has a reward of {held_out.success_at:g} or more."
     if (last := evaluations[-1][0]) < policy_version:
         yield f"The last evaluation is of step {last}: these weights, of step {policy_version}, were not evaluated themselves."
-    yield "The numbers are of these prompts and these rewards alone. Whether the base model has seen the prompts is not known."
+    yield "The numbers hold for these prompts and rewards only. Whether the base model has seen the prompts is not known."
 
 
 def _estimate(numbers: Mapping[str, float], name: str) -> str:
@@ -171,7 +173,7 @@ def _use(config: RunConfig, *, kind: Kind) -> Iterator[str]:
         yield "from transformers import AutoTokenizer"
         yield ""
         yield "model = AutoPeftModelForCausalLM.from_pretrained(FOLDER)"
-        yield "tokenizer = AutoTokenizer.from_pretrained(BASE)  # that of the base model"
+        yield "tokenizer = AutoTokenizer.from_pretrained(BASE)  # the base model's"
     else:
         yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
         yield ""
@@ -180,7 +182,7 @@ def _use(config: RunConfig, *, kind: Kind) -> Iterator[str]:
     yield "```"
     if config.model.trust_remote_code:
         yield ""
-        yield "The base model's repository has code of its own, which this folder has not: read it before you let it run."
+        yield "The base model needs code of its own repository, which this folder does not have: read it before you let it run."
 
 
 def _provenance(provenance: Provenance) -> Iterator[tuple[str, str]]:
@@ -199,11 +201,11 @@ def _sources(prompts: PromptsConfig) -> list[Plugin]:
     return [prompts]
 
 
-def _told(source: Plugin) -> str:
-    """A source by its name, and its data by theirs; a path may say whose machine it was, so only its end is told."""
-    named = source.params.get("path") or source.params.get("task")
-    told = _data_set(source) or (_name(named) if isinstance(named, str) else None)
-    return _code(source.name) + (f" of {_code(told)}" if told else "")
+def _source_text(source: Plugin) -> str:
+    """The names of a source and of its data. Of a path only the last part: the rest may name a person's machine."""
+    path = source.params.get("path") or source.params.get("task")
+    data = _data_set(source) or (_name(path) if isinstance(path, str) else None)
+    return _code(source.name) + (f" of {_code(data)}" if data else "")
 
 
 def _data_set(source: Plugin) -> str | None:
@@ -212,7 +214,7 @@ def _data_set(source: Plugin) -> str | None:
 
 
 def _hub_name(path: str) -> str | None:
-    """The path itself, where it names something on the hub and no folder."""
+    """The path if it is a name on the hub, not a folder; else None."""
     return path if _HUB_NAME.fullmatch(path) and not Path(path).is_dir() else None
 
 
@@ -221,7 +223,7 @@ def _name(path: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """In one line, without what Markdown and HTML read."""
+    """One line without characters that mean something in Markdown or HTML."""
     return re.sub(r"[^\w .,:/@+=-]", "_", text)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from learner.checkpoint.manifest import BLOCK_BYTES, FileEntry
 
 NUM_THREADS = 4
-"""That read and digest one file's blocks: both happen outside of Python's lock."""
+"""Threads that read and digest one file's blocks. Both release Python's lock."""
 
 Read = Callable[[int, int], Any]
-"""So many bytes of a file, as a buffer, from a byte on."""
+"""`read(start, length)` returns these bytes of a file as a buffer."""
 
 
 def entry_of(path: Path, *, in_blocks: bool = False) -> FileEntry:
@@ -23,7 +23,7 @@ def entry_of(path: Path, *, in_blocks: bool = False) -> FileEntry:
 
 
 def is_as_saved(read: Read, entry: FileEntry) -> bool:
-    """Whether the whole file, whose size was checked, has its digests."""
+    """Whether the file's digests are the entry's. The caller has checked its size."""
     return (_in_blocks if entry.blocks else _whole)(read, entry.size_bytes) == entry
 
 

@@ -1,4 +1,4 @@
-"""The trained model as Hugging Face folders with model cards: weights with configuration and tokenizer, and the LoRA adapter apart."""
+"""The trained model as Hugging Face folders with model cards: one with weights, configuration and tokenizer, one with the LoRA adapter."""
 
 import contextlib
 import json
@@ -31,28 +31,28 @@ MAX_FILE_BYTES = 4 * 1024**3
 
 
 class ModelFolder:
-    """Writes one causal model, and what belongs to it."""
+    """Writes the folders of one causal model."""
 
     def __init__(self, causal_lm: PreTrainedModel, config: RunConfig, *, base_name: str | None = None) -> None:
-        """`base_name` is what the run calls the base where `model.path` of `config` is the folder that it was downloaded into."""
+        """`base_name`: the base model's name in the run file, if `model.path` of `config` is the folder that it was downloaded into."""
         self._causal_lm, self._model, self._lora = causal_lm, config.model, config.learner.lora
         named = config.model.model_copy(update={"path": base_name or config.model.path})
-        self._told = config.model_copy(update={"model": named})
+        self._config = config.model_copy(update={"model": named})
         self.base = (fingerprint(config.model) or "") if self._lora else ""
         """Fingerprint of the files that an adapter is trained on; empty without LoRA."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor on the CPU), gathered from all ranks one at a time: every rank must iterate, also if it writes nothing."""
+        """(name, whole tensor on the CPU), gathered from all ranks one at a time. Every rank must iterate, even if it writes nothing."""
         return self._on_cpu(exported(self._causal_lm, dtype=self._dtype))
 
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
-        """The adapter's matrices, as `weights`; none without LoRA."""
+        """The adapter's matrices, like `weights`; none without LoRA."""
         return self._on_cpu(exported_adapter(self._causal_lm, dtype=self._dtype))
 
     def write(
         self, folder: Path, weights: Iterable[tuple[str, Tensor]], *, policy_version: int, extra: Mapping[str, Any]
     ) -> dict[str, FileEntry]:
-        """A folder that `from_pretrained` reads. Entries of all its files by their path below it. `extra` is the checkpoint's."""
+        """Writes a folder for `from_pretrained`. Returns entries of all its files by path in it. `extra` is the checkpoint's."""
         entries = write_weights(folder, weights)
         self._write_configuration(folder)
         self._tokenizer.save_pretrained(folder)
@@ -62,20 +62,20 @@ class ModelFolder:
     def write_adapter(
         self, folder: Path, adapter: Iterable[tuple[str, Tensor]], *, policy_version: int, extra: Mapping[str, Any]
     ) -> dict[str, FileEntry]:
-        """A folder that peft reads, as `write`; nothing without LoRA."""
+        """Writes a folder for peft, like `write`; nothing without LoRA."""
         if self._lora is None:
             return {}
         described = adapter_of(self._causal_lm, lora=self._lora)
-        write_adapter(folder, adapter, adapter=described, base_model=self._told.model.path)
+        write_adapter(folder, adapter, adapter=described, base_model=self._config.model.path)
         self._write_card(folder, "adapter", policy_version, extra)
         return _sealed(folder, besides={})
 
     def check(self) -> None:
-        """Raises ConfigError for a model whose configuration cannot be written: the run would train, and save nothing.
+        """Raises ConfigError for a model whose configuration cannot be written: no checkpoint could be saved.
 
         The tokenizer is not tried: a large one takes seconds.
         """
-        # A temporary disk that is full says nothing of the run's.
+        # A full temporary disk says nothing about the run's disk.
         with contextlib.suppress(OSError), TemporaryDirectory() as folder:
             try:
                 self._write_configuration(Path(folder))
@@ -86,7 +86,7 @@ class ModelFolder:
                 ) from error
 
     def size_bytes(self) -> int:
-        """Of the whole weights, as written."""
+        """Bytes of the whole weights, as written."""
         return sum(parameter.numel() for parameter in self._causal_lm.parameters()) * self._dtype.itemsize
 
     def _write_configuration(self, folder: Path) -> None:
@@ -100,12 +100,14 @@ class ModelFolder:
         try:
             generation.save_pretrained(folder)
         except ValueError:
-            # transformers loads values that it refuses to save, such as a temperature without do_sample. They stay as the base has them.
+            # transformers loads values that it refuses to save, such as a temperature without do_sample. Keep the base's values.
             generation.to_json_file(folder / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
 
     def _write_card(self, folder: Path, kind: Kind, policy_version: int, extra: Mapping[str, Any]) -> None:
         provenance = Provenance.of(extra)
-        card = model_card(self._told, kind=kind, policy_version=policy_version, provenance=provenance, base=self._model)
+        card = model_card(
+            self._config, kind=kind, policy_version=policy_version, provenance=provenance, base=self._model
+        )
         (folder / NAME).write_text(card, encoding="utf-8")
 
     @property
@@ -117,7 +119,7 @@ class ModelFolder:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             self._model.path, revision=self._model.revision, trust_remote_code=self._model.trust_remote_code
         )
-        if self._model.chat_template is not None:  # the one that the policy was trained with; an empty text is none
+        if self._model.chat_template is not None:  # the template of the training; an empty text means no template
             tokenizer.chat_template = self._model.chat_template or None
         return tokenizer
 
@@ -127,7 +129,7 @@ class ModelFolder:
 
 
 def write_weights(folder: Path, named: Iterable[tuple[str, Tensor]]) -> dict[str, FileEntry]:
-    """safetensors files under the names that transformers expects, one file's tensors in memory at a time."""
+    """Writes safetensors files under the names that transformers expects, with one file's tensors in memory at a time."""
     parts: list[FileEntry] = []
     places: dict[str, int] = {}
     size_bytes = 0
@@ -150,7 +152,7 @@ def write_weights(folder: Path, named: Iterable[tuple[str, Tensor]]) -> dict[str
 
 
 def _parts(named: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Neighbours of at most MAX_FILE_BYTES together."""
+    """Consecutive tensors of at most MAX_FILE_BYTES together."""
     part: dict[str, Tensor] = {}
     used = 0
     for name, tensor in named:
@@ -163,7 +165,7 @@ def _parts(named: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
 
 
 def _sealed(folder: Path, *, besides: dict[str, FileEntry]) -> dict[str, FileEntry]:
-    """Entries of all files below `folder`; those of `besides` are known."""
+    """Entries of all files below `folder`. Files in `besides` have theirs already."""
     found = (path for path in sorted(folder.rglob("*")) if path.is_file())
     named = ((path.relative_to(folder).as_posix(), path) for path in found)
     return {name: besides.get(name) or seal(path) for name, path in named}

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: in a folder on a disk, or below a prefix of an object store. What follows is the same for both."""
+"""The place of a checkpoint: a folder on a disk, or a prefix in an object store, with the same methods for both."""
 
 import os
 import posixpath
@@ -12,16 +12,16 @@ from learner.checkpoint.manifest import MANIFEST, Manifest
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The folder `name` below `root`. Files are named below the folder."""
+    """The folder `name` below `root`. Methods take file names relative to it."""
 
     root: Storage
     name: str
     folder: str = ""
-    """Below it, of the files that its manifest names; known of what `holding` returns."""
+    """The manifest's `folder`; set by `holding`."""
 
     @classmethod
     def of(cls, directory: str | os.PathLike[str]) -> "Place":
-        """Of a path or a URL. Raises StorageError for a URL of an unknown kind."""
+        """The place at a path or URL. Raises StorageError for a URL of an unknown kind."""
         parent, name = os.path.split(str(directory).rstrip("/"))
         return cls(Storage(parent), name)
 
@@ -29,11 +29,11 @@ class Place:
         return self.root.path(self.name)
 
     def is_there(self) -> bool:
-        """On a disk a folder; in an object store a manifest: without it, it is a save under way, or what that left."""
+        """Whether the folder exists; in an object store, whether its manifest does: a prefix without one is an unfinished save."""
         return self.root.exists(self.name) if self.root.is_local else self.exists(MANIFEST)
 
     def holding(self, manifest: Manifest) -> "Place":
-        """This place, with the files that its manifest names."""
+        """This place, for reading the files that the manifest lists."""
         return replace(self, folder=manifest.folder)
 
     def path(self, file: str) -> str:
@@ -43,7 +43,7 @@ class Place:
         return self.root.exists(f"{self.name}/{file}")
 
     def size_bytes(self, file: str) -> int | None:
-        """None for a file that is not there."""
+        """None for a missing file."""
         return self.root.size_bytes(posixpath.join(self.name, self.folder, file))
 
     def read_text(self, file: str) -> str:

@@ -1,4 +1,4 @@
-"""Checkpoints as they are found: which there are, whether one is whole, and what to do where it is not."""
+"""Finds checkpoints, reads their manifests, and verifies their files."""
 
 import json
 import os
@@ -16,16 +16,15 @@ from learner.checkpoint.places import Place
 
 
 def checkpoints(root: Storage, *, newest: int | None = None) -> list[Place]:
-    """All below `root`, or those up to the version `newest`, oldest first."""
+    """All checkpoints below `root`, or those up to version `newest`, oldest first."""
     found = checkpoints_of(root, folder="").items()
     return [Place(root, name) for version, name in found if newest is None or version <= newest]
 
 
 def read_manifest(place: Place, *, expected_parameters: str | None = None, expected_base: str = "") -> Manifest:
-    """Raises CheckpointError when there is none, or it is not ours.
+    """Raises CheckpointError for a manifest that is missing, unreadable or altered.
 
-    `expected_parameters` is asked for a checkpoint that is to be restored: it must be of this version and of the run's model, and where
-    both name one of the same base.
+    `expected_parameters` is for a checkpoint to restore: it must have this format, these parameters and, if both name a base, this base.
     """
     text = "{}"
     try:
@@ -36,7 +35,7 @@ def read_manifest(place: Place, *, expected_parameters: str | None = None, expec
             raise CheckpointError(f"{place} is not a checkpoint: it has no {MANIFEST}{_offer(place)}") from error
         raise CheckpointError(f"checkpoint {place} cannot be read: {error}{_offer(place)}") from error
     except (UnicodeDecodeError, ValidationError) as error:
-        if (other := _format_in(text)) not in (None, FORMAT):  # whose manifest may say something else
+        if (other := _format_in(text)) not in (None, FORMAT):  # its manifest may have other fields
             raise _of_another_version(
                 place, other, way_out="copy its folder model elsewhere and begin with that"
             ) from error
@@ -49,9 +48,9 @@ def read_manifest(place: Place, *, expected_parameters: str | None = None, expec
 
 
 def verify(place: Place, *, below: str = "") -> Manifest:
-    """The manifest, once every file `below` a folder of the checkpoint has its size and digest.
+    """Checks size and digest of every file whose path begins with `below`, and returns the manifest.
 
-    Raises CheckpointError naming checkpoint, file and the one before.
+    Raises CheckpointError naming the checkpoint, the file, and the checkpoint before it.
     """
     manifest = read_manifest(place)
     place = place.holding(manifest)
@@ -65,7 +64,7 @@ def verify(place: Place, *, below: str = "") -> Manifest:
 
 
 def verify_model(folder: Path) -> None:
-    """Checks a model folder that is part of a checkpoint, as `verify` does; one that is in none of ours passes."""
+    """Verifies a model folder that is part of a checkpoint of ours. Any other folder passes."""
     folder = Path(os.path.expanduser(folder)).resolve()
     manifest = folder.parent / MANIFEST
     if folder.name == MODEL and manifest.is_file() and OURS.encode() in manifest.read_bytes():
@@ -73,7 +72,7 @@ def verify_model(folder: Path) -> None:
 
 
 def check_size(place: Place, name: str, entry: FileEntry) -> None:
-    """Raises CheckpointError for a file that is missing or has another size."""
+    """Raises CheckpointError for a file that is missing or has the wrong size."""
     size_bytes = place.size_bytes(name)
     if size_bytes is None:
         raise unfit(place, f"is torn: {name} is missing")
@@ -82,10 +81,10 @@ def check_size(place: Place, name: str, entry: FileEntry) -> None:
 
 
 def superfluous(root: Storage, *, keep_last: int, keep_best: bool) -> list[Place]:
-    """All checkpoints but the newest, and those with the best metric. Raises StorageError where that cannot be found out now.
+    """All checkpoints but the newest `keep_last` and, with `keep_best`, the best. Raises StorageError if a metric cannot be read now.
 
-    A resumed run may rate in another way: of each way the best one stays, as which of them is the better is not known. Manifests that
-    do not say what they are rated by are compared with each other.
+    A resumed run may use another evaluation: the best checkpoint of each evaluation is kept, since their metrics are not comparable.
+    Manifests without `rated_by` are compared with each other.
     """
     found = checkpoints(root)
     kept = {place.name for place in found[-keep_last:]}
@@ -110,12 +109,12 @@ def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str, 
 
 
 def _format_in(manifest: str) -> str | None:
-    """What a manifest of ours says, whatever else it says; None for any other text."""
+    """The format of a manifest of ours, whatever its other fields; None for any other text."""
     try:
-        told = json.loads(manifest)["format"]
+        found = json.loads(manifest)["format"]
     except (ValueError, KeyError, TypeError):
         return None
-    return told if isinstance(told, str) and told.startswith(f"{OURS}-") else None
+    return found if isinstance(found, str) and found.startswith(f"{OURS}-") else None
 
 
 def _of_another_version(place: Place, other: str | None, *, way_out: str) -> CheckpointError:
@@ -126,7 +125,7 @@ def _of_another_version(place: Place, other: str | None, *, way_out: str) -> Che
 
 
 def _offer(place: Place) -> str:
-    """How to go on without this one."""
+    """How to continue without this checkpoint."""
     step = checkpoint_step(place.name) or 0
     before = [each for each in checkpoints(place.root, newest=step - 1) if each.exists(MANIFEST)]
     if before:
@@ -135,11 +134,11 @@ def _offer(place: Place) -> str:
 
 
 def _rating(place: Place) -> tuple[str, float] | None:
-    """What it is rated by, and its metric."""
+    """`rated_by` and the metric; None without a metric or for a damaged manifest."""
     try:
         manifest = read_manifest(place)
         return None if manifest.metric is None else (manifest.rated_by, manifest.metric)
-    except CheckpointError as error:  # another checkpoint's damage does not fail the save that prunes
+    except CheckpointError as error:  # damage to another checkpoint must not fail the save that prunes
         if isinstance(error.__cause__, StorageError) and place.exists(MANIFEST):
-            raise error.__cause__ from None  # it may be whole, and the best: a disk or a store that fails for a moment
+            raise error.__cause__ from None  # the storage failed for a moment: this may be the best checkpoint
         return None

@@ -1,7 +1,7 @@
-"""A rank's checkpoints: what goes in, how all ranks write one together, how it comes back to any number of ranks.
+"""Saves and restores a rank's part of a checkpoint. All ranks write one together; any number of ranks can restore it.
 
-A save in the background copies the state and writes while training goes on, if every rank has room for its copy. The ranks that write
-agree over a process group of their own: training's exchange never meets theirs.
+A save in the background copies the state and writes while training goes on, if every rank has room for its copy. Ranks that write
+communicate over a process group of their own, separate from training's.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class SmallState(Protocol):
-    """What changes while a run learns and is not a tensor."""
+    """State that changes while a run learns and is not a tensor."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -52,7 +52,7 @@ class _Snapshot:
 
     directory: str
     manifest: Manifest
-    """Without writing."""
+    """Without files."""
     state: dict[str, Tensor]
     weights: Iterable[tuple[str, Tensor]]
     adapter: Iterable[tuple[str, Tensor]]
@@ -72,43 +72,43 @@ class Saver:
         config: CheckpointConfig,
     ) -> None:
         self._optimizer, self._model = optimizer, model
-        # The driver's deadline is to come first, as it names the setting; it begins when training waits for the writing.
+        # The driver's deadline, whose error names the setting, must pass first. It begins when training waits for the writing.
         self._ranks, self._beside, self._config = ranks, ranks.beside(timeout_s=2 * config.timeout_s), config
         self._small: dict[str, SmallState] = {"objective": objective, "optimizer": optimizer, "guard": guard}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._written: tuple[str, int, float | None] | None = None
-        """Folder, version and rating of the last checkpoint that all ranks wrote; None after a restore."""
+        """Directory, version and metric of the last checkpoint that all ranks wrote; None after a restore."""
 
     def save(
         self, directory: str, *, policy_version: int, extra: Mapping[str, Any], in_background: bool = False
     ) -> None:
-        """The checkpoint is on the disk when this returns; `in_background`, its state is copied. Raises CheckpointError, on every rank,
-        when it could not be written, or the one before could not; `finish`, or the next save, does so of one in the background.
+        """The checkpoint is on the disk when this returns; with `in_background`, its state is copied. Raises CheckpointError on every rank
+        if this save fails, or if a background save before it failed. `finish` or the next save raises the error of a background save.
 
-        One that is on the disk stays as it is, unless its rating (`metric` of `extra`) has come since: a run that is stopped in a save asks
-        for it again.
+        A checkpoint that was saved already is not written again, unless `metric` of `extra` is new: a run that is stopped during a save
+        requests the same one again.
         """
         failed: CheckpointError | None = None
         try:
             self.finish()
-        except CheckpointError as error:  # on every rank: this version is saved also where the one before could not be
+        except CheckpointError as error:  # raised on every rank; this version is saved all the same
             failed = error
-        *written, rated = self._written or (None, None)
-        is_there = written == [directory, policy_version] and extra.get("metric") in (None, rated)
-        if not is_there:
+        *written, metric = self._written or (None, None)
+        is_saved = written == [directory, policy_version] and extra.get("metric") in (None, metric)
+        if not is_saved:
             write = self._write_a_copy if in_background else self._write
             write(self._snapshot(directory, policy_version=policy_version, extra=extra))
         if failed is not None:
             raise failed
 
     def _write_a_copy(self, snapshot: _Snapshot) -> None:
-        """At once where a rank has no room for a copy."""
+        """Writes in the background; at once if a rank has no room for a copy."""
         if not self._is_room_for_copies():
             return self._write(snapshot)
         copy = replace(
             snapshot,
-            # To the CPU at once: a second copy on the device may not fit.
+            # Directly to the CPU: a second copy on the device may not fit.
             state={name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()},
             weights=self._kept(snapshot.weights),
             adapter=self._kept(snapshot.adapter),
@@ -116,15 +116,15 @@ class Saver:
         self._writing = self._thread.submit(self._write, copy)
 
     def _kept(self, gathered: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """Copies, on the rank that writes them. Gathered before the thread begins: it must not use training's process group."""
+        """Copies, on the rank that writes them. Gathered now, because the writing thread must not use training's process group."""
         if self._ranks.rank == 0:
-            are_copies = self._ranks.device.type == "cuda"  # they came from its memory
+            are_copies = self._ranks.device.type == "cuda"  # copied to the CPU when gathered
             return [(name, tensor if are_copies else tensor.clone()) for name, tensor in gathered]
         _iterate(gathered)
         return []
 
     def finish(self) -> None:
-        """Waits for a checkpoint that is being written. Raises what went wrong with it, once."""
+        """Waits for a checkpoint that is being written. Raises its error, once."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -134,9 +134,9 @@ class Saver:
         self._thread.shutdown()
 
     def restore(self, directory: str) -> Manifest:
-        """The rank as it was when it saved; of the state only its own rows are read.
+        """Restores the rank's state, reading only the rows of its own shards.
 
-        Raises CheckpointError naming a checkpoint that is torn, altered or foreign. The rank may hold a part of it then.
+        Raises CheckpointError naming a checkpoint that is torn, altered or foreign. The rank may then have a part of its state.
         """
         self.finish()
         self._written = None
@@ -161,7 +161,7 @@ class Saver:
         return manifest
 
     def export(self, directory: Path, *, policy_version: int, extra: Mapping[str, Any]) -> None:
-        """The weights as a Hugging Face folder, `extra` as of a checkpoint. Raises CheckpointError when it exists, or cannot be written."""
+        """Writes the weights as a Hugging Face folder; `extra` as in `save`. Raises CheckpointError if it exists or cannot be written."""
         weights = self._model.weights()
         try:
             if self._ranks.rank == 0:
@@ -177,7 +177,7 @@ class Saver:
                 writing.discard(writing.aside_of(directory))
 
     def _write(self, snapshot: _Snapshot) -> None:
-        """Every rank writes its state, rank 0 also the model and, once all have written, the manifest."""
+        """Every rank writes its state. Rank 0 also writes the model and, after all ranks have written, the manifest."""
         directory, is_first = snapshot.directory, self._ranks.rank == 0
         save_id, *_ = self._beside.texts(uuid.uuid4().hex[:12])
         target = self._together(directory, lambda: target_of(directory, is_first=is_first, save_id=save_id))
@@ -199,14 +199,12 @@ class Saver:
         target.prune(keep_last=self._config.keep_last, keep_best=self._config.keep_best)
 
     def _together(self, directory: str, work: Callable[[], T]) -> T:
-        """This rank's share of the work, once every rank has done its own. Raises CheckpointError on all of them if one could not, with
-        the words of the first that says why.
-
-        A rank that fails must not leave the others waiting for it in the next collective operation.
+        """Does this rank's work and waits for all ranks to do theirs. If any fails, raises CheckpointError on all ranks, with the message
+        of the first that failed: a failed rank must not leave the others waiting in the next collective operation.
         """
         try:
             with writing.saving(directory):
-                done = work()
+                result = work()
         except CheckpointError as error:
             raise CheckpointError(self._first_of(str(error) or repr(error))) from error
         except Exception as error:
@@ -214,32 +212,31 @@ class Saver:
             raise CheckpointError(self._first_of(why)) from error
         if why := self._first_of(""):
             raise CheckpointError(why)
-        return done
+        return result
 
     def _first_of(self, own: str) -> str:
-        """The first text over all ranks that is not empty."""
+        """The first non-empty text of all ranks."""
         return next(filter(None, self._beside.texts(own)), "")
 
     def _write_own(self, snapshot: _Snapshot, target: Target) -> dict[str, FileEntry]:
-        """What this rank writes, by path in the checkpoint."""
+        """Writes and delivers this rank's files. Returns their entries by path in the checkpoint."""
         aside = target.folder()
         try:
             name = state_name(self._ranks.rank, self._ranks.size)
             state = {key: tensor.cpu() for key, tensor in snapshot.state.items()}
             written = {name: writing.write_tensors(aside / name, state, in_blocks=True)}
             if self._ranks.rank == 0:
-                of_run: dict[str, Any] = {
-                    "policy_version": snapshot.manifest.policy_version,
-                    "extra": snapshot.manifest.extra,
-                }
-                model = self._model.write(aside / MODEL, snapshot.weights, **of_run)
-                adapter = self._model.write_adapter(aside / ADAPTER, snapshot.adapter, **of_run)
+                version, extra = snapshot.manifest.policy_version, snapshot.manifest.extra
+                model = self._model.write(aside / MODEL, snapshot.weights, policy_version=version, extra=extra)
+                adapter = self._model.write_adapter(
+                    aside / ADAPTER, snapshot.adapter, policy_version=version, extra=extra
+                )
                 written |= {f"{MODEL}/{path}": entry for path, entry in model.items()}
                 written |= {f"{ADAPTER}/{path}": entry for path, entry in adapter.items()}
             target.deliver(written)
             return written
         finally:
-            # Gathering takes all ranks: also those that write no weights, and one whose writing failed, go through them.
+            # Gathering needs all ranks: those that write no weights, or whose writing failed, iterate too.
             _iterate(snapshot.weights)
             _iterate(snapshot.adapter)
 
@@ -264,14 +261,14 @@ class Saver:
         )
 
     def _state(self) -> dict[str, Tensor]:
-        """This rank's shards, not copied."""
+        """This rank's shards and random state, not copied."""
         weights = {f"{_WEIGHT}{name}": master.detach() for name, master in self._optimizer.masters().items()}
         moments = {f"{_MOMENT}{name}": value for name, value in self._optimizer.state().items()}
         tensors = weights | moments | {_RNG: torch.get_rng_state()}
         return {name: local(tensor) for name, tensor in tensors.items()}
 
     def _is_room_for_copies(self) -> bool:
-        """Whether every machine has room for those of all its ranks. All ranks come to one answer."""
+        """Whether every machine has memory for the copies of all its ranks. All ranks get the same answer."""
         size_bytes = sum(tensor.nbytes for tensor in self._state().values())
         if self._ranks.rank == 0:
             size_bytes += self._model.size_bytes()
@@ -287,12 +284,12 @@ class Saver:
         return parameters_digest({name: master.shape for name, master in self._optimizer.masters().items()})
 
     def _of_all_ranks(self, own: Mapping[str, FileEntry]) -> dict[str, FileEntry]:
-        """What all ranks wrote, in order of rank."""
-        said = json.dumps({name: entry.model_dump() for name, entry in own.items()})
+        """The entries of all ranks' files, in order of rank."""
+        text = json.dumps({name: entry.model_dump() for name, entry in own.items()})
         return {
             name: FileEntry.model_validate(entry)
-            for text in self._beside.texts(said)
-            for name, entry in json.loads(text).items()
+            for each in self._beside.texts(text)
+            for name, entry in json.loads(each).items()
         }
 
 

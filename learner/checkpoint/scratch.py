@@ -1,6 +1,6 @@
-"""A rank's folder on its local disk for what it uploads.
+"""A rank's folder on its local disk for files to upload.
 
-Its lock ends with its process, however that ends: a folder without one was left by a rank that was killed, and the next one removes it.
+A process's lock ends with the process, however it ends. A folder without a lock was left by a killed rank, and the next rank removes it.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ class Scratch:
     """One folder, until `close`."""
 
     def __init__(self) -> None:
-        """Removes what was left. Raises OSError where there can be no folder."""
+        """Removes folders left by killed ranks. Raises OSError if no folder can be made or locked."""
         for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             if (lock := _locked(left)) is not None:
                 _remove(left, lock)
@@ -28,17 +28,17 @@ class Scratch:
 
 
 def _new() -> tuple[Path, int]:
-    for _ in range(_NUM_TRIES):  # one that has no lock yet may be taken for left
+    for _ in range(_NUM_TRIES):  # another rank may remove a new folder before it is locked
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         if (lock := _locked(folder)) is not None:
             if folder.is_dir():
                 return folder, lock
             os.close(lock)
-    raise OSError(f"{tempfile.gettempdir()}: its folders cannot be locked; name another place in TMPDIR")
+    raise OSError(f"{tempfile.gettempdir()}: its folders cannot be locked; set TMPDIR to another folder")
 
 
 def _locked(folder: Path) -> int | None:
-    """What holds the lock; None when another process has it, or the folder is gone or another user's."""
+    """The lock's file descriptor; None if another process holds the lock, or the folder is gone or another user's."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

@@ -1,6 +1,6 @@
-"""The ranks' state files as whole tensors, of which a rank reads its own rows: shards are parts of the first dimension, in order of rank.
+"""Reads rows of whole tensors from the ranks' state files, whose shards divide the first dimension in order of rank.
 
-What is read are the blocks of a file that hold those rows, and each must have its digest.
+Only the blocks that hold the rows are read, and each is checked against its digest.
 """
 
 import json
@@ -30,10 +30,10 @@ _LENGTH_BYTES = 8
 
 
 class States:
-    """One checkpoint's."""
+    """The state files of one checkpoint."""
 
     def __init__(self, place: Place, manifest: Manifest) -> None:
-        """Raises CheckpointError for a file that is missing or has another size."""
+        """Raises CheckpointError for a file that is missing or has the wrong size."""
         place = place.holding(manifest)
         names = [state_name(rank, manifest.num_ranks) for rank in range(manifest.num_ranks)]
         for name in names:
@@ -41,17 +41,14 @@ class States:
         self._files = [_StateFile(place, name, manifest.files[name]) for name in names]
 
     def names(self) -> list[str]:
-        """In the order in which they lie in the files: to read them so reads no block twice."""
+        """Names of the tensors in file order; reading them in this order reads no block twice."""
         return list(self._files[0].tensors)
 
     def is_scalar(self, name: str) -> bool:
         return not self._files[0].tensors[name].shape
 
     def rows(self, name: str, rows: slice | None = None) -> Tensor:
-        """Rows of the whole tensor, all of them by default. Raises CheckpointError for a block that was altered.
-
-        A tensor that is not sharded (a scalar) is rank 0's.
-        """
+        """Rows of the whole tensor, by default all; of a scalar, rank 0's value. Raises CheckpointError for an altered block."""
         first = self._files[0]
         if self.is_scalar(name):
             return first.rows(name)
@@ -70,12 +67,12 @@ class States:
 
     @torch.no_grad()
     def load(self, tensor: Tensor, name: str) -> None:
-        """Fills a tensor, or this rank's shard of it."""
+        """Fills a tensor or, if it is sharded, this rank's shard."""
         rows = own_rows(tensor) if isinstance(tensor, DTensor) else None
         local(tensor).copy_(self.rows(name, rows))
 
     def like(self, master: Tensor, name: str) -> Tensor:
-        """Sharded as the master is; a scalar (a step count) whole, on the master's device."""
+        """The tensor with the master's sharding; a scalar (a step count) on the master's device."""
         if self.is_scalar(name):
             return self.rows(name).to(master.device)
         tensor = torch.zeros_like(master)
@@ -83,13 +80,13 @@ class States:
         return tensor
 
     def of_rank(self, name: str, rank: int) -> Tensor | None:
-        """One rank's own, or None where that rank did not save."""
+        """One rank's own tensor; None if no such rank saved."""
         return self._files[rank].rows(name) if rank < len(self._files) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TensorAt:
-    """Where a tensor lies in its file."""
+    """A tensor's place in its file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -101,15 +98,15 @@ class _TensorAt:
 
 
 class _StateFile:
-    """One file. The last block that was read is kept: neighbouring tensors share blocks."""
+    """One state file. The last block read is kept, because neighbouring tensors share blocks."""
 
     def __init__(self, place: Place, name: str, entry: FileEntry) -> None:
-        self._checkpoint, self._name, self._entry = place, name, entry
+        self._place, self._name, self._entry = place, name, entry
         self._last: tuple[int, memoryview] = (-1, memoryview(b""))
 
     @cached_property
     def tensors(self) -> dict[str, _TensorAt]:
-        """By name, in the order in which they lie in the file."""
+        """By name, in file order."""
         length = int.from_bytes(self._bytes(0, _LENGTH_BYTES), "little")
         header: dict[str, Any] = json.loads(self._bytes(_LENGTH_BYTES, length))
         header.pop("__metadata__", None)
@@ -117,9 +114,9 @@ class _StateFile:
         begin = _LENGTH_BYTES + length
         return {
             name: _TensorAt(
-                dtype=_DTYPES[said["dtype"]], shape=tuple(said["shape"]), start=begin + said["data_offsets"][0]
+                dtype=_DTYPES[entry["dtype"]], shape=tuple(entry["shape"]), start=begin + entry["data_offsets"][0]
             )
-            for name, said in in_order
+            for name, entry in in_order
         }
 
     def rows(self, name: str, rows: slice | None = None) -> Tensor:
@@ -127,11 +124,11 @@ class _StateFile:
         shape = at.shape if rows is None else (rows.stop - rows.start, *at.shape[1:])
         start = at.start + (0 if rows is None else rows.start * at.row_bytes)
         found = self._bytes(start, at.dtype.itemsize * math.prod(shape))
-        # Of nothing there is no buffer.
+        # frombuffer refuses an empty buffer.
         return torch.frombuffer(found, dtype=at.dtype).reshape(shape) if found else torch.empty(shape, dtype=at.dtype)
 
     def _bytes(self, start: int, length: int) -> bytearray:
-        """Of the file, from blocks that have their digests."""
+        """Bytes of the file, from verified blocks."""
         found = bytearray(length)
 
         def copy(number: int, block: memoryview) -> None:
@@ -156,10 +153,10 @@ class _StateFile:
             return kept
         start = number * BLOCK_BYTES
         length = min(BLOCK_BYTES, self._entry.size_bytes - start)
-        content = memoryview(self._checkpoint.read_range(self._name, start, length))
+        content = memoryview(self._place.read_range(self._name, start, length))
         if sha256(content).hexdigest() != self._entry.blocks[number]:
             raise unfit(
-                self._checkpoint,
+                self._place,
                 f"was altered: {self._name} has another digest from byte {start} to {start + len(content)}",
             )
         return content

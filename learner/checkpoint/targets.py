@@ -1,6 +1,6 @@
-"""Where one save goes: into a folder that all ranks write, or into an object store, which each rank uploads its own files to.
+"""The target of one save: a folder that all ranks write into, or an object store to which each rank uploads its own files.
 
-Both make a checkpoint of what was written by one act of the first rank: a rename, or the manifest, created last.
+In both the first rank turns the written files into a checkpoint by one atomic act: a rename, or creating the manifest last.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ class FolderTarget:
         self._directory, self._is_first = Path(directory), is_first
 
     def begin(self, manifest: Manifest) -> bool:
-        """Makes ready, on every rank; False on the first one when this version's checkpoint stands already: its files stay."""
+        """Prepares the save; every rank calls it. False on the first rank if the checkpoint of this version exists and stays."""
         if self._is_first:
             writing.begin(self._directory)
         return True
 
     def folder(self) -> Path:
-        """Where this rank writes its files."""
+        """The folder that this rank writes its files into."""
         return writing.aside_of(self._directory)
 
     def deliver(self, files: Iterable[str]) -> None:
-        """Has this rank's files, by their path below `folder`, where the checkpoint will be."""
+        """Brings this rank's files, named by path below `folder`, to the checkpoint's place."""
 
     def commit(self, manifest: Manifest) -> None:
-        """The first rank's act, once all have delivered: from here on it is a checkpoint."""
+        """Makes the files a checkpoint. The first rank calls it after all ranks have delivered."""
         written = Storage(str(self.folder()))
         for name, entry in manifest.files.items():
             if written.size_bytes(name) != entry.size_bytes:
@@ -50,25 +50,25 @@ class FolderTarget:
         writing.commit(self.folder(), self._directory, manifest)
 
     def prune(self, *, keep_last: int, keep_best: bool) -> None:
-        """Removes the checkpoints that are not kept, and what killed saves left behind."""
+        """Removes checkpoints that are not kept, and leftovers of killed saves."""
         writing.prune(self._directory.parent, keep_last=keep_last, keep_best=keep_best)
 
     def abandon(self) -> None:
-        """Removes this rank's files of a save of which all ranks know that it failed. A rank that only lost the others does not call
-        it: the first one may be about to commit."""
-        # Each on its own machine: where they share no file system, the first rank's removal does not reach them.
+        """Removes this rank's files of a save that all ranks know to have failed. A rank that only lost contact with the others must not
+        call it: the first rank may be about to commit."""
+        # Every rank removes: without a shared file system the first rank's removal does not reach the others' files.
         writing.discard(self.folder())
 
     def close(self) -> None:
-        """Removes what is not part of the checkpoint, whatever came of it."""
+        """Removes temporary files, whether the save succeeded or failed."""
         if self._is_first:
             writing.discard(self.folder())
 
 
 class StoreTarget:
-    """The same in an object store, from a folder of each rank's own on its local disk.
+    """One rank's end of one save in an object store, by way of a folder on the rank's local disk.
 
-    The save's files lie in a folder of its own, which its manifest names: another driver may be saving the same step.
+    Each save has a folder of its own, which its manifest names, because another driver may be saving the same step.
     """
 
     def __init__(self, url: str, *, is_first: bool, save_id: str) -> None:
@@ -83,10 +83,10 @@ class StoreTarget:
         standing = read_manifest(self._place)
         if standing.policy_version != manifest.policy_version:
             raise CheckpointError(f"{self._place} stands already, of version {standing.policy_version}; move it away")
-        if manifest.metric not in (None, standing.metric):  # saved before it was evaluated
-            rating = {name: getattr(manifest, name) for name in ("metric", "rated_by", "extra")}
-            rated = standing.model_copy(update=rating)
-            self._place.root.write_file(self._manifest, rated.sealed(standing.files).as_json())
+        if manifest.metric not in (None, standing.metric):  # it was saved before its evaluation
+            update = {name: getattr(manifest, name) for name in ("metric", "rated_by", "extra")}
+            updated = standing.model_copy(update=update)
+            self._place.root.write_file(self._manifest, updated.sealed(standing.files).as_json())
         return False
 
     def folder(self) -> Path:
@@ -103,22 +103,22 @@ class StoreTarget:
             self._place.root.create(self._manifest, named.sealed(manifest.files).as_json())
         except AlreadyExistsError:
             if read_manifest(self._place).folder == self._save_id:
-                return  # the answer was lost, and another driver has rated it since
+                return  # the store's answer was lost, and another driver has updated the metric since
             with contextlib.suppress(StorageError):
                 self._place.root.remove_folder(self._files)
             raise
 
     def prune(self, *, keep_last: int, keep_best: bool) -> None:
         root = self._place.root
-        with contextlib.suppress(StorageError):  # this checkpoint stands; the next save prunes again
+        with contextlib.suppress(StorageError):  # the save has succeeded; the next one prunes again
             for place in superfluous(root, keep_last=keep_last, keep_best=keep_best):
-                root.remove(f"{place.name}/{MANIFEST}")  # first: what is removed in part is no checkpoint
+                root.remove(f"{place.name}/{MANIFEST}")  # first, so that a partial removal leaves no checkpoint
                 root.remove_folder(place.name)
             whole = {place.name for place in checkpoints(root)}
             for name in set(root.names()) - whole:
                 if (checkpoint_step(name) or math.inf) < (checkpoint_step(self._place.name) or 0):
                     root.remove_folder(name)
-            # Of this step nothing else becomes a checkpoint any more: what is there are saves that failed, or are about to.
+            # This step's checkpoint is final: other folders are saves that failed or will fail.
             for name in set(root.names(self._place.name)) - {MANIFEST, self._save_id}:
                 root.remove_folder(f"{self._place.name}/{name}")
 
@@ -133,7 +133,7 @@ Target = FolderTarget | StoreTarget
 
 
 def target_of(directory: str, *, is_first: bool, save_id: str) -> Target:
-    """`directory` is a path or a URL; `is_first` says whether this is the rank that commits; `save_id` is this save's, on all ranks."""
+    """`directory` is a path or a URL, `is_first` is true for the rank that commits, and `save_id` is the same on all ranks."""
     if "://" in directory:
         return StoreTarget(directory, is_first=is_first, save_id=save_id)
     return FolderTarget(directory, is_first=is_first)

@@ -1,7 +1,7 @@
-"""Checkpoints on a disk: written aside, synced, renamed into place, and removed.
+"""Checkpoints on a disk: written into a hidden folder, synced, renamed into place, and removed.
 
-A save that is killed leaves a folder whose name begins with a dot; the next save removes it. One that was to replace a checkpoint of the
-same version may leave that under such a name: it gets its own back (`adopt`).
+A killed save leaves a folder whose name begins with a dot; the next save removes it. If it was replacing a checkpoint of the same version,
+the old one may be left under such a name too: `adopt` renames it back.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _SAVING, _REMOVING, _REPLACED = ".saving", ".removing", ".replaced"
 
 @contextlib.contextmanager
 def saving(directory: "Path | str") -> Iterator[None]:
-    """Errors of disk and store inside become the CheckpointError of a save that failed."""
+    """Turns errors of disk and store into the CheckpointError of a failed save."""
     try:
         yield
     except (OSError, SafetensorError, StorageError) as error:
@@ -34,12 +34,12 @@ def saving(directory: "Path | str") -> Iterator[None]:
 
 
 def aside_of(directory: Path) -> Path:
-    """The hidden folder next to `directory` that the checkpoint is written into."""
+    """The hidden folder next to `directory` into which its checkpoint is written."""
     return directory.with_name(f".{directory.name}{_SAVING}")
 
 
 def begin(directory: Path) -> Path:
-    """That folder, empty."""
+    """Makes `aside_of(directory)`, empty."""
     aside = aside_of(directory)
     shutil.rmtree(aside, ignore_errors=True)
     make_folder(os.path.abspath(aside.parent))
@@ -48,22 +48,21 @@ def begin(directory: Path) -> Path:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, in_blocks: bool = False) -> FileEntry:
-    """One safetensors file, on the disk when this returns."""
+    """Writes one safetensors file, synced to the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     return seal(path, in_blocks=in_blocks)
 
 
 def seal(path: Path, *, in_blocks: bool = False) -> FileEntry:
-    """Syncs a file and takes its digest, `in_blocks` one for each block."""
+    """Syncs a file and computes its digest; with `in_blocks`, also one for each block."""
     with open(path, "rb+") as file:
         os.fsync(file.fileno())
     return entry_of(path, in_blocks=in_blocks)
 
 
 def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
-    """Makes the folder, with its sealed manifest, a checkpoint under its final name. One of that name goes out of the way: `prune` removes
-    it."""
+    """Makes the folder a checkpoint under its final name. An old checkpoint of that name is hidden, and `prune` removes it."""
     write_synced(aside / MANIFEST, manifest.as_json())
     _sync_folders(aside)
     if directory.exists():
@@ -77,7 +76,7 @@ def commit(aside: Path, directory: Path, manifest: Manifest) -> None:
 
 
 def place(aside: Path, directory: Path) -> None:
-    """Gives the folder, whose files are sealed, its final name."""
+    """Gives the folder its final name. Its files are sealed."""
     _sync_folders(aside)
     os.rename(aside, directory)
     sync_folder(directory.parent)
@@ -89,12 +88,12 @@ def _sync_folders(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder that is not, or no longer, a checkpoint."""
+    """Removes a folder that is not a checkpoint, or no longer one."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def adopt(root: Path) -> None:
-    """Gives checkpoints back their names that were to be replaced, when a kill or a failure kept what was to replace them from it."""
+    """Renames hidden checkpoints back whose replacement never took their place, because of a kill or a failure."""
     for hidden in root.glob(f".*{_REPLACED}"):
         directory = root / hidden.name[1 : -len(_REPLACED)]
         if not directory.exists():
@@ -103,19 +102,19 @@ def adopt(root: Path) -> None:
 
 
 def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
-    """Removes the checkpoints that are not kept, and what killed saves left behind."""
+    """Removes checkpoints that are not kept, and leftovers of killed saves."""
     adopt(root)
     replaced = (hidden for hidden in root.glob(f".*{_REPLACED}") if (root / hidden.name[1 : -len(_REPLACED)]).exists())
     for left in (*root.glob(f".*{_SAVING}"), *root.glob(f".*{_REMOVING}"), *replaced):
         discard(left)
-    with contextlib.suppress(StorageError):  # the checkpoint that was saved stands; the next save prunes again
+    with contextlib.suppress(StorageError):  # the save has succeeded; the next one prunes again
         for place in superfluous(Storage(str(root)), keep_last=keep_last, keep_best=keep_best):
             with contextlib.suppress(OSError):
                 discard(_hide(root / place.name, suffix=_REMOVING))
 
 
 def _hide(directory: Path, *, suffix: str) -> Path:
-    """Renames a checkpoint before it is removed: a kill half-way must not leave a torn one under its name."""
+    """Renames a checkpoint before its removal, so that a kill half-way leaves no torn checkpoint under its name."""
     hidden = directory.with_name(f".{directory.name}{suffix}")
     discard(hidden)
     os.rename(directory, hidden)

@@ -1,1 +1,1 @@
-"""The networks: loaded, sharded, adapted, and computed without whole logits."""
+"""The networks: loading, sharding, LoRA, attention over packed rows, and log-probs without the logits of a whole batch."""

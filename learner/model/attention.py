@@ -1,15 +1,16 @@
-"""Attention over packed rows: every sequence sees itself alone, and completions of one prompt share its keys and values.
+"""Attention over packed rows: each sequence attends to itself only, and completions of one prompt share its keys and values.
 
-Registered with transformers under the name `treadwheel_packed`. A packed row is `[1, T]` tokens; `Segments` say which of them belong
-together. Queries and keys are gathered into a few buckets of like length, attended there, and put back: linear layers see no padding,
-attention sees little. `learner.model.packing` builds segments, `learner.model.policy` proves for each model that packing changes nothing.
+Registered with transformers under the name `treadwheel_packed`. A packed row is `[1, T]` tokens; `Segments` say which tokens belong
+together. Queries and keys are gathered into a few buckets of similar length, attended there, and scattered back: linear layers compute no
+padding, attention computes little. `learner.model.packing` builds segments; `learner.model.policy` proves for each model that packing
+changes nothing.
 
-Segments of their own are plainly causal, for which torch takes its fastest kernel. Completions that share a prompt, and windows shorter
-than a segment, need a mask. A long completion behind a shorter prompt asks the prompt's questions again instead, and is plainly causal.
+A segment without a shared prompt is plain causal attention, for which torch has its fastest kernel. Completions with a shared prompt, and
+windows shorter than a segment, need a mask. A long completion after a shorter prompt computes the prompt's queries again instead, and is
+plain causal.
 
-On GPUs flash attention takes segments as they lie (`learner.model.flash`). What it does not take goes through buckets there too, in torch's
-memory-efficient kernel.
-`model.attention: flash_attention_2` packs without sharing.
+On GPUs flash attention computes segments without buckets (`learner.model.flash`). Inputs that it does not support go through buckets, in
+torch's memory-efficient kernel. `model.attention: flash_attention_2` packs without sharing prompts.
 
 Shapes: T tokens of a row, S segments of a bucket, Q query tokens, K key tokens, A attention heads, D head size.
 """
@@ -33,22 +34,22 @@ from learner.sequence_parallel import SequenceGroup
 PACKED = "treadwheel_packed"
 FLASH = "flash_attention_2"
 MAX_MASK_CELLS = 2**24
-"""Cells of one bucket's mask; longer segments go into buckets of their own, without a mask where their prompt is not longer."""
+"""Cells of one bucket's mask. A larger segment has its own bucket, without a mask if its prompt is not longer than itself."""
 MIN_FILL = 0.75
-"""A bucket's shortest segment has at least this share of its longest, below which a new bucket starts..."""
+"""The shortest segment of a bucket has at least this share of the longest one's length; a shorter one starts a new bucket..."""
 SMALL_LENGTH = 16
-"""...unless both are this short: a bucket's own cost is larger than that padding."""
+"""...unless both are this short: another bucket would cost more than the padding."""
 FLOAT32_KEYS = 512
-"""Up to so many keys, attention in bfloat16 takes two to three times as long as in float32 on CPUs, most of it in backward."""
+"""Up to this many keys, bfloat16 attention on CPUs takes two to three times as long as float32, mostly in backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     query_index_SQ: Tensor
-    """Places in the row; padding repeats a segment's first token. A long segment's begin with those of its shared prompt."""
+    """Positions in the row; padding repeats a segment's first token. A long segment's queries begin with those of its shared prompt."""
     key_index_SK: Tensor
     offset_S: Tensor
-    """Keys before a segment's first query: the length of its shared prompt, unless its queries begin there."""
+    """Number of keys before a segment's first query: the length of its shared prompt, or 0 if the queries begin with the prompt."""
     has_prompts: bool
 
 
@@ -56,15 +57,15 @@ class Bucket:
 class Segments:
     buckets: tuple[Bucket, ...]
     cell_index_T: Tensor
-    """For each token of the row its cell among all buckets' queries."""
+    """For each token of the row, its position among the queries of all buckets."""
     lengths: Lengths | None = None
     """None on devices without flash attention."""
     sequence_group: SequenceGroup | None = None
-    """The ranks that have the row in slices; None where this rank has all of it."""
+    """The ranks that hold slices of the row; None when this rank holds all of it."""
 
 
 def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.device | str = "cpu") -> Segments:
-    """Segments, which cover the row exactly once, as buckets of like length, and where it serves in the row's order too."""
+    """Buckets of similar length, and `lengths` for devices with flash attention. The segments cover the row exactly once."""
     order = sorted(segments, key=lambda s: (s.prompt_length == 0, -(s.prompt_length + s.length), -s.length, s.start))
     buckets: list[Bucket] = []
     cell_index_T = np.zeros(num_tokens, dtype=np.int64)
@@ -76,13 +77,13 @@ def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.devi
             np.array([getattr(s, name) for s in bucket])
             for name in ("start", "length", "prompt_start", "prompt_length")
         )
-        again_S = np.array([_num_asked_again(s) for s in bucket])
-        query_Q = np.arange((again_S + length_S).max())[None]
+        repeated_S = np.array([_num_repeated_queries(s) for s in bucket])
+        query_Q = np.arange((repeated_S + length_S).max())[None]
         key_K = np.arange((prompt_length_S + length_S).max())[None]
-        asked_SQ = query_Q - again_S[:, None]
-        is_query_SQ = (asked_SQ >= 0) & (asked_SQ < length_S[:, None])
+        own_SQ = query_Q - repeated_S[:, None]
+        is_query_SQ = (own_SQ >= 0) & (own_SQ < length_S[:, None])
         query_index_SQ = np.where(
-            asked_SQ < 0, prompt_start_S[:, None] + query_Q, start_S[:, None] + np.where(is_query_SQ, asked_SQ, 0)
+            own_SQ < 0, prompt_start_S[:, None] + query_Q, start_S[:, None] + np.where(is_query_SQ, own_SQ, 0)
         )
         own_SK = key_K - prompt_length_S[:, None]
         own_SK = np.where(own_SK < length_S[:, None], own_SK, 0)
@@ -95,8 +96,8 @@ def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.devi
             Bucket(
                 query_index_SQ=placed(query_index_SQ, device),
                 key_index_SK=placed(key_index_SK, device),
-                offset_S=placed(prompt_length_S - again_S, device),
-                has_prompts=bool((prompt_length_S - again_S).any()),
+                offset_S=placed(prompt_length_S - repeated_S, device),
+                has_prompts=bool((prompt_length_S - repeated_S).any()),
             )
         )
     return Segments(
@@ -106,11 +107,11 @@ def bucketed(segments: Sequence[Segment], *, num_tokens: int, device: torch.devi
     )
 
 
-def _num_asked_again(segment: Segment) -> int:
-    """Queries of the shared prompt that a segment with a bucket of its own computes once more, and drops.
+def _num_repeated_queries(segment: Segment) -> int:
+    """Queries of the shared prompt that a segment with its own bucket computes again and drops.
 
-    A causal kernel computes (P + Q)² / 2 cells of P prompt and Q own tokens, a masked one Q · (P + Q) and a mask of them: it is no more
-    work where P <= Q.
+    With P prompt tokens and Q own tokens a causal kernel computes (P + Q)² / 2 cells. A masked kernel computes Q · (P + Q) cells and needs
+    a mask of that size, so the causal kernel is no more work for P <= Q.
     """
     num_keys = segment.prompt_length + segment.length
     is_long = segment.length * num_keys > MAX_MASK_CELLS
@@ -134,9 +135,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, A, T, D], key and value [1, heads, T, D]; result [1, T, A, D].
 
-    With a sequence group T is of this rank's slice, and attention is over the whole row for a part of the heads. `otherwise` is for what
-    flash attention does not take, and for such groups: `attend_in_buckets`, or what stands for it. Sinks of attention (`s_aux`) are not
-    known here: all is NaN then, with which the proof of `learner.model.policy` fails.
+    With a sequence group, T counts this rank's slice, and attention is over the whole row for a part of the heads. `otherwise` computes
+    sequence groups and inputs that flash attention does not support; None is `attend_in_buckets`. Attention sinks (`s_aux`) are not
+    supported: the result is NaN, so that the proof in `learner.model.policy` fails.
     """
     if s_aux is not None:
         return query.new_full((1, query.shape[2], query.shape[1], value.shape[-1]), torch.nan), None
@@ -158,8 +159,8 @@ def attend_in_buckets(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """As `packed_attention`. Without segments (a model that doesn't hand them down) rows are attended causally, so that the proof of
-    `learner.model.policy` finds a difference instead of an exception."""
+    """As `packed_attention`. Without segments (a model that does not pass them on) rows get causal attention, so that the proof in
+    `learner.model.policy` reports a difference instead of an exception."""
     if segments is None:
         attended = _attend(query, key, value, None, scaling=scaling, softcap=softcap)
         return attended.transpose(1, 2).contiguous()
@@ -183,14 +184,14 @@ def flash_attention(
     segments: Segments | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' own under the name `flash_attention_2`. Its kernels take 16 bits: float32, in which an only rank proves its model, is
-    rounded for them."""
+    """transformers' attention under the name `flash_attention_2`. Its kernels take 16-bit types only: float32, in which a single rank
+    proves its model, is rounded to bfloat16."""
     dtype = query.dtype
     if segments is not None and (lengths := segments.lengths) is not None and lengths.copies is None:
-        # Else transformers finds them by the positions in every layer, where the host waits for the GPU.
+        # Otherwise transformers derives them from the positions in each layer, and the host waits for the GPU each time.
         options |= {"cu_seq_lens_q": lengths.query_ends, "cu_seq_lens_k": lengths.key_ends}
         options |= {"max_length_q": lengths.most_queries, "max_length_k": lengths.most_keys}
-    if torch.are_deterministic_algorithms_enabled():  # the package does not ask
+    if torch.are_deterministic_algorithms_enabled():  # flash_attn does not read this setting
         options["deterministic"] = True
     if dtype == torch.float32:
         query, key, value = (x.to(torch.bfloat16) for x in (query, key, value))
@@ -200,23 +201,23 @@ def flash_attention(
 
 @contextmanager
 def windows_seen() -> Iterator[set[int | None]]:
-    """The windows that a model's layers ask packed attention for while this is open; None is for one that sees all."""
+    """Collects the window sizes that layers pass to packed attention inside the context; None is full attention."""
     seen: set[int | None] = set()
-    own = ALL_ATTENTION_FUNCTIONS[PACKED]
+    original = ALL_ATTENTION_FUNCTIONS[PACKED]
 
-    def noted(*args: Any, sliding_window: int | None = None, **options: Any) -> tuple[Tensor, None]:
+    def recording(*args: Any, sliding_window: int | None = None, **options: Any) -> tuple[Tensor, None]:
         seen.add(sliding_window)
-        return own(*args, sliding_window=sliding_window, **options)
+        return original(*args, sliding_window=sliding_window, **options)
 
-    ALL_ATTENTION_FUNCTIONS.register(PACKED, noted)
+    ALL_ATTENTION_FUNCTIONS.register(PACKED, recording)
     try:
         yield seen
     finally:
-        ALL_ATTENTION_FUNCTIONS.register(PACKED, own)
+        ALL_ATTENTION_FUNCTIONS.register(PACKED, original)
 
 
 def _lengths(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, softcap: float | None) -> Lengths | None:
-    """Of the segments, where flash attention takes them."""
+    """The segments' lengths; None where flash attention does not support the inputs."""
     is_plain = softcap is None and query.dtype == key.dtype == value.dtype
     return segments.lengths if is_plain and takes_lengths(query.dtype, query.shape[-1], value.shape[-1]) else None
 
@@ -231,14 +232,14 @@ def _attend_row(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """A whole row, of whose heads some may be elsewhere; [1, T, A, D]."""
+    """Attention over a whole row for this rank's heads; [1, T, A, D]."""
     if (lengths := _lengths(query, key, value, segments, softcap=softcap)) is not None:
         return attend_lengths(query, key, value, lengths, scaling=scaling, window=window)
     num_heads = query.shape[1]
     query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
     cells: list[Tensor] = []
     for bucket in segments.buckets:
-        # An embedding look-up is a gather whose backward adds up the gradients of shared prompts fast.
+        # An embedding look-up is a gather with a fast backward for indices that repeat: shared prompts.
         query_S = _heads(F.embedding(bucket.query_index_SQ, query_T), num_heads=num_heads)
         key_S = _heads(F.embedding(bucket.key_index_SK, key_T), num_heads=key.shape[1])
         value_S = _heads(F.embedding(bucket.key_index_SK, value_T), num_heads=value.shape[1])
@@ -252,10 +253,10 @@ def _attend_row(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None, softcap: float | None
 ) -> Tensor:
-    """[S, A, Q, D]; causal without a mask, and without dropout: the policy that learns must be the one that sampled."""
+    """[S, A, Q, D]; causal without a mask. No dropout: the policy that learns must be the one that sampled."""
     grouped = key.shape[1] != query.shape[1]
     if grouped and query.is_cuda and (mask is not None or query.dtype == torch.float32):
-        # The kernel that takes masks and float32 knows no grouped heads: torch would fall back to one that makes every score.
+        # The kernel for masks and float32 does not support grouped heads: torch would fall back to one that materialises all scores.
         key, value = _repeated(key, query), _repeated(value, query)
         grouped = False
     if softcap is None and query.dtype == torch.bfloat16 and key.shape[2] <= FLOAT32_KEYS and not query.is_cuda:
@@ -276,12 +277,12 @@ def _attend(
 
 
 def _repeated(x: Tensor, query: Tensor) -> Tensor:
-    """Keys or values with a head for each of the queries'."""
+    """Keys or values, one head for each query head."""
     return x.repeat_interleave(query.shape[1] // x.shape[1], dim=1)
 
 
 def _mask(bucket: Bucket, *, sliding_window: int | None) -> Tensor | None:
-    """[S, 1, Q, K], true where a query sees a key; None is plain causal."""
+    """[S, 1, Q, K], true where a query attends to a key; None is plain causal."""
     num_queries, num_keys = bucket.query_index_SQ.shape[1], bucket.key_index_SK.shape[1]
     window = num_keys if sliding_window is None else sliding_window
     slides = window < num_keys
@@ -293,7 +294,7 @@ def _mask(bucket: Bucket, *, sliding_window: int | None) -> Tensor | None:
     mask_SQK = distance_SQK >= 0
     if slides:
         mask_SQK &= distance_SQK < window
-        # A padding query may lie beyond every key's window; one visible key keeps its softmax finite.
+        # No key may be inside a padding query's window; one visible key keeps its softmax finite.
         mask_SQK[:, :, 0] |= ~mask_SQK.any(-1)
     return mask_SQK[:, None]
 
@@ -303,7 +304,7 @@ def _heads(x_SLE: Tensor, *, num_heads: int) -> Tensor:
 
 
 def _bucket_size(order: Sequence[Segment]) -> int:
-    """How many of the sorted segments, longest first, share a bucket with the first."""
+    """Number of segments in the next bucket; `order` is sorted, longest first."""
     first = order[0]
     num_keys = first.prompt_length + first.length
     num_queries = first.length

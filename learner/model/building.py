@@ -1,4 +1,4 @@
-"""What a rank computes with: policy and critic as one module, sharded where there are several ranks, and proven."""
+"""Builds a rank's policy and critic as one module: loaded, sharded over several ranks, and proven to compute what the model computes."""
 
 import copy
 from typing import cast
@@ -32,10 +32,9 @@ from learner.model.policy import (
 
 
 def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
-    """Policy and critic (None: no critic), and how they were loaded: whole on one rank, as float32 shards on several.
+    """Policy and critic, and how they were loaded: whole on one rank, as float32 shards on several.
 
-    One rank proves and returns them in float32, but for flash attention, which has 16 bits; several gather their shards in the model's
-    dtype, and prove that.
+    One rank runs the proof in float32 (flash attention: 16 bits). Several ranks run it in the model's dtype, as they gather their shards.
     """
     model, learner, value = config.model, config.learner, config.algorithm.value
     compute_dtype: torch.dtype = getattr(torch, model.dtype)
@@ -82,13 +81,13 @@ def build(config: RunConfig, *, ranks: Ranks) -> tuple[Networks, str]:
         networks.critic.backbone.set_attn_implementation(causal_lm.config._attn_implementation or "eager")
     reshard(networks)
     if learner.compile:
-        # After the proof, which would be compiled for float32 alone where one rank computes in bfloat16.
+        # After the proof: with one rank it runs in float32, and training in bfloat16 would compile everything again.
         compile_layers(networks)
     return networks, loading
 
 
 def _refuse_quantized(model: ModelConfig, *, field: str = "model.path") -> None:
-    """Raises ConfigError: weights of fewer bits are not trained, and a checkpoint of them is not written."""
+    """Raises ConfigError for quantized weights, which the learner neither trains nor saves."""
     found = getattr(read_config(model, field=field), "quantization_config", None)
     if found is not None:
         method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
@@ -99,7 +98,7 @@ def _refuse_quantized(model: ModelConfig, *, field: str = "model.path") -> None:
 
 
 def _refuse_fused_storage(causal_lm: PreTrainedModel, *, path: str) -> None:
-    """Raises ConfigError: tensors are exported one by one, and the stored one would have to be put together of several."""
+    """Raises ConfigError for a model that stores several layers in one tensor: tensors are exported one by one and are not fused."""
     for each in get_model_conversion_mapping(causal_lm, add_legacy=False):
         if isinstance(each, WeightConverter) and len(each.target_patterns) > 1:
             raise ConfigError(
@@ -109,7 +108,7 @@ def _refuse_fused_storage(causal_lm: PreTrainedModel, *, path: str) -> None:
 
 
 def _backbone(own: ModelConfig, *, policy: PolicyModel, value: ValueConfig, is_sharded: bool) -> PreTrainedModel:
-    """The critic's own, a skeleton where the policy is one. Raises ConfigError for another architecture than the policy's."""
+    """The critic's own backbone; a skeleton if the policy is one. Raises ConfigError for another architecture than the policy's."""
     causal_lm = policy.causal_lm
     if value.path is None:
         return cast(PreTrainedModel, copy.deepcopy(causal_lm.base_model))
@@ -121,11 +120,11 @@ def _backbone(own: ModelConfig, *, policy: PolicyModel, value: ValueConfig, is_s
 
 
 def _prepared(networks: Networks, *, learner: LearnerConfig, seed: int) -> Networks:
-    """With adapters and checkpointed activations where they are wanted. Linear layers multiply in the type that is faster on this
+    """Adds adapters and activation checkpointing as configured, and lets linear layers multiply in the type that is faster on this
     processor. Works on a skeleton too.
 
-    Nothing trains in transformers' sense but the layers that checkpoint, which do so only then: routers that draw experts, or jitter, while
-    they train would make the policy another one than the sampler's.
+    Only layers with activation checkpointing are in train mode, which they need for it. All others stay in eval mode: routers that sample
+    experts or add jitter in train mode would compute another policy than the sampler's.
     """
     backbone = None if networks.critic is None else networks.critic.backbone
     models = [model for model in (networks.policy.causal_lm, backbone) if model is not None]

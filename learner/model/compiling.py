@@ -1,8 +1,8 @@
-"""Decoder layers compiled by torch (`learner.compile`); embeddings, the vocabulary head and the losses stay as they are.
+"""Decoder layers compiled by torch (`learner.compile`). Embeddings, the vocabulary head and the losses are not compiled.
 
-Layers of one kind share their code, and so its compilations: one for all of them, and one more where gradients are wanted or not, where
-a window slides, where adapters are switched off. Sizes of passes are dynamic from the first one on. Packed attention in buckets is left
-out: how many a pass has, and which of them have masks, is Python's to decide, and each answer would be a compilation of its own.
+Layers of one class share their code and its compilations: one for all of them, and further ones with or without gradients, with a sliding
+window, with adapters switched off. Sizes are dynamic from the first pass on. Packed attention in buckets is not compiled: the number of
+buckets, and which of them have masks, differs from pass to pass, and each combination would be another compilation.
 """
 
 import functools
@@ -18,20 +18,20 @@ from learner.distributed import decoder_layers
 from learner.model.attention import PACKED, attend_in_buckets, packed_attention
 
 _MOST_COMPILATIONS = 64
-"""Of one piece of code. Beyond it torch computes uncompiled, also in the middle of a pass: a layer that is then computed again for its
-activations keeps others than before, and its rank fails while the other ranks wait. Torch's own limit, 8, is reached by ranks that share
-passes: gradients or none, one position or several, with a mask or without."""
+"""Compilations of one function. Beyond this limit torch computes uncompiled, also in the middle of a pass: recomputing the activations of a
+checkpointed layer then saves other tensors than before, and its rank fails while the other ranks wait. Ranks that share passes reach
+torch's own limit of 8: with or without gradients, one position or several, with or without a mask."""
 
 
 def compile_layers(module: nn.Module) -> None:
-    """In place, for every transformers model in it, sharded or not: gathering stays outside of what is compiled.
+    """Compiles the layers of every transformers model in `module`, in place. Gathering of shards stays outside of the compiled code.
 
-    Each compilation happens in the first pass that needs it, which raises ConfigError where it fails.
+    Each compilation happens in the first pass that needs it. That pass raises ConfigError if it fails.
     """
     from torch._dynamo.exc import TorchDynamoException
     from torch._functorch import config as backward
 
-    # Else backward is compiled inside of backward, where nobody tells its errors apart.
+    # Otherwise backward is compiled during backward, where its errors are not turned into ConfigError.
     backward.force_non_lazy_backward_lowering = True
     otherwise: Any = torch.compiler.disable(attend_in_buckets)
     ALL_ATTENTION_FUNCTIONS.register(PACKED, functools.partial(packed_attention, otherwise=otherwise))

@@ -1,35 +1,35 @@
-"""Which types this machine multiplies itself, and so fast."""
+"""The number types that this machine multiplies in hardware."""
 
 import torch
 
 from learner.processor import multiplies_bfloat16_fast
 
 _LEAST_CAPABILITY = (8, 0)
-"""Of GPUs that multiply bfloat16 themselves (Ampere)."""
+"""GPUs that multiply bfloat16 in hardware (Ampere)."""
 _FP8_CAPABILITY = (8, 9)
-"""Of GPUs that multiply FP8 themselves (Ada, Hopper)."""
+"""GPUs that multiply FP8 in hardware (Ada, Hopper)."""
 
 
 def is_bfloat16_fast_on_cpu() -> bool:
-    """Whether the processor multiplies bfloat16 faster than float32, by what torch makes use of."""
+    """Whether the processor multiplies bfloat16 faster than float32, judged by the instructions that torch uses."""
     return multiplies_bfloat16_fast([name for name, is_there in torch.cpu.get_capabilities().items() if is_there])
 
 
 def multiplies_in_float32() -> bool:
-    """Whether products of bfloat16 are better taken in float32 on this processor. Of those that are not x86 nothing is known, and False.
+    """Whether bfloat16 factors are multiplied in float32 on this processor because that is faster. False for processors other than x86.
 
-    It follows from what the processor is and not from a measurement: a run must do the same each time.
+    Decided by the kind of processor, not by a measurement: a run must do the same each time.
     """
     return torch.cpu.get_capabilities().get("architecture") == "x86_64" and not is_bfloat16_fast_on_cpu()
 
 
 def is_bfloat16_fast_on_gpus() -> bool:
-    """Whether all visible GPUs multiply bfloat16 themselves; False where there is none."""
+    """Whether all visible GPUs multiply bfloat16 in hardware; False without a GPU."""
     return _are_all_gpus(_LEAST_CAPABILITY)
 
 
 def do_gpus_multiply_fp8() -> bool:
-    """Whether all visible GPUs multiply FP8 themselves; False where there is none."""
+    """Whether all visible GPUs multiply FP8 in hardware; False without a GPU."""
     return _are_all_gpus(_FP8_CAPABILITY)
 
 

@@ -1,4 +1,4 @@
-"""Values: a critic with its own backbone or a head on the policy's hidden states, in one module with the policy.
+"""Values: a critic with its own backbone, or a value head on the policy's hidden states, in one module with the policy.
 
 The value of a token is predicted from the hidden state before it, as its log-prob is. Shapes: C completion positions, H hidden size.
 """
@@ -22,14 +22,14 @@ from learner.sequence_parallel import SequenceGroup, refuse_what_cannot_be_split
 
 
 def critic_config(model: ModelConfig, value: ValueConfig | None) -> ModelConfig | None:
-    """The model that the critic's own backbone starts from; None where it has none. Raises ConfigError as `elsewhere` does."""
+    """The model that the critic's own backbone starts from; None without such a backbone. Raises ConfigError as `elsewhere` does."""
     if value is None or value.backbone == "shared":
         return None
     return elsewhere(model, value, section="algorithm.value")
 
 
 def check_sequence_parallel(config: RunConfig) -> None:
-    """Raises ConfigError for a policy or critic that ranks cannot share the passes of; nothing is read where they share none."""
+    """Raises ConfigError for a policy or critic whose passes ranks cannot share. Reads nothing if ranks share no passes."""
     size = config.learner.sequence_parallel_size
     if size == 1:
         return
@@ -41,7 +41,8 @@ def check_sequence_parallel(config: RunConfig) -> None:
 
 
 def refuse_another_architecture(backbone: PreTrainedModel, *, like: PreTrainedModel, path: str) -> None:
-    """Raises ConfigError for a backbone that is not the policy's in kind: how its rows may be laid out is proven for that alone."""
+    """Raises ConfigError for another class than the policy's backbone, since the layout of rows is proven for that class only, and for
+    fewer embeddings than the policy has."""
     own, num_rows = (cast(nn.Embedding, each.get_input_embeddings()).num_embeddings for each in (backbone, like))
     if type(backbone) is not type(like.base_model):
         raise ConfigError(
@@ -55,10 +56,10 @@ def refuse_another_architecture(backbone: PreTrainedModel, *, like: PreTrainedMo
 
 
 class Critic(nn.Module):
-    """Values are 0 until it has learned, unless it starts from a reward model."""
+    """Predicts values. They are 0 at first, unless the critic starts from a reward model."""
 
     def __init__(self, policy: PolicyModel, *, backbone: PreTrainedModel | None) -> None:
-        """Without a backbone of its own (None) it reads the policy's hidden states."""
+        """With `backbone` None the value head reads the policy's hidden states."""
         super().__init__()
         like = next(policy.parameters())
         size = (backbone or policy.causal_lm).config.get_text_config().hidden_size
@@ -69,7 +70,7 @@ class Critic(nn.Module):
         nn.init.zeros_(self.value_head.bias)
 
     def start_head(self, score_1H: Tensor | None) -> None:
-        """From a reward model's score; None leaves it at 0. Its weight may be a shard."""
+        """Copies a reward model's score into the head, whose weight may be a shard. None leaves it at 0."""
         if score_1H is not None:
             self.head_start = "score"
             fill(self.value_head.weight, score_1H.to(self.value_head.weight.device))
@@ -83,19 +84,19 @@ class Critic(nn.Module):
 
 @torch.no_grad()
 def rescale_head(parameters: Mapping[str, Tensor], *, factor: float, shift: float) -> None:
-    """Values v become factor · v + shift (arXiv:1602.07714). `parameters` are those of the networks, by name; shards too."""
+    """Values v become factor · v + shift (arXiv:1602.07714). `parameters`: the networks' parameters or shards, by name."""
     weight, bias = (parameters[f"critic.value_head.{name}"] for name in ("weight", "bias"))
     weight.mul_(factor)
     bias.mul_(factor).add_(shift)
 
 
 class Networks(nn.Module):
-    """Everything that has gradients, called as one so that it is sharded as one."""
+    """Policy and critic in one module, so that they are sharded together."""
 
     def __init__(
         self, policy: PolicyModel, critic: Critic | None, *, sequence_group: SequenceGroup | None = None
     ) -> None:
-        """With a sequence group its ranks share each pass, a slice of a packed row each, and all have the results of all."""
+        """With a sequence group, its ranks share each pass: each computes a slice of the packed row, and all get the results of the row."""
         super().__init__()
         self.policy = policy
         self.critic = critic
@@ -104,9 +105,9 @@ class Networks(nn.Module):
     def forward(
         self, batch: MicroBatch, *, entropies: bool = False, trains_policy: bool = True
     ) -> tuple[TokenOutputs, Tensor | None]:
-        """Log-probs (and entropies) of the policy, values of the critic if there is one.
+        """Log-probs (and entropies) of the policy, and values of the critic if there is one.
 
-        Without `trains_policy` only the values have gradients, and on a shared backbone only those of the value head.
+        Without `trains_policy` only the critic gets gradients; on a shared backbone, only its value head.
         """
         group = self._sequence_group
         own, places_C = (batch, None) if group is None else cut(batch, group)
@@ -124,5 +125,5 @@ class Networks(nn.Module):
         return replace(outputs, **whole), joined(values_C)
 
     def own_logits(self, token_ids_L: Tensor) -> Tensor:
-        """The policy's; a method here because only the outermost module gathers shards."""
+        """As `PolicyModel.own_logits`. A method here too, because only the outermost module gathers shards."""
         return self.policy.own_logits(token_ids_L)

@@ -1,7 +1,7 @@
-"""Flash attention over the segments of a packed row as they lie, whatever their lengths, prompts and windows: no buckets, no masks.
+"""Flash attention over the segments of a packed row, of any lengths, prompts and windows, without buckets or masks.
 
-Torch has it for NVIDIA's GPUs, 16-bit types and heads that are not too large, without a soft cap of scores. It is the fastest way there:
-`learner.model.attention` takes it where it serves.
+Torch has it for NVIDIA GPUs, 16-bit types and head sizes up to 256, without a soft cap of scores. It is the fastest attention there, and
+`learner.model.attention` uses it wherever it supports the inputs.
 
 Shapes: T tokens of a row, K keys of all its segments, A attention heads, D head size, P tokens of shared prompts, C copies of them.
 """
@@ -18,12 +18,12 @@ from torch import Tensor
 from learner.algorithms.placing import placed
 
 MOST_HEAD_SIZE = 256
-"""Of the kernel."""
+"""The kernel's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Queries at [start, start + length) of the row; keys are the same tokens, after those of a shared prompt if there is one."""
+    """Queries are the row's tokens [start, start + length). Keys are the tokens of the shared prompt, if any, then the same tokens."""
 
     start: int
     length: int
@@ -33,36 +33,36 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Keys of all segments one after another, those of a shared prompt before each of its completions."""
+    """Keys of all segments one after another, with the keys of a shared prompt before each of its completions."""
 
     index_K: Tensor
-    """Places in the row."""
+    """Position in the row of each key."""
     own_T: Tensor
-    """For each token of the row, its place as a key of its own segment."""
+    """For each token of the row, its position among the keys of its own segment."""
     shared_P: Tensor
-    """Tokens that are keys of other segments too."""
+    """Tokens of shared prompts: keys of other segments too."""
     places_C: Tensor
-    """All places that they have as such..."""
+    """Positions of all their copies among the keys..."""
     whose_C: Tensor
-    """...and which of them has each."""
+    """...and, for each copy, the index of its token in `shared_P`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """All segments in the row's order, as the kernel takes them. A segment's last query sees its last key, and so on backwards."""
+    """All segments in the row's order, in the kernel's format. A segment's last query is aligned with its last key."""
 
     query_ends: Tensor
-    """0 and the end of each segment's queries, int32; queries are the row itself."""
+    """0 and the end of each segment's queries, int32. The queries are the row."""
     key_ends: Tensor
     most_queries: int
     most_keys: int
     copies: Copies | None
-    """None where keys are the row itself."""
+    """None when the keys are the row too."""
 
 
 @functools.cache
 def has_flash(device: torch.device) -> bool:
-    """Whether torch has flash attention for this device: NVIDIA's from Ampere on."""
+    """Whether torch has flash attention for this device: NVIDIA GPUs since Ampere."""
     return (
         device.type == "cuda"
         and torch.version.hip is None
@@ -72,7 +72,7 @@ def has_flash(device: torch.device) -> bool:
 
 
 def laid_in_row(segments: Sequence[Segment], *, device: torch.device | str = "cpu") -> Lengths:
-    """Segments, which cover the row exactly once."""
+    """The lengths of segments that cover the row exactly once."""
     order = sorted(segments, key=lambda s: s.start)
     queries, keys = [s.length for s in order], [s.prompt_length + s.length for s in order]
     query_ends, key_ends = (placed(np.cumsum([0, *lengths], dtype=np.int32), device) for lengths in (queries, keys))
@@ -96,7 +96,7 @@ def _copies(order: Sequence[Segment], *, device: torch.device | str) -> Copies:
 
 
 def takes_lengths(dtype: torch.dtype, head_size: int, value_size: int) -> bool:
-    """Whether the kernel takes such heads."""
+    """Whether the kernel supports this type and these head sizes."""
     is_fit = head_size == value_size <= MOST_HEAD_SIZE and head_size % 8 == 0
     return is_fit and dtype in (torch.bfloat16, torch.float16)
 
@@ -104,11 +104,11 @@ def takes_lengths(dtype: torch.dtype, head_size: int, value_size: int) -> bool:
 def attend_lengths(
     query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *, scaling: float | None, window: int | None
 ) -> Tensor:
-    """The row attended, [1, T, A, D]; query [1, A, T, D], key and value [1, heads, T, D]."""
+    """Attention over the row, [1, T, A, D]; query [1, A, T, D], key and value [1, heads, T, D]."""
     query_T, key_K, value_K = (x[0].transpose(0, 1) for x in (query, key, value))
     if lengths.copies is not None:
         key_K, value_K = (_Copied.apply(x, lengths.copies) for x in (key_K, value_K))
-    from torch.nn.attention.varlen import varlen_attn  # takes a second, which a start on a CPU does not have to
+    from torch.nn.attention.varlen import varlen_attn  # takes a second to import, and CPUs never need it
 
     attended = varlen_attn(
         query_T,
@@ -119,16 +119,16 @@ def attend_lengths(
         lengths.most_queries,
         lengths.most_keys,
         scale=scaling,
-        # Keys before a query that it sees.
+        # Number of keys before and after a query that it attends to.
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=key.shape[1] != query.shape[1],
     )
-    assert isinstance(attended, Tensor), "with its sums it would be two"
+    assert isinstance(attended, Tensor), "a tuple only with return_aux"
     return attended[None].contiguous()
 
 
 class _Copied(torch.autograd.Function):
-    """Keys or values of the row, [T, heads, D], as those of all segments. Gradients of a shared prompt are summed in float32."""
+    """Gathers all segments' keys or values from the row's, [T, heads, D]. Gradients of a shared prompt are summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x_T: Tensor, copies: Copies) -> Tensor:

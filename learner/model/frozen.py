@@ -1,7 +1,7 @@
-"""Parameters that a model's own code freezes, such as the bias that spreads a router's load, become buffers.
+"""Parameters that a model's own code freezes, such as a router's load-balancing bias, become buffers.
 
-A buffer has the type and the values that it was loaded with, on any number of ranks, and leaves the learner so. A parameter is rounded to
-the type of the passes, and once more when it is published: engines keep such a bias in float32, and would choose other experts.
+A buffer keeps the type and values that it was loaded with, on any number of ranks and when it is published. A parameter would be rounded to
+the type of the passes, and again when it is published: engines keep such a bias in float32, and would choose other experts.
 """
 
 import copy
@@ -14,19 +14,18 @@ from transformers import PretrainedConfig
 
 
 def built_empty(kind: Any, config: PretrainedConfig, **options: Any) -> Any:
-    """A model of the auto class `kind` in float32, without memory for its parameters. Buffers are real: many, such as rotary frequencies,
-    are in no file."""
+    """A model of the auto class `kind` in float32, without memory for its parameters. Buffers have values, since many are in no file."""
     with init_empty_weights(include_buffers=False):
         return kind.from_config(copy.deepcopy(config), dtype=torch.float32, **options)
 
 
 def frozen(module: nn.Module) -> list[str]:
-    """Names of the parameters that do not train. To be asked of a model that was built: transformers thaws what it loads from files."""
+    """Names of the parameters that do not train. Ask before weights are loaded: transformers makes all loaded parameters trainable."""
     return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
 
 
 def make_buffers(module: nn.Module, names: list[str]) -> None:
-    """Of these parameters, in place. Those without memory are 0."""
+    """Turns these parameters into buffers, in place. Those without memory become 0."""
     for name in names:
         owner, _, leaf = name.rpartition(".")
         part, parameter = module.get_submodule(owner), module.get_parameter(name)

@@ -1,8 +1,8 @@
 # ruff: noqa: ANN001, ANN202  a kernel's arguments are pointers and numbers, typed at its first call
 # pyright: basic, reportArgumentType=false
-"""What `learner.model.head` does with a tile of logits, in one pass over it each, for GPUs: a tile is larger than their caches.
+"""GPU kernels of `learner.model.head`: each makes one pass over a tile of logits, which is larger than a GPU's caches.
 
-Written in Triton, which compiles a kernel at its first call. `differs` says whether a device computes with them what torch computes.
+Written in Triton, which compiles a kernel at its first call. `differs` checks on a device that the kernels compute what torch computes.
 
 Shapes: C rows and V columns of the tile.
 """
@@ -13,11 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 _REDUCED, _WRITTEN = 4096, 2048
-"""Columns that a program has at a time."""
+"""Columns that a program processes at a time."""
 _ROWS, _SPLIT = 64, _REDUCED + _REDUCED // 2
-"""Rows of the proof's tile, and columns of the tiles that it is reduced by."""
+"""Rows of the tile that `differs` computes, and columns of the parts in which it is reduced."""
 _TOLERANCE = 1e-4
-"""Of a value, with 0.001 beside it: what rounding makes of float32 is a tenth of that."""
+"""Largest error relative to (value + 0.001). Rounding of float32 makes a tenth of that."""
 
 
 def reduce_(
@@ -30,9 +30,9 @@ def reduce_(
     total_C: Tensor,
     weighted_C: Tensor | None,
 ) -> None:
-    """Takes a tile into the running log-sum-exp of its rows, in place: the largest logit so far, the sum of exp(logit - largest), and the
-    sum of that times the logit. `first` is the tile's first token: where a row's target is in the tile, its logit goes to `target_C`. All
-    in float32 but the targets' ids, each without gaps."""
+    """Adds a tile to the running log-sum-exp of its rows, in place: the largest logit so far, the sum of exp(logit - largest), and the sum
+    of exp(logit - largest) · logit. `first` is the tile's first token. If a row's target is in the tile, its logit is written to
+    `target_C`. All tensors are contiguous, and float32 except for the targets' ids."""
     assert logits_CV.is_contiguous()
     num_rows, width = logits_CV.shape
     with torch.cuda.device_of(logits_CV):
@@ -63,11 +63,11 @@ def gradient(
     factor: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The loss's gradient in the logits as their product made them, before cap and temperature: [C, V] in `dtype`.
+    """Gradient of the loss with respect to the logits before scale, cap and temperature: [C, V] in `dtype`.
 
-    `sum_C` is minus its gradient in each row's normalizer, `gradient_C` its gradient in the log-prob of the row's target, which counts
-    where the target is in the tile, whose first token is `first`. `entropies`: each row's entropy, and the gradient in it. Temperature and
-    scale multiply by `factor`, and a `cap` other than 0 multiplies by 1 - (cap * logit)^2.
+    `sum_C`: minus the gradient with respect to each row's normalizer. `gradient_C`: the gradient with respect to the log-prob of the row's
+    target; it counts if the target is in the tile, whose first token is `first`. `entropies`: each row's entropy, and the gradient with
+    respect to it. Temperature and scale multiply by `factor`; a `cap` other than 0 multiplies by 1 - (cap * logit)^2.
     """
     assert logits_CV.is_contiguous()
     num_rows, width = logits_CV.shape
@@ -95,29 +95,29 @@ def gradient(
 
 
 def differs(device: torch.device) -> str | None:
-    """Why the kernels are not to be used on this device; None where each form of them computes what torch computes in float64.
+    """Why this device must not use the kernels; None if each variant of them computes what torch computes in float64.
 
-    Raises OutOfMemoryError, which says nothing about them.
+    Raises OutOfMemoryError, which says nothing about the kernels.
     """
     try:
-        # A tile of a large vocabulary, and the last of one, which no program's share divides.
+        # A full tile, and the last tile of a vocabulary, whose width is no multiple of a program's columns.
         for width in (3 * _REDUCED, 2 * _REDUCED + 13):
             for is_full in (True, False):
                 if (why := _difference(device, width, is_full=is_full)) is not None:
                     return why
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # noqa: BLE001  Triton, ptxas and the compiler of its launchers raise what they like
+    except Exception as error:  # noqa: BLE001  Triton, ptxas and the compiler of its launchers raise errors of any class
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _difference(device: torch.device, width: int, *, is_full: bool) -> str | None:
-    """With entropies, cap and float32, or without and in bfloat16. Some logits are dropped, some rows have their target elsewhere."""
+    """The full variant has entropies, cap and float32; the other neither, and bfloat16. Includes dropped logits and targets elsewhere."""
     generator, kind = torch.Generator("cpu").manual_seed(width), torch.float32
     logits_CV = 4 * torch.randn(_ROWS, width, generator=generator, dtype=kind, device="cpu")
     logits_CV[:, ::7] = -1e15
-    # The tile begins with this token, and some targets are before or behind it.
+    # The tile begins with this token, and some targets lie before or after the tile.
     first = 48
     columns_C = torch.randint(width, (_ROWS,), generator=generator, device="cpu")
     columns_C[::4], columns_C[2::8] = columns_C[::4] + width, -1
@@ -163,7 +163,7 @@ def _difference(device: torch.device, width: int, *, is_full: bool) -> str | Non
         factor=factor,
         dtype=torch.float32 if is_full else torch.bfloat16,
     )
-    # Of a dropped logit the cap makes a gradient without meaning, on both sides.
+    # With a cap, the gradient of a dropped logit is meaningless on both sides.
     kept_CV = logits_CV > -1e15
     pairs = {
         "the targets' logits": (target_C, (exact_CV.gather(1, inside_C1)[:, 0] * is_inside_C), _TOLERANCE),

@@ -1,16 +1,15 @@
-"""The vocabulary head: log-probs of the sampled tokens, of chosen others, and entropies, from hidden states.
+"""The vocabulary head: from hidden states to log-probs of the sampled tokens and of chosen candidates, and entropies.
 
-Logits of a batch are made tile by tile (`tile_shape`: so many positions x so many tokens) and reduced with a running log-sum-exp. As many
-tiles as `Head.kept_bytes` has room for are kept for backward, which makes the others again. Where all logits are small
-(`MAX_WHOLE_BYTES`), and with them the weight in the type of sums if it has another, they are one tile, which is kept.
+Logits are computed tile by tile (`tile_shape`: positions x tokens) and reduced with a running log-sum-exp. Tiles are kept for backward up
+to `Head.kept_bytes`; backward computes the others again. If all logits together are small (`MAX_WHOLE_BYTES`), and so is the weight if it
+has to be converted, they are one tile, which is kept.
 
-Everything is summed in float32 (float64 for float64 inputs) whatever the inputs' type; bfloat16 inputs are multiplied as such where the
-machine is fast at it, else in float32. On a GPU where the kernels of `learner.model.fused_head` prove themselves, they do what lies
-between the products, a tile in one pass over it.
+All sums are in float32 (float64 for float64 inputs). bfloat16 inputs are multiplied in bfloat16 if the machine is fast at it, else in
+float32. On a GPU, the kernels of `learner.model.fused_head` compute everything but the matrix products, if they pass their check there.
 
-Where sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds for each position the floor
-below which no token is sampled, and tokens below it have no probability and no gradient. The sampled token always counts as kept:
-weights that have moved, or another rounding, may put it below the floor, and its log-prob must stay finite.
+If sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds each position's floor. Tokens below it
+have no probability and no gradient. The sampled token always counts as kept: changed weights or other rounding may put it below the floor,
+and its log-prob must stay finite.
 
 Shapes: C completion positions, H hidden size, V vocabulary, K candidates of a position, P = K + 1.
 """
@@ -32,41 +31,39 @@ from learner.algorithms.running_sums import running_sum
 from learner.model.compute_type import multiplies_in_float32
 
 CPU_TILE_POSITIONS, CPU_TILE_VOCABULARY = 1_024, 2_048
-"""Rows and columns of one tile, 8 MiB: they stay in the cache, and their memory is used again (larger ones go back to the system each
-time)."""
+"""Rows and columns of one tile, 8 MiB: it stays in the cache, and its memory is reused. Larger blocks return to the system each time."""
 GPU_TILE_POSITIONS, GPU_TILE_VOCABULARY = 16_384, 8_192
-"""512 MiB: a GPU computes faster than it is told to, so that calls are to be few and large."""
+"""512 MiB: launching a kernel takes longer than computing a small tile, so calls must be few and large."""
 MAX_WHOLE_BYTES = 64 * 1024**2
 """Logits of a micro-batch up to this size are one tile, and a weight up to this size is converted whole."""
 LEAST_REST = 1e-26
-"""What all tokens but the candidates have together, at least: its logarithm and its inverse are finite in float32."""
+"""Lower limit of the probability of all other tokens together: its logarithm and its inverse are finite in float32."""
 _LEAST_SORTED = 2**22
-"""Logits that are looked at together where whole rows are sorted, or a sixth of a tile if that is more: sorting copies them, and their
-places."""
+"""Logits that are sorted at a time, or a sixth of a tile if that is more: sorting copies them and their indices."""
 _NEVER_SAMPLED = -1e15
-"""A dropped token's logit: its exponential is 0, and no product of it overflows to inf, whose product with 0 would be NaN."""
+"""A dropped token's logit: its exponential is 0, and no product with it overflows to inf, which times 0 would be NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What lies between hidden states and log-probs, apart from the weights."""
+    """How log-probs are computed from hidden states and weights."""
 
     temperature: float = 1.0
-    """Above 0: logits are divided by it last, as at sampling."""
+    """Above 0. Logits are divided by it last, as in sampling."""
     scale: float = 1.0
     """Logits are multiplied by it first (Cohere's logit_scale, Granite's 1/logits_scaling)."""
     soft_cap: float | None = None
-    """cap·tanh(logits/cap), as Gemma 2 and others do; None leaves it out."""
+    """Logits become cap·tanh(logits/cap), as in Gemma 2; None: no cap."""
     top_k: int = 0
-    """Only so many most likely tokens are kept, and those as likely as the last of them; 0 keeps all."""
+    """Keeps this many of the likeliest tokens, and any tied with the last of them; 0 keeps all."""
     top_p: float = 1.0
-    """Of those, the most likely tokens that reach this probability together; 1 keeps all."""
+    """Keeps, of those, the likeliest tokens that together reach this probability; 1 keeps all."""
     min_p: float = 0.0
-    """Only tokens at least this times as likely as the likeliest are kept; 0 keeps all."""
+    """Keeps tokens at least this times as likely as the likeliest; 0 keeps all."""
     chunk_tokens: int | None = None
-    """Positions of one tile; None takes what is fast on the device."""
+    """Positions of one tile; None: the device's default."""
     kept_bytes: int = 0
-    """Of logits that are kept for backward, at most; values do not depend on it."""
+    """Upper limit of the logits kept for backward. Values do not depend on it."""
 
     @property
     def truncates(self) -> bool:
@@ -74,14 +71,14 @@ class Head:
 
 
 class Selected(NamedTuple):
-    """In float32 (float64 for float64 hidden states), differentiable in hidden states, weight and bias."""
+    """In float32 (float64 for float64 hidden states), differentiable with respect to hidden states, weight and bias."""
 
     logprobs_C: Tensor
-    """Of the targets."""
+    """Log-probs of the targets."""
     entropies_C: Tensor | None
-    """Of the softmax; None where they were not asked for."""
+    """Entropies of the softmax; None if not requested."""
     partition_CP: Tensor | None
-    """Log-probs of the candidates and, last, of all other tokens together; None without candidates."""
+    """Log-probs of the candidates, then of all other tokens together; None without candidates."""
 
 
 def selected_logprobs(
@@ -94,10 +91,10 @@ def selected_logprobs(
     entropies: bool = False,
     candidates_CK: Tensor | None = None,
 ) -> Selected:
-    """Under softmax(head(hidden)), which is over the tokens that the head keeps, and the target.
+    """Log-probs under softmax(head(hidden)) over the tokens that the head keeps and the target.
 
-    The candidates of a position differ from each other; one may be the target. No positions give tensors of length 0. Values do not
-    depend on `chunk_tokens`. Raises ValueError for candidates of a head that truncates: those it drops have no log-prob.
+    The candidates of a position are distinct; one may be the target. Without positions the tensors have length 0. Values do not depend on
+    `chunk_tokens`. Raises ValueError for candidates with a head that truncates: dropped tokens have no log-prob.
     """
     if candidates_CK is not None and head.truncates:
         raise ValueError("candidates are chosen from all tokens, and this head drops some")
@@ -110,7 +107,7 @@ def selected_logprobs(
 
 
 def tile_shape(chunk_tokens: int | None, *, on_gpu: bool) -> tuple[int, int]:
-    """Positions and tokens of a tile of logits, at most."""
+    """Largest numbers of positions and of tokens in a tile of logits."""
     positions, tokens = (
         (GPU_TILE_POSITIONS, GPU_TILE_VOCABULARY) if on_gpu else (CPU_TILE_POSITIONS, CPU_TILE_VOCABULARY)
     )
@@ -121,7 +118,7 @@ def tile_shape(chunk_tokens: int | None, *, on_gpu: bool) -> tuple[int, int]:
 def top_tokens(
     hidden_CH: Tensor, weight_VH: Tensor, *, num_tokens: int, head: Head, bias_V: Tensor | None = None
 ) -> Tensor:
-    """Ids of each position's likeliest tokens, the likeliest first, [C, K]: `num_tokens`, or as many as there are."""
+    """Ids of each position's likeliest tokens, the likeliest first, [C, K]. K is `num_tokens`, at most the vocabulary's size."""
     num_tokens = min(num_tokens, weight_VH.shape[0])
     rows = _whole_rows(hidden_CH, weight_VH, bias_V, head=head)
     return torch.cat([logits.topk(num_tokens).indices for logits in rows])
@@ -192,7 +189,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, *kept
         )
         ctx.head, ctx.kernels, ctx.is_whole = head, kernels, is_whole
-        ctx.set_materialize_grads(False)  # entropies that no loss uses cost nothing here
+        ctx.set_materialize_grads(False)  # entropies that no loss uses need no backward
         return target_C - normalizer_C, entropies_C, partition_CP
 
     @staticmethod
@@ -202,7 +199,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             hidden_CH, weight_VH, bias_V, targets_C, candidates_CK, floor_C, normalizer_C, entropies_C, rest_C, *kept,
         ) = ctx.saved_tensors  # fmt: skip
         head: Head = ctx.head
-        # Contiguous: autograd hands on one number as a whole tensor, and kernels read a number for each row.
+        # Contiguous: autograd may pass one expanded number, and kernels read a number for each row.
         gradient_C, entropy_gradient_C, partition_gradient_CP = (
             each if each is None else each.contiguous() for each in gradients
         )
@@ -215,7 +212,7 @@ class _SelectedLogprobs(torch.autograd.Function):
         weight_gradient_VH = torch.empty_like(weight_VH) if needs_weight else None
         bias_gradient_V = torch.zeros_like(bias_V, dtype=kind) if needs_bias else None
         size = weight_VH.shape[0]
-        # Vocabulary outside, positions inside: a tile of the weight's gradient is summed in float32 and rounded once.
+        # Tiles iterate over positions inside, vocabulary outside: a tile of the weight's gradient is summed in float32 and rounded once.
         summed = _WeightGradient(weight_gradient_VH, hidden_CH) if weight_gradient_VH is not None else None
         tiles = _tiles(hidden_CH, size, head=head, whole=ctx.is_whole)
         for (tile, chunk), logits in zip_longest(tiles, kept):
@@ -260,14 +257,14 @@ class _SelectedLogprobs(torch.autograd.Function):
 
 
 class _Partition(NamedTuple):
-    """Of a tile's candidates and the rest."""
+    """Gradients with respect to the candidates and the rest, for one tile."""
 
     cells: tuple[Tensor, Tensor]
-    """Rows and columns of the candidates that are in the tile."""
+    """Rows and columns of the candidates in the tile."""
     gradient: Tensor
-    """In their log-probs."""
+    """With respect to their log-probs."""
     rest_gradient_C: Tensor
-    """In the probability of all other tokens."""
+    """With respect to the probability of all other tokens."""
 
 
 def _gradient(
@@ -282,7 +279,7 @@ def _gradient(
     cap: float,
     factor: float,
 ) -> Tensor:
-    """As `fused_head.gradient`, in the type of the logits, by torch."""
+    """As `fused_head.gradient`, in torch and in the logits' type."""
     logprobs = logits - normalizer_C[:, None]
     gradient = logprobs.exp()
     others = None if partition is None else gradient * partition.rest_gradient_C[:, None]
@@ -302,7 +299,7 @@ def _gradient(
 
 
 class _WeightGradient:
-    """Collects the products of one tile of the vocabulary after the other, over all positions."""
+    """Sums the weight's gradient over all positions, one tile of the vocabulary after another."""
 
     def __init__(self, into_VH: Tensor, hidden_CH: Tensor) -> None:
         self._into_VH, self._hidden_CH = into_VH, hidden_CH
@@ -310,16 +307,14 @@ class _WeightGradient:
         self._summed_VH = into_VH.new_empty(0)
 
     def add(self, gradient: Tensor, tile: slice, chunk: slice) -> None:
-        """Of the logits, [chunk, tile]. Chunks of a tile come in their order."""
+        """Adds the product for a gradient of the logits, [chunk, tile]. The chunks of a tile come in order."""
         num_positions, is_last = self._hidden_CH.shape[0], chunk.stop >= self._hidden_CH.shape[0]
         is_half = self._into_VH.dtype == self._hidden_CH.dtype == torch.bfloat16
         if is_half and not self._hidden_CH.is_cuda and not multiplies_in_float32():
-            # On CPUs a product of bfloat16 is bfloat16, summed inside in float32: all positions at once are rounded once.
-            if chunk.start == 0:
-                shape = num_positions, tile.stop - tile.start
-                self._gradient_CV = (
-                    self._into_VH.new_empty(shape) if self._gradient_CV.shape != shape else self._gradient_CV
-                )
+            # On CPUs a product of bfloat16 is summed in float32 and rounded to bfloat16: one product over all positions is rounded once.
+            shape = num_positions, tile.stop - tile.start
+            if self._gradient_CV.shape != shape:
+                self._gradient_CV = self._into_VH.new_empty(shape)
             self._gradient_CV[chunk] = gradient
             if is_last:
                 torch.mm(self._gradient_CV.t(), self._hidden_CH, out=self._into_VH[tile])
@@ -333,22 +328,22 @@ class _WeightGradient:
 
 
 def head_kernels(device: torch.device) -> str:
-    """What computes a float32 tile on this GPU, in words."""
+    """`fused`, or why torch computes float32 tiles on this GPU."""
     module, why = _proven(device)
-    return "fused" if module is not None else f"torch, for the fused kernels do not serve: {why}"
+    return "fused" if module is not None else f"torch, because the fused kernels cannot be used: {why}"
 
 
 def _kernels(hidden_CH: Tensor) -> ModuleType | None:
-    """`learner.model.fused_head`, where it serves."""
+    """`learner.model.fused_head`; None if it cannot compute these inputs."""
     return _proven(hidden_CH.device)[0] if hidden_CH.is_cuda and _sum_dtype(hidden_CH) == torch.float32 else None
 
 
 @functools.cache
 def _proven(device: torch.device) -> tuple[ModuleType | None, str | None]:
-    """The kernels, or why they do not serve. Once: the proof takes seconds, for Triton compiles them."""
+    """The kernels, or why they cannot be used. Cached: the check takes seconds, since Triton compiles the kernels."""
     try:
         from learner.model import fused_head
-    except Exception as error:  # noqa: BLE001  Triton is missing, or not of this torch
+    except Exception as error:  # noqa: BLE001  Triton is missing, or does not fit this torch
         return None, f"{type(error).__name__}: {error}"
     why = fused_head.differs(device)
     return (fused_head if why is None else None), why
@@ -361,7 +356,7 @@ def _is_whole(hidden_CH: Tensor, weight_VH: Tensor) -> bool:
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Tensor:
-    """One tile, [chunk, tile], divided by the temperature; a fresh tensor in the type of sums."""
+    """Logits of one tile, [chunk, tile], divided by the temperature; a new tensor in the type of sums."""
     kind = _sum_dtype(hidden_CH)
     if hidden_CH.is_cuda and hidden_CH.dtype in (torch.bfloat16, torch.float16):
         logits = torch.mm(hidden_CH, weight_VH.t(), out_dtype=kind)
@@ -376,7 +371,7 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head
 
 
 def _whole_rows(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Iterator[Tensor]:
-    """Logits of all tokens, some positions at a time."""
+    """Logits of all tokens, for some positions at a time."""
     positions, width = tile_shape(head.chunk_tokens, on_gpu=hidden_CH.is_cuda)
     height = max(1, max(positions * width // 6, _LEAST_SORTED) // weight_VH.shape[0])
     return (_logits(rows, weight_VH, bias_V, head=head) for rows in hidden_CH.split(height))
@@ -384,16 +379,16 @@ def _whole_rows(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, 
 
 @torch.no_grad()
 def _floors(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head: Head) -> Tensor:
-    """Logit of each position below which no token is kept, [C]."""
+    """Each position's logit below which no token is kept, [C]."""
     rows = _whole_rows(hidden_CH, weight_VH, bias_V, head=head)
     return torch.cat([_floor(logits, head=head) for logits in rows])
 
 
 def _floor(logits_CV: Tensor, *, head: Head) -> Tensor:
-    """min_p first, then top_k, then top_p over what these leave, as the engine has it.
+    """min_p first, then top_k, then top_p over the tokens left, as in the engine.
 
-    The floor lies half way between the lowest kept logit and the next lower one: a tile of another shape rounds logits otherwise, and
-    no token may cross it for that. Tokens with exactly the lowest kept logit are all kept.
+    The floor lies half way between the lowest kept logit and the next lower one, so that no token crosses it when a tile of another shape
+    rounds differently. All tokens with exactly the lowest kept logit are kept.
     """
     ascending_CV = logits_CV.sort(1).values
     size = ascending_CV.shape[1]
@@ -412,12 +407,12 @@ def _floor(logits_CV: Tensor, *, head: Head) -> Tensor:
 
 
 class _Targets(NamedTuple):
-    """A token for each row of a tile, found without a look at the numbers: on a GPU a look waits for all that is under way."""
+    """One token for each row of a tile, indexed without reading values on the host, which would wait for the GPU."""
 
     cells: tuple[Tensor, Tensor]
     """Rows and columns, all inside the tile."""
     are_inside: Tensor
-    """[chunk]: where the token is in this tile. Elsewhere its column means nothing."""
+    """[chunk]: whether the token is in this tile. If not, its column is meaningless."""
 
     @classmethod
     def of(cls, ids: Tensor, tile: slice) -> "_Targets":
@@ -426,14 +421,14 @@ class _Targets(NamedTuple):
 
 
 def _drop_below(floor_C: Tensor, logits: Tensor, *, targets: _Targets) -> None:
-    """In place. Targets stay in any case."""
+    """In place. Targets are never dropped."""
     values = logits[targets.cells]
     logits.masked_fill_(logits < floor_C[:, None], _NEVER_SAMPLED)
     logits[targets.cells] = torch.where(targets.are_inside, values, logits[targets.cells])
 
 
 def _tiles(hidden_CH: Tensor, size: int, *, head: Head, whole: bool) -> list[tuple[slice, slice]]:
-    """(vocabulary slice, position slice), vocabulary outside. One tile when `whole`, none without positions."""
+    """(vocabulary slice, position slice), vocabulary in the outer loop. One tile when `whole`, none without positions."""
     num_positions = hidden_CH.shape[0]
     if num_positions == 0:
         return []
@@ -448,7 +443,7 @@ def _tiles(hidden_CH: Tensor, size: int, *, head: Head, whole: bool) -> list[tup
 
 
 def _inside(ids: Tensor, tile: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
-    """Where the ids of a chunk, [chunk, ...], lie in the tile: their places among the ids, and their rows and columns in the tile."""
+    """The ids of a chunk, [chunk, ...], that are in the tile: their places among the ids, and their rows and columns in the tile."""
     places = ((ids >= tile.start) & (ids < tile.stop)).nonzero(as_tuple=True)
     return places, (places[0], ids[places] - tile.start)
 
@@ -470,8 +465,8 @@ def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
 
 @contextlib.contextmanager
 def _multiplying_as(dtype: torch.dtype) -> Iterator[None]:
-    """On CPUs, float32 factors that hold bfloat16 values, exactly or rounded here, are multiplied as bfloat16 and summed in float32, where
-    the processor is fast at it. A no-op for other types: there is no such product of float16."""
+    """Lets CPUs that are fast at it multiply float32 factors as bfloat16, rounding them, and sum in float32. `dtype` is the factors'
+    original type; types other than bfloat16 change nothing."""
     backend: Any = torch.backends.mkldnn
     before = backend.matmul.fp32_precision
     backend.matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 and not multiplies_in_float32() else before
@@ -486,5 +481,5 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
 
 
 def _matmul_dtype(x: Tensor) -> torch.dtype:
-    """GPUs multiply in the inputs' type and sum in float32; on CPUs `_multiplying_as` rounds inside the product."""
+    """GPUs multiply in the inputs' type and sum in float32. On CPUs `_multiplying_as` rounds inside the product."""
     return x.dtype if x.is_cuda else _sum_dtype(x)

@@ -1,7 +1,7 @@
-"""Linear layers whose bfloat16 factors are multiplied in float32, on CPUs that are faster so (`learner.model.compute_type`).
+"""Linear layers that multiply bfloat16 factors in float32, for CPUs that are faster at it (`learner.model.compute_type`).
 
-A product of bfloat16 is summed in float32 and rounded once. The same comes from the factors in float32, which holds them exactly, with the
-result rounded: up to the order of the sum. What is kept for backward stays bfloat16; one layer at a time has its factors in float32.
+A bfloat16 product is summed in float32 and rounded once. Converting the factors to float32, which is exact, and rounding the product gives
+the same result up to the order of the sum. Tensors saved for backward stay bfloat16; only one layer at a time has float32 factors.
 """
 
 from typing import Any
@@ -14,21 +14,20 @@ from learner.model.compute_type import multiplies_in_float32
 
 
 def multiply_fast(module: nn.Module) -> None:
-    """As `multiply_in_float32` where this processor is faster so; elsewhere nothing."""
+    """`multiply_in_float32` on processors that are faster at it; nothing on others."""
     if multiplies_in_float32():
         multiply_in_float32(module)
 
 
 def multiply_in_float32(module: nn.Module) -> None:
-    """In place, for all its linear layers. Layers that do not compute in bfloat16 on a CPU are as they were."""
+    """Replaces all linear layers of `module`, in place. Only layers that compute in bfloat16 on a CPU compute differently."""
     for part in module.modules():
-        # Subclasses may compute something else.
-        if type(part) is nn.Linear:
+        if type(part) is nn.Linear:  # subclasses may compute something else
             part.__class__ = Float32Linear
 
 
 class Float32Linear(nn.Linear):
-    """Parameters, their names and the type of the result are a plain layer's."""
+    """Has the parameters, their names and the result type of a plain layer."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dtype != torch.bfloat16 or self.weight.dtype != torch.bfloat16 or input.is_cuda:

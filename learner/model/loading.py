@@ -1,8 +1,8 @@
-"""A model into the shards of several ranks. No rank holds more than its shards and part of one tensor at a time.
+"""Loads a model into the shards of several ranks. A rank that streams holds no more than its shards and part of one tensor.
 
-`skeleton` builds the model without memory for its weights. Once it is sharded, `load_shards` lets each rank read its own rows from the
-safetensors files. Rows of a model that is stored in another form than it is computed in (fused experts, quantized weights, other files
-than safetensors) cannot be read alone: rank 0 loads that model whole and sends it tensor by tensor.
+`skeleton` builds the model without memory for its weights. Once it is sharded, each rank reads its own rows from the safetensors files in
+`load_shards`. Rows cannot be read alone if the stored form differs from the computed one (fused experts, quantized weights, other files
+than safetensors): rank 0 then loads the whole model and sends it tensor by tensor.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from learner.model.lora import drawn_adapters, is_adapter
 from learner.model.policy import ModelKind, attention_of, load, load_backbone, read_config, without_dropout
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
-"""Types, as safetensors names them, that only have to be cast."""
+"""Types, by safetensors' names, that need no conversion but a cast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +42,19 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     is_plain: bool
-    """False for types that mean something only together with other tensors."""
+    """False for types that need other tensors to be interpreted."""
 
     def rows(self, rows: slice) -> Tensor:
-        """Through a mapping of their own: the file's pages are let go with it."""
+        """Reads through a mapping of its own, so that the file's pages are released with it."""
         with safe_open(self.path, framework="pt") as file:
-            # One number has no rows.
+            # A scalar has no rows.
             return file.get_slice(self.name)[rows] if self.shape else file.get_tensor(self.name)
 
 
 def skeleton(
     model: ModelConfig, *, kind: ModelKind = AutoModelForCausalLM, field: str = "model.path"
 ) -> PreTrainedModel:
-    """The model in float32 without memory for its parameters; buffers are real, dropout is off. Raises ConfigError as `load` does."""
+    """The model in float32 without memory for its parameters. Buffers have values, dropout is off. Raises ConfigError as `load` does."""
     config = read_config(model, field=field)
     try:
         built: PreTrainedModel = built_empty(
@@ -65,18 +65,18 @@ def skeleton(
         )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
-    # Each registration above made a parameter of its own.
+    # Building without memory made tied parameters separate.
     built.tie_weights()
     make_buffers(built, frozen(built))
     without_dropout(built)
-    # A folder may lack generation defaults; those of the model's configuration stay then.
+    # A folder may lack generation defaults; those in the model's configuration apply then.
     with contextlib.suppress(OSError):
         built.generation_config = GenerationConfig.from_pretrained(model.path, revision=model.revision or "main")
     return built.eval()
 
 
 def materialise(module: nn.Module, *, device: torch.device) -> None:
-    """Gives shards memory, not yet values. Buffers keep their values, and parameters that are tied stay one."""
+    """Allocates memory for shards, without values. Buffers keep their values; tied parameters stay tied."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
     names = [names for names, _ in _tied(module)]
     module.to_empty(device=device)
@@ -92,19 +92,19 @@ def materialise(module: nn.Module, *, device: torch.device) -> None:
 def load_shards(
     networks: Networks, *, model: ModelConfig, critic: ModelConfig | None, ranks: Ranks, seed: int
 ) -> Literal["streamed", "sent by rank 0"]:
-    """Writes every parameter of the sharded networks: the model's from its files, those of an own critic from `critic`'s, adapters drawn
-    from the seed, the value head from `critic`'s score or 0.
+    """Writes every parameter of the sharded networks: the model's from its files, the critic's backbone from `critic`'s files, adapters
+    drawn from the seed, the value head from `critic`'s score or 0.
 
-    All ranks must call it; they stream only if each of them can.
+    All ranks must call it. They stream only if every rank can.
     """
     causal_lm, backbone = networks.policy.causal_lm, None if networks.critic is None else networks.critic.backbone
-    of_policy: dict[str, list[Tensor]] = {}
-    of_critic: dict[str, list[Tensor]] = {}
+    of_policy: dict[str, Tensor] = {}
+    of_critic: dict[str, Tensor] = {}
     for name, tensor in (*networks.named_parameters(), *networks.named_buffers()):
         if name.startswith("policy.causal_lm."):
-            of_policy.setdefault(name.removeprefix("policy.causal_lm."), []).append(tensor)
+            of_policy[name.removeprefix("policy.causal_lm.")] = tensor
         elif name.startswith("critic.backbone."):
-            of_critic.setdefault(name.removeprefix("critic.backbone."), []).append(tensor)
+            of_critic[name.removeprefix("critic.backbone.")] = tensor
         else:
             tensor.zero_()
     ways = [_load(of_policy, causal_lm, model=model, ranks=ranks, seed=seed)]
@@ -115,16 +115,13 @@ def load_shards(
 
 
 def _load(
-    places: Mapping[str, list[Tensor]], source: PreTrainedModel, *, model: ModelConfig, ranks: Ranks, seed: int
+    tensors: Mapping[str, Tensor], source: PreTrainedModel, *, model: ModelConfig, ranks: Ranks, seed: int
 ) -> Literal["streamed", "sent by rank 0"]:
-    """`places` are the networks' tensors by their name in `source`, a whole causal model or a backbone."""
+    """Fills the networks' `tensors`, by their name in `source`, a whole causal model or a backbone."""
     drawn = drawn_adapters(source, seed=seed)
-    wanted: dict[str, list[Tensor]] = {}
-    for name, tensors in places.items():
-        if name not in drawn:
-            wanted[_stored_name(name)] = tensors
-        for tensor in tensors if name in drawn else ():
-            fill(tensor, drawn[name].to(ranks.device))
+    for name, value in drawn.items():
+        fill(tensors[name], value.to(ranks.device))
+    wanted = {_stored_name(name): tensor for name, tensor in tensors.items() if name not in drawn}
     stored = _stored_as_computed(source, model=model)
     num_able = ranks.sum(torch.tensor(0 if stored is None else 1, device=ranks.device))
     if stored is not None and int(num_able) == ranks.size:
@@ -140,40 +137,36 @@ def read_score(model: ModelConfig) -> Tensor | None:
     return found.rows(slice(None)) if found is not None and found.is_plain and found.shape[0] == 1 else None
 
 
-def _stream(wanted: Mapping[str, list[Tensor]], *, stored: Mapping[str, StoredTensor]) -> None:
-    for name, tensors in wanted.items():
-        for tensor in tensors:
-            if isinstance(tensor, DTensor):
-                rows = own_rows(tensor)
-                if rows.stop > rows.start:
-                    tensor.to_local().copy_(stored[name].rows(rows))
-            elif name in stored:
-                # A buffer that is stored; the others were computed with the skeleton.
-                tensor.copy_(stored[name].rows(slice(None)))
+def _stream(wanted: Mapping[str, Tensor], *, stored: Mapping[str, StoredTensor]) -> None:
+    for name, tensor in wanted.items():
+        if isinstance(tensor, DTensor):
+            rows = own_rows(tensor)
+            if rows.stop > rows.start:
+                tensor.to_local().copy_(stored[name].rows(rows))
+        elif name in stored:
+            # A stored buffer; the others were computed with the skeleton.
+            tensor.copy_(stored[name].rows(slice(None)))
 
 
-def _send(wanted: Mapping[str, list[Tensor]], *, source: PreTrainedModel, model: ModelConfig, ranks: Ranks) -> None:
+def _send(wanted: Mapping[str, Tensor], *, source: PreTrainedModel, model: ModelConfig, ranks: Ranks) -> None:
     whole: dict[str, Tensor] = {}
     if ranks.rank == 0:
         loaded = load_backbone(model) if _is_backbone(source) else load(model, dtype=torch.float32)
         whole = dict(loaded.named_parameters()) | dict(loaded.named_buffers())
-        # How it was converted, so that exports convert it back.
+        # So that exports reverse these conversions.
         source._weight_conversions = loaded._weight_conversions
         del loaded
-    for name, tensors in wanted.items():
-        value = whole.pop(name) if ranks.rank == 0 else torch.empty(tensors[0].shape, dtype=tensors[0].dtype)
-        value = ranks.from_rank_0(value.to(ranks.device).contiguous())
-        for tensor in tensors:
-            fill(tensor, value)
+    for name, tensor in wanted.items():
+        value = whole.pop(name) if ranks.rank == 0 else torch.empty(tensor.shape, dtype=tensor.dtype)
+        fill(tensor, ranks.from_rank_0(value.to(ranks.device).contiguous()))
 
 
 def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[str, StoredTensor] | None:
-    """Stored tensors by the source's names; None unless every parameter is stored as it is computed with, up to a cast, and every buffer
-    that a checkpoint has is there."""
+    """Stored tensors by the source's names. None unless parameters are stored as computed, up to a cast, and persistent buffers too."""
     converts = any(isinstance(x, WeightConverter) for x in get_model_conversion_mapping(source, add_legacy=False))
     if converts or getattr(source.config, "quantization_config", None) is not None:
         return None
-    # A backbone may be stored as part of a causal model, or of a reward model.
+    # A backbone may be stored as part of a causal model or of a reward model.
     prefix = f"{source.base_model_prefix}." if _is_backbone(source) else ""
     stored = {tensor.name.removeprefix(prefix): tensor for tensor in stored_tensors(model)}
     for names, parameter in _tied(source):
@@ -192,7 +185,7 @@ def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[
 
 
 def stored_tensors(model: ModelConfig) -> Iterator[StoredTensor]:
-    """Of all safetensors files, none when there are none. A hub name's files are downloaded once."""
+    """Tensors of all the model's safetensors files. A hub name's files are downloaded once."""
     for path in weight_files(partial(_file, model)).values():
         if path is None:
             continue
@@ -220,7 +213,7 @@ def _is_backbone(source: PreTrainedModel) -> bool:
 
 
 def _stored_name(name: str) -> str:
-    """Without what peft puts in."""
+    """The name without peft's insertion."""
     return name.replace(".base_layer.", ".")
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters in a causal model, through peft: put in, switched off (the reference), merged for publishing."""
+"""LoRA adapters in a causal model, through peft: added, switched off (for the reference), merged for publishing."""
 
 import contextlib
 import warnings
@@ -22,7 +22,7 @@ _ADAPTER = "default"
 
 
 def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> None:
-    """Puts adapters in, in place, as `drawn_adapters`; only they train. Raises ConfigError for what would not train exactly."""
+    """Adds the adapters of `drawn_adapters`, in place; only they train. Raises ConfigError for dropout and for unsupported targets."""
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
@@ -31,8 +31,8 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> 
             f"learner.lora.dropout={lora.dropout}: the policy that learns would not be the one that sampled; use 0.0"
         )
     targets = {f"{name}.lora_A.weight": torch.empty(0) for name in _targets(causal_lm, lora=lora)}
-    # peft takes targets that its configuration names for those of transformers 4, where a mixture's experts and routers were linear layers.
-    # It takes those that a state dict names as they are, and warns of the difference.
+    # peft reads target names in its configuration as those of transformers 4, where a mixture's experts and routers were linear layers.
+    # Names in a state dict are used unchanged, with a warning about the difference.
     config = PeftConfig(r=lora.rank, lora_alpha=cast(int, lora.alpha), target_modules=[])
     try:
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
@@ -46,18 +46,18 @@ def add_adapters(causal_lm: PreTrainedModel, *, lora: LoraConfig, seed: int) -> 
 
 
 def linear_layers(causal_lm: nn.Module) -> list[str]:
-    """Names of the layers that can have adapters. Subclasses may compute something else: a router is one, in some mixtures."""
+    """Names of the layers that can have adapters. Subclasses of nn.Linear may compute something else: in some mixtures, routers do."""
     return [name for name, part in causal_lm.named_modules() if type(part) is nn.Linear]
 
 
 def _targets(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> list[str]:
-    """Whole names of the layers that are to have adapters. Raises ConfigError for what cannot have one."""
+    """Full names of the layers that get adapters. Raises ConfigError for layers that cannot have one."""
     head = causal_lm.get_output_embeddings()
     if lora.target_modules == "all-linear":
         # Some mixtures have plain linear layers in their routers.
         names = [name for name in linear_layers(causal_lm) if "router" not in name.split(".")]
         linear = {name: causal_lm.get_submodule(name) for name in names}
-        # Of a layer with one output (the gate of a shared expert) an adapter is larger than the layer, and vLLM passes it over.
+        # A layer with one output (the gate of a shared expert) is smaller than an adapter for it, and vLLM would ignore the adapter.
         found = [name for name, part in linear.items() if part is not head and part.out_features != 1]
         if not found:
             raise ConfigError(f"learner.lora: a {type(causal_lm).__name__} has no linear layers; leave it out")
@@ -81,12 +81,12 @@ def _targets(causal_lm: PreTrainedModel, *, lora: LoraConfig) -> list[str]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name is an adapter's."""
+    """Whether this is the name of an adapter's parameter."""
     return ".lora_" in name
 
 
 def drawn_adapters(causal_lm: nn.Module, *, seed: int) -> dict[str, Tensor]:
-    """Initial adapters by parameter name, the same for any number of ranks: A uniform as a linear layer's weight, B zero."""
+    """Initial adapters by parameter name, the same for any number of ranks: A is uniform as a linear layer's weight, B is zero."""
     generator = torch.Generator().manual_seed(seed)
     drawn: dict[str, Tensor] = {}
     for name, parameter in causal_lm.named_parameters():
@@ -98,7 +98,7 @@ def drawn_adapters(causal_lm: nn.Module, *, seed: int) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def without_adapters(causal_lm: nn.Module) -> Iterator[None]:
-    """The base model: what the run started from."""
+    """Inside the context the model computes as the base model, from which the run started."""
     layers = _layers(causal_lm)
     for layer in layers.values():
         layer._disable_adapters = True
@@ -110,7 +110,7 @@ def without_adapters(causal_lm: nn.Module) -> Iterator[None]:
 
 
 def adapter_of(causal_lm: nn.Module, *, lora: LoraConfig) -> Adapter:
-    """What the adapter's tensors are: an engine needs it to load them."""
+    """The adapter's description, which an engine needs to load its tensors."""
     targets = {name.rpartition(".")[2] for name in _layers(causal_lm)}
     return Adapter(rank=lora.rank, alpha=lora.alpha, target_modules=tuple(sorted(targets)))
 
@@ -123,7 +123,7 @@ def adapters(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name as in the base model, whole tensor) of every parameter, adapters added in; all ranks must call it."""
+    """(name in the base model, whole tensor) of every parameter, with adapters merged in; all ranks must call it."""
     layers = _layers(causal_lm)
     for name, parameter in causal_lm.named_parameters():
         if is_adapter(name):
@@ -144,7 +144,7 @@ def merged(causal_lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _layers(causal_lm: nn.Module) -> dict[str, "LoraLayer"]:
-    """Those that have adapters, by name. A model without any needs no peft, which takes a moment to import."""
+    """Layers that have adapters, by name. peft, which is slow to import, is imported only for a model that has some."""
     if not any(is_adapter(name) for name, _ in causal_lm.named_parameters()):
         return {}
     from peft.tuners.lora import LoraLayer

@@ -1,8 +1,8 @@
-"""Rows of a batch as micro-batches under a token budget: planned (pure), then laid out as tensors.
+"""Divides the rows of a batch into micro-batches under a token budget (`plan`, pure), and lays each out as tensors (`lay_out`).
 
-Packed: sequences stand one after another in a single row, the prompt of a group once, and attention keeps them apart
-(`learner.model.attention`). Padded: rows of like length, padded on the right, which causal models don't notice. The last token of a
-completion is no input: nothing is predicted from it. Plans are deterministic, and cost every rank the same up to one unit.
+Packed: sequences lie one after another in a single row, the prompt of a group once, and attention keeps them apart
+(`learner.model.attention`). Padded: rows of similar length, padded on the right, which does not affect causal models. The last token of a
+completion is no input, since nothing is predicted from it. Plans are deterministic, and cost every rank the same up to one unit.
 
 Shapes: N rows of the batch, W completion width of the batch, C completion positions with loss, K candidates of a token.
 """
@@ -24,28 +24,27 @@ from learner.model.routing import Routes
 from learner.sequence_parallel import SequenceGroup
 
 MAX_REPEATED = 0.02
-"""Share of a batch's tokens that prompts may cost which are computed more than once to save a pass."""
+"""Extra tokens, as a share of the batch's, that computing prompts more than once may cost to save a pass."""
 MAX_CPU_TOKENS = 4096
-"""Tokens of one pass on a CPU, whatever the budget: larger ones leave its caches and take up to twice as long."""
+"""Tokens of one pass on a CPU, whatever the budget: larger passes exceed its caches and take up to twice as long."""
 Layout = Literal["shared", "packed", "padded"]
-"""`shared` packs, and computes the prompt of a group once."""
+"""`shared` is packed, with the prompt of a group computed once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """Tokens of one trajectory, or of one segment of it."""
+    """Tokens of one trajectory, or of one of its segments."""
 
     prompt: np.ndarray
     """int64, at least one."""
     completion: np.ndarray
     """int64, at least one."""
     loss_mask: np.ndarray
-    """bool, as long as the completion; no head where false."""
+    """bool, as long as the completion; false tokens get no log-prob."""
     candidates: np.ndarray | None = None
-    """Ids of other tokens whose log-probs are wanted, [completion, K]; None for none, as in all other rows of the batch."""
-
+    """Ids of further tokens to score, [completion, K]. Either all rows of a batch have them, or none (None)."""
     experts: np.ndarray | None = None
-    """That were recorded, [inputs, layers, experts per token]; None: the model's routers choose."""
+    """Recorded experts, [inputs, layers, experts per token]; None: the model's routers choose."""
 
     @property
     def num_tokens(self) -> int:
@@ -62,14 +61,14 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRow:
-    """A trajectory of several segments, each with a prompt of its own. They stay in one pass, and their results are one row: a ratio of
-    the sequence is then the whole episode's."""
+    """A trajectory of several segments, each with its own prompt. They stay in one pass, and their results are one row, so that a
+    sequence's ratio is the whole episode's."""
 
     segments: tuple[TokenRow, ...]
 
     @property
     def loss_mask(self) -> np.ndarray:
-        """Those of the segments, one after another."""
+        """The segments' masks, one after another."""
         return np.concatenate([each.loss_mask for each in self.segments])
 
     @property
@@ -87,41 +86,43 @@ class MicroBatch:
     """One forward pass."""
 
     rows: tuple[int, ...]
-    """Places in the batch; the rows of [B, W] results, in this order."""
+    """Indices in the batch, in the order of the rows of [B, W] results."""
     input_ids: Tensor
     """[1, T] packed, [B, L] padded."""
     position_ids: Tensor
     segments: Segments | None
     """None when padded."""
     head_index_C: Tensor
-    """Place of the hidden state that predicts each target, in flattened input."""
+    """Index of the hidden state that predicts each target, in the flattened input."""
     targets_C: Tensor
     candidates_CK: Tensor | None
     routes: Routes | None
-    """None where no row has recorded experts."""
+    """None when no row has recorded experts."""
     result_index_C: Tensor
-    """Place of each target in flattened [B, W]."""
+    """Index of each target in flattened [B, W]."""
     width: int
     """W."""
 
     def scatter(self, values_C: Tensor) -> Tensor:
-        """Values per position, [C, ...], as [B, W, ...], 0 elsewhere; differentiable."""
+        """Writes values per position, [C, ...], into [B, W, ...], 0 elsewhere; differentiable."""
         flat = values_C.new_zeros(len(self.rows) * self.width, *values_C.shape[1:])
         return flat.index_copy(0, self.result_index_C, values_C).view(len(self.rows), self.width, *values_C.shape[1:])
 
 
 def tokens_per_pass(max_tokens: int, *, device: torch.device) -> int:
-    """The budget, or what is fastest below it."""
+    """The budget, limited to MAX_CPU_TOKENS on a CPU."""
     return min(max_tokens, MAX_CPU_TOKENS) if device.type == "cpu" else max_tokens
 
 
 def plan(rows: Sequence[Row], *, max_tokens: int, layout: Layout, num_ranks: int = 1) -> list[list[tuple[int, ...]]]:
-    """For every rank its micro-batches, each a tuple of row places; every rank has equally many. A row beyond the budget stands alone.
+    """Each rank's micro-batches, as tuples of row indices; all ranks have equally many. A row beyond the budget has its own.
 
-    A rank may get empty tuples when there are fewer rows than ranks: it takes part in every collective operation.
+    With fewer rows than ranks some tuples are empty: every rank must take part in each collective operation.
     """
-    bins = _pad_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks) if layout == "padded" else None
-    bins = bins or _pack_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks, shares=layout == "shared")
+    if layout == "padded":
+        bins = _pad_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks)
+    else:
+        bins = _pack_bins(rows, max_tokens=max_tokens, num_ranks=num_ranks, layout=layout)
     return _dealt(bins, rows, layout=layout, num_ranks=num_ranks)
 
 
@@ -130,12 +131,12 @@ def lay_out(
 ) -> MicroBatch:
     """The chosen rows as tensors of one forward pass; `width` is the batch's longest completion.
 
-    No rows are a pass of one token without loss, for a rank that only has to take part.
+    Without rows it is a pass of one token without loss, for a rank that only has to take part.
     """
     if not chosen:
         return replace(lay_out([_IDLE], [0], layout=layout, width=width, device=device), rows=())
     starts: list[tuple[int, int]] = []
-    """Of each segment: place of the token that predicts its first completion token, and of its first completion input."""
+    """For each segment, the index of the token that predicts its first completion token, and of its first completion input."""
     laid, columns = _segments(rows, chosen, width=width)
     if layout == "padded":
         input_ids, position_ids, segments = _padded(laid, starts)
@@ -167,8 +168,8 @@ def lay_out(
 
 
 def cut(batch: MicroBatch, group: SequenceGroup) -> tuple[MicroBatch, Tensor]:
-    """This rank's slice of a packed pass, and the places that its completion positions have among those of the whole."""
-    assert batch.segments is not None, "rows that are not packed are not split"
+    """This rank's slice of a packed pass, and the indices of its completion positions among those of the whole pass."""
+    assert batch.segments is not None, "padded rows are not split"
     length = group.slice_length(batch.input_ids.shape[1])
     head_index_C = batch.head_index_C - group.rank * length
     places_C = ((head_index_C >= 0) & (head_index_C < length)).nonzero()[:, 0]
@@ -192,11 +193,11 @@ def cut(batch: MicroBatch, group: SequenceGroup) -> tuple[MicroBatch, Tensor]:
 def _routes(
     rows: Sequence[TokenRow], starts: Sequence[tuple[int, int]], *, num_inputs: int, device: torch.device | str
 ) -> Routes | None:
-    """Of a shared prompt, those of one of its rows."""
+    """A shared prompt gets the experts of its last row that has some."""
     shape = next((row.experts.shape[1:] for row in rows if row.experts is not None), None)
     if shape is None:
         return None
-    # int16: torch computes little with unsigned ones, and no model has that many experts.
+    # int16: torch has few operations for unsigned types, and no model has that many experts.
     experts = np.zeros((num_inputs, *shape), dtype=np.int16)
     num_rows = np.zeros(num_inputs, dtype=np.float32)
     for row, (before, first) in zip(rows, starts, strict=True):
@@ -210,7 +211,7 @@ def _routes(
 
 
 def _segments(rows: Sequence[Row], chosen: Sequence[int], *, width: int) -> tuple[list[TokenRow], list[int]]:
-    """Of the chosen rows, in order, and the place of each one's first completion token in flattened [B, W]."""
+    """The segments of the chosen rows, in order, and the index of each one's first completion token in flattened [B, W]."""
     laid, columns = list[TokenRow](), list[int]()
     for place, index in enumerate(chosen):
         column = place * width
@@ -271,7 +272,7 @@ def _padded(rows: Sequence[TokenRow], starts: list[tuple[int, int]]) -> tuple[np
 
 
 def cost(rows: Sequence[Row], chosen: Iterable[int], *, layout: Layout) -> int:
-    """Tokens that a forward pass computes."""
+    """Number of tokens that a forward pass computes, padding included."""
     laid = [segment for i in chosen for segment in rows[i].segments]
     if layout == "padded":
         return len(laid) * max((segment.num_inputs for segment in laid), default=0)
@@ -282,7 +283,7 @@ def cost(rows: Sequence[Row], chosen: Iterable[int], *, layout: Layout) -> int:
 
 
 def _pad_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int) -> list[tuple[int, ...]]:
-    """Neighbours by length, at most `max_tokens` with padding, at least as many bins as ranks."""
+    """Rows of similar length, at most `max_tokens` with padding, at most ceil(rows / ranks) of them in a bin."""
     longest = [max(segment.num_inputs for segment in row.segments) for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (-longest[i], i))
     max_rows = -(-len(rows) // num_ranks)
@@ -296,13 +297,13 @@ def _pad_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int) -> list[t
     return bins
 
 
-def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, shares: bool) -> list[tuple[int, ...]]:
-    """As few bins as the budget allows, in multiples of the ranks, and of these the ones with the least for the rank that has the most.
+def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, layout: Layout) -> list[tuple[int, ...]]:
+    """As few bins as the budget allows, in multiples of the ranks; of several such plans, the one whose busiest rank has the fewest tokens.
 
-    Groups stay whole where they fit. Divided ones are asked as well: into a bin each, and into quarters of one, which may do without
-    another bin, or share a group out among ranks. To save a bin, they may cost `MAX_REPEATED` more.
+    The first plan keeps groups whole where they fit. With shared prompts two more plans divide groups, into pieces of a bin's size and of a
+    quarter of it: these may need fewer bins, or spread a group over ranks. They may cost `MAX_REPEATED` more if they save a bin.
     """
-    layout: Layout = "shared" if shares else "packed"
+    shares = layout == "shared"
     total = cost(rows, range(len(rows)), layout=layout)
     num_bins = num_ranks * max(-(-total // (max_tokens * num_ranks)), 1)
     while True:
@@ -325,12 +326,12 @@ def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, shares: 
 
 
 def _fit(bins: Sequence[Sequence[int]], rows: Sequence[Row], *, max_tokens: int, layout: Layout) -> bool:
-    """Whether each bin is within the budget, or one row."""
+    """Whether each bin is within the budget or has a single row."""
     return all(len(chosen) == 1 or cost(rows, chosen, layout=layout) <= max_tokens for chosen in bins)
 
 
 def _load(bins: Sequence[tuple[int, ...]], rows: Sequence[Row], *, layout: Layout, num_ranks: int) -> int:
-    """Tokens of the rank that has the most."""
+    """Number of tokens of the busiest rank."""
     ranks = _dealt(bins, rows, layout=layout, num_ranks=num_ranks)
     return max(sum(cost(rows, chosen, layout=layout) for chosen in rank) for rank in ranks)
 
@@ -338,18 +339,18 @@ def _load(bins: Sequence[tuple[int, ...]], rows: Sequence[Row], *, layout: Layou
 def _dealt(
     bins: Sequence[tuple[int, ...]], rows: Sequence[Row], *, layout: Layout, num_ranks: int
 ) -> list[list[tuple[int, ...]]]:
-    """Every rank's, equally many: the rank with the dearest one gets the cheapest of the next turn."""
-    dearest_first = sorted(bins, key=lambda b: (-cost(rows, b, layout=layout), b))
-    dearest_first += [()] * (-len(bins) % num_ranks)
+    """Equally many bins for each rank, in turns: the rank with a turn's most expensive bin gets the cheapest of the next turn."""
+    by_cost = sorted(bins, key=lambda b: (-cost(rows, b, layout=layout), b))
+    by_cost += [()] * (-len(bins) % num_ranks)
     ranks: list[list[tuple[int, ...]]] = [[] for _ in range(num_ranks)]
-    for index, chosen in enumerate(dearest_first):
+    for index, chosen in enumerate(by_cost):
         turn, place = divmod(index, num_ranks)
         ranks[place if turn % 2 == 0 else num_ranks - 1 - place].append(chosen)
     return ranks
 
 
 def _filled(rows: Sequence[Row], *, most: int, num_bins: int, layout: Layout) -> list[tuple[int, ...]]:
-    """At most so many bins, the longest unit first into the emptiest; `most` tokens a unit."""
+    """At most `num_bins` bins: units of at most `most` tokens, the longest first, each into the emptiest bin."""
     units = _units(rows, max_tokens=most, shares=layout == "shared")
     costs = [cost(rows, unit, layout=layout) for unit in units]
     loads, bins = [0] * num_bins, [list[int]() for _ in range(num_bins)]
@@ -361,7 +362,7 @@ def _filled(rows: Sequence[Row], *, most: int, num_bins: int, layout: Layout) ->
 
 
 def _units(rows: Sequence[Row], *, max_tokens: int, shares: bool) -> list[tuple[int, ...]]:
-    """Rows that stay together: those of one first prompt, in pieces of at most `max_tokens`; single rows when nothing is shared."""
+    """Rows that stay together: those with the same first prompt, in pieces of at most `max_tokens`; single rows if nothing is shared."""
     if not shares:
         return [(i,) for i in range(len(rows))]
     by_prompt: dict[bytes, list[int]] = defaultdict(list)

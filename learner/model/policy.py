@@ -1,8 +1,7 @@
-"""The policy as the learner sees it: a transformers causal model whose logits never exist.
+"""The learner's policy: a transformers causal model that computes log-probs without the logits of a whole batch.
 
-`PolicyModel(micro_batch)` gives log-probs of the sampled tokens at the run's temperature, truncated as its sampling is. When it is loaded,
-a handful of tokens proves that its head and its packing compute what the model's own forward computes; what cannot be proven is not
-used.
+`PolicyModel(micro_batch)` returns log-probs of the sampled tokens at the run's temperature and truncation. At load, a few tokens prove that
+its head and its packing compute what the model's own forward computes. A layout without that proof is not used.
 
 Shapes: B, L input rows; C completion positions; H hidden size; V vocabulary.
 """
@@ -43,36 +42,36 @@ from learner.model.routing import Routing
 from learner.shape import windows
 
 PROOF_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
-"""Nats, largest difference of a log-prob; bfloat16 rounds differently in other shapes, another sequence's tokens show as far more."""
+"""Nats, largest difference of a log-prob. bfloat16 rounds differently in other shapes; attending to another sequence differs far more."""
 ISOLATION_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
-"""Nats, by which a sequence may move when its neighbours in the row are exchanged for others of the same lengths."""
+"""Nats: largest change of a log-prob when the other sequences of the row are replaced by others of the same lengths."""
 ModelKind = type[AutoModelForCausalLM] | type[AutoModel] | type[AutoModelForSequenceClassification]
 """A whole causal model, its backbone alone, or a reward model."""
-_OF_A_MODEL = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
-"""What a model's own code raises where it takes packed rows for others."""
+_MODEL_ERRORS = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
+"""Errors of a model's own code that does not support packed rows."""
 CRITIC_PATH = "algorithm.value.path"
-"""The field, for messages."""
+"""The field's name, for error messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutputs:
-    """Of one forward pass, at completion positions with loss."""
+    """Results of one forward pass, at completion positions with loss."""
 
     logprobs_C: Tensor
     entropies_C: Tensor | None
     partition_CP: Tensor | None
-    """Log-probs of the micro-batch's candidates and, last, of all other tokens together; None without candidates."""
+    """Log-probs of the micro-batch's candidates, then of all other tokens together; None without candidates."""
     hidden_CH: Tensor
-    """Last hidden states that predict the tokens, of this rank's slice where a pass is split; what a shared critic reads."""
+    """Last hidden states that predict the tokens, which a shared critic reads. If a pass is split, those of this rank's slice."""
 
 
 class PolicyModel(nn.Module):
-    """Backbone and vocabulary head as one module, so that sharding gathers the head's weight like any other."""
+    """Backbone and vocabulary head in one module, so that sharding gathers the head's weight like any other."""
 
     def __init__(
         self, causal_lm: PreTrainedModel, *, head: Head, layout: Layout, routing: Routing | None = None
     ) -> None:
-        """With `routing`, passes compute with the experts that were recorded for their rows."""
+        """With `routing`, passes compute with the experts recorded for their rows."""
         super().__init__()
         self.causal_lm = causal_lm
         self.head = head
@@ -97,17 +96,17 @@ class PolicyModel(nn.Module):
 
     @contextmanager
     def full_softmax(self, *, temperature: float) -> Iterator[None]:
-        """Inside it, log-probs are of all tokens at `temperature`, whatever the run samples from."""
-        own = self.head
-        self.head = dataclasses.replace(own, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
+        """Inside the context, log-probs are over all tokens at `temperature`, whatever the run's sampling is."""
+        original = self.head
+        self.head = dataclasses.replace(original, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
         try:
             yield
         finally:
-            self.head = own
+            self.head = original
 
     def own_logits(self, token_ids_L: Tensor) -> Tensor:
-        """One sequence through the model's own forward, head included, [L, V]: what `forward` is proven against. Its head multiplies in
-        float32: logits of 16 to 32 are 1/8 apart in bfloat16."""
+        """Logits of one sequence by the model's own forward, [L, V], against which `forward` is proven. The head multiplies in float32,
+        since bfloat16 logits between 16 and 32 are 1/8 apart."""
         if self.routing is not None:
             self.routing.follow(None)
         hook = output_layer(self.causal_lm).register_forward_hook(_in_float32)
@@ -126,7 +125,7 @@ def score(
     max_tokens: int,
     device: torch.device | str = "cpu",
 ) -> list[Tensor]:
-    """What `compute` gives per position, [C, ...], by row of tokens: [completion, ...] on the CPU, 0 where its loss mask is false."""
+    """The results of `compute`, [C, ...] per pass, as one CPU tensor per row, [completion, ...], 0 where the loss mask is false."""
     if not rows:
         return []
     width = max(len(row.completion) for row in rows)
@@ -154,12 +153,13 @@ def hidden_states(causal_lm: PreTrainedModel, batch: MicroBatch) -> Tensor:
     backbone = causal_lm.base_model
     output = backbone(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **packed)
     hidden_BLH: Tensor = output[0]
-    # An embedding look-up: shared prompts are read several times, and its backward adds their gradients up fast.
+    # An embedding look-up is a gather with a fast backward for indices that repeat: shared prompts.
     return F.embedding(batch.head_index_C, hidden_BLH.flatten(0, 1))
 
 
 def output_layer(causal_lm: PreTrainedModel) -> nn.Linear:
-    """The vocabulary head's layer. LoRA on it would make the weight that the head reads another than the one that trains."""
+    """The vocabulary head's layer. Raises ConfigError for another layer than a plain linear one: with LoRA, the weight that log-probs are
+    computed from would not be the one that trains."""
     layer = causal_lm.get_output_embeddings()
     if layer is None or not isinstance(layer, nn.Linear):
         raise ConfigError(
@@ -169,13 +169,13 @@ def output_layer(causal_lm: PreTrainedModel) -> nn.Linear:
 
 
 def _in_float32(layer: nn.Linear, inputs: tuple[Tensor], _: Tensor) -> Tensor:
-    """The layer's output again, some of its rows at a time."""
+    """Computes the layer's output again in float32, for some of its rows at a time."""
     logits = torch.cat([inputs[0].float() @ rows.float().T for rows in layer.weight.split(8192)], -1)
     return logits if layer.bias is None else logits + layer.bias.float()
 
 
 def read_config(model: ModelConfig, *, field: str = "model.path") -> PretrainedConfig:
-    """The model's transformers configuration, nothing else loaded. Raises ConfigError naming `field` when there is none."""
+    """The model's transformers configuration, loading nothing else. Raises ConfigError naming `field` when there is none."""
     try:
         return AutoConfig.from_pretrained(
             os.path.expanduser(model.path), revision=model.revision, trust_remote_code=model.trust_remote_code
@@ -188,9 +188,9 @@ def read_config(model: ModelConfig, *, field: str = "model.path") -> PretrainedC
 
 
 def elsewhere(model: ModelConfig, place: ReferenceConfig | ValueConfig, *, section: str) -> ModelConfig:
-    """`model`, with path, revision and trust of `place` where that names a path.
+    """`model`, with path, revision and trust_remote_code of `place` if that has a path.
 
-    Raises ConfigError for code from the hub that no commit pins. `section` is where the settings of `place` stand.
+    Raises ConfigError for code from the hub that is not pinned to a commit. `section`: the section of `place` in the run file.
     """
     if place.path is None:
         return model
@@ -210,7 +210,7 @@ def load(
 ) -> PreTrainedModel:
     """The model in `dtype`, dropout off: the policy that learns must be the one that sampled.
 
-    Raises ConfigError naming `field` for a model that does not load, or lacks weights.
+    Raises ConfigError naming `field` for a model that does not load or lacks weights.
     """
     transformers.utils.logging.disable_progress_bar()
     config = read_config(model, field=field)
@@ -223,7 +223,7 @@ def load(
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
     if found["missing_keys"]:
-        # transformers draws them at random.
+        # transformers would initialise them at random.
         raise ConfigError(
             f"{field}={model.path!r} lacks weights of a {type(loaded).__name__}: {min(found['missing_keys'])}"
         )
@@ -234,14 +234,14 @@ def load(
 
 
 def load_backbone(critic: ModelConfig, *, device: torch.device | str = "cpu") -> PreTrainedModel:
-    """What a critic starts from, in float32: the backbone of a causal model or of a reward model. Raises ConfigError as `load` does."""
+    """The backbone that a critic starts from, of a causal model or a reward model, in float32. Raises ConfigError as `load` does."""
     return load(critic, dtype=torch.float32, device=device, kind=AutoModel, field=CRITIC_PATH)
 
 
 def attention_of(model: ModelConfig, config: PretrainedConfig) -> str | None:
-    """The implementation that the model is loaded with; None leaves it to transformers, which takes sdpa where a model has it.
+    """The attention implementation to load the model with; None: transformers' choice, which is sdpa if the model supports it.
 
-    transformers' sdpa leaves out a soft cap of attention's scores, which engines compute with. Raises ConfigError where it is asked for.
+    transformers' sdpa ignores a soft cap of attention scores, which engines apply. Raises ConfigError for `sdpa` with such a model.
     """
     cap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     if cap is not None and model.attention == "sdpa":
@@ -259,14 +259,14 @@ def without_dropout(module: nn.Module) -> None:
         if isinstance(part, nn.Dropout):
             part.p = 0.0
         for name, value in vars(part).items():
-            # Layers that checkpoint train, in transformers' sense: what they drop by themselves they would drop.
+            # Layers with activation checkpointing are in train mode, where they would apply their own dropout.
             if "drop" in name and isinstance(value, float):
                 setattr(part, name, 0.0)
 
 
 def fix_rotations(module: nn.Module, *, model: ModelConfig) -> None:
-    """LongRoPE has two sets of frequencies. The engine takes one for the run, by its longest context, and so does the module from now on;
-    transformers takes one for each pass, by its longest sequence, on which the others would depend."""
+    """Makes LongRoPE use one of its two sets of frequencies for the whole run, chosen by the run's longest context as the engine does.
+    transformers chooses for each pass by its longest sequence, so that the other sequences would depend on it."""
     for part in module.modules():
         if getattr(part, "rope_type", None) != "longrope":
             continue
@@ -285,7 +285,7 @@ def prove(
     sampling: SamplingConfig,
     head_chunk_tokens: int | None,
 ) -> PolicyModel:
-    """The policy in the fastest layout that is proven; see `choose_layout`."""
+    """The policy in the fastest proven layout; see `choose_layout`."""
     fix_rotations(causal_lm, model=model)
     policy = unproven(causal_lm, sampling=sampling, head_chunk_tokens=head_chunk_tokens)
     dtype = next(causal_lm.parameters()).dtype
@@ -301,11 +301,11 @@ def unproven(
     kept_logits_bytes: int = 0,
     replays_routing: bool = False,
 ) -> PolicyModel:
-    """The policy, padded; its head is read off the configuration.
+    """The policy in the padded layout, with the head that the model's configuration describes.
 
-    Raises ConfigError for a model whose backbone is not found, and as `Routing` where it `replays_routing`.
+    Raises ConfigError for a model without a backbone of its own, and, if it `replays_routing`, as `Routing` does.
     """
-    if causal_lm.base_model is causal_lm:  # Llama 4: its positions and chunks are not known here either
+    if causal_lm.base_model is causal_lm:  # Llama 4, whose positions and chunks are not supported either
         raise ConfigError(
             f"model.path: a {type(causal_lm).__name__} has no backbone {causal_lm.base_model_prefix!r} of its own to be trained by; "
             "take another model"
@@ -333,11 +333,11 @@ def choose_layout(
     dtype: torch.dtype,
     splits_sequences: bool = False,
 ) -> None:
-    """Gives the policy the fastest layout that computes, on a few tokens, what the model's own forward computes (in `dtype`).
+    """Gives the policy the fastest layout that, on a few tokens, computes what the model's own forward computes (in `dtype`).
 
-    `forward` and `own_logits` lead to the policy's; on several ranks through what gathers its shards, and all ranks must call this.
-    Raises ConfigError when not even padded rows agree (a head that is applied in an unknown way), or when packing is demanded, or ranks
-    split sequences, which are packed then, and it does not keep them apart.
+    `forward` and `own_logits` call the policy's methods, on several ranks through the module that gathers its shards; all ranks must call
+    this. Raises ConfigError if even padded rows differ (the head is applied in an unknown way), and if packing is required, by the setting
+    or because ranks split sequences, but does not keep sequences apart.
     """
     causal_lm, device = policy.causal_lm, policy.causal_lm.device
     vocabulary_size = output_layer(causal_lm).weight.shape[0]
@@ -361,7 +361,7 @@ def choose_layout(
         )
     if packing == "packed":
         raise ConfigError(f"learner.packing=packed: {name} does not keep packed sequences apart ({why}); use auto")
-    raise ConfigError(f"{name} applies its vocabulary head in a way that is not known here ({why})")
+    raise ConfigError(f"{name} applies its vocabulary head in an unsupported way ({why}); take another model")
 
 
 def _difference(
@@ -373,15 +373,15 @@ def _difference(
     model: ModelConfig,
     dtype: torch.dtype,
 ) -> str | None:
-    """How the rows' log-probs differ in the policy's layout from those that are expected; None where they do not. In a packed layout also
-    that they depend on their neighbours, that the model's code does not take it, or that it does not hear of the model's windows."""
+    """Why the policy's layout is not proven: log-probs differ from the expected ones, or, in a packed layout, depend on other sequences,
+    the model's code raises, or attention is not told the model's windows. None if it is proven."""
     causal_lm, layout = policy.causal_lm, policy.layout
 
     def scored(rows: Sequence[TokenRow]) -> list[Tensor]:
         device = causal_lm.device
         return score(lambda b: forward(b).logprobs_C, rows, layout=layout, max_tokens=10**6, device=device)
 
-    # A temperature divides both sides alike, and magnifies how they round.
+    # A temperature would divide both sides alike and magnify rounding.
     with policy.full_softmax(temperature=1.0):
         if layout == "padded":
             return _told(_distance(scored(rows), expected), dtype)
@@ -390,23 +390,23 @@ def _difference(
             with windows_seen() as seen:
                 found = scored(rows)
                 first, last = scored([rows[0], *others[1:]])[:1], scored([*others[:-1], rows[-1]])[-1:]
-        except _OF_A_MODEL as error:
-            # It reads the mask, say, which packed rows have not.
+        except _MODEL_ERRORS as error:
+            # For example, it reads the mask, which packed rows do not have.
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raised = f"{type(error).__name__}: {headline(error)}"
             if not any(isinstance(parameter, DTensor) for parameter in causal_lm.parameters()):
                 return f"its own code raises {raised}"
-            # Ranks that gather shards may not go on after it. A RuntimeError may be of the ranks' connection.
+            # Ranks that gather shards cannot continue after an error. A RuntimeError may come from their connection.
             if isinstance(error, RuntimeError):
                 raise
             raise ConfigError(
                 f"learner.packing: the code of {type(causal_lm).__name__} does not take packed rows ({raised}); use learner.packing=padded"
             ) from error
-    # Packed attention knows nothing of masks, and these rows are too short to show it.
+    # Packed attention ignores masks, and these rows are too short to show a window.
     if seen and (hidden := _shorter_windows(causal_lm, model=model) - seen):
         return f"its window of {min(hidden)} tokens is in masks alone"
-    # Causal layers leak forward alone: only the last sequence has all others before it.
+    # Causal layers leak only forward: the last sequence has all others before it.
     leak = _distance([*first, *last], [found[0], found[-1]])
     if not leak <= ISOLATION_TOLERANCE.get(dtype, 1e-4):  # NaN is neither less nor more
         return f"others in the row move a sequence by {leak:.3g} nats"
@@ -422,7 +422,7 @@ def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
 
 
 def _shorter_windows(causal_lm: PreTrainedModel, *, model: ModelConfig) -> set[int]:
-    """Of the model's layers, than its longest sequence."""
+    """Windows of the model's layers that are shorter than its longest sequence."""
     text = causal_lm.config.get_text_config()
     longest = model.max_context or getattr(text, "max_position_embeddings", None) or sys.maxsize
     return {window for window in windows(text) if window < longest}
@@ -436,7 +436,7 @@ def _layouts(packing: str, *, attention: str) -> tuple[Layout, ...]:
 
 
 def _head_parameters(config: Any) -> dict[str, float]:
-    """What the families do to logits, by the names that their configurations use; `prove` catches what is missing here."""
+    """Scale and soft cap of the logits, by the names that model families use in their configurations. The proof catches others."""
     found: dict[str, float] = {}
     if getattr(config, "final_logit_softcapping", None) is not None:
         found["soft_cap"] = float(config.final_logit_softcapping)
@@ -448,7 +448,7 @@ def _head_parameters(config: Any) -> dict[str, float]:
 
 
 def _proof_rows(vocabulary_size: int, *, shift: int) -> list[TokenRow]:
-    """Three rows, two of one prompt; `shift` exchanges tokens, not lengths."""
+    """Three rows, two with the same prompt; `shift` changes tokens, not lengths."""
     ids = [(7 * i + 3 + shift * (i + 1)) % vocabulary_size for i in range(24)]
     rows = [(ids[:5], ids[5:9]), (ids[:5], ids[9:12]), (ids[12:18], ids[18:23])]
     return [token_row(prompt, completion) for prompt, completion in rows]
@@ -456,7 +456,7 @@ def _proof_rows(vocabulary_size: int, *, shift: int) -> list[TokenRow]:
 
 @torch.no_grad()
 def _own_logprobs(own_logits: Callable[[Tensor], Tensor], row: TokenRow, *, device: torch.device) -> Tensor:
-    """The row alone through the model's own forward."""
+    """Log-probs of the row alone, by the model's own forward."""
     ids = torch.from_numpy(np.concatenate([row.prompt, row.completion])).to(device)
     logprobs_LV = own_logits(ids).float().log_softmax(-1)[len(row.prompt) - 1 : -1]
     return logprobs_LV.gather(1, ids[len(row.prompt) :, None])[:, 0].cpu()

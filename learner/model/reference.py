@@ -1,4 +1,4 @@
-"""A frozen policy that scores tokens: the model that the KL pulls towards (`cluster.contracts.protocols.LogprobModel`)."""
+"""The reference: a frozen policy that scores tokens, to which the KL is measured (`cluster.contracts.protocols.LogprobModel`)."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from learner.model.policy import elsewhere, hidden_states, load, output_layer, p
 
 
 def reference_models(model: ModelConfig, reference: ReferenceConfig) -> dict[str | None, ModelConfig]:
-    """The models that a reference is, by source; None is for all other sources. Raises ConfigError as `elsewhere` does."""
+    """The reference's models by prompt source; None is the key for all other sources. Raises ConfigError as `elsewhere` does."""
     plain = {"revision": None, "trust_remote_code": False}
     by_source = {
         source: model.model_copy(update=plain | {"path": path}) for source, path in reference.by_source.items()
@@ -35,9 +35,9 @@ class ReferenceModel:
         sampling: SamplingConfig,
         top_k: int | None = None,
     ) -> None:
-        """Loads `model`, one of `reference_models`, and lays rows out as the learner does. Raises ConfigError when it does not load.
+        """Loads `model`, one of `reference_models`, with the learner's packing. Raises ConfigError when it does not load.
 
-        `top_k`: tokens of each position, the likeliest, that are scored besides the completion's own; None for none.
+        `top_k`: number of likeliest tokens scored at each position in addition to the completion's own; None for none.
         """
         torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
         device = torch.device("cuda" if reference.gpus else "cpu")
@@ -55,7 +55,7 @@ class ReferenceModel:
         self._top_k = top_k
 
     def score(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> dict[str, list[Any]]:
-        """The schema's `reference_` columns, in the order given; log-probs are at the run's temperature and truncation."""
+        """The schema's `reference_` columns, in the given order. Log-probs are at the run's temperature and truncation."""
         rows = [token_row(p, c) for p, c in zip(prompts, completions, strict=True)]
         scored = score(self._scores, rows, layout=self._policy.layout, max_tokens=self._max_tokens, device=self._device)
         columns = {"reference_logprobs": [scores[:, 0].tolist() for scores in scored]}
@@ -68,7 +68,7 @@ class ReferenceModel:
         }
 
     def _scores(self, batch: MicroBatch) -> Tensor:
-        """Own log-prob, ids of the likeliest tokens, the partition of these: one row per position."""
+        """One row per position: own log-prob, ids of the likeliest tokens, and their partition."""
         if self._top_k is None:
             return self._policy(batch).logprobs_C[:, None]
         causal_lm, head = self._policy.causal_lm, self._policy.head
@@ -78,5 +78,5 @@ class ReferenceModel:
             hidden_CH, output.weight, batch.targets_C, head=head, bias_V=output.bias, candidates_CK=ids_CK
         )
         assert selected.partition_CP is not None
-        # float64 holds ids as they are.
+        # float64 represents ids exactly.
         return torch.cat([selected.logprobs_C[:, None], ids_CK.double(), selected.partition_CP], 1)

@@ -1,8 +1,8 @@
-"""Routing replay: a mixture of experts computes with the experts that were recorded, not with those that its routers would choose.
+"""Routing replay: a mixture of experts computes with the experts recorded at sampling, not with those that its routers would choose.
 
-Rollout routing replay, R3 (arXiv:2510.11370). A router's scores are its own, of its present weights; only its choice of the best is
-replaced, so the gate values of the recorded experts have gradients as ever. Any router of transformers is followed that chooses by one
-`topk` over scores of all experts, and whether a model's do is tried when it is loaded.
+Rollout routing replay, R3 (arXiv:2510.11370). A router computes its scores with its current weights; only its choice of the best experts is
+replaced, so the gate values of the recorded experts have gradients as usual. This works for any router of transformers that chooses by one
+`topk` over scores of all experts; each router is tested when the model is loaded.
 
 Shapes: T positions of a pass, flattened; L layers of the model; K experts per token; E experts.
 """
@@ -25,15 +25,14 @@ from learner.algorithms.objective.statistics import Recorder, Statistics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """What was recorded for the positions of one pass."""
+    """Experts recorded for the positions of one pass."""
 
     experts_TLK: Tensor
-    """Integers; anything where nothing was recorded."""
+    """Integers; arbitrary at positions without a record."""
     num_rows_T: Tensor
-    """For which they were recorded: several at a shared prompt, 0 where there is no record."""
+    """Number of rows that a position stands for: several at a shared prompt, 0 without a record."""
     pull_E: Tensor | None = None
-    """What a position's probability of each expert adds to the loss, in every layer and for every row, so that choices become balanced;
-    None without such a loss."""
+    """Factor of each expert's probability in the load-balance loss, for every position, layer and row; None without such a loss."""
 
     @property
     def is_recorded_T(self) -> Tensor:
@@ -41,15 +40,14 @@ class Routes:
 
 
 class Routing:
-    """The routers of one model, which follow the routes that are set, also when activations are computed again in the backward pass."""
+    """Makes the routers of one model follow given routes, also when backward computes activations again."""
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
-        """Works on a skeleton too, before it is sharded. Raises ConfigError for a model without routers, or with one that chooses in
-        another way."""
+        """Works on a skeleton too, before it is sharded. Raises ConfigError for a model without routers or with an unsupported one."""
         found = _routers_of(causal_lm)
         if not found:
             raise ConfigError(
-                f"rollout.routing_replay=true: {type(causal_lm).__name__} has no router that is known here, and so no experts to replay; "
+                f"rollout.routing_replay=true: {type(causal_lm).__name__} has no router of a supported kind, and so no experts to replay; "
                 "leave it out for dense models"
             )
         self._routers = [_Router(layer, module) for layer, module in found]
@@ -57,12 +55,12 @@ class Routing:
         self.num_experts_per_token, self.num_experts = self._routers[0].num_chosen, self._routers[0].num_experts
 
     def follow(self, routes: Routes | None) -> None:
-        """Until the next call; None lets routers choose."""
+        """Sets the routes until the next call; None lets routers choose."""
         for router in self._routers:
             router.routes, router.aux_loss = routes, None
 
     def pull(self, rows: Sequence[np.ndarray], *, coefficient: float) -> Tensor | None:
-        """`Routes.pull_E` of an update with these recorded experts, [inputs, layers, experts per token] a row; None without any.
+        """`Routes.pull_E` for an update whose rows have these recorded experts, [inputs, layers, experts per token] each; None without any.
 
         The load-balance loss is E Σ f P (Switch Transformers, arXiv:2101.03961; pooled over layers as in transformers'
         `load_balancing_loss_func`). f has no gradient and P is a mean over positions: with f of the whole update, the loss is a sum over
@@ -76,12 +74,12 @@ class Routing:
         return torch.as_tensor(coefficient * self.num_experts * counts_E / num_positions**2, dtype=torch.float32)
 
     def aux_loss(self) -> Tensor | None:
-        """What the last pass adds to the update's load-balance loss; None without one."""
+        """The last pass's part of the update's load-balance loss; None without one."""
         losses = [router.aux_loss for router in self._routers if router.aux_loss is not None]
         return torch.stack(losses).sum() if losses else None
 
     def statistics(self) -> Statistics:
-        """Of the last pass: the share of recorded choices that the routers would not have made, and its load-balance loss."""
+        """Of the last pass: the share of recorded experts that the routers would not have chosen, and its load-balance loss."""
         routes = self._routers[0].routes
         recorder = Recorder(self._routers[0].module.weight.device)
         if routes is not None:
@@ -95,10 +93,10 @@ class Routing:
 
 
 class _Router:
-    """One layer's, with hooks around its forward."""
+    """One layer's router, with hooks around its forward."""
 
     num_differing_T: Tensor
-    """Of the experts recorded for a position those that it would not have chosen; once it has followed a route."""
+    """Number of experts recorded for a position that the router would not have chosen; set by the first pass that follows a route."""
 
     def __init__(self, layer: int, module: Any) -> None:
         self.layer, self.num_experts, self.num_chosen = layer, int(module.num_experts), int(module.top_k)
@@ -112,7 +110,7 @@ class _Router:
 
     @torch.no_grad()
     def _prove(self) -> None:
-        """Raises ConfigError unless it asks for the best of all experts, and goes on with the answer."""
+        """Raises ConfigError unless the router calls `topk` over all experts and uses its result."""
         module: Any = copy.deepcopy(self.module)
         if module.weight.is_meta:
             module.to_empty(device="cpu")
@@ -123,7 +121,7 @@ class _Router:
             answer = _answer(module, torch.ones(3, weight.shape[-1], dtype=weight.dtype, device=weight.device))
         if not any(torch.equal(each, chosen_TLK[:, 0]) for each in answer):
             raise ConfigError(
-                f"rollout.routing_replay=true: a {type(module).__name__} does not choose its experts in a way that is known here; leave it "
+                f"rollout.routing_replay=true: a {type(module).__name__} chooses its experts in an unsupported way; leave it "
                 "out for this model"
             )
 
@@ -138,14 +136,16 @@ class _Router:
             return
         mode.__exit__(None, None, None)
         if output is not None and self.routes is not None and self.routes.pull_E is not None:
-            # Where all experts are chosen others are of this shape too, and the pull is the same for each expert.
+            # If every expert is chosen, other outputs have this shape too, and the pull is the same for each expert.
             logits_TE = next(each for each in output if each.shape[1:] == (self.num_experts,))
             pull_T = logits_TE.float().softmax(-1) @ self.routes.pull_E
-            self.aux_loss = (pull_T * self.routes.num_rows_T).sum()
+            aux_loss = (pull_T * self.routes.num_rows_T).sum()
+            # When backward computes a layer again, keeping its loss would keep its activations.
+            self.aux_loss = aux_loss if self.aux_loss is None else self.aux_loss
 
 
 class _Choice(TorchFunctionMode):
-    """While a router computes, its `topk` over all experts answers with the recorded ones and their scores."""
+    """While a router computes, its `topk` over all experts returns the recorded experts and their scores."""
 
     def __init__(self, router: _Router, routes: Routes) -> None:
         super().__init__()
@@ -162,12 +162,12 @@ class _Choice(TorchFunctionMode):
         return torch.return_types.topk((scores.gather(-1, chosen_TK), chosen_TK))
 
     def _is_the_choice(self, scores: Tensor, found: Tensor) -> bool:
-        """Some routers first choose among groups of experts."""
+        """False for the `topk` by which some routers first choose groups of experts."""
         return scores.shape[1:] == (self._router.num_experts,) and found.shape[1:] == (self._router.num_chosen,)
 
 
 def _answer(router: nn.Module, hidden_states: Tensor) -> tuple[Tensor, ...]:
-    """Empty for a router that takes more than hidden states."""
+    """The router's output; empty for a router with more inputs than hidden states."""
     try:
         return router(hidden_states)
     except TypeError:
@@ -175,7 +175,7 @@ def _answer(router: nn.Module, hidden_states: Tensor) -> tuple[Tensor, ...]:
 
 
 def _routers_of(causal_lm: PreTrainedModel) -> list[tuple[int, nn.Module]]:
-    """With the layer that each is in. transformers' have this in common: a class named so, and these attributes."""
+    """(layer, router) pairs. All routers of transformers have a class name that ends in Router, and these attributes."""
     found: list[tuple[int, nn.Module]] = []
     for name, module in causal_lm.named_modules():
         layer = re.search(r"\.layers\.(\d+)\.", name)

@@ -1,7 +1,7 @@
 """A frozen reward model of transformers, `...ForSequenceClassification` (`cluster.contracts.protocols.ClassifyingModel`).
 
-A causal model's score is read at the last token of each text, by its length: transformers looks for the last token that is no padding,
-and finds another where the padding token is also the one that ends a turn, and none where there is no padding token.
+A causal model's score is read at the last token of each text, by the text's length. transformers looks for the last token that is not
+padding: that is the wrong one if the padding token also ends a turn, and there is none without a padding token.
 Shapes: B texts of a pass, L labels, T tokens.
 """
 
@@ -23,7 +23,7 @@ from learner.model.policy import PROOF_TOLERANCE, hidden_states, load, score, to
 
 
 def num_bytes(config: RewardModelConfig | JudgeServerConfig, *, field: str) -> int:
-    """Of its weights, without a language model's head. Raises ConfigError as `skeleton` does."""
+    """Bytes of the model's weights, without a language model's head. Raises ConfigError as `skeleton` does."""
     kind = AutoModelForSequenceClassification if isinstance(config, RewardModelConfig) else AutoModel
     model = as_model(config)
     built = skeleton(model, kind=kind, field=f"{field}.path")
@@ -38,7 +38,7 @@ class SequenceClassifier:
     """Loaded once, never trained."""
 
     def __init__(self, config: RewardModelConfig, *, field: str, num_threads: int = 1) -> None:
-        """Raises ConfigError naming `field` for a model that does not load, or that does not score a text in a batch as it does alone."""
+        """Raises ConfigError naming `field` for a model that does not load, or that scores a text in a batch differently than alone."""
         torch.set_num_threads(num_threads)
         self._device = torch.device("cuda" if config.gpus else "cpu")
         dtype: torch.dtype = getattr(torch, config.dtype)
@@ -59,21 +59,20 @@ class SequenceClassifier:
         self._prove(PROOF_TOLERANCE[dtype], field=field)
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float] | str]:
-        """[texts][L], in the order given: outputs before any softmax or sigmoid. A text that memory does not suffice for has a reason."""
+        """[texts][L] in the given order: outputs before any softmax or sigmoid. A text that does not fit in memory gets an error text."""
         try:
             return [*self._scores(token_ids)]
         except torch.OutOfMemoryError as error:
             reason = f"{len(token_ids[0])} tokens: {headline(error)}"
-        # Outside of `except`, where the error keeps the tensors of its frames.
+        # Not inside `except`: there the error keeps the tensors of its frames alive.
         return [reason] if len(token_ids) == 1 else [each for ids in token_ids for each in self.score([ids])]
 
     def _scores(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-        # Predicting a token after the text reads the hidden state of the text's last one.
+        # A completion of one token after the text is predicted from the hidden state of the text's last token.
         rows = [token_row(ids, [0]) for ids in token_ids]
-        short = [index for index, ids in enumerate(token_ids) if len(ids) <= self._short_context]
-        long = [index for index, ids in enumerate(token_ids) if len(ids) > self._short_context]
         found: dict[int, list[float]] = {}
-        for chosen in (short, long):
+        for is_long in (False, True):
+            chosen = [index for index, ids in enumerate(token_ids) if (len(ids) > self._short_context) == is_long]
             alike = [rows[index] for index in chosen]
             scored = score(self._logits, alike, layout="padded", max_tokens=self._max_tokens, device=self._device)
             found |= {index: scores[0].tolist() for index, scores in zip(chosen, scored, strict=True)}
@@ -90,30 +89,26 @@ class SequenceClassifier:
 
     @torch.no_grad()
     def _prove(self, tolerance: float, *, field: str) -> None:
-        """A few texts of different lengths, together and each alone through the model's own forward."""
-        ids = [
-            each
-            for each in range(3, 40)
-            if each not in (self._pad_id, self._model.config.get_text_config().pad_token_id)
-        ]
+        """Scores a few texts of different lengths together, and each alone by the model's own forward."""
+        ids = [each for each in range(3, 40) if each != self._pad_id]
         texts = [ids[:5], ids[5:17], ids[7:15]]
         own = [self._model(input_ids=torch.tensor([each], device=self._device)).logits[0].cpu() for each in texts]
         expected, found = torch.stack(own), torch.tensor(self._scores(texts))
         error = float((expected - found).abs().max() / expected.abs().max().clamp(min=1))
         if not error <= tolerance:
             raise ConfigError(
-                f"{field}: {type(self._model).__name__} scores a text in a batch otherwise than alone (off by {error:.3g})"
+                f"{field}: {type(self._model).__name__} scores a text in a batch differently than alone (off by {error:.3g})"
             )
 
 
 def _short_context(text: PretrainedConfig) -> int:
-    """Tokens beyond which LongRoPE rotates a whole pass by its other frequencies; longer texts are in passes of their own."""
+    """Length beyond which LongRoPE uses its other frequencies for a whole pass: longer texts go into passes of their own."""
     rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     return rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else sys.maxsize
 
 
 def _compute_head_in_float32(model: PreTrainedModel, *, stored: ModelConfig) -> None:
-    """Everything above the backbone computes in float32, with the weights as they are stored: rounded weights would shift every score."""
+    """Modules above the backbone compute in float32 with the stored weights: rounded weights would shift every score."""
     heads = {name: module for name, module in model.named_children() if module is not model.base_model}
     for module in heads.values():
         module.float()

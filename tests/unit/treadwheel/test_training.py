@@ -15,7 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from deploy.cluster_up.stopping import Stop
 from deploy.config.loading import validated
 from tests.unit.treadwheel import my_functions
-from treadwheel.training import _configured, _Heard, _there, beside_a_loop, train
+from treadwheel.training import _CallbackSink, _configured, _stored, beside_a_loop, train
 
 RUN = {"model": {"path": "m"}, "prompts": {"name": "file", "path": "p.jsonl", "max_prompt_tokens": 7}}
 
@@ -28,7 +28,7 @@ def configured(config=RUN, overrides=(), *, judge=None, environment=None, prompt
 def kept(prompts, run_dir):
     """The configuration, and the rows as the run that passes its check has them."""
     config, rows = _configured(RUN, [f"run_dir={run_dir}"], None, None, prompts)
-    with _there(rows) as written:
+    with _stored(rows) as written:
         written.pop_all()
     return config
 
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_said_before_anything_starts():
 
 def test_a_callback_that_returns_true_stops_the_run_and_hears_no_more():
     stop, heard = Stop(), []
-    sink = _Heard(lambda step, metrics: heard.append(step) or step == 2, stop)
+    sink = _CallbackSink(lambda step, metrics: heard.append(step) or step == 2, stop)
     for step in (1, 2, 3):
         sink.step(step, {})
     assert heard == [1, 2] and stop.is_asked and sink.has_stopped and sink.error is None
@@ -155,7 +155,7 @@ def test_a_callback_that_returns_true_stops_the_run_and_hears_no_more():
 
 def test_a_callback_that_raises_stops_the_run_and_its_error_is_kept():
     stop = Stop()
-    sink = _Heard(lambda step, metrics: metrics["missing"], stop)
+    sink = _CallbackSink(lambda step, metrics: metrics["missing"], stop)
     sink.step(1, {})
     assert stop.is_asked and isinstance(sink.error, KeyError)
 

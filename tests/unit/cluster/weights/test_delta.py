@@ -180,7 +180,7 @@ def changed() -> tuple[LoadedCopy, Published, Published]:
 def test_changes_since_another_version_are_refused(changed):
     base, _, two = changed
     with pytest.raises(
-        WeightsError, match=r"^policy version 2 came as what changed since version 1 .* has version 0 .*whole weights$"
+        WeightsError, match=r"^policy version 2 came as changes since version 1 .* has version 0 .*whole weights$"
     ):
         base.take_changes(two.manifest, two.changes)
     with pytest.raises(WeightsError, match="has none"):
@@ -214,6 +214,13 @@ def test_altered_changes_are_refused_and_leave_nothing(changed, altered, said):
     assert base.buckets == ()
     with pytest.raises(WeightsError, match="has none"):
         base.take_changes(one.manifest, one.changes)
+
+
+def test_changes_of_fewer_buckets_are_refused_and_leave_nothing(changed):
+    base, one, _ = changed
+    with pytest.raises(WeightsError, match="1 buckets arrived, the manifest lists 2"):
+        base.take_changes(one.manifest, one.changes[:1])
+    assert base.buckets == ()
 
 
 def test_an_altered_whole_leaves_nothing(changed):

@@ -227,6 +227,28 @@ def test_a_group_may_take_for_ever(sender, timeout_s):
         assert sending.result(240) is None
 
 
+def group_names(sender: Sender) -> set[str]:
+    """Of the groups that have keys in the sender's store."""
+    return {key.partition("/")[0] for key in sender._store.list_keys()}
+
+
+def test_a_group_leaves_nothing_in_the_senders_store(sender, processes, monkeypatch):
+    manifest = kept(sender)
+    for name, lasts in (("fleet1", True), ("joins", False), ("fleet2", True)):
+        group = group_of(sender, manifest, size=2, name=name, lasts=lasts)
+        processes[0].take(group, 1, manifest)
+        sender.send(group)
+        assert processes[0].answer() == sums(1)
+    assert group_names(sender) == {"fleet2"}
+    sender.give_up(group_of(sender, manifest, size=2, name="lost", timeout_s=100.0))
+    kept(sender)
+    assert group_names(sender) == {"fleet2", "lost"}, "a member of it may still wait"
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 300)
+    kept(sender)
+    assert group_names(sender) == {"fleet2"}
+
+
 def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_sent_to(sender):
     manifest = kept(sender)
     groups = [group_of(sender, manifest, size=2, name=f"joins {number}", lasts=False) for number in range(2)]

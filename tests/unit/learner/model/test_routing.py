@@ -132,7 +132,7 @@ def test_a_router_that_chooses_in_another_way_is_refused():
             chosen = scores.argsort(-1, descending=True)[:, :2]
             return scores, scores.gather(-1, chosen), chosen
 
-    with pytest.raises(ConfigError, match="a SortingRouter does not choose its experts in a way that is known"):
+    with pytest.raises(ConfigError, match="a SortingRouter chooses its experts in an unsupported way"):
         _router(SortingRouter)
 
 
@@ -141,7 +141,7 @@ def test_a_router_that_takes_more_than_hidden_states_is_refused():
         def forward(self, hidden_states: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
             return super().forward(hidden_states + bias)
 
-    with pytest.raises(ConfigError, match="a BiasedRouter does not choose its experts in a way that is known"):
+    with pytest.raises(ConfigError, match="a BiasedRouter chooses its experts in an unsupported way"):
         _router(BiasedRouter)
 
 
@@ -287,6 +287,23 @@ def test_the_load_balance_loss_is_that_of_transformers_however_rows_are_laid_out
                 assert_close(found, gradient, rtol=1e-3, atol=1e-6)
 
 
+def test_activations_that_are_computed_again_are_not_kept_for_the_load_balance_loss(model_path_of_moe: Path):
+    policy, rows = _policy(model_path_of_moe), _rows(*_drawn(0))
+    routing = policy.routing
+    assert routing is not None
+    policy.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+    policy.train()
+    batch = lay_out(rows, [0, 1, 2], layout="padded", width=4)
+    assert batch.routes is not None
+    policy.causal_lm.set_attn_implementation("sdpa")
+    policy(replace(batch, routes=replace(batch.routes, pull_E=torch.ones(8))))
+    losses = [router.aux_loss for router in routing._routers]
+    loss = routing.aux_loss()
+    assert loss is not None
+    loss.backward()
+    assert all(router.aux_loss is loss for router, loss in zip(routing._routers, losses, strict=True))
+
+
 def test_balanced_experts_lose_their_number_per_token_and_a_favourite_more():
     router, routing = _router(num_experts=4, num_local_experts=4)
     x = torch.zeros(2, 2)
@@ -298,6 +315,7 @@ def test_balanced_experts_lose_their_number_per_token_and_a_favourite_more():
         assert float(routing.aux_loss()) == pytest.approx(expected)  # type: ignore[arg-type]
     with torch.no_grad():
         router.weight.copy_(torch.tensor([[50.0, 0.0], [50.0, 0.0], [0.0, 0.0], [0.0, 0.0]]))
+    routing.follow(routes)
     router(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
     # f = (1, 1, 0, 0) and P = (1/2, 1/2, 0, 0): 4 · 1.
     assert float(routing.aux_loss()) == pytest.approx(4.0)  # type: ignore[arg-type]
