@@ -1,4 +1,4 @@
-"""How an actor died, in one sentence, from the paragraphs that Ray writes about it. For people: nothing is decided by it."""
+"""Shortens Ray's paragraphs about an actor's death to one sentence. For people only: no code decides by it."""
 
 import re
 
@@ -9,7 +9,7 @@ _LONGEST = 200
 
 
 def how_it_died(text: str) -> str:
-    """`its process ended without a word: ...`; Ray's own first words for a death of a kind that is not known here."""
+    """For example `its process ended without a word: ...`. For an unknown kind of death, Ray's first sentence."""
     said = " ".join(text.split())
     if "running low on memory" in said or "NODE_OUT_OF_MEMORY" in said:
         full = _MEMORY.search(said)
@@ -32,7 +32,7 @@ def how_it_died(text: str) -> str:
 
 
 def where_it_printed(text: str) -> str:
-    """Where Ray keeps what the dead process printed; empty where Ray does not name the process."""
+    """Where Ray keeps the dead process's output; empty if Ray does not name the process."""
     pid = _PID.search(text)
     return (
         f"What it printed: worker-*-{pid[1]}.out and .err in /tmp/ray/session_latest/logs of its node." if pid else ""

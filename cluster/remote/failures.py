@@ -1,7 +1,7 @@
-"""Ray's failures as ours: one message for people, and the kind, the actor and the stage for code.
+"""Translates Ray's errors into ours: a message for people, and the kind, the actor and the stage for code.
 
-They come out as one of five: a deliberate error of ours (raised as it was), `WorkerError` (death of the actor, or a bug in it),
-`UnreachableError` (its node went), `DeadlineError`, `LostError` (an argument went with its node).
+Five results are possible: a deliberate error of ours (raised as it was), `WorkerError` (the actor died, or has a bug), `UnreachableError`
+(its node was lost), `DeadlineError`, `LostError` (an argument was lost with its node).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from cluster.remote.deaths import how_it_died, where_it_printed
 T = TypeVar("T")
 
 _NODE_DIED = "its node has died"
-"""Ray has no other sign of it."""
+"""Ray gives no other sign of it."""
 
 
 async def answer_of(
@@ -36,7 +36,7 @@ async def answer_of(
     deadline_s: float | None,
     last_words: Callable[[], Awaitable[str]] | None = None,
 ) -> T:
-    """What a call of `actor` returns. A DeadlineError ends with the `last_words`, asked for when it is too late."""
+    """The result of a call of `actor`. When the deadline has passed, asks for `last_words` and ends the DeadlineError with them."""
     limit = asyncio.timeout(deadline_s)
     with translated(actor, stage):
         try:
@@ -52,7 +52,7 @@ async def answer_of(
 
 @contextlib.contextmanager
 def translated(actor: str, stage: str) -> Iterator[None]:
-    """Raises our error for Ray's; the cause is kept."""
+    """Raises our error instead of Ray's, which stays its cause."""
     try:
         yield
     except ObjectLostError as error:  # before the others: a task whose argument is lost raises both
@@ -68,7 +68,7 @@ def translated(actor: str, stage: str) -> Iterator[None]:
         what = f"{actor} failed in {stage!r}: {type(cause).__name__}: {headline(cause)}"
         raise WorkerError(what, actor=actor, stage=stage, details=str(error)) from error
     except RayActorError as error:
-        # A node tells of a dead process at once. Where nothing is told, the node went with it, which Ray says only much later.
+        # A node reports a dead process at once. Without a report the node is lost too, which Ray says only much later.
         if isinstance(error, ActorUnavailableError):
             what = f"{actor} died in {stage!r}: its node does not answer"
             raise UnreachableError(what, actor=actor, stage=stage, details=str(error)) from error

@@ -4,7 +4,8 @@ The aim is as many workers as sample a step's groups in the time that the learne
 share i of a step and the learner waits for a share w of it, sampling costs n * (1 - i) workers' time and learning a share 1 - w, so that
 n * (1 - i) / (1 - w) workers are needed. Workers that are never idle make it n / (1 - w).
 
-A group is sampled by one worker. Beyond one for each group under way the formula would add workers for ever, which do not shorten the wait.
+One worker samples a whole group. With more workers than groups under way the wait gets no shorter, though the formula would go on adding
+workers.
 """
 
 import math
@@ -16,9 +17,9 @@ from cluster.contracts.config import ElasticConfig
 _WINDOW = 3
 """Steps whose mean decides to grow: one slow step is not a trend."""
 _PAYBACK = 3.0
-"""A new worker must serve so many times as long as workers take to join."""
+"""A new worker must serve this many times as long as workers take to join."""
 _ROUNDING = 1e-6
-"""Workers: what floating-point division may be off by."""
+"""Tolerance for floating-point division, in workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,32 +28,32 @@ class StepLoad:
 
     step_seconds: float
     wait_seconds: float
-    """Of those, the learner waited for groups."""
+    """Part of `step_seconds` in which the learner waited for groups."""
     idle_share: float
-    """Of the serving workers' time, in which they had nothing to sample."""
+    """Share of the serving workers' time in which they had nothing to sample."""
     is_buffer_full: bool
     """Every group that the staleness bound allows was finished when the step was taken: sampling waits for the learner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The rollout workers now, and what is known of the next ones."""
+    """The rollout workers now, and estimates for new ones."""
 
     num_workers: int
-    """Asked for."""
+    """Wanted workers."""
     num_coming: int
-    """Of those, the ones that do not serve yet."""
+    """Wanted workers that do not serve yet."""
     join_seconds: float | None = None
-    """From asking for a worker until it served; None while none has joined."""
+    """From the request for a worker until it served; None while none has joined."""
     num_steps_left: int | None = None
-    """None: nobody knows."""
+    """None: unknown."""
     most_useful: int | None = None
-    """Groups that may be under way at once, each of which one worker samples: further workers have nothing to do. None: no limit."""
+    """Groups that may be under way at once. One worker samples each, so further workers have nothing to do. None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The number of workers to have, and the measurements that say so."""
+    """The wanted number of workers, and the measurements that decided it."""
 
     num_workers: int
     wait_share: float | None = None
@@ -66,7 +67,8 @@ def most_loads(config: ElasticConfig) -> int:
 
 
 def most_workers(config: ElasticConfig, most_useful: int | None) -> int | None:
-    """The upper bound: what may be asked for, as far as it has something to do. None: nothing scales by itself."""
+    """Upper bound of the workers: `elastic.max_workers`, or fewer if more would have nothing to do. None: the run does not scale by
+    itself."""
     if config.max_workers is None or most_useful is None:
         return config.max_workers
     return max(min(config.max_workers, most_useful), config.min_workers)
@@ -101,13 +103,13 @@ def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> De
 
 
 def _num_needed(loads: Sequence[StepLoad], fleet: Fleet) -> float:
-    """Workers, not rounded."""
+    """Number of workers, not rounded."""
     num_busy = (fleet.num_workers - fleet.num_coming) * (1 - _idle_share(loads))
     return num_busy / max(1 - _wait_share(loads), _ROUNDING)
 
 
 def _pays_back(loads: Sequence[StepLoad], fleet: Fleet) -> bool:
-    """Whether a worker that is asked for now serves long enough before the run ends. Before the first has joined, nobody knows."""
+    """Whether a worker that is requested now serves long enough before the run ends. True while that is unknown."""
     if fleet.join_seconds is None or fleet.num_steps_left is None:
         return True
     left_s = fleet.num_steps_left * _seconds(loads) / len(loads)
