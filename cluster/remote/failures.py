@@ -83,7 +83,7 @@ def translated(actor: str, stage: str) -> Iterator[None]:
 
 
 def _lost(actor: str, stage: str, error: RayError) -> LostError:
-    what = f"{actor}, {stage!r}: what it was to work on went with the node or actor that held it"
+    what = f"{actor}, {stage!r}: its input was lost with the node or actor that held it"
     return LostError(what, actor=actor, stage=stage, details=str(error))
 
 

@@ -43,7 +43,6 @@ class ForkServer:
     def __init__(self, process: "subprocess.Popen[bytes]", answer: IO[bytes]) -> None:
         self._process = process
         self._answer = answer
-
         self._has_asked = False
 
     def ask(self, function: str, question: str) -> None:
@@ -87,7 +86,7 @@ def _tell_of(errors: IO[bytes]) -> None:
     errors.seek(0)
     last = "".join(errors.read().decode(errors="replace").strip().splitlines()[-1:])
     with contextlib.suppress(OSError, ValueError):  # nobody reads this process's output
-        print(f"treadwheel: actors imported each for itself, since what does it for all ended: {last}", file=sys.stderr)
+        print(f"treadwheel: the process that imports for all actors ended, so each imported for itself: {last}", file=sys.stderr)
 
 
 def _started(

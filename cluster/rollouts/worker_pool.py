@@ -127,7 +127,7 @@ class WorkerPool:
         """`listener` is called when a worker joined or was replaced. It must return at once."""
         self._listeners.append(listener)
 
-    # Who is there
+    # Present workers
 
     def serving(self) -> list[Member]:
         return [member for member in self._members if member.is_serving]
@@ -169,7 +169,7 @@ class WorkerPool:
         only first workers have come."""
         return median_low(self._joins) if self._joins else None
 
-    # Who should be there
+    # Wanted workers
 
     def want(self, num_workers: int) -> None:
         """Starts missing workers; surplus workers finish their groups and leave. Returns at once."""

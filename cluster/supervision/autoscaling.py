@@ -75,7 +75,7 @@ def most_workers(config: ElasticConfig, most_useful: int | None) -> int | None:
 
 
 def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> Decision:
-    """What to have, given the steps since the number of serving workers last changed; what there is when nothing speaks for a change.
+    """The number of workers to have, given the loads since the number of serving workers last changed; the present one by default.
 
     While some are not there yet no more are asked for: nodes take minutes, steps do not.
     """

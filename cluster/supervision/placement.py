@@ -195,15 +195,12 @@ def plan_learning(
     judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL, ActorKind.JUDGE_SERVER)
     asked = tuple(each for each in everyone if each.kind not in judging)
     _check_gpus(config, asked, available)
-    fitted = _fit(asked, available, config)
-    if fitted is None:
-        raise _no_room(config, asked, available)
-    placed = PlacementPlan(
-        bundles=fitted, is_time_shared=_is_less(fitted, asked), num_missing_workers=0, off_spot=config.elastic.off_spot
-    )
-    if (ordered := _in_an_order_that_fits(placed, available)) is None:
-        raise _no_room(config, asked, available)
-    return ordered
+    if fitted := _fit(asked, available, config):
+        is_less, off_spot = _is_less(fitted, asked), config.elastic.off_spot
+        placed = PlacementPlan(bundles=fitted, is_time_shared=is_less, num_missing_workers=0, off_spot=off_spot)
+        if ordered := _in_an_order_that_fits(placed, available):
+            return ordered
+    raise _no_room(config, asked, available)
 
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
