@@ -30,9 +30,12 @@ Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
 def may_start_again(spec: ActorSpec, error: TreadwheelError) -> bool:
     """Whether another start of the actor may succeed, perhaps on another machine.
 
-    False after a verdict on the weights, and after a failure of another actor that this one waited for.
+    False after a verdict on the weights, after a failure of another actor that this one waited for, and after an error of the driver
+    itself, which names no actor: its own disk may be full.
     """
-    return isinstance(error, (WorkerError, DeadlineError, *OF_ITS_MACHINE)) and error.actor in (None, spec.name)
+    if isinstance(error, OF_ITS_MACHINE):
+        return error.actor == spec.name
+    return isinstance(error, (WorkerError, DeadlineError)) and error.actor in (None, spec.name)
 
 
 def note_waiting(events: Events, spec: ActorSpec, *, reason: str) -> None:
