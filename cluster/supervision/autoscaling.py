@@ -77,7 +77,8 @@ def most_workers(config: ElasticConfig, most_useful: int | None) -> int | None:
 def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> Decision:
     """The number of workers to have, given the loads since the number of serving workers last changed; the present one by default.
 
-    While some are not there yet no more are asked for: nodes take minutes, steps do not.
+    Workers that are coming count towards the wanted number, and only those that serve allow more of them: nodes take minutes, steps do
+    not. A fleet on spot nodes grows even if some lost worker is always being replaced.
     """
     upper = most_workers(config, fleet.most_useful)
     if upper is None:
@@ -85,11 +86,13 @@ def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> De
     bounded = min(max(fleet.num_workers, config.min_workers), upper)
     if bounded != fleet.num_workers:
         return Decision(num_workers=bounded)
-    if not fleet.num_coming and len(loads) >= _WINDOW:
+    num_serving = fleet.num_workers - fleet.num_coming
+    if len(loads) >= _WINDOW:
         recent = list(loads)[-_WINDOW:]
         if _wait_share(recent) > config.scale_up_wait_share and _pays_back(recent, fleet):
-            # No factor asks for more than the upper bound, and one beyond all numbers would have no floor.
-            most = max(math.floor(min(fleet.num_workers * config.max_step_factor, upper)), fleet.num_workers + 1)
+            # Bounded before it is rounded: an infinite product has no floor.
+            most = math.floor(min(num_serving * config.max_step_factor, upper))
+            most = most if fleet.num_coming else max(most, fleet.num_workers + 1)
             wanted = min(math.ceil(min(_num_needed(recent, fleet), most) - _ROUNDING), upper)
             if wanted > fleet.num_workers:
                 return _measured(wanted, recent)
