@@ -60,7 +60,7 @@ class ObjectStore:
         self._lines = Segments(self)
 
     def reach(self) -> None:
-        """Raises StorageError within seconds if the bucket is missing or nothing answers; all other calls wait longer. A busy store
+        """Raises StorageError within seconds, sooner than all other calls, if the bucket is missing or nothing answers. A busy store
         passes."""
         if self._is_reached:
             return

@@ -42,15 +42,14 @@ class Recorder:
     """One record batch a group, in the order consumed, in one Arrow file a step."""
 
     def __init__(self, files: Storage, *, keep_steps: int | None = None, keep_checkpoints: int = 1) -> None:
-        """Keeps the trajectories of the last `keep_steps` steps (None: of all), and those that one of the last `keep_checkpoints`
-        checkpoints needs."""
+        """Keeps the trajectories of the last `keep_steps` steps (None: all), and those that the last `keep_checkpoints` checkpoints
+        need."""
         self._files = files
         self._keep_steps = keep_steps
         self._keep_checkpoints = keep_checkpoints
 
     def record(self, step: int, *pieces: pa.RecordBatch | list[int]) -> tuple[pa.RecordBatch, tuple[str, str]]:
-        """Joins the pieces to groups and writes their file. Returns the groups as one batch, for the ranks, and (name, content digest) of
-        the file, which is on the disk when this returns."""
+        """Joins the pieces to groups and writes them durably. Returns the groups as one batch, for the ranks, and (file, digest)."""
         groups = joined(pieces)
         everything = as_one(groups)
         sink = pa.BufferOutputStream()
@@ -79,8 +78,7 @@ class Recorder:
             return [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
 
     def record_learned(self, trajectories: str, policy_version: int, *parts: pa.RecordBatch) -> None:
-        """Writes the ranks' record of learning for a file of trajectories. It is on the disk when this returns. `policy_version` is the one
-        before the step."""
+        """Writes the ranks' record of learning for a file of trajectories. `policy_version` is the one before the step."""
         self._files.write_file(learned_name(trajectories), written_learned(parts, policy_version=policy_version))
 
     def forget_learned(self, trajectories: str) -> None:

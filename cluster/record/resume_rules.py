@@ -20,8 +20,7 @@ def when_it_may_change(name: str) -> str:
 
 
 def mark_of(name: str, run: Mapping[str, Any]) -> Mark:
-    """Mark of a setting of `run`, or of a variant's parameter (`reward.judge.pattern`). An unknown name, of another version, counts as
-    mathematics."""
+    """Mark of a setting of `run`, or of a variant's parameter (`reward.judge.pattern`). Names of other versions count as mathematics."""
     if name == "num_steps" and run.get("optimizer", {}).get("schedule", "constant") != "constant":
         return Mark.MATHEMATICS  # a schedule that ends with the run gives its past steps other learning rates
     name = _NAME_OF_A_PART.sub(r"\1", name)

@@ -125,15 +125,13 @@ class RunDirectory(Storage):
                 make_folder(self.path(), mode=_OWNER_ONLY)
 
     def refuse_if_busy(self) -> None:
-        """Raises InUseError when another driver has the directory. Fast, because it reads one small file: call it before everything
-        else."""
+        """Raises InUseError when another driver has the directory. It reads only one small file, so call it before everything else."""
         self.reach()
         if not self.is_claimed and (owner := self.owner()):
             raise in_use(self.url, owner)
 
     def check(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:
-        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes
-        nothing that is there.
+        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes nothing.
 
         `spelled_out` writes a configuration's variants out, so that two spellings of one configuration are the same.
         """

@@ -98,8 +98,7 @@ class Segments:
             self._put_in_place_of(name, self._spans(name), text.encode())
 
     def compact(self) -> None:
-        """Merges the last unmerged segments of each name that was appended to here. Merged ones stay: a run of weeks has gigabytes of
-        them."""
+        """Merges the last unmerged segments of each name that was appended to here. Merged ones stay: they may hold gigabytes."""
         self.flush()
         with self._writing:
             for name in sorted(self._names):

@@ -33,8 +33,8 @@ class Storage:
         return self._files.path(name)
 
     def reach(self) -> None:
-        """Raises StorageError within seconds if an object store does not answer: for a URL that a user has just typed. All other calls wait
-        for a minute."""
+        """Raises StorageError within seconds if an object store does not answer: for a URL that was just typed. Other calls wait for a
+        minute."""
         if self._store:
             self._store.reach()
 
@@ -104,8 +104,7 @@ class Storage:
         self._files.upload(name, local_path)
 
     def download(self, name: str, local_path: str) -> None:
-        """Writes `name` as a local file, durable when this returns; a large one in several parts at a time. A failed call may leave a
-        part."""
+        """Writes `name` as a durable local file; a large one in several parts at a time. A failed call may leave a part."""
         self._files.download(name, local_path)
 
     # Lines
@@ -132,8 +131,7 @@ class Storage:
         return [*lines, ""] if torn else lines
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
-        """The JSON object of each line. A torn last line, of a living or killed run, is left out. Raises DamagedError for another line
-        without an object."""
+        """The JSON object of each line, without a torn last one. Raises DamagedError for a line without an object."""
         lines = self.read_lines(name)
         records: list[dict[str, Any]] = []
         for number, line in enumerate(lines, start=1):

@@ -32,8 +32,7 @@ WithPath = TypeVar("WithPath", ModelConfig, ReferenceConfig, ValueConfig, Reward
 
 
 def local_folder(path: str, *, field: str) -> str:
-    """The model's folder on this machine. Downloads the model of a URL unless it is there already. Any other path is returned as it is,
-    with `~` expanded.
+    """The model's folder on this machine. Downloads the model of a URL unless it is there. Expands the `~` of any other path.
 
     Raises ConfigError with `field` for a URL that is not a checkpoint's model, CheckpointError for an altered file.
     """

@@ -40,7 +40,7 @@ class Verdicts:
             self._run_dir.writer.put(lambda: self._run_dir.append_line(VERDICTS, lines))
 
     def _replace(self, lines: Sequence[str], num_new: int) -> None:
-        """Runs in the writer's thread. If the store does not answer, the long file stays, and the new lines, which are the last, wait like
+        """In the writer's thread. If the store does not answer, the long file stays and the new lines, which are the last, wait like
         others."""
         try:
             self._run_dir.replace_lines(VERDICTS, lines)

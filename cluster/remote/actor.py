@@ -1,5 +1,4 @@
-"""Ray's edge, driver side: starts, calls and kills one hosted actor. Every wait has a deadline; every error names the actor, the call and
-the progress."""
+"""Ray's edge, driver side: starts, calls and kills one hosted actor. Every wait has a deadline, every error the actor and the call."""
 
 import asyncio
 import contextlib
@@ -151,8 +150,7 @@ class RemoteActor:
     async def call_for_batches(
         self, method: str, *args: Any, num_batches: int, deadline_s: float
     ) -> tuple[list[Any], Any]:
-        """Calls a hosted method that returns batches and a last value: (object refs of the batches, the value). No batch itself comes to
-        the driver."""
+        """(object refs of the batches, the last value) of a hosted method that returns these. No batch itself comes to the driver."""
         *batches, told = self._handle.call.options(num_returns=num_batches + 1).remote(method, *Given.packed(args))
         return batches, await self._answer(told, stage=method, deadline_s=deadline_s)
 

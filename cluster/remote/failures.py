@@ -78,14 +78,10 @@ def translated(actor: str, stage: str) -> Iterator[None]:
         details = f"{error}\n{where_it_printed(str(error))}".rstrip()
         raise WorkerError(what, kind=FailureKind.DEATH, actor=actor, stage=stage, details=details) from error
     except RayError as error:
-        what = f"{actor} failed in {stage!r}: {type(error).__name__}: {_in_one_line(error)[:300]}"
+        what = f"{actor} failed in {stage!r}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise WorkerError(what, actor=actor, stage=stage, details=str(error)) from error
 
 
 def _lost(actor: str, stage: str, error: RayError) -> LostError:
     what = f"{actor}, {stage!r}: its input was lost with the node or actor that held it"
     return LostError(what, actor=actor, stage=stage, details=str(error))
-
-
-def _in_one_line(error: RayError) -> str:
-    return " ".join(str(error).split())

@@ -63,8 +63,8 @@ class ForkServer:
 
 @contextlib.contextmanager
 def fork_server(*imports: str) -> Iterator[ForkServer]:
-    """Runs a server during the block, and names it in this process's environment. The server calls the functions of these import paths,
-    which import, and answers a question after the first one."""
+    """Runs a server during the block, named in this process's environment. It calls these functions, which import, and answers a question
+    after the first one."""
     with tempfile.TemporaryDirectory(prefix="treadwheel-") as folder, tempfile.TemporaryFile() as errors:
         path = os.path.join(folder, "socket")
         with socket.socket(socket.AF_UNIX) as listener:  # here, so that early askers wait
@@ -86,7 +86,10 @@ def _tell_of(errors: IO[bytes]) -> None:
     errors.seek(0)
     last = "".join(errors.read().decode(errors="replace").strip().splitlines()[-1:])
     with contextlib.suppress(OSError, ValueError):  # nobody reads this process's output
-        print(f"treadwheel: the process that imports for all actors ended, so each imported for itself: {last}", file=sys.stderr)
+        print(
+            f"treadwheel: each actor imported for itself, since the process that does it for all ended: {last}",
+            file=sys.stderr,
+        )
 
 
 def _started(

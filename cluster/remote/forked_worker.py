@@ -1,5 +1,4 @@
-"""Ray starts this script in place of its own `setup_worker.py`. It asks the fork server for a worker, and starts one in Ray's way if no
-server answers.
+"""Ray starts this script in place of its `setup_worker.py`. It asks the fork server for a worker. Without a server it runs Ray's script.
 
 It imports no package.
 """

@@ -30,16 +30,15 @@ SEARCH_PATH = "TREADWHEEL_PATH"
 _END = object()
 
 _Told = tuple[list[GroupSummary | Refusal], int | None]
-"""Summaries of a stream's items, empty after the last; and the number with which the driver asks for the next ones, None if there are
-none."""
+"""Summaries of a stream's items, empty after the last; and the number with which the driver asks for more, None if there are none."""
 
 
 class Host:
     """Holds one object and forwards calls to it."""
 
     def __init__(self, name: str, env: Mapping[str, str] | None = None, *, title: str = "") -> None:
-        """`env` is set before the modules that read it are imported, except those that a fork server has imported. `title`: the actor's
-        name in Ray, for people.
+        """`env` is set before the modules that read it are imported, except those that a fork server has imported. `title`: its name in
+        Ray.
 
         Ray's own way to set it, a runtime environment, would prevent forking.
         """

@@ -89,8 +89,7 @@ async def is_seat_lost(seat: Seat) -> bool:
 
 
 class LostGroups:
-    """Finds placement groups, of one seat each, whose node is dead and that have no other node yet. Asks once for all nodes, and once for
-    each group whose last known node is not alive."""
+    """Finds placement groups, of one seat each, whose node is dead and that have no other yet. Asks for the nodes, and for moved groups."""
 
     def __init__(self, groups: Iterable[Any]) -> None:
         self._node_of = dict.fromkeys(groups, "")

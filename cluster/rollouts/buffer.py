@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from cluster.contracts.errors import DataError, DeadlineError
@@ -160,8 +160,7 @@ class Buffer:
         self._counters.candidates.append(summary)
 
     def drop(self, index: int, *, reason: str, why: str = "") -> None:
-        """Group `index` leaves untrained, and another one may start in its place. `reason` is a name for counting; `why` explains this
-        group.
+        """Group `index` leaves untrained; another may start in its place. `reason` is a name for counting, and `why` explains this group.
 
         Raises DataError after `max_dropped_steps` steps' worth of dropped groups in a row.
         """
@@ -295,23 +294,14 @@ class Buffer:
         return first[-1] + 1 if len(first) == self._groups_per_step else 2**62
 
     def _is_ready(self, count: int) -> bool:
-        """Whether the first `count` groups are finished. Called after every change, so it scans them only when the group that it last found
-        unfinished has been finished or dropped."""
+        """Whether the first `count` groups are finished. Called after every change: scans them only when the last unfinished one has
+        changed."""
         known = self._awaited
         if len(self._finished_at) < count or (known in self._live and self._live[known] is None):
             return False
         first = islice(self._live.items(), count)
         self._awaited = next((index for index, group in first if group is None), None)
         return self._awaited is None
-
-    def _num_ready(self, most: int) -> int:
-        """Number of finished groups at the front, counted up to `most`."""
-        ready = 0
-        for group in self._live.values():
-            if group is None or ready == most:
-                break
-            ready += 1
-        return ready
 
     def _notify(self) -> None:
         if self._num_wanted is not None:
@@ -343,8 +333,10 @@ class Buffer:
             self._moved_at = _now()
             return
         under_way = [index for index, group in self._live.items() if group is None]
+        first = islice(self._live.values(), count)
+        num_ready = sum(1 for _ in takewhile(lambda group: group is not None, first))
         raise DeadlineError(
-            f"the learner waits for {count} groups at policy version {self._version} and has {self._num_ready(count)}; nothing moved "
+            f"the learner waits for {count} groups at policy version {self._version} and has {num_ready}; nothing moved "
             f"for {stall_s:g} s; under way: groups {under_way[:8]}{' ...' if under_way[8:] else ''}"
         )
 

@@ -1,5 +1,4 @@
-"""Evacuates nodes that announce their end (spot termination, scale-down): workers leave, and finished groups are copied to the driver's
-node.
+"""Evacuates nodes that announce their end (spot termination, scale-down): workers leave, finished groups go to the driver's node.
 
 A leaving worker finishes the groups that it can. Other workers continue the rest from the last sampled token. Groups that finish on the
 node after the last copy are lost with it and are sampled again.
@@ -73,8 +72,7 @@ class Departures:
         self._now = now
         self._announced: set[str] = set()
         self._evicted: dict[tuple[str, str], float | None] = {}
-        """By worker name and node id: Unix seconds at which a leaving worker hands over its unfinished groups. None: never, or already
-        done."""
+        """By worker name and node id: Unix seconds at which a leaving worker hands over its groups. None: never, or already done."""
         self._being_saved: set[int] = set()
         self._num_evictions = 0
         self._num_saved = 0

@@ -58,8 +58,7 @@ class Training:
 
 
 class TrainingGroups:
-    """Fills the buffer with judged groups: drops those with too many failed rewards, chooses trajectories, applies the filters and adds
-    reference log-probs where they are wanted."""
+    """Fills the buffer: drops groups with too many failed rewards, chooses trajectories, filters, and adds reference log-probs."""
 
     def __init__(
         self,

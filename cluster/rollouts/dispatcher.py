@@ -166,8 +166,7 @@ class Dispatcher:
         return sorted(await lane.hand_over(handing_over))
 
     def drain_stats(self) -> dict[str, float]:
-        """Sampling since the last call, without evaluations: seconds with a group under way, tokens per second, surplus trajectories, and
-        the workers' idle share."""
+        """Since the last call, without evaluations: seconds with a group under way, tokens per second, surplus trajectories, idle share."""
         num_tokens, seconds, idle_share = self._clock.drain()
         num_aborted, self._num_aborted = self._num_aborted, 0
         return {
@@ -332,8 +331,7 @@ class Dispatcher:
         self.wake()
 
     def _give_up_stragglers(self) -> None:
-        """Removes stragglers from the queue and aborts their sampling. Those being judged are judged to the end and hold their bytes until
-        then."""
+        """Removes stragglers from the queue and aborts their sampling. Those being judged are judged to the end, and hold their bytes."""
         if self._training is None or not (late := self._training.buffer.drain_stragglers()):
             return
         queued = {job.ticket.index: job for job in self._queue}

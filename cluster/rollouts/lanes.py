@@ -73,8 +73,7 @@ class Lane:
         return job
 
     async def hand_over(self, handing_over: Coroutine[Any, Any, Mapping[int, Any]]) -> Mapping[int, Any]:
-        """Starts the hand-over of a leaving worker's groups, and returns their partial samples by index. `handed_over` waits for the same
-        result."""
+        """Runs the hand-over of a leaving worker's groups; returns their partial samples by index, as `handed_over` does."""
         self._handed_over = asyncio.ensure_future(handing_over)
         return await self._handed_over
 
@@ -149,8 +148,7 @@ class ToFreePlaces:
         return [(self._quarantine, suspects[:1])]
 
     def _end_trials(self, queue: Sequence[Job], lanes: Sequence[Lane]) -> None:
-        """Frees the quarantine's worker when it is gone or no suspects are left. Called before places are counted, or its places would stay
-        empty until something else changes."""
+        """Frees the worker that tries suspects when none are left. Called before places are counted, or its own would stay empty."""
         kept = self._quarantine
         is_over = kept and not kept.under_way and not self._suspects.any_of(job.ticket for job in queue)
         if kept not in lanes or is_over:

@@ -7,6 +7,7 @@ buffer holds i back until they are. So a resumed run, which reads pass rates fro
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 
 from cluster.contracts.prompts_config import DifficultyConfig
 from cluster.contracts.types import GroupSummary, is_success
@@ -62,17 +63,13 @@ class PassRates:
         """(steps since the last measurement that group `index` knows, its pass rate). None: no measurement."""
         step = bisect_right(self._ends, index - self._lag)
         measured = self._known.get(prompt_id, [])  # thousands in a long run
-        num_known = bisect_right(measured, step, key=_step)
+        num_known = bisect_right(measured, step, key=itemgetter(0))
         return (step - measured[num_known - 1][0], measured[num_known - 1][1]) if num_known else (0, None)
 
     def _commit(self, next_index: int, rates: Mapping[str, float]) -> None:
         self._ends.append(next_index)
         for prompt_id, rate in rates.items():
             self._known.setdefault(prompt_id, []).append((len(self._ends), rate))
-
-
-def _step(measured: tuple[int, float]) -> int:
-    return measured[0]
 
 
 def preference(rate: float, *, target: float) -> float:

@@ -33,8 +33,8 @@ class Production:
         destination: Callable[[Buffer], Destination],
         may_wait_for_nodes: bool = False,
     ) -> None:
-        """`destination` makes the destination that fills a buffer. `office` None: the run only evaluates. `may_wait_for_nodes`: a run
-        without any serving worker waits for a node without limit."""
+        """`destination` makes what fills a buffer. `office` None: only evaluations. `may_wait_for_nodes`: without a serving worker the run
+        waits for a node without limit."""
         self.fleet = fleet
         self.services = scorers.services
         self._scorers = scorers
@@ -86,8 +86,7 @@ class Production:
             raise DeadlineError(f"{error}; {self.describe()}") from None
 
     def waits_for_nodes(self) -> bool:
-        """Whether no worker serves and the run waits for a node; logs `waiting_for_nodes` then. All other steps of a worker's start have
-        deadlines."""
+        """Whether no worker serves and the run waits for a node, which it logs. All other steps of a worker's start have deadlines."""
         if not self._may_wait_for_nodes or self.fleet.serving() or not self.fleet.num_coming:
             return False
         message = f"no rollout worker serves, {self.fleet.num_coming} are to come: the run goes on when one has a node"

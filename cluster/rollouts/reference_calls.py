@@ -14,8 +14,7 @@ from cluster.supervision.supervisor import SupervisedActor
 
 _MOST_TOGETHER = 32
 _MOST_BYTES = 2**18
-"""Most bytes of the groups of one call, unless the first one alone is larger. A pass is full then, and more groups would only delay the
-first one."""
+"""Most bytes of the groups of one call, unless one group is larger. More would only delay the first one: a pass is full then."""
 
 Columns = tuple[Any, Mapping[str, Any]]
 """Object ref of a group's columns, and their values for its summary."""

@@ -108,8 +108,7 @@ class Scorers:
                     return judged
 
     async def _scores(self, ticket: Ticket, group: Group) -> list[Scores]:
-        """Scores of the reward models in the group's recipe, one dict per trajectory. A model that dies is replaced, and the group waits
-        for it."""
+        """Scores of the reward models in the group's recipe, one dict per trajectory. Waits while a model that died is replaced."""
         if not self._models:
             return []
         names = self._reward.models_for(ticket.prompt.info())
@@ -132,8 +131,8 @@ class Scorers:
         self._prints.note(told)
 
     async def _least_busy(self) -> tuple[Member, RemoteActor]:
-        """The service with the fewest groups, and its actor. Waits for the first one when none serves. Use it at once: a group counts only
-        from its call on."""
+        """The service with the fewest groups, and its actor; waits until one serves. Call it at once: a group counts only from its call
+        on."""
         up = [(member, member.actor) for member in await self.services.some_serving() if member.actor]
         return min(up, key=lambda one: len(self._calls_of(one[1])))
 

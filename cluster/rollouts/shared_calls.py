@@ -1,5 +1,4 @@
-"""Calls of a reward service. Groups that come while a call is under way go together in the next one, and an answer returns all groups that
-are ready.
+"""Calls of a reward service. Groups that come during a call go together in the next one, and an answer brings all that are ready.
 
 A call costs driver and actor milliseconds, and a group in it a fraction of that.
 """
@@ -35,8 +34,8 @@ class SharedCalls:
         give_up: Callable[[TreadwheelError], None],
         servers: JudgeServers | None = None,
     ) -> None:
-        """`deadline_s` bounds each group's wait for its columns. The actor is told all new addresses of the `servers`; `give_up` gets the
-        error when it cannot be told."""
+        """`deadline_s` bounds each group's wait for its columns. The actor is told new addresses of the `servers`; `give_up` gets the error
+        if it cannot be."""
         self._actor = actor
         self._give_up = give_up
         self._tasks = tasks

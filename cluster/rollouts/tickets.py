@@ -74,8 +74,7 @@ class TicketOffice:
         return [self._ticket(*each, policy_version=policy_version) for each in zip(wanted, prompts, strict=True)]
 
     def made_ahead(self, indices: Sequence[int], *, policy_version: int) -> list[Ticket] | None:
-        """As `tickets`, if all prompts are made; else None. So no task waits for prompts that are made, which would cost the driver more
-        than the rest of a group's way to its worker."""
+        """As `tickets`, if all prompts are made; else None. A task to wait for them would cost more than a group's way to its worker."""
         if not all(index in self._ahead and self._ahead[index].done() for index in indices):
             return None
         prompts = [self._ahead.pop(index).result() for index in indices]

@@ -165,8 +165,8 @@ class WorkerPool:
 
     @property
     def join_seconds(self) -> float | None:
-        """Median seconds of the last joins, from the request until the worker served. One of them may have waited for hours. None while
-        only first workers have come."""
+        """Median seconds from request to service of the last joins, one of which may have waited for hours. None without a join in
+        mid-run."""
         return median_low(self._joins) if self._joins else None
 
     # Wanted workers
@@ -214,7 +214,6 @@ class WorkerPool:
 
     async def replaced(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> RemoteActor:
         """As `replace`, and waits for the new actor. Raises when the run must stop."""
-        member.place.give_up(actor, error)
         await self._heal(member, actor, error)
         return await member.place.ready()
 

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
 
 def plan_asked(config: RunConfig, *, needs: Collection[str]) -> PlacementPlan:
-    """As `plan`, on nodes that would have all requested resources. Seats are for the fewest workers; each further worker joins when it
-    finds a node.
+    """As `plan`, on nodes that would have all requested resources. Seats are for the fewest workers; others join later.
 
     All seats are packed, because autoscalers count nodes that way.
     """

@@ -67,8 +67,7 @@ def most_loads(config: ElasticConfig) -> int:
 
 
 def most_workers(config: ElasticConfig, most_useful: int | None) -> int | None:
-    """Upper bound of the workers: `elastic.max_workers`, or fewer if more would have nothing to do. None: the run does not scale by
-    itself."""
+    """Upper bound of the workers: `elastic.max_workers`, or as many as have work. None: the run does not scale by itself."""
     if config.max_workers is None or most_useful is None:
         return config.max_workers
     return max(min(config.max_workers, most_useful), config.min_workers)

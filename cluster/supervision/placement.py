@@ -268,8 +268,7 @@ def fewest_workers(config: RunConfig) -> int:
 
 
 def _most_workers(config: RunConfig, available: ClusterResources, *, others: Sequence[Bundle]) -> int:
-    """Workers to start with. An elastic run starts with those that have CPUs of their own besides the `others`, and waits for nodes for the
-    rest; any other run starts with all."""
+    """All workers, or in an elastic run those that have CPUs of their own besides the `others`: the rest waits for nodes."""
     takes_turns = config.buffer.max_off_policy_steps == 0
     beside = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
     roomy = int(_total([(available.cpus - beside) / config.rollout.cpus_per_worker]))

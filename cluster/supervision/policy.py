@@ -81,8 +81,7 @@ def decide(failure: Failure, history: History, config: SupervisionConfig) -> Res
 
 
 def _num_incidents(failures: Sequence[Failure]) -> int:
-    """Number of failures, where deaths of several actors on one node within `_NODE_LOSS_S` count as one. An actor's second death begins the
-    next one."""
+    """Number of failures. Deaths of different actors on one node within `_NODE_LOSS_S` count as one."""
     count = 0
     losses: dict[str, tuple[float, set[str]]] = {}
     for failure in failures:

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Protocol
 
 from cluster.contracts.phases import IDLE, WAITING_FOR, Phase, Timeline, coalesced, cut
@@ -33,6 +34,7 @@ _STAGES = {"starting": "start", "learning": "learner", "saving": "learner", "sen
 """Phase of the driver to the cause that other actors wait for. In all other phases the cause is the work on groups."""
 _WORKS = {"sampling": "rollouts", "judging": "rewards", "fetching": "prompts"}
 """Work on groups to the cause that other actors wait for."""
+_start = attrgetter("start")
 
 
 class TellingActor(Protocol):
@@ -97,8 +99,7 @@ class Timesheet:
             self._write(lines)
 
     def drain_stats(self) -> dict[str, float]:
-        """Seconds of actors by kind and cause since the last call, and hours of their GPUs. A cause that has occurred stays in the
-        result."""
+        """Seconds of actors by kind and cause since the last call, and GPU hours. A cause that has occurred stays in the result."""
         seconds, self._seconds = self._seconds, defaultdict[tuple[ActorKind, str], float](float)
         gpus, self._gpu_seconds = self._gpu_seconds, defaultdict[bool, float](float)
         return {
@@ -133,8 +134,7 @@ class Timesheet:
         return [_line(actor, phase) for phase in ended if phase.seconds]
 
     def _take_of_absent(self, present: Set[str]) -> list[dict[str, Any]]:
-        """Lines of absent actors' last phases. An actor that left reports nothing more, and a driver that is killed later would not write
-        them."""
+        """Lines of absent actors' last phases: these actors report nothing more, and a killed driver would not write them."""
         absent = {actor: last for actor, last in self._unwritten.items() if actor not in present}
         ended = {actor: last for actor, last in absent.items() if last.seconds}
         self._unwritten |= {actor: replace(last, start=last.end) for actor, last in ended.items()}
@@ -184,10 +184,6 @@ def _starts_within(phase: Phase, others: Sequence[Phase]) -> list[float]:
 def _at(phases: Sequence[Phase], moment: float) -> str:
     """Name of the phase at this moment; of the first phase if all begin later."""
     return phases[max(bisect_right(phases, moment, key=_start) - 1, 0)].name if phases else ""
-
-
-def _start(phase: Phase) -> float:
-    return phase.start
 
 
 def _line(actor: str, phase: Phase) -> dict[str, Any]:

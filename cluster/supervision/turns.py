@@ -22,8 +22,7 @@ class GpuTurns:
     """Whose turn it is. Calls of the learner's side must come one after another."""
 
     def __init__(self, *, loads_whole: bool, deadline_s: float, lose: Lose) -> None:
-        """`loads_whole`: a broadcast brings all weights, so that engines need not keep theirs. `deadline_s`: for a worker to fall asleep or
-        to wake."""
+        """`loads_whole`: a broadcast brings all weights, so engines need not keep theirs. `deadline_s`: for a worker to sleep or wake."""
         self._loads_whole = loads_whole
         self._deadline_s = deadline_s
         self._lose = lose
