@@ -25,7 +25,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from cluster.contracts.errors import AlreadyExistsError, StorageError
 from cluster.record.local_files import naming
 from cluster.record.segments import Segments, is_lines
-from cluster.record.store_errors import is_busy, is_of_the_bucket, may_pass, said
+from cluster.record.store_errors import is_busy, is_of_the_bucket, may_pass, message_of
 
 OBJECT_STORES: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL")
@@ -68,7 +68,7 @@ class ObjectStore:
             self._look(_opened(self.url, FIRST_RETRY), patience_s=FIRST_PATIENCE_S)
         except (BaseError, ValueError, OSError) as error:
             if not is_busy(error):
-                raise StorageError(f"{self.url}: {said(error)}") from None
+                raise StorageError(f"{self.url}: {message_of(error)}") from None
 
     def path(self, name: str = "") -> str:
         return posixpath.join(self.url, name) if name else self.url
@@ -245,9 +245,9 @@ class ObjectStore:
         except FileNotFoundError as error:
             if may_be_missing and not is_of_the_bucket(error):
                 raise
-            raise StorageError(f"{self.path(name)}: {said(error)}") from None
+            raise StorageError(f"{self.path(name)}: {message_of(error)}") from None
         except (BaseError, ValueError, OSError) as error:
-            raise StorageError(f"{self.path(name)}: {said(error)}") from None
+            raise StorageError(f"{self.path(name)}: {message_of(error)}") from None
 
 
 class _Undecided(GenericError):
@@ -278,7 +278,7 @@ def _opened(url: str, retry: dict[str, Any]) -> Any:
     try:
         return OBJECT_STORES[scheme](bucket, prefix=prefix or None, **options)
     except (BaseError, ValueError, OSError) as error:
-        raise StorageError(f"{url}: {said(error)}") from None
+        raise StorageError(f"{url}: {message_of(error)}") from None
 
 
 def _again(request: Callable[[], Result], *, patience_s: float | None = None) -> Result:

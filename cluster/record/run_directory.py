@@ -131,7 +131,7 @@ class RunDirectory(Storage):
             raise in_use(self.url, owner)
 
     def check(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:
-        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes nothing.
+        """Raises ConfigError if the directory is in use, cannot be written, or belongs to another configuration. Alters no existing file.
 
         `spelled_out` writes a configuration's variants out, so that two spellings of one configuration are the same.
         """

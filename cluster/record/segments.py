@@ -120,8 +120,8 @@ class Segments:
             self.flush()
         except StorageError as error:
             if not self._is_behind:
-                told = f"treadwheel: lines wait until the store takes them: {error}"
-                print(told, file=sys.stderr, flush=True)
+                message = f"treadwheel: lines wait until the store takes them: {error}"
+                print(message, file=sys.stderr, flush=True)
             self._is_behind = True
 
     def _flush_in(self, seconds: float) -> None:

@@ -34,7 +34,7 @@ _OWN_SERVERS = (
 """Texts of errors from a search for the machine's own credentials."""
 
 
-def said(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     text = _text(error)
     if isinstance(error, FileNotFoundError) and not is_of_the_bucket(error):
         return "it is missing: check the path, or bring it back from a copy"

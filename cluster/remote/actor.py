@@ -19,7 +19,7 @@ from cluster.contracts.errors import DeadlineError, TreadwheelError
 from cluster.contracts.phases import Phase, cut
 from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.failures import answer_of
-from cluster.remote.host import Given, Host
+from cluster.remote.host import Host, PackedArguments
 from cluster.remote.nodes import Seat, is_seat_lost, kill_on_node
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class RemoteActor:
         """Time of the first unanswered question; before `last_seen` if it has answered since."""
         self.last_progress: Progress | None = None
         self._phases: list[Phase] = []
-        self._told = 0.0
+        self._phases_end = 0.0
         """End of the last phase that the actor reported, by its own clock."""
 
     @property
@@ -144,15 +144,17 @@ class RemoteActor:
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         """Returns the hosted method's result. Object refs among `args` arrive resolved."""
-        answer = self._handle.call.remote(method, *Given.packed(args))
+        answer = self._handle.call.remote(method, *PackedArguments.packed(args))
         return await self._answer(answer, stage=method, deadline_s=deadline_s)
 
     async def call_for_batches(
         self, method: str, *args: Any, num_batches: int, deadline_s: float
     ) -> tuple[list[Any], Any]:
         """(object refs of the batches, the last value) of a hosted method that returns these. No batch itself comes to the driver."""
-        *batches, told = self._handle.call.options(num_returns=num_batches + 1).remote(method, *Given.packed(args))
-        return batches, await self._answer(told, stage=method, deadline_s=deadline_s)
+        *batches, value = self._handle.call.options(num_returns=num_batches + 1).remote(
+            method, *PackedArguments.packed(args)
+        )
+        return batches, await self._answer(value, stage=method, deadline_s=deadline_s)
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         """Object refs of the items that the method returns. No item itself comes to the driver."""
@@ -171,8 +173,8 @@ class RemoteActor:
         most = min(num_items, _MOST_BATCHES)
         answer = self._handle.first_batches.options(num_returns=most + 1).remote(most, method, *args)
         while True:
-            *batches, told = answer
-            summaries, rest = await self._answer(told, stage=method, deadline_s=deadline_s)
+            *batches, summary = answer
+            summaries, rest = await self._answer(summary, stage=method, deadline_s=deadline_s)
             num_items -= len(summaries)
             if rest is not None:  # ask for the next ones before these are handled
                 most = max(min(num_items, _MOST_BATCHES), 1)
@@ -189,11 +191,11 @@ class RemoteActor:
 
     async def progress(self, *, deadline_s: float) -> Progress:
         """Asks for the actor's progress and its phases since the last answer; remembers both, and when they came."""
-        asked = self._handle.tell.remote(self._told)
+        asked = self._handle.tell.remote(self._phases_end)
         progress, phases = await answer_of(asked, actor=self.name, stage="progress", deadline_s=deadline_s)
-        if new := cut(phases, start=self._told):  # another answer may have come meanwhile
+        if new := cut(phases, start=self._phases_end):  # another answer may have come meanwhile
             self._phases += new
-            self._told = new[-1].end
+            self._phases_end = new[-1].end
         self.last_seen, self.last_progress = time.monotonic(), progress
         return progress
 
@@ -209,11 +211,11 @@ class RemoteActor:
             await kill_on_node(self.pid, self.node_id, known_for_s=time.monotonic() - self._known_since)
 
     async def _answer(self, call: Awaitable[T], *, stage: str, deadline_s: float) -> T:
-        answer = await answer_of(call, actor=self.name, stage=stage, deadline_s=deadline_s, last_words=self._last_words)
+        answer = await answer_of(call, actor=self.name, stage=stage, deadline_s=deadline_s, when_late=self._describe)
         self.last_seen = time.monotonic()
         return answer
 
-    async def _last_words(self) -> str:
+    async def _describe(self) -> str:
         with contextlib.suppress(TreadwheelError):
             await self.progress(deadline_s=1.0)
         return describe("it", self.last_progress)

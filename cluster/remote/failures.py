@@ -34,9 +34,9 @@ async def answer_of(
     actor: str,
     stage: str,
     deadline_s: float | None,
-    last_words: Callable[[], Awaitable[str]] | None = None,
+    when_late: Callable[[], Awaitable[str]] | None = None,
 ) -> T:
-    """The result of a call of `actor`. When the deadline has passed, asks for `last_words` and ends the DeadlineError with them."""
+    """The result of a call of `actor`. When the deadline has passed, asks for `when_late` and ends the DeadlineError with it."""
     limit = asyncio.timeout(deadline_s)
     with translated(actor, stage):
         try:
@@ -45,8 +45,8 @@ async def answer_of(
         except TimeoutError:
             if not limit.expired():
                 raise
-            words = f"; {await last_words()}" if last_words else ""
-            late = f"{actor} did not finish {stage!r} within {deadline_s:g} s{words}"
+            state = f"; {await when_late()}" if when_late else ""
+            late = f"{actor} did not finish {stage!r} within {deadline_s:g} s{state}"
             raise DeadlineError(late, actor=actor, stage=stage) from None
 
 

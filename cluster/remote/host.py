@@ -29,7 +29,7 @@ SEARCH_PATH = "TREADWHEEL_PATH"
 """Environment variable with the driver's module search path. Actors search it after their own, and so find a user's rewards."""
 _END = object()
 
-_Told = tuple[list[GroupSummary | Refusal], int | None]
+_Answer = tuple[list[GroupSummary | Refusal], int | None]
 """Summaries of a stream's items, empty after the last; and the number with which the driver asks for more, None if there are none."""
 
 
@@ -50,7 +50,7 @@ class Host:
         ]
         self._name = name
         self._title = title or name
-        self._timeline = self._told = Timeline("starting")
+        self._timeline = self._reported = Timeline("starting")
         """Phases by running method, and the timeline that the driver gets: the object's own if it has one."""
         self._object: Any = None
         self._listener: socket.socket | None = None
@@ -79,7 +79,7 @@ class Host:
         self._timeline.enter("serving")
         if own := getattr(made, "timeline", None):
             own.lead_with(self._timeline)
-            self._told = own
+            self._reported = own
 
     async def reserve_address(self) -> str:
         """host:port of a socket on this node, for the object that is built next."""
@@ -92,9 +92,9 @@ class Host:
         listener.close()
         return address
 
-    async def call(self, method: str, given: "Given", *resolved: Any) -> Any:
-        """Returns the method's result. The other arguments are `given.packed` with its object refs resolved."""
-        return await self._run(getattr(self._object, method), *given.with_resolved(resolved))
+    async def call(self, method: str, packed: "PackedArguments", *resolved: Any) -> Any:
+        """Returns the method's result. The other arguments are the packed ones and their object refs, resolved."""
+        return await self._run(getattr(self._object, method), *packed.with_resolved(resolved))
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
         """Yields each item of the method's result as an object of its own; then None, which proves that the stream is complete."""
@@ -105,7 +105,7 @@ class Host:
         yield None
 
     async def first_batches(self, most: int, method: str, *args: Any) -> tuple[Any, ...]:
-        """The first items of an asynchronous generator: `most` objects, then their `_Told`. An object is a batch; None for a refusal, or
+        """The first items of an asynchronous generator: `most` objects, then their `_Answer`. An object is a batch; None for a refusal, or
         when no more are ready. The driver owns the objects that a call returns, so they outlive this actor."""
         return await self._taken(next(self._numbers), BatchStream(getattr(self._object, method)(*args)), most)
 
@@ -119,12 +119,12 @@ class Host:
         if rest is not None:
             self._streams[rest] = stream
         batches = [item if isinstance(item, pa.RecordBatch) else None for item in items]
-        told: _Told = [summarize(item) if isinstance(item, pa.RecordBatch) else item for item in items], rest
-        return *batches, *[None] * (most - len(batches)), told
+        answer: _Answer = [summarize(item) if isinstance(item, pa.RecordBatch) else item for item in items], rest
+        return *batches, *[None] * (most - len(batches)), answer
 
-    async def tell(self, told: float) -> tuple[Progress, tuple[Phase, ...]]:
-        """`progress`, and the phases since `told`, the end of the last phase that the driver has."""
-        return await self.progress(), self._told.after(told)
+    async def tell(self, since: float) -> tuple[Progress, tuple[Phase, ...]]:
+        """`progress`, and the phases after the moment `since`, the end of the last one that the driver has."""
+        return await self.progress(), self._reported.after(since)
 
     async def progress(self) -> Progress:
         """The object's own progress, or else its running method. Answered even while it computes."""
@@ -162,7 +162,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PackedArguments:
     """Arguments of a call without its object refs, packed into one: each value argument costs Ray half a millisecond."""
 
     values: list[Any]
@@ -170,7 +170,7 @@ class Given:
     """Places of the object refs among all arguments."""
 
     @classmethod
-    def packed(cls, args: Sequence[Any]) -> "tuple[Given, *tuple[Any, ...]]":
+    def packed(cls, args: Sequence[Any]) -> "tuple[PackedArguments, *tuple[Any, ...]]":
         """Followed by the object refs: Ray resolves only those that are arguments of their own."""
         refs = {place: arg for place, arg in enumerate(args) if isinstance(arg, ray.ObjectRef)}
         values = [arg for place, arg in enumerate(args) if place not in refs]

@@ -114,8 +114,8 @@ class Production:
 
     def _engine_use(self) -> dict[str, float]:
         """Engine metrics of the serving workers' last heartbeats."""
-        told = [member.actor.last_progress for member in self.fleet.serving() if member.actor]
-        uses = [progress.engine for progress in told if progress and progress.engine]
+        reports = [member.actor.last_progress for member in self.fleet.serving() if member.actor]
+        uses = [progress.engine for progress in reports if progress and progress.engine]
         if not uses:
             return {}
         return {

@@ -66,7 +66,7 @@ class ReferenceCalls:
         pieces = [piece for each in asked for piece in each.group.pieces]
         deadline_s = self._timeout_s * len(asked)
         try:
-            columns, told = await self._reference.call_for_batches(
+            columns, values = await self._reference.call_for_batches(
                 "score", *pieces, num_batches=len(asked), deadline_s=deadline_s
             )
         except LostError as error:
@@ -79,5 +79,5 @@ class ReferenceCalls:
             for each in asked:
                 each.answer.set_exception(error)
         else:
-            for each, of_group, told_of_it in zip(asked, columns, told, strict=True):
-                each.answer.set_result((of_group, told_of_it))
+            for each, of_group, of_summary in zip(asked, columns, values, strict=True):
+                each.answer.set_result((of_group, of_summary))

@@ -25,7 +25,7 @@ from cluster.rollouts.shared_calls import SharedCalls
 from cluster.rollouts.worker_pool import Member, WorkerPool
 from cluster.supervision.supervisor import SupervisedActor
 
-_MOST_TOLD = 16
+_MOST_MESSAGES = 16
 """Kinds of failed rewards that get a message in a run. Further kinds are in the events only."""
 
 
@@ -126,9 +126,9 @@ class Scorers:
 
     def note_progress(self) -> None:
         """Logs events from the services' latest progress: parts that hold or go on, and lines that judges print."""
-        told = [progress for place in self.services.places() if (progress := place.progress())]
-        self._holds.note(hold for progress in told for hold in progress.holds)
-        self._prints.note(told)
+        reports = [progress for place in self.services.places() if (progress := place.progress())]
+        self._holds.note(hold for progress in reports for hold in progress.holds)
+        self._prints.note(reports)
 
     async def _least_busy(self) -> tuple[Member, RemoteActor]:
         """The service with the fewest groups, and its actor; waits until one serves. Call it at once: a group counts only from its call
@@ -161,15 +161,15 @@ class FailedRewards:
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._told: set[str] = set()
+        self._known_kinds: set[str] = set()
 
     def note(self, summary: GroupSummary) -> None:
         """Logs `reward_failure` if a reward of this group failed, or a part left its recipe."""
         if not (summary.num_failed_rewards or summary.reward_failures):
             return
-        news = [failure.kind for failure in summary.reward_failures if failure.kind not in self._told]
-        is_told = bool(news) and len(self._told) < _MOST_TOLD
-        self._told.update(news if is_told else ())
+        new_kinds = [failure.kind for failure in summary.reward_failures if failure.kind not in self._known_kinds]
+        has_message = bool(new_kinds) and len(self._known_kinds) < _MOST_MESSAGES
+        self._known_kinds.update(new_kinds if has_message else ())
         self._events.event(
             "reward_failure",
             group_id=summary.group_id,
@@ -177,7 +177,7 @@ class FailedRewards:
             num_errors=summary.num_reward_errors,
             num_timeouts=summary.num_reward_timeouts,
             failures=[asdict(failure) for failure in summary.reward_failures],
-            **({"message": f"prompt {summary.prompt_id!r}: {describe(summary)}"} if is_told else {}),
+            **({"message": f"prompt {summary.prompt_id!r}: {describe(summary)}"} if has_message else {}),
         )
 
 

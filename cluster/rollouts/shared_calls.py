@@ -46,7 +46,7 @@ class SharedCalls:
         self._answers: dict[int, asyncio.Future[Columns | None]] = {}
         self._is_calling = False
         self._servers = servers
-        self._told_servers: dict[str, list[str]] = {}
+        self._known_servers: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         """Groups that wait for their columns."""
@@ -66,13 +66,13 @@ class SharedCalls:
                 actor=self._actor.name,
                 stage=_STAGE,
                 deadline_s=self._deadline_s,
-                last_words=self._last_words,
+                when_late=self._describe,
             )
         finally:
             self._new.pop(number, None)
             self._answers.pop(number, None)
 
-    async def _last_words(self) -> str:
+    async def _describe(self) -> str:
         return describe("it", self._actor.last_progress)
 
     async def _call(self) -> None:
@@ -88,7 +88,7 @@ class SharedCalls:
 
     async def _tell_servers(self) -> None:
         servers = self._servers.urls() if self._servers else {}
-        if servers == self._told_servers:
+        if servers == self._known_servers:
             return
         try:
             await self._actor.call("note_servers", servers, deadline_s=self._deadline_s)
@@ -96,7 +96,7 @@ class SharedCalls:
             # Groups that are not sent yet get None, not this error, and would come back to this actor again and again.
             self._give_up(error)
             raise
-        self._told_servers = servers
+        self._known_servers = servers
 
     async def _send(self, numbers: Sequence[int]) -> None:
         """One call, with the groups of these numbers that still wait."""

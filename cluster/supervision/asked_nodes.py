@@ -58,8 +58,8 @@ def autoscaler_in_words(
     """`lacking`: demands for which the autoscaler has no node type. None: no such demand is known."""
     if report is None:
         return "no autoscaler reports, so nodes have to be started by hand"
-    said = [f"{number} of {kind!r} for {coming_for_s.get(kind, 0):.0f} s" for kind, number in report.coming.items()]
-    parts = [f"the autoscaler brings {', '.join(said)}" if said else "the autoscaler brings none"]
+    coming = [f"{number} of {kind!r} for {coming_for_s.get(kind, 0):.0f} s" for kind, number in report.coming.items()]
+    parts = [f"the autoscaler brings {', '.join(coming)}" if coming else "the autoscaler brings none"]
     parts += [f"{kind!r} failed: {reason}" for kind, reason in report.failed.items()]
     if lacking:
         parts.append(f"it has no nodes for {lacking}, by size, by labels or by its limits")

@@ -130,15 +130,15 @@ class PlacementPlan:
         may be, and the group would never be placed though it has room. A worker's own group can be given back when its node is lost,
         without effect on other workers.
         """
-        everyone = range(len(self.bundles))
-        staying = [seat for seat in everyone if not self.bundles[seat].may_be_on_spot]
-        workers = [seat for seat in everyone if self.bundles[seat].may_be_on_spot]
+        all_seats = range(len(self.bundles))
+        staying = [seat for seat in all_seats if not self.bundles[seat].may_be_on_spot]
+        workers = [seat for seat in all_seats if self.bundles[seat].may_be_on_spot]
         if self.off_spot:
             alone = (self._group([worker], "PACK", {}) for worker in workers)
             return [self._group(staying, "PACK", self.off_spot), *alone]
         if self.spreads_workers:
             return [self._group(staying, "PACK", {}), self._group(workers, "SPREAD", {})]
-        return [self._group(everyone, "PACK", {})]
+        return [self._group(all_seats, "PACK", {})]
 
     def _group(self, seats: Sequence[int], strategy: str, node_labels: dict[str, str]) -> SeatGroup:
         found = parties([self.bundles[seat] for seat in seats])
@@ -191,9 +191,9 @@ def plan_learning(
 ) -> PlacementPlan:
     """As `plan`, for a run that samples nothing: seats of the learner's ranks and of the reference scorer if one is needed."""
     scored_by = needs if with_reference else ()
-    everyone = asked_bundles(config, available=available, needs=scored_by, num_workers=0)
+    all_bundles = asked_bundles(config, available=available, needs=scored_by, num_workers=0)
     judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL, ActorKind.JUDGE_SERVER)
-    asked = tuple(each for each in everyone if each.kind not in judging)
+    asked = tuple(each for each in all_bundles if each.kind not in judging)
     _check_gpus(config, asked, available)
     if fitted := _fit(asked, available, config):
         is_less, off_spot = _is_less(fitted, asked), config.elastic.off_spot
@@ -270,9 +270,9 @@ def fewest_workers(config: RunConfig) -> int:
 def _most_workers(config: RunConfig, available: ClusterResources, *, others: Sequence[Bundle]) -> int:
     """All workers, or in an elastic run those that have CPUs of their own besides the `others`: the rest waits for nodes."""
     takes_turns = config.buffer.max_off_policy_steps == 0
-    beside = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
-    roomy = int(_total([(available.cpus - beside) / config.rollout.cpus_per_worker]))
-    return min(config.rollout.num_workers, max(roomy, fewest_workers(config)))
+    other_cpus = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
+    num_with_cpus = int(_total([(available.cpus - other_cpus) / config.rollout.cpus_per_worker]))
+    return min(config.rollout.num_workers, max(num_with_cpus, fewest_workers(config)))
 
 
 def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterResources) -> None:

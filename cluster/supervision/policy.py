@@ -29,7 +29,7 @@ class Failure:
     """Where the actor ran; None when it never came up."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The actor and the reason. Most reasons begin with the actor already."""
         return self.reason if self.reason.startswith(self.actor) else f"{self.actor}: {self.reason}"
 
@@ -65,14 +65,14 @@ class History:
 def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Abort:
     """What to do about `failure`, given what happened before it (`history` does not contain it yet)."""
     if failure.kind is FailureKind.REFUSAL:
-        return Abort(reason=failure.words)
+        return Abort(reason=failure.description)
     recent = [
         past for past in history.failures if past.unit == failure.unit and failure.at - past.at <= config.window_s
     ]
     num_restarts = _num_incidents([*recent, failure]) - 1
     if num_restarts >= config.max_restarts:
         return Abort(
-            reason=f"{failure.words}; the restart budget is spent: {num_restarts} restarts of "
+            reason=f"{failure.description}; the restart budget is spent: {num_restarts} restarts of "
             f"{failure.unit} within {config.window_s:g} s (supervision.max_restarts={config.max_restarts})"
         )
     # The first restart is immediate, because most deaths are single. Only repeated failures back off.

@@ -83,13 +83,13 @@ class Timesheet:
 
     def hear(self, actors: Sequence[TellingActor]) -> None:
         """Writes and counts the new phases of these actors and of the driver."""
-        told = [(actor.spec, phases) for actor in actors if (phases := actor.drain_phases())]
-        began = min((phases[0].start for _, phases in told), default=0.0)
+        reported = [(actor.spec, phases) for actor in actors if (phases := actor.drain_phases())]
+        began = min((phases[0].start for _, phases in reported), default=0.0)
         stages, works = self._stage.after(0.0), cut(self._work.after(0.0), start=began)
         most = max(_LINES_A_TELLING // (len(actors) + 1), 4)
         lines = self._take(CONTROLLER, self._since_last(CONTROLLER, stages), most=most)
         stages = cut(stages, start=began)
-        for spec, of_actor in told:
+        for spec, of_actor in reported:
             phases = [each for phase in of_actor for each in explained(phase, spec.kind, stages=stages, works=works)]
             phases = self._since_last(spec.name, phases)
             self._count(spec, phases)
