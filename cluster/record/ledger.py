@@ -1,4 +1,4 @@
-"""What the learner consumed, append-only: which groups, in which order, in which step. Written and synced before the step.
+"""The groups that the learner consumed, by step and in order. Append-only; written and synced before the step.
 
 Each line carries the digest of the trajectories that it names and of the line before it, so that a lost, altered or reordered
 record shows. A last line that a crash tore is not read; the next record replaces it. In an object store each record is an object that is

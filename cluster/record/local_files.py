@@ -192,7 +192,7 @@ def make_folder(path: str, *, mode: int = 0o777) -> None:
 
 
 def sync_files(path: str | os.PathLike[str]) -> None:
-    """Makes what a file holds, or a folder with all below it, outlast a power cut."""
+    """Makes a file, or a folder with everything below it, outlast a power cut."""
     if os.path.isfile(path):
         return _sync_file(path)
     for folder, _, names in os.walk(path):

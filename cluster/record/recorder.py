@@ -39,7 +39,7 @@ def num_pruned_steps(files: Storage) -> int:
 
 
 class Recorder:
-    """One record batch a group, in the order consumed, in one Arrow file a step."""
+    """Writes one Arrow file per step, with one record batch per group in the order consumed."""
 
     def __init__(self, files: Storage, *, keep_steps: int | None = None, keep_checkpoints: int = 1) -> None:
         """Keeps the trajectories of the last `keep_steps` steps (None: all), and those that the last `keep_checkpoints` checkpoints

@@ -15,7 +15,7 @@ _WHEN = {Mark.MATHEMATICS: "no", Mark.LAYOUT: "unless deterministic", Mark.RESOU
 
 
 def when_it_may_change(name: str) -> str:
-    """Whether a resumed run may have another value of the setting `name`, in words for a table."""
+    """Whether a resumed run may have another value of the setting `name`, as text for a table."""
     return "with a constant schedule" if name == "num_steps" else _WHEN[mark_of(name, {})]
 
 

@@ -59,7 +59,7 @@ def local_folder(path: str, *, field: str) -> str:
 
 
 def with_local_models(config: RunConfig) -> RunConfig:
-    """The configuration whose models are all on this machine. Raises as `local_folder`."""
+    """The configuration with local paths of all models. Raises as `local_folder`."""
     value, reward, reference = config.algorithm.value, config.reward, config.reference
     models = {name: local_model(model, field=f"reward.models.{name}") for name, model in reward.models.items()}
     servers = {name: local_model(server, field=f"reward.servers.{name}") for name, server in reward.servers.items()}

@@ -19,7 +19,7 @@ class AutoscalerReport:
     coming: Mapping[str, int]
     """Requested nodes that are not there yet, by type."""
     failed: Mapping[str, str]
-    """Why the last node of a type did not come, by type."""
+    """Reason why the last node of a type did not come, by type."""
     impossible: frozenset[str]
     """Ids of placement groups for which no nodes within its limits would have room."""
     impossible_sizes: frozenset[tuple[float, float]]
@@ -27,7 +27,7 @@ class AutoscalerReport:
 
 
 async def autoscaler_report() -> AutoscalerReport | None:
-    """None where no autoscaler of version 2 reports to Ray. Raises our errors when the head node does not answer."""
+    """None if no autoscaler of version 2 reports to Ray. Raises our errors when the head node does not answer."""
     return await _REPORT.get()
 
 

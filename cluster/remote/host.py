@@ -1,4 +1,4 @@
-"""Ray's edge, actor side: one class hosts any plain object, which does not know that Ray exists.
+"""Ray's edge, actor side: one class hosts any plain object, which knows nothing of Ray.
 
 A hosted object's coroutines share the actor's event loop; its synchronous methods run one after another in a thread of their
 own, so that the actor answers `progress` while it computes.

@@ -77,7 +77,7 @@ def drivers_node() -> str:
 async def is_seat_lost(seat: Seat) -> bool:
     """Whether the seat's node is dead or draining: Ray starts no actor there, and has not placed the seat anew yet.
 
-    As of `_MAX_AGE_S` ago at the earliest.
+    The answer may be `_MAX_AGE_S` old.
     """
     node_id = (await _node_ids_of(seat.group).get()).get(seat.index)
     if not node_id:
@@ -169,7 +169,7 @@ def _killing() -> Any:
 
 
 def _kill_process(pid: int, known_for_s: float) -> None:
-    """Waits a moment for a process that was told to end, so that Ray takes its end for intended; then kills it."""
+    """Waits a moment for a process that was told to end, so that Ray counts its end as intended; then kills it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if time.time() - process.create_time() < known_for_s - _SLACK_S:

@@ -1,10 +1,9 @@
 """Staleness-bounded buffer. Groups leave in the order they started, never as they finish.
 
-Why the bound is exact. Let g be the groups per step and n the bound. At attested version s, only the first (s + n + 1) * g
-groups that were not dropped may have started. A group's place among them never grows, and groups are taken in that order, so
-the group that starts at version s is consumed by the step that begins at version s + n at the latest. `advance` frees slots; it
-is called after the workers have loaded the version, not when the learner has made it. A dropped group, straggler or not, only
-moves the groups behind it forward.
+Why the bound is exact. Let g be the groups per step and n the bound. At attested version s, only the first (s + n + 1) * g groups may have
+started, dropped ones not counted. A group's place among these never grows, and groups are taken in that order, so a group that starts at
+version s is consumed by the step that begins at version s + n at the latest. `advance` frees slots. It is called when the workers have
+loaded the version, not when the learner has made it. A dropped group, straggler or not, only moves the groups behind it forward.
 """
 
 import asyncio
@@ -26,9 +25,9 @@ class _Counters:
     """Counts that `drain_stats` reports and resets."""
 
     kept: set[int] = field(default_factory=set[int])
-    """Indices of groups."""
+    """Indices of kept groups."""
     dropped: Counter[str] = field(default_factory=Counter[str])
-    """By reason."""
+    """Dropped groups by reason."""
     candidates: list[GroupSummary] = field(default_factory=list[GroupSummary])
     learner_wait_s: float = 0.0
     head_of_line_s: float = 0.0
@@ -109,7 +108,7 @@ class Buffer:
     # Producers
 
     def num_startable(self) -> int:
-        """How many groups may start now."""
+        """Number of groups that may start now."""
         if self._in_waves and None in self._live.values():
             return 0
         last_step = min(self._version + self._bound + 1, self._num_steps)
@@ -342,7 +341,7 @@ class Buffer:
 
 
 def _now() -> float:
-    """The event loop's clock, so that waits and measurements agree, also where a test simulates it."""
+    """The event loop's clock, so that waits and measurements agree, also under a test's simulated clock."""
     return asyncio.get_running_loop().time()
 
 

@@ -1,7 +1,7 @@
-"""Bytes of trajectories that wait in the object store, and how many more groups fit beside them."""
+"""Bytes of trajectories that wait in the object store, and the number of further groups that fit."""
 
 _DECAY = 0.99
-"""Per group: a single huge group stops counting as the expected size some hundred groups later."""
+"""Decay of the expected size, per group: a single huge group stops counting after some hundred groups."""
 
 
 class ByteBudget:

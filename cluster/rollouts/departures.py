@@ -28,7 +28,7 @@ class Fleet(Protocol):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether workers keep their places until they fail."""
+        """Whether workers keep their places until they fail, and are not drained."""
         ...
 
     def workers(self) -> list[RemoteActor]: ...
@@ -94,7 +94,7 @@ class Departures:
             await asyncio.gather(self._save(draining), *(self._hand_over(actor, draining) for actor in self._due()))
 
     def drain_stats(self) -> dict[str, float]:
-        """Since the last call."""
+        """Counts since the last call."""
         drained = {
             "rollout/spot_evictions": float(self._num_evictions),
             "rollout/groups_saved": float(self._num_saved),

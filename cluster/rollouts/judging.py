@@ -87,7 +87,7 @@ class Judging:
                 await job.destination.add(job.ticket, judged.moved(copies))
                 return job.destination.move(job.ticket, sampled.copies)
             except LostError:
-                if sampled.copies.keys() == copies.keys():  # else it was copied before its node went
+                if sampled.copies.keys() == copies.keys():  # else it was copied before its node was lost
                     raise
 
     async def _judged(self, sampled: _Sampled) -> Group | None:
@@ -96,5 +96,5 @@ class Judging:
             try:
                 return await self._scorers.judge(sampled.job.ticket, group)
             except LostError:
-                if sampled.group is group:  # else it was copied before its node went
+                if sampled.group is group:  # else it was copied before its node was lost
                     raise

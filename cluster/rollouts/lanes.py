@@ -44,7 +44,7 @@ def place_in_queue(job: Job) -> tuple[bool, int]:
 
 
 class Lane:
-    """One worker's share of the work."""
+    """One worker's jobs."""
 
     def __init__(self, member: Member, *, max_sequences: int) -> None:
         self.member = member
@@ -163,7 +163,7 @@ class ByIndex:
         self._num_workers = num_workers
 
     def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
-        """All that the buffer lets start, or none."""
+        """No limit, or no group."""
         if not self._is_complete(lanes) or num_fetching or self._suspects.any_of(job.ticket for job in queue):
             return 0
         return 2**31

@@ -55,7 +55,7 @@ class Mixture:
         return self.prompt(*place(index, self._sizes))
 
     def prompt(self, number: int, position: int) -> Prompt:
-        """The prompt at `position` of source `number`. Raises DataError for one whose column names another source."""
+        """The prompt at `position` of source `number`. Raises DataError if its column names another source."""
         source = self.sources[number]
         prompt = source.prompts[source.rows[position]]
         if source.name is None:
@@ -88,7 +88,7 @@ def open_prompts(config: PromptsConfig, *, field: str, source_column: str = "sou
 
 
 def place(index: int, weights: Sequence[int]) -> tuple[int, int]:
-    """The number of the source that `index` falls to, and how many indices before it fell to the same source.
+    """(number of the source that `index` falls to, count of earlier indices that fell to the same source).
 
     Each source in turn takes its share, evenly spaced, of the indices that the sources before it left. Of the first n indices a source of
     weight w has n w / sum(weights), with k sources to within max(1, k - 1). With the sizes of the sources as weights, the first

@@ -18,7 +18,7 @@ class PartMetrics:
         self._num_groups = Counter[str]()
 
     def note(self, ticket: Ticket, summary: GroupSummary) -> None:
-        """The group is judged."""
+        """Adds a judged group."""
         if ticket.index < 0:
             return
         for name, stats in summary.part_stats.items():

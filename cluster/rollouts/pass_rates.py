@@ -19,9 +19,9 @@ _LEAST = 0.1
 class PassRates:
     """Pass rates by prompt and step.
 
-    Sources: a target of one half gives a binary reward its largest variance, p (1 - p) (Foster and Foerster, arXiv:2502.12272), and is
-    what AdaRFT samples around (arXiv:2504.05520). Peers: prime-rl keeps pools of easy, normal and hard prompts by their mean reward;
-    verl calls a sampler of the user's after every step.
+    Sources: at a target of one half a binary reward has its largest variance, p (1 - p) (Foster and Foerster, arXiv:2502.12272), and AdaRFT
+    samples around it (arXiv:2504.05520). Peers: prime-rl keeps pools of easy, normal and hard prompts by their mean reward; verl calls a
+    user's sampler after every step.
     """
 
     def __init__(

@@ -5,10 +5,10 @@ from typing import Any
 
 
 class Stragglers:
-    """Which groups block a step, how long the step waits for them, and which dropped ones may still report a result."""
+    """Tracks the groups that block a step, the step's patience with them, and dropped groups that are not reported yet."""
 
     def __init__(self, max_head_of_line_s: float | None) -> None:
-        """None never drops."""
+        """`max_head_of_line_s` None: never drops."""
         self._max_head_of_line_s = max_head_of_line_s
         self._blocked_since: float | None = None
         self._late: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which prompt a group gets: a pure function of its place in the run's start order, so a run resumes anywhere without a cursor."""
+"""The prompt of a group: a pure function of its place in the start order, so that a run resumes anywhere without a cursor."""
 
 import asyncio
 import random
@@ -82,7 +82,7 @@ class TicketOffice:
         return [self._ticket(*each, policy_version=policy_version) for each in zip(indices, prompts, strict=True)]
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt of group `index`. Raises DataError where none of its source fits."""
+        """The prompt of group `index`. Raises DataError if no prompt of its source fits."""
         number, turn = place(index, self._source.weights)
         size = len(self._source.sources[number].rows)
         epoch, position = divmod(turn, size)

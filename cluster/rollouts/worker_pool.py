@@ -232,7 +232,7 @@ class WorkerPool:
         self._tasks.create_task(self._bring_up(member))
 
     async def _bring_up(self, member: Member) -> None:
-        """Waits for room as long as it takes. A failure is an event while other workers serve or may come."""
+        """Waits for room without limit. A failure is only an event while other workers serve or may come."""
         asked_at = self._now()
         while True:
             try:

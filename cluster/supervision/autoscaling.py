@@ -1,8 +1,9 @@
-"""How many rollout workers a run should have. Deciding is pure; the pool starts and retires them, Ray's autoscaler finds nodes.
+"""The number of rollout workers that a run should have. Decisions are pure; the pool starts and retires workers, Ray's autoscaler finds
+nodes.
 
-The aim is as many workers as sample a step's groups in the time that the learner takes to learn from them. If n workers are idle for a
-share i of a step and the learner waits for a share w of it, sampling costs n * (1 - i) workers' time and learning a share 1 - w, so that
-n * (1 - i) / (1 - w) workers are needed. Workers that are never idle make it n / (1 - w).
+The aim: sampling a step's groups takes as long as learning from them. If n workers are idle for a share i of a step and the learner waits
+for a share w of it, sampling costs n * (1 - i) workers' time and learning a share 1 - w, so that n * (1 - i) / (1 - w) workers are needed.
+If workers are never idle, that is n / (1 - w).
 
 One worker samples a whole group. With more workers than groups under way the wait gets no shorter, though the formula would go on adding
 workers.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from cluster.contracts.config import ElasticConfig
 
 _WINDOW = 3
-"""Steps whose mean decides to grow: one slow step is not a trend."""
+"""Growth is decided by the mean of this many steps: one slow step is not a trend."""
 _PAYBACK = 3.0
 """A new worker must serve this many times as long as workers take to join."""
 _ROUNDING = 1e-6
@@ -57,7 +58,7 @@ class Decision:
 
     num_workers: int
     wait_share: float | None = None
-    """None where no measurement decided: the bounds did, or nothing changes."""
+    """None if no measurement decided: the bounds did, or nothing changes."""
     idle_share: float | None = None
 
 
@@ -97,7 +98,7 @@ def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> De
                 return _measured(wanted, recent)
     full = list(loads)[-config.scale_down_full_steps :]
     if len(full) == config.scale_down_full_steps and all(load.is_buffer_full for load in full):
-        # Rounded up: a worker fewer than needed would make the learner wait, and come back.
+        # Rounded up: with one worker too few the learner would wait, and the fleet would grow again.
         wanted = max(math.ceil(_num_needed(full, fleet) - _ROUNDING), config.min_workers)
         if wanted < fleet.num_workers:
             return _measured(wanted, full)

@@ -298,7 +298,7 @@ def _gpu_setting(config: RunConfig, bundle: Bundle) -> str:
 
 
 def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConfig) -> tuple[Bundle, ...] | None:
-    """The bundles with the largest common share of their CPUs that packs into the nodes; None when none does."""
+    """The bundles with the largest common share of their CPUs with which they fit into the nodes; None if no share fits."""
     if _total(bundle.gpus for bundle in bundles) > available.gpus:  # no CPU share helps
         return None
     fits = _total(bundle.cpus for bundle in bundles) <= available.cpus
@@ -314,7 +314,7 @@ def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConf
 
 
 def _has_room_apart(bundles: Sequence[Bundle], available: ClusterResources) -> bool:
-    """Whether there are several nodes, and room for the workers after all others, whichever kind of node Ray packs those on."""
+    """Whether there are several nodes, and room for the workers after all others, on whatever kind of node Ray packs those."""
     kinds = dict.fromkeys((node.cpus, node.gpus) for node in available.nodes)
     orders = (sorted(available.nodes, key=lambda node: (node.cpus, node.gpus) != kind) for kind in kinds)
     return len(available.nodes) > 1 and not any(
@@ -413,7 +413,7 @@ def _total(shares: Iterable[float]) -> float:
 
 def _rounded(cpus: float, *, digits: int) -> float:
     """Rounded down, but never to 0."""
-    # 2.01 x 1000 is a hair less than 2010 in binary.
+    # In binary, 2.01 x 1000 is slightly less than 2010.
     return max(math.floor(round(cpus * 10**digits, 6)), 1) / 10**digits
 
 

@@ -24,7 +24,7 @@ class Failure:
     kind: FailureKind
     reason: str
     at: float
-    """Seconds on any one clock."""
+    """Seconds, of the same clock for all failures."""
     node_id: str | None = None
     """Where the actor ran; None when it never came up."""
 

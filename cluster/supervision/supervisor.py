@@ -46,7 +46,7 @@ def note_waiting(events: Events, spec: ActorSpec, *, reason: str) -> None:
 
 
 class Supervisor:
-    """The run's failures and what was done about them."""
+    """The run's failures, and the restarts after them."""
 
     def __init__(self, config: SupervisionConfig, events: Events) -> None:
         self.config = config

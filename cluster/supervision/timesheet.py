@@ -27,7 +27,7 @@ _MOST_KEPT = 512
 _MOST_ABSENT = 4096
 """Most absent actors that are remembered, because they may come back: those that left last. Each worker that joins has a new name."""
 _RESTARTING = "restarting"
-"""Between two actors of a name."""
+"""Phase between two actors of one name."""
 _NOT_COUNTED = (ActorKind.RECORDER, ActorKind.JUDGE_SERVER)
 """The recorder reserves no resources, and whether a judge server's program is busy is unknown."""
 _STAGES = {"starting": "start", "learning": "learner", "saving": "learner", "sending weights": "weights"}
@@ -59,7 +59,7 @@ class Timesheet:
         self._unwritten: dict[str, Phase] = {}
         """Last reported phase by actor. It may go on."""
         self._seconds = defaultdict[tuple[ActorKind, str], float](float)
-        """By kind and cause, since the last `drain_stats`."""
+        """Seconds by kind and cause, since the last `drain_stats`."""
         self._known: set[tuple[ActorKind, str]] = set()
         """All kinds and causes that have occurred."""
         self._gpu_seconds = defaultdict[bool, float](float)
@@ -147,7 +147,7 @@ class Timesheet:
         for phase in phases if spec.kind not in _NOT_COUNTED else ():
             self._known.add((spec.kind, phase.cause))
             self._seconds[spec.kind, phase.cause] += phase.seconds
-            if phase.name != _RESTARTING:  # nobody had its GPUs then
+            if phase.name != _RESTARTING:  # no actor had its GPUs then
                 self._gpu_seconds[phase.cause == "busy"] += spec.num_gpus * phase.seconds
 
 
