@@ -5,6 +5,7 @@ node after the last copy are lost with it and are sampled again.
 """
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -70,9 +71,10 @@ class Departures:
         self._supervisor = supervisor
         self._copier = copier or Copier()
         self._now = now
-        self._announced: set[str] = set()
+        self._announced: set[tuple[str, float | None]] = set()
+        """Nodes with their present deadlines, which may be announced anew."""
         self._evicted: dict[tuple[str, str], float | None] = {}
-        """By worker name and node id: Unix seconds at which a leaving worker hands over its groups. None: never, or already done."""
+        """By worker name and node id: Unix seconds at which a leaving worker hands over its groups. None: it did."""
         self._being_saved: set[int] = set()
         self._num_evictions = 0
         self._num_saved = 0
@@ -84,7 +86,7 @@ class Departures:
         Returns after the copies and hand-overs that are due. May be called again before it returns.
         """
         self._evicted = {place: at for place, at in self._evicted.items() if place[1] in draining}
-        self._announced &= draining.keys()
+        self._announced &= draining.items()
         on_node = defaultdict[str, list[RemoteActor]](list)
         for actor in self._fleet.workers() if draining else ():
             on_node[actor.node_id].append(actor)
@@ -108,17 +110,24 @@ class Departures:
         # A worker that died and came up elsewhere may have to leave again.
         here = [actor for actor in workers if (actor.name, node_id) not in self._evicted]
         leaving = [] if self._fleet.is_fixed else here
-        if leaving or node_id not in self._announced:
-            self._announced.add(node_id)
-            self._tell(node_id, deadline, [actor.name for actor in leaving])
+        is_new = (node_id, deadline) not in self._announced
+        if not (leaving or is_new):
+            return
+        self._announced.add((node_id, deadline))
+        now = self._now()
+        self._tell(node_id, deadline, [actor.name for actor in leaving], now=now)
+        at = math.inf if deadline is None else hand_over_at(deadline, now=now)
+        for actor in workers if is_new else ():
+            if self._evicted.get((actor.name, node_id)) is not None:
+                self._evicted[actor.name, node_id] = at
         for actor in leaving:
-            self._evicted[actor.name, node_id] = None if deadline is None else hand_over_at(deadline, now=self._now())
+            self._evicted[actor.name, node_id] = at
             self._num_evictions += 1
             self._supervisor.note_leaving(actor)
             self._fleet.drain(actor.name)
 
-    def _tell(self, node_id: str, deadline: float | None, workers: list[str]) -> None:
-        seconds_left, notice = notice_of(node_id, deadline, now=self._now())
+    def _tell(self, node_id: str, deadline: float | None, workers: list[str], *, now: float) -> None:
+        seconds_left, notice = notice_of(node_id, deadline, now=now)
         message = notice + (f"; {', '.join(workers)} leaves it" if workers else "")
         self._supervisor.events.event(
             "node_leaves",
