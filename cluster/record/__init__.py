@@ -1,1 +1,1 @@
-"""What a run leaves behind: its directory, the ledger of what the learner consumed, and the rules for going on from it."""
+"""The record of a run: its directory, the ledger of what the learner consumed, and the rules for resuming from it."""

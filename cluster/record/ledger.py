@@ -1,8 +1,8 @@
-"""What the learner consumed, append-only: which groups, in which order, in which step. Written and synced before the step.
+"""The groups that the learner consumed, by step and in order. Append-only; written and synced before the step.
 
 Each line carries the digest of the trajectories that it names and of the line before it, so that a lost, altered or reordered
-record shows. A last line that a crash tore is not read; the next record takes its place. In an object store each record is an object
-that is created if it is not there: of two drivers, one records a step, and the other stops.
+record shows. A last line that a crash tore is not read; the next record replaces it. In an object store each record is an object that is
+created only if it does not exist: of two drivers, one records a step, and the other stops.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ class Journal(Protocol):
         ...
 
     def read_records(self, after: int = 0) -> list[str]:
-        """The lines of all steps after that one; empty when there is none. A torn last one, which has no end, is "" whatever it holds."""
+        """The lines of all steps after step `after`. A torn last line, which has no end, is "" whatever it holds."""
         ...
 
     def cut_records(self, number: int) -> None:
-        """Keeps the first `number`."""
+        """Keeps only the first `number` records."""
         ...
 
     def check_claim(self) -> None:
@@ -47,14 +47,14 @@ class Record(BaseModel):
     groups: tuple[int, ...]
     """Start indices, in the order consumed."""
     next_index: int
-    """Where a run that resumes after this step starts its next group."""
+    """Index of the next group of a run that resumes after this step."""
     trajectories: str
     """File in the run directory."""
     trajectories_digest: str
     previous: str
-    """Digest of the record before; empty for the first."""
+    """Digest of the previous record; empty for the first."""
     pass_rates: dict[str, float] | None = None
-    """By prompt, of the groups judged up to this step, those of dropped groups too; None where `prompts.difficulty` asks for none."""
+    """Pass rate by prompt, of groups judged up to this step, dropped ones too. None without `prompts.difficulty`."""
 
     @property
     def line(self) -> str:
@@ -66,10 +66,10 @@ class Record(BaseModel):
 
 
 class Ledger:
-    """The run's record of consumption. One writer: the learner. It keeps the last record; earlier ones are read when asked for."""
+    """The run's record of consumption. One writer: the learner. Only the last record is kept in memory."""
 
     def __init__(self, journal: Journal, *, num_steps: int | None = None) -> None:
-        """Reads what is there, or the first `num_steps` of it, for a ledger that is only read; writes nothing.
+        """Reads all records, or the first `num_steps` for a ledger that is only read. Writes nothing.
 
         Raises LedgerError for a record that contradicts the ones before it.
         """
@@ -100,7 +100,7 @@ class Ledger:
         trajectories_digest: str,
         pass_rates: dict[str, float] | None = None,
     ) -> Record:
-        """The record of the next step. On the disk when this returns, so it is not for an event loop.
+        """Records the next step. The record is on the disk when this returns, so do not call it in an event loop.
 
         Raises LedgerError for a group that was consumed before, and when another driver recorded this step before.
         """
@@ -126,7 +126,7 @@ class Ledger:
         return record
 
     def check_claim(self) -> None:
-        """Raises ClaimLostError once another driver has taken over: this one writes nothing more."""
+        """Raises ClaimLostError once another driver has taken over. This one must then write nothing more."""
         self._journal.check_claim()
 
     def records(self) -> Iterator[Record]:
@@ -134,7 +134,7 @@ class Ledger:
         return checked(self._journal.read_records()[: self.version])
 
     def after(self, version: int) -> list[Record]:
-        """Records of the steps after `version`, read from the disk: what a learner restored to it is fed again."""
+        """Records of the steps after `version`, read from the disk, which a learner restored to `version` learns again."""
         return [_parsed(line) for line in self._journal.read_records(version)[: self.version - version]]
 
 
@@ -153,7 +153,7 @@ def checked(lines: Sequence[str], *, before: Record | None = None) -> Iterator[R
             raise LedgerError(
                 f"{NAME} line {number} of {last} is not a record, and is not the last one: {error}"
             ) from error
-        except ValidationError as error:  # whole, and so not torn: to cut it would lose a step
+        except ValidationError as error:  # a whole line is not torn, and removing it would lose a step
             wrong = error.errors(include_url=False)[0]
             field = ".".join(map(str, wrong["loc"])) or "it"
             raise LedgerError(

@@ -1,4 +1,4 @@
-"""Files below a folder of a disk or a shared file system: whole ones atomically and synced, lines durably where that is asked for."""
+"""Files below a folder of a disk or a shared file system. Whole files are written atomically and synced; lines are synced on request."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ _ADVICE = {
 }
 _OTHER_ADVICE = "mend that, then start the same command again"
 _ABANDONED_S = 3600.0
-"""A file aside that nobody has written to for so long is nobody's."""
+"""A temporary file that was not written to for this long is abandoned."""
 
 
 class LocalFiles:
@@ -33,7 +33,7 @@ class LocalFiles:
         """Touches nothing."""
         self._root = os.path.abspath(os.path.expanduser(path))
         self._unsynced: set[str] = set()
-        """Paths of files with lines that a power cut can still take."""
+        """Paths of files whose last lines are not synced yet."""
 
     def path(self, name: str = "") -> str:
         return posixpath.join(self._root, name) if name else self._root
@@ -115,7 +115,7 @@ class LocalFiles:
                 if is_durable:
                     os.fsync(file.fileno())
                 else:
-                    self._unsynced.add(path)  # now that it is written: a flush meanwhile has not synced it
+                    self._unsynced.add(path)  # only after the write: an earlier flush would not have synced it
             if not before:
                 sync_folder(os.path.dirname(path))
 
@@ -132,7 +132,7 @@ class LocalFiles:
 
     def flush(self) -> None:
         for path in tuple(self._unsynced):
-            self._unsynced.discard(path)  # before it is synced: a line that comes meanwhile brings it back
+            self._unsynced.discard(path)  # before the sync: a line that comes meanwhile adds the path again
             try:
                 with naming(path), contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
                     os.fsync(file.fileno())
@@ -144,7 +144,7 @@ class LocalFiles:
 
     @contextlib.contextmanager
     def _aside(self, name: str) -> Iterator[str]:
-        """A path beside the file's for what becomes it; in the end it is gone, and the file's name outlasts a power cut."""
+        """Path of a temporary file in the same folder. At the end it is gone, and the name of the file outlasts a power cut."""
         target = self.path(name)
         make_folder(os.path.dirname(target))
         aside = f"{target}.tmp-{os.getpid()}"
@@ -157,7 +157,7 @@ class LocalFiles:
 
 
 def remove_leftovers(folder: str) -> None:
-    """What killed processes were writing aside. Nothing young: who writes it may live."""
+    """Removes temporary files of killed processes. Young ones stay, because their process may live."""
     for path in Path(folder).glob("*.tmp-*"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_S:
@@ -182,7 +182,7 @@ def _sync_file(path: str | os.PathLike[str]) -> None:
 
 
 def make_folder(path: str, *, mode: int = 0o777) -> None:
-    """And those above it; their names outlast a power cut. `mode` is of this one, where it is new."""
+    """Creates the folder and those above it, so that they outlast a power cut. `mode` is for this folder if it is new."""
     if os.path.isdir(path):
         return
     parent = os.path.dirname(path)
@@ -192,7 +192,7 @@ def make_folder(path: str, *, mode: int = 0o777) -> None:
 
 
 def sync_files(path: str | os.PathLike[str]) -> None:
-    """Makes what a file holds, or a folder with all below it, outlast a power cut."""
+    """Makes a file, or a folder with everything below it, outlast a power cut."""
     if os.path.isfile(path):
         return _sync_file(path)
     for folder, _, names in os.walk(path):
@@ -211,13 +211,13 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 
 
 def reason(error: OSError) -> str:
-    """The system's words; some libraries' errors bring their own."""
+    """The system's message; some libraries' errors have only their own."""
     return error.strerror or str(error)
 
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Says which file a disk error is about, and what helps."""
+    """Raises StorageError for a disk error, with the file and what helps."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One driver per run directory of a disk: a lock on a file, which the kernel drops with the process. Its content says whose it is."""
+"""One driver per run directory of a disk: a lock on a file, which the kernel drops with the process. The file names the owner."""
 
 import fcntl
 import os
@@ -13,10 +13,10 @@ _TRIES, _PAUSE_S = 5, 0.02
 
 
 class Claim:
-    """The lock, ours until `release` or the end of this process, whichever way that ends."""
+    """The lock. It is ours until `release` or until this process ends in any way."""
 
     def __init__(self, path: str) -> None:
-        """Raises InUseError naming the living owner, OSError where the disk does not take the name of this one."""
+        """Raises InUseError naming the living owner, OSError if the disk takes no file."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         for _ in range(_TRIES):
             if _is_free(self._descriptor, fcntl.LOCK_EX):
@@ -39,7 +39,7 @@ class Claim:
 
 
 def owner_of(path: str) -> str | None:
-    """The living owner, `process 4711 on node-1`, whichever machine it runs on; None when there is none."""
+    """The living owner, such as `process 4711 on node-1`, on any machine; None when there is none."""
     try:
         with open(path, "rb") as file:
             return None if _is_free(file.fileno(), fcntl.LOCK_SH) else _name_in(file.fileno())
@@ -58,12 +58,12 @@ def this_process() -> str:
 
 
 def this_driver() -> str:
-    """Another text for each driver, also for two of one process."""
+    """A different text for each driver, also for two in one process."""
     return f"{this_process()}, {uuid.uuid4().hex[:8]}"
 
 
 def _is_free(descriptor: int, lock: int) -> bool:
-    """Takes the lock if it is."""
+    """Takes the lock if it is free."""
     try:
         fcntl.flock(descriptor, lock | fcntl.LOCK_NB)
     except BlockingIOError:

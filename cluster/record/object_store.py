@@ -1,8 +1,8 @@
 """Files below a prefix of a bucket: s3://, gs:// or az://, through obstore.
 
-Credentials are those of the environment or of the machine; what a store answers is said without its URLs, which may carry a signature.
-`create` and `write_if` are conditional: of all who write one name at once, one succeeds. A request whose answer was lost is made again,
-and finds its own content.
+Credentials come from the environment or the machine. Messages leave out the URLs in a store's answer, which may carry a signature. `create`
+and `write_if` are conditional: of all concurrent writers of one name, one succeeds. A request whose answer was lost is made again, and
+finds its own content.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from cluster.contracts.errors import AlreadyExistsError, StorageError
 from cluster.record.local_files import naming
 from cluster.record.segments import Segments, is_lines
-from cluster.record.store_errors import is_busy, is_of_the_bucket, may_pass, said
+from cluster.record.store_errors import is_busy, is_of_the_bucket, may_pass, message_of
 
 OBJECT_STORES: dict[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL")
@@ -37,15 +37,15 @@ _MOST_PARTS = 9_000
 CLIENT: dict[str, Any] = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "10m"}
 FIRST_RETRY: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
 RETRY: dict[str, Any] = {"max_retries": 10, "retry_timeout": timedelta(minutes=1)}
-"""Of a single request, by obstore. It leaves out what might not be harmless twice."""
+"""obstore's own retries of a request. It makes no request again that might do harm twice."""
 FIRST_PATIENCE_S = 1.0
-"""Of a first look: the request is made again where an answer broke off, and not where there was none."""
+"""Patience of the first request: it is made again if an answer broke off, not if there was none."""
 PATIENCE_S = 60.0
-"""How long a request is made again, also a broken transfer or a conditional write: it does no harm to make ours twice."""
+"""How long a request is made again, broken transfers and conditional writes too. Our requests do no harm twice."""
 FIRST_PAUSE_S = 0.1
 
 Tag = dict[str, str]
-"""Which version of an object was read."""
+"""Names a version of an object."""
 Result = TypeVar("Result")
 
 
@@ -60,14 +60,15 @@ class ObjectStore:
         self._lines = Segments(self)
 
     def reach(self) -> None:
-        """Raises StorageError soon where the bucket is missing or nothing answers, for which all other calls wait. A busy store passes."""
+        """Raises StorageError within seconds, sooner than all other calls, if the bucket is missing or nothing answers. A busy store
+        passes."""
         if self._is_reached:
             return
         try:
             self._look(_opened(self.url, FIRST_RETRY), patience_s=FIRST_PATIENCE_S)
         except (BaseError, ValueError, OSError) as error:
             if not is_busy(error):
-                raise StorageError(f"{self.url}: {said(error)}") from None
+                raise StorageError(f"{self.url}: {message_of(error)}") from None
 
     def path(self, name: str = "") -> str:
         return posixpath.join(self.url, name) if name else self.url
@@ -76,7 +77,7 @@ class ObjectStore:
         return self._read(name)[0]
 
     def read_tagged(self, name: str) -> tuple[bytes, Tag] | None:
-        """Content and version; None when it is not there."""
+        """Content and version; None if the object does not exist."""
         try:
             content, tag = self._read(name, may_be_missing=True)
         except FileNotFoundError:
@@ -96,9 +97,9 @@ class ObjectStore:
             raise AlreadyExistsError(f"{self.path(name)} exists already")
 
     def write_if(self, name: str, content: bytes, tag: Tag | None) -> Tag | None:
-        """Its new version; None, and nothing written, when the object is no longer the version `tag` (None: when it exists).
+        """Writes if the object's version is `tag` (None: if it does not exist), and returns its new version. Else returns None.
 
-        No two writers' contents may be the same.
+        Two writers must not write the same content.
         """
         return self._write_if(name, content, mode="create" if tag is None else tag)
 
@@ -109,12 +110,12 @@ class ObjectStore:
             self.delete([name])
 
     def modified_at(self, name: str) -> datetime:
-        """By the store's clock."""
+        """Time of the last write, by the store's clock."""
         with self._naming(name):
             return _again(lambda: obstore.head(self._store, name))["last_modified"]
 
     def delete(self, names: Sequence[str]) -> None:
-        """Objects that may be there, several at a time."""
+        """Deletes objects, several at a time. Some may be missing."""
         with ThreadPoolExecutor(_MANY) as pool:
             list(pool.map(self._delete, names))
 
@@ -127,7 +128,7 @@ class ObjectStore:
         return self._lines.exists(name) if is_lines(name) else self.has(name)
 
     def has(self, name: str) -> bool:
-        """An object of this very name."""
+        """Whether there is an object of exactly this name."""
         return self.size_bytes(name) is not None
 
     def size_bytes(self, name: str) -> int | None:
@@ -168,7 +169,7 @@ class ObjectStore:
             os.fsync(file.fileno())
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
-        """Contents in the order of `names`, several at a time; None for what is not there."""
+        """Contents in the order of `names`, read several at a time; None for missing objects."""
         with ThreadPoolExecutor(_MANY) as pool:
             return [found and found[0] for found in pool.map(self.read_tagged, names)]
 
@@ -206,7 +207,7 @@ class ObjectStore:
             return _again(get)
 
     def _write_if(self, name: str, content: "pa.Buffer | bytes", *, mode: Any) -> Tag | None:
-        """Its new version, or None when the condition does not hold and the object does not hold `content`."""
+        """The object's new version; None if the condition does not hold and the object does not hold `content`."""
 
         def put() -> Tag | None:
             try:
@@ -226,7 +227,7 @@ class ObjectStore:
 
     @property
     def _store(self) -> Any:
-        """obstore's. The first call lists: of a bucket that is missing, a question for one object hears only that the object is."""
+        """obstore's store. The first use lists, because a request for one object does not tell a missing bucket from a missing object."""
         if not self._is_reached:
             with self._naming(""):
                 self._look(self._made, patience_s=PATIENCE_S)
@@ -238,26 +239,26 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _naming(self, name: str, *, may_be_missing: bool = False) -> Iterator[None]:
-        """Says which object an error is about, and what helps. FileNotFoundError passes where the object may be missing."""
+        """Raises StorageError with the object and what helps. FileNotFoundError passes if the object may be missing."""
         try:
             yield
         except FileNotFoundError as error:
             if may_be_missing and not is_of_the_bucket(error):
                 raise
-            raise StorageError(f"{self.path(name)}: {said(error)}") from None
+            raise StorageError(f"{self.path(name)}: {message_of(error)}") from None
         except (BaseError, ValueError, OSError) as error:
-            raise StorageError(f"{self.path(name)}: {said(error)}") from None
+            raise StorageError(f"{self.path(name)}: {message_of(error)}") from None
 
 
 class _Undecided(GenericError):
-    """A conditional write was refused, and nothing is there that explains it."""
+    """A conditional write was refused, but there is no object that explains it."""
 
     def __init__(self) -> None:
         super().__init__("HTTP error: refused, and not there")
 
 
 def _uint8(content: "pa.Buffer | bytes") -> memoryview:
-    """As obstore takes it: bytes of another format, such as Arrow's, it takes for an iterable of parts."""
+    """As obstore needs it: it takes a buffer of another format, such as Arrow's, for an iterable of parts."""
     return memoryview(content).cast("B")
 
 
@@ -277,11 +278,11 @@ def _opened(url: str, retry: dict[str, Any]) -> Any:
     try:
         return OBJECT_STORES[scheme](bucket, prefix=prefix or None, **options)
     except (BaseError, ValueError, OSError) as error:
-        raise StorageError(f"{url}: {said(error)}") from None
+        raise StorageError(f"{url}: {message_of(error)}") from None
 
 
 def _again(request: Callable[[], Result], *, patience_s: float | None = None) -> Result:
-    """Its result, the request being made again while its failures may pass."""
+    """The request's result. Makes it again while its failures may pass."""
     deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     pause_s = FIRST_PAUSE_S
     while True:

@@ -18,39 +18,38 @@ from cluster.record.run_directory import TRAJECTORIES, checkpoints_of
 from cluster.record.storage import Storage
 
 PRUNED = f"{TRAJECTORIES}/pruned.json"
-"""How many of the first steps have no trajectories any more; not there until some were removed."""
+"""File with the number of first steps whose trajectories were removed. Missing until some were."""
 
 
 def name_of(step: int, digest: str = "") -> str:
-    """With the digest of its content in an object store: a driver that was taken for dead and wakes writes into no file of the next one.
+    """With the content's digest in an object store, so that a driver that was taken for dead and wakes writes into no file of the next one.
     The ledger says which file of a step counts."""
     return f"{TRAJECTORIES}/step-{step:06d}{'-' if digest else ''}{digest[:12]}.arrow"
 
 
 def step_of(name: str) -> int | None:
-    """The step whose trajectories a file of this name, without folder, holds; None for another file."""
+    """The step of a trajectories' file, by its name without folder; None for another file."""
     found = re.fullmatch(r"step-(\d+)(-[0-9a-f]+)?\.arrow", name)
     return int(found[1]) if found else None
 
 
 def num_pruned_steps(files: Storage) -> int:
-    """Trajectories of the steps up to this one were removed; 0 when all are there."""
+    """The last step whose trajectories were removed; 0 when all are there."""
     return files.read_json(PRUNED).get("steps", 0)
 
 
 class Recorder:
-    """One record batch a group, in the order consumed, in one Arrow file a step."""
+    """Writes one Arrow file per step, with one record batch per group in the order consumed."""
 
     def __init__(self, files: Storage, *, keep_steps: int | None = None, keep_checkpoints: int = 1) -> None:
-        """Keeps the trajectories of the last `keep_steps` steps (None: of all), and those that one of the last `keep_checkpoints`
-        checkpoints needs."""
+        """Keeps the trajectories of the last `keep_steps` steps (None: all), and those that the last `keep_checkpoints` checkpoints
+        need."""
         self._files = files
         self._keep_steps = keep_steps
         self._keep_checkpoints = keep_checkpoints
 
     def record(self, step: int, *pieces: pa.RecordBatch | list[int]) -> tuple[pa.RecordBatch, tuple[str, str]]:
-        """The groups that are joined of these pieces, as one batch for the ranks; and (name, digest of its content) of their file, which
-        is on the disk when this returns."""
+        """Joins the pieces to groups and writes them durably. Returns the groups as one batch, for the ranks, and (file, digest)."""
         groups = joined(pieces)
         everything = as_one(groups)
         sink = pa.BufferOutputStream()
@@ -79,15 +78,15 @@ class Recorder:
             return [validate(reader.get_batch(i)) for i in range(reader.num_record_batches)]
 
     def record_learned(self, trajectories: str, policy_version: int, *parts: pa.RecordBatch) -> None:
-        """What the ranks learned of the trajectories in a file, by the policy before; on the disk when this returns."""
+        """Writes the ranks' record of learning for a file of trajectories. `policy_version` is the one before the step."""
         self._files.write_file(learned_name(trajectories), written_learned(parts, policy_version=policy_version))
 
     def forget_learned(self, trajectories: str) -> None:
-        """The step with these trajectories is learned again: what it learned before is no record of it any more."""
+        """Removes the record of learning of a step that is learned again."""
         self._files.remove(learned_name(trajectories))
 
     def holds(self, *pieces: pa.RecordBatch | list[int]) -> bool:
-        """True if a group's pieces could be brought here: the call itself fails when a node with one is gone."""
+        """True if a group's pieces reached this actor. The call itself fails when the node of a piece is lost."""
         return bool(pieces)
 
     def _restarts_from(self) -> int:
@@ -96,7 +95,7 @@ class Recorder:
         return steps[-self._keep_checkpoints] if len(steps) >= self._keep_checkpoints else 0
 
     def _prune(self, last: int) -> None:
-        """Removes the trajectories of the steps up to `last`. Said first: a file that is missing and not said to be is an error."""
+        """Removes the trajectories of the steps up to `last`. Writes that down first, because a missing file is an error otherwise."""
         if last <= num_pruned_steps(self._files):
             return
         self._files.write_json(PRUNED, {"steps": last})
@@ -106,7 +105,7 @@ class Recorder:
                     self._files.remove(f"{folder}/{name}")
 
     def summaries(self, *groups: pa.RecordBatch) -> list[GroupSummary]:
-        """What the controller knew of the groups that `read` returned."""
+        """Summaries, as the controller had them, of the groups that `read` returned."""
         return [summarize(group) for group in groups]
 
 

@@ -1,4 +1,4 @@
-"""Which settings a resumed run may change: the mark that each carries where it is declared decides."""
+"""Settings that a resumed run may change. The mark in a setting's declaration decides."""
 
 import os
 import re
@@ -15,12 +15,12 @@ _WHEN = {Mark.MATHEMATICS: "no", Mark.LAYOUT: "unless deterministic", Mark.RESOU
 
 
 def when_it_may_change(name: str) -> str:
-    """Whether a resumed run may have another value of the setting `name`, in words for a table."""
+    """Whether a resumed run may have another value of the setting `name`, as text for a table."""
     return "with a constant schedule" if name == "num_steps" else _WHEN[mark_of(name, {})]
 
 
 def mark_of(name: str, run: Mapping[str, Any]) -> Mark:
-    """Of a setting of `run`, or of a variant's parameter (`reward.judge.pattern`). A name of another version counts as mathematics."""
+    """Mark of a setting of `run`, or of a variant's parameter (`reward.judge.pattern`). Names of other versions count as mathematics."""
     if name == "num_steps" and run.get("optimizer", {}).get("schedule", "constant") != "constant":
         return Mark.MATHEMATICS  # a schedule that ends with the run gives its past steps other learning rates
     name = _NAME_OF_A_PART.sub(r"\1", name)
@@ -64,7 +64,7 @@ def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
 
 
 def _are_one_place(was: Any, now: Any) -> bool:
-    """Whether both are paths to the same file or folder, which is there: `model` and `/home/me/model`."""
+    """Whether both are paths to the same file or folder, and it exists: `model` and `/home/me/model`."""
     if not isinstance(was, str) or not isinstance(now, str) or "/" not in was + now:
         return False
     first, second = (os.path.realpath(os.path.expanduser(each)) for each in (was, now))
@@ -72,6 +72,6 @@ def _are_one_place(was: Any, now: Any) -> bool:
 
 
 def _is_of_another_variant(name: str, found: Mapping[str, Any]) -> bool:
-    """Whether it is a parameter of a variant that differs as a whole: its name says so."""
+    """Whether it is a parameter of a variant whose `name` differs too."""
     variant = f"{name.rpartition('.')[0]}.name"
     return name != variant and variant in found

@@ -1,7 +1,7 @@
 """A run's directory, on a disk or in an object store: one owner at a time, and one run.
 
-To write into it as its owner takes a claim; to read it, or to add trajectories, takes none. Once a step is finished, another
-configuration is refused, unless only settings differ that `resume_rules` lets change.
+The owner, which writes, needs a claim. Reading, and adding trajectories, needs none. Once a step is finished, another configuration is
+refused, unless it differs only in settings that `resume_rules` lets change.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ SUMMARY = "summary.json"
 REPORT, CURVES = "report.html", "curves.png"
 STATUS = "status.json"
 PHASES = "phases.jsonl"
-"""Who did what when: a line a phase of an actor."""
+"""One line for each phase of an actor."""
 VERDICTS = "verdicts.jsonl"
 TRACKED = "tracked.json"
-"""The name by which trackers know the run, whichever driver speaks."""
+"""The run's name at trackers, the same for all its drivers."""
 CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
@@ -46,7 +46,7 @@ CHECKPOINT_MANIFEST = "manifest.json"
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
 _OWNER_ONLY = 0o700
-"""Trajectories and logs may hold what users said: nobody else on the machine reads them."""
+"""Only the owner may read the folder: trajectories and logs may hold texts of users."""
 
 SpelledOut = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -57,7 +57,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_step(name: str) -> int | None:
-    """The step of a checkpoint's folder; None for any other name, such as that of a checkpoint which was renamed out of the way."""
+    """The step of a checkpoint's folder; None for any other name, such as that of a checkpoint that was renamed."""
     found = re.fullmatch(r"step-(\d+)", name)
     return int(found[1]) if found else None
 
@@ -83,18 +83,18 @@ class RunDirectory(Storage):
         except StorageError as error:
             raise ConfigError(f"run_dir={url!r} cannot be opened: {error}") from error
         self.writer = Writer()
-        """For what the event loop writes and need not wait for: events, status.json."""
+        """For files that the event loop writes without waiting: events, status.json."""
         self._claim: Claim | StoreClaim | None = None
         self._steps = StepObjects(self._store, file=LEDGER) if self._store else None
 
     @property
     def name(self) -> str:
-        """Of the run: the last part of its path or URL."""
+        """The run's name: the last part of its path or URL."""
         return self.path().rpartition("/")[2]
 
     @property
     def is_claimed(self) -> bool:
-        """By this object."""
+        """Whether this object holds the claim."""
         return self._claim is not None
 
     def checkpoints(self) -> dict[int, str]:
@@ -102,7 +102,7 @@ class RunDirectory(Storage):
         return checkpoints_of(self)
 
     def settings(self) -> dict[str, Any]:
-        """What run.yaml says, as it stands there; empty where there is none. Raises DamagedError for one that holds no settings."""
+        """Settings of run.yaml as they are written there; empty without the file. Raises DamagedError for a file without settings."""
         if not self.exists(RUN_YAML):
             return {}
         damaged = f"{self.path(RUN_YAML)} is damaged: it holds no settings; bring it back from a copy"
@@ -115,24 +115,23 @@ class RunDirectory(Storage):
         return found
 
     def _written(self, spelled_out: SpelledOut) -> Mapping[str, Any]:
-        """What run.yaml says. An earlier version may have shown what this one takes for a secret, and so hides."""
+        """Settings of run.yaml, spelled out. An earlier version may have written secrets, which are hidden here."""
         return spelled_out(hidden(self.settings()))
 
     def make(self) -> None:
-        """The folder, so that nobody else on the machine reads it. One that is there stays as it is."""
+        """Makes the folder, readable only by its owner. An existing one stays as it is."""
         if self.is_local:
             with naming(self.path()):
                 make_folder(self.path(), mode=_OWNER_ONLY)
 
     def refuse_if_busy(self) -> None:
-        """Raises InUseError when another driver has the directory. Reads one small file: everything else can wait for the answer."""
+        """Raises InUseError when another driver has the directory. It reads only one small file, so call it before everything else."""
         self.reach()
         if not self.is_claimed and (owner := self.owner()):
             raise in_use(self.url, owner)
 
     def check(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:
-        """Raises ConfigError when the directory is in use, cannot be written, or belongs to another configuration. Changes
-        nothing that is there.
+        """Raises ConfigError if the directory is in use, cannot be written, or belongs to another configuration. Alters no existing file.
 
         `spelled_out` writes a configuration's variants out, so that two spellings of one configuration are the same.
         """
@@ -141,10 +140,10 @@ class RunDirectory(Storage):
         self._check_same_run(run_yaml, spelled_out)
 
     def claim(self, run_yaml: str, *, spelled_out: SpelledOut = dict) -> None:
-        """Takes the directory for this process. `spelled_out` as for `check`.
+        """Claims the directory for this process. `spelled_out` as for `check`.
 
         Raises ConfigError when a living driver has it, it cannot be written, or it belongs to another configuration. A dead driver's
-        is taken over. What a run left that never finished a step is removed if this one computes something else.
+        directory is taken over. The files of a run that never finished a step are removed if this run computes something else.
         """
         self._check_place()
         self._claim = StoreClaim(self._store, _LOCK) if self._store else self._locked()
@@ -155,7 +154,7 @@ class RunDirectory(Storage):
             raise
 
     def release(self) -> None:
-        """Writes what waits and gives the directory back. May be called twice."""
+        """Writes all waiting lines and gives the claim back. May be called twice."""
         with contextlib.ExitStack() as last:
             last.callback(self._give_back)
             is_lost = isinstance(self._claim, StoreClaim) and self._claim.is_lost
@@ -168,20 +167,20 @@ class RunDirectory(Storage):
             claim.release()
 
     def check_claim(self) -> None:
-        """Raises ClaimLostError once another driver has taken the directory, which happens in object stores alone."""
+        """Raises ClaimLostError once another driver has taken the directory, which happens only in object stores."""
         if isinstance(self._claim, StoreClaim):
             self._claim.check()
 
     def owner(self) -> str | None:
-        """The living driver, `process 4711 on node-1`; None when there is none. In a store whose last driver did not give it back, this
-        writes a small object, for the store's clock."""
+        """The living driver, such as `process 4711 on node-1`; None when there is none. In a store whose last driver did not give the claim
+        back, this writes a small object, to read the store's clock."""
         if self._store:
             return store_claim.owner_of(self._store, _LOCK)
         with naming(self.path(_LOCK)):
             return owner_of(self.path(_LOCK))
 
     def owner_seen(self) -> str | None:
-        """As `owner`, without a write: in a store by this machine's clock."""
+        """As `owner`, but writes nothing: in a store it uses this machine's clock."""
         return store_claim.owner_by_this_clock(self._store, _LOCK) if self._store else self.owner()
 
     # The ledger's journal
@@ -195,7 +194,7 @@ class RunDirectory(Storage):
             self._steps.append_record(step, line)
         except StorageError:
             if isinstance(self._claim, StoreClaim):
-                # A driver that stood still for longer than a request may take is told who goes on in its place.
+                # A driver that stood still for longer than a request may take learns here that another one has taken over.
                 self._claim.renew()
                 self._claim.check()
             raise
@@ -221,7 +220,7 @@ class RunDirectory(Storage):
             ) from error
 
     def _check_place(self) -> None:
-        """The folder, or the first one above it that exists, must take new files; so must an object store."""
+        """Checks that the folder, or the first existing one above it, takes new files, or that the object store does."""
         self.reach()
         if self._store:
             self.write_file(_PROBE, b"")
@@ -232,7 +231,7 @@ class RunDirectory(Storage):
         if not os.path.isdir(place):
             raise ConfigError(f"run_dir={self.url!r} cannot be written: {place} is no folder; name another run_dir")
         try:
-            # Only a file that was written proves it: root passes every question about permissions, and some file systems take nothing.
+            # Only writing a file proves it: root passes every permission check, and some file systems take no files.
             tempfile.TemporaryFile(dir=place).close()
         except OSError as error:
             raise ConfigError(
@@ -257,7 +256,7 @@ class RunDirectory(Storage):
             check_same_run(self._written(spelled_out), ours, run_dir=self.url)
 
     def _has_finished_a_step(self) -> bool:
-        """A recorded step is finished when the next one is recorded, an event knows its version or a checkpoint has it."""
+        """A recorded step is finished when the next one is recorded, an event names its version, or a checkpoint has it."""
         if self.checkpoints() or len(self.read_records()) > 1:  # a store has an object for each record
             return True
         return any(event.get("policy_version", 0) > 0 for event in self.read_json_lines(EVENTS))

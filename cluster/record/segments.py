@@ -1,8 +1,8 @@
 """Lines in a store that cannot append: metrics.jsonl is the objects metrics/000001.jsonl, 000002.jsonl and so on, in their order.
 
-A process gathers what is appended, and a thread writes it as the next segment after 20 s or at 256 kB: a killed process loses the last
-20 s. Segments are merged, now and then and in the end: 000001-000064.jsonl holds what these had, and takes their place even while they
-are still there. A file metrics.jsonl, which came with a copy of a local run, is segment 0.
+A process gathers appended lines, and a thread writes them as the next segment after 20 s or at 256 kB. A killed process loses the last 20
+s. Segments are merged now and then, and at the end: 000001-000064.jsonl replaces the segments 1 to 64 even while they still exist. A file
+metrics.jsonl, which came with a copy of a local run, is segment 0.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from cluster.contracts.errors import AlreadyExistsError, StorageError
 CLOSE_AFTER_S = 20.0
 CLOSE_AT_BYTES = 256_000
 MERGED_AT = 64
-"""Small segments of one name."""
+"""Unmerged segments of one name."""
 Span = tuple[int, int]
-"""First and last of the numbers that a segment holds."""
+"""First and last number of a segment."""
 
 
 def is_lines(name: str) -> bool:
@@ -28,7 +28,7 @@ def is_lines(name: str) -> bool:
 
 
 def segments_of(name: str, files: Iterable[str]) -> list[str]:
-    """Objects that hold the lines of `name`, in order, if its folder has these files: those whose place a merged one took are left out."""
+    """Objects with the lines of `name`, in order, given the files in its folder. Segments that a merged one replaces are left out."""
     return [_object(name, span) for span in _live(_spans_of(files))]
 
 
@@ -51,13 +51,13 @@ class Segments:
         self._size = 0
         self._timer: threading.Timer | None = None
         self._unsure: dict[str, tuple[int, bytes]] = {}
-        """Number and content of a segment whose write failed: the store may have it all the same. Number 0 is none yet."""
+        """Number and content of a segment whose write failed: the store may have it nevertheless. Number 0: no number yet."""
         self._is_behind = False
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
     def append(self, name: str, line: str) -> None:
-        """Returns at once. Lines that the store does not take are kept, and written again 20 s later."""
+        """Returns at once. If the store does not take the lines, they are kept and tried again 20 s later."""
         with self._lock:
             self._names.add(name)
             self._gathered.setdefault(name, []).append(f"{line}\n")
@@ -65,7 +65,7 @@ class Segments:
             self._flush_in(0.0 if self._size >= CLOSE_AT_BYTES else CLOSE_AFTER_S)
 
     def flush(self) -> None:
-        """Returns once all that was appended is in the store. Raises StorageError, and keeps the lines that are not."""
+        """Returns once all appended lines are in the store. Raises StorageError, and keeps the lines that are not."""
         with self._writing:
             with self._lock:
                 gathered, self._gathered, self._size = self._gathered, {}, 0
@@ -84,22 +84,21 @@ class Segments:
             self._is_behind = False
 
     def read(self, name: str) -> str:
-        """All lines, with those that wait here. A last one without an end is left out."""
+        """All lines, also those that wait here. A last line without an end is left out."""
         self.flush()
         while True:
             found = self._objects.read_many([_object(name, span) for span in _live(self._spans(name))])
-            if None not in found:  # else segments were merged since they were listed
+            if None not in found:  # else segments were merged after they were listed
                 return b"".join(_whole(each) for each in found if each).decode()
 
     def replace(self, name: str, text: str) -> None:
-        """Puts `text` in the place of all lines."""
+        """Replaces all lines by `text`."""
         self.flush()
         with self._writing:
             self._put_in_place_of(name, self._spans(name), text.encode())
 
     def compact(self) -> None:
-        """Merges the last segments of each name that was appended to here, up to those that were merged before: of a run of weeks these are
-        gigabytes."""
+        """Merges the last unmerged segments of each name that was appended to here. Merged ones stay: they may hold gigabytes."""
         self.flush()
         with self._writing:
             for name in sorted(self._names):
@@ -121,12 +120,12 @@ class Segments:
             self.flush()
         except StorageError as error:
             if not self._is_behind:
-                told = f"treadwheel: lines wait until the store takes them: {error}"
-                print(told, file=sys.stderr, flush=True)
+                message = f"treadwheel: lines wait until the store takes them: {error}"
+                print(message, file=sys.stderr, flush=True)
             self._is_behind = True
 
     def _flush_in(self, seconds: float) -> None:
-        """Under the lock: by then at the latest."""
+        """Flushes after `seconds` at the latest. The caller holds the lock."""
         if self._timer and self._timer.interval <= seconds:
             return
         if self._timer:
@@ -147,7 +146,7 @@ class Segments:
         self._write_unsure(name)
 
     def _write_unsure(self, name: str) -> None:
-        """Under the number that it was written under, in case that it is there."""
+        """Writes it with its earlier number, in case the store has it."""
         number, content = self._unsure[name]
         spans = self._written_spans(name)
         merged = [span for span in spans if span[0] <= number <= span[1] and not _is_one(span)]
@@ -166,7 +165,7 @@ class Segments:
         self._unsure.pop(name, None)
         small = [span for span in _live(spans) if _is_one(span)]
         if len(small) >= MERGED_AT:
-            with contextlib.suppress(StorageError):  # these lines are there; the next segment merges
+            with contextlib.suppress(StorageError):  # the lines are in the store; the next segment merges
                 self._merge(name, small)
 
     def _holds(self, name: str, spans: Sequence[Span], lines: bytes) -> bool:
@@ -186,11 +185,11 @@ class Segments:
         self._objects.delete([_object(name, span) for span in spans if span != whole])
 
     def _spans(self, name: str) -> list[Span]:
-        """Of all segments that are there, in order, those included whose place a merged one has taken."""
+        """All existing segments in order, also those that a merged one replaces."""
         return [*([(0, 0)] if self._objects.has(name) else []), *self._written_spans(name)]
 
     def _written_spans(self, name: str) -> list[Span]:
-        """Those that were written here, without a file of lines that came with a copy."""
+        """Existing segments without segment 0."""
         return _spans_of(self._objects.names(_folder(name)))
 
 
@@ -200,10 +199,10 @@ def _spans_of(files: Iterable[str]) -> list[Span]:
 
 
 def _live(spans: Sequence[Span]) -> list[Span]:
-    """Those that no other one holds. A run of weeks has thousands, and asks at every segment: each is looked at once."""
+    """Segments that no other one holds. Each is looked at once: a run of weeks has thousands, and calls this for every new one."""
     held = set[Span]()
     furthest = -1
-    for span in sorted(set(spans), key=lambda span: (span[0], -span[1])):  # what holds a span comes before it
+    for span in sorted(set(spans), key=lambda span: (span[0], -span[1])):  # a span comes after the one that holds it
         if span[1] <= furthest:
             held.add(span)
         furthest = max(furthest, span[1])
@@ -211,7 +210,7 @@ def _live(spans: Sequence[Span]) -> list[Span]:
 
 
 def _is_one(span: Span) -> bool:
-    """Not merged yet."""
+    """Whether the segment is unmerged."""
     return span[0] == span[1]
 
 
@@ -227,5 +226,5 @@ def _object(name: str, span: Span) -> str:
 
 
 def _whole(content: bytes) -> bytes:
-    """Without a last line that has no end."""
+    """`content` without a last line that has no end."""
     return content[: content.rfind(b"\n") + 1]

@@ -1,6 +1,6 @@
-"""The ledger's records in an object store: ledger/000042.json is created by one driver, and by no second one. That is the fence.
+"""The ledger's records in an object store. Only one driver can create ledger/000042.json. That is the fence.
 
-Each says which driver wrote it: a driver whose answer was lost finds its own record, even where two drivers record the same.
+Each names the driver that wrote it, so that a driver whose answer was lost recognizes its own record, even if two drivers record the same.
 """
 
 import json
@@ -15,7 +15,7 @@ _FOLDER = "ledger"
 
 
 class StepObjects:
-    """Records by their step. Those of a ledger file that came with a copy of a local run are the first."""
+    """Records by step. The first ones may be in a ledger file that came with a copy of a local run."""
 
     def __init__(self, store: ObjectStore, *, file: str) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Files below one folder, on a disk or in an object store (s3://, gs://, az://): whole files atomically, and lines. No pickle."""
+"""Files below one folder, on a disk or in an object store (s3://, gs://, az://): whole files, written atomically, and lines. No pickle."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from cluster.record.object_store import ObjectStore
 class Storage:
     """Files by their name below the folder ("metrics.jsonl", "checkpoints/step-000010/manifest.json").
 
-    Several threads may use it, one for each name. Every call raises StorageError naming the file and what helps (disk full, no
-    permission, a bucket that is not there). `LocalFiles` and `ObjectStore` pass the same tests.
+    Several threads may use it, but only one for each name. Every call raises StorageError with the file and what helps (disk full, no
+    permission, no such bucket). `LocalFiles` and `ObjectStore` pass the same tests.
     """
 
     def __init__(self, url: str) -> None:
-        """Touches nothing. Raises StorageError for a URL of an unknown kind, or without what it takes to reach its store."""
+        """Touches nothing. Raises StorageError for a URL of an unknown kind, or whose store has no settings."""
         self.url = url
         self._store = ObjectStore(url) if "://" in url else None
         self._files = self._store or LocalFiles(url)
@@ -29,11 +29,12 @@ class Storage:
         return self._store is None
 
     def path(self, name: str = "") -> str:
-        """Where `name` lies: an absolute path, or a URL for an object store."""
+        """The absolute path of `name`, or its URL in an object store."""
         return self._files.path(name)
 
     def reach(self) -> None:
-        """Raises StorageError soon where an object store does not answer: for what a user just named. All other calls wait for a minute."""
+        """Raises StorageError within seconds if an object store does not answer: for a URL that was just typed. Other calls wait for a
+        minute."""
         if self._store:
             self._store.reach()
 
@@ -44,14 +45,14 @@ class Storage:
         self._files.remove(name)
 
     def remove_folder(self, name: str) -> None:
-        """Deletes all files below a folder, if it is there. One that is killed leaves some of them."""
+        """Deletes all files below a folder, if it is there. A killed call leaves some of them."""
         self._files.remove_folder(name)
 
     def exists(self, name: str) -> bool:
         return self._files.exists(name)
 
     def size_bytes(self, name: str) -> int | None:
-        """Of a whole file; None when it is not there."""
+        """Size of a whole file; None when it is not there."""
         return self._files.size_bytes(name)
 
     def names(self, folder: str = "") -> list[str]:
@@ -59,21 +60,21 @@ class Storage:
         return self._files.names(folder)
 
     def versions(self, folder: str = "") -> dict[str, str]:
-        """Files in `folder` by their names, each with what changes when it is written anew; empty when the folder is not there."""
+        """Version of each file in `folder`: a text that changes when the file is written anew. Empty when the folder is not there."""
         return self._files.versions(folder)
 
     def read_file(self, name: str) -> pa.Buffer:
         return self._files.read(name)
 
     def read_range(self, name: str, start: int, length: int) -> pa.Buffer:
-        """`length` bytes from `start` on, or those up to the file's end."""
+        """`length` bytes from `start` on, or fewer at the file's end."""
         return self._files.read_range(name, start, length)
 
     def read_text(self, name: str) -> str:
         return self.read_file(name).to_pybytes().decode()
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A file's object; empty when the file is not there. Raises DamagedError for a file that holds none."""
+        """A file's JSON object; empty when the file is not there. Raises DamagedError for a file without one."""
         if not self.exists(name):
             return {}
         try:
@@ -89,9 +90,9 @@ class Storage:
         self._files.write(name, content)
 
     def create(self, name: str, content: "pa.Buffer | bytes") -> None:
-        """As `write_file`. Raises AlreadyExistsError when the file is there: of all who create one name, one succeeds.
+        """As `write_file`. Raises AlreadyExistsError when the file is there: of concurrent calls for one name, one succeeds.
 
-        In an object store a file with the same content counts as created by this call: its answer may have been lost.
+        In an object store a file with the same content counts as created by this call, whose answer may have been lost.
         """
         self._files.create(name, content)
 
@@ -99,17 +100,17 @@ class Storage:
         self.write_file(name, (json.dumps(content, indent=2) + "\n").encode())
 
     def upload(self, name: str, local_path: str) -> None:
-        """The local file as `name`, all of it or nothing: a large one in several parts at a time."""
+        """Writes a local file as `name`, all of it or nothing; a large one in several parts at a time."""
         self._files.upload(name, local_path)
 
     def download(self, name: str, local_path: str) -> None:
-        """`name` as a local file, durable when this returns: a large one in several parts at a time. One that fails may leave a part."""
+        """Writes `name` as a durable local file; a large one in several parts at a time. A failed call may leave a part."""
         self._files.download(name, local_path)
 
     # Lines
 
     def append_line(self, name: str, line: str) -> None:
-        """On a disk it returns once the line is there. An object store gets it with the lines around it, within 20 s."""
+        """On a disk it returns once the line is durable. An object store gets it together with other lines, within 20 s."""
         self._files.append(name, line, is_durable=True)
 
     def append_json(self, name: str, record: Mapping[str, Any]) -> None:
@@ -117,21 +118,20 @@ class Storage:
         self._files.append(name, json.dumps(record), is_durable=False)
 
     def flush_lines(self) -> None:
-        """Returns once all lines that were appended here are as durable as they become."""
+        """Returns once all lines that were appended here are durable."""
         self._files.flush()
 
     def compact_lines(self) -> None:
-        """Puts what was appended here into few objects of a store."""
+        """Merges the lines that were appended here into few objects of a store."""
         self._files.compact()
 
     def read_lines(self, name: str) -> list[str]:
-        """All lines; empty when there is none. A torn last one, which has no end, is "" whatever it holds: its append did not return."""
+        """All lines. A torn last line, which has no end, is "" whatever it holds: its append did not return."""
         *lines, torn = self._text_of(name).split("\n")
         return [*lines, ""] if torn else lines
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
-        """Each whole line's object. The last line of a living or killed run may be torn, and is left out. Raises DamagedError for another
-        line that holds no object."""
+        """The JSON object of each line, without a torn last one. Raises DamagedError for a line without an object."""
         lines = self.read_lines(name)
         records: list[dict[str, Any]] = []
         for number, line in enumerate(lines, start=1):
@@ -150,8 +150,8 @@ class Storage:
         self._files.replace_appended(name, "".join(f"{line}\n" for line in lines))
 
     def remove_torn_line(self, name: str) -> None:
-        """Takes the last line out where a crash left it without an end. In an object store no reader sees such a line."""
-        # A run of weeks has gigabytes of them: the last byte tells.
+        """Removes a last line that a crash left without an end. In an object store no reader sees such a line."""
+        # Only the last byte is read: a run of weeks has gigabytes of lines.
         if self.is_local and (size := self.size_bytes(name)) and self.read_range(name, size - 1, 1) != b"\n":
             self.replace_lines(name, self._text_of(name).split("\n")[:-1])
 

@@ -1,7 +1,7 @@
-"""One driver per run directory of an object store: an object that its owner renews, and that lapses when it does not.
+"""One driver per run directory of an object store. The claim is an object that its owner renews, and that lapses otherwise.
 
-It says who may begin, and tells an owner that was taken for dead to end; what keeps two drivers from recording one step is the ledger.
-Ages are by the store's clock: those of the machines may differ.
+It decides which driver may begin, and tells an owner that was taken for dead to end. The ledger keeps two drivers from recording one step.
+Ages are by the store's clock, because clocks of machines may differ.
 """
 
 import json
@@ -19,10 +19,10 @@ CLOCK = "driver.clock"
 
 
 class StoreClaim:
-    """The object, ours until `release`, or until it lapsed and another driver took it."""
+    """The claim. It is ours until `release`, or until it has lapsed and another driver has taken it."""
 
     def __init__(self, store: ObjectStore, name: str) -> None:
-        """Raises InUseError naming the living owner, ConfigError where the store would let two drivers record one step."""
+        """Raises InUseError naming the living owner, ConfigError if the store has no conditional writes."""
         self._store, self._name = store, name
         self._driver = this_driver()
         self._num_renewals = 0
@@ -32,7 +32,7 @@ class StoreClaim:
         if owner and _is_living(store, name, now=_clock(store)):
             raise in_use(store.url, owner)
         self.lapsed: str = owner or before.get("lapsed", "")
-        """The last driver here that was taken for dead; empty when all gave the directory back."""
+        """The last driver here that was taken for dead; empty when all gave the claim back."""
         tag = store.write_if(name, self._content(), found[1] if found else None)
         if tag is None:
             raise in_use(store.url, _entry(store.read_tagged(name)).get("owner") or "another process")
@@ -60,14 +60,14 @@ class StoreClaim:
             )
 
     def renew(self) -> None:
-        """The lease begins anew. A store that does not answer is asked again at the next time."""
+        """Begins the lease anew. Does nothing if the store does not answer, until the next call."""
         try:
             self._write(self._content())
         except StorageError:
             return
 
     def release(self) -> None:
-        """Raises StorageError when the store does not take it; the lease lapses then."""
+        """Raises StorageError if the store does not answer; the lease then lapses."""
         self._is_over.set()
         self._thread.join()
         if not self._lost:
@@ -87,10 +87,10 @@ class StoreClaim:
             if found is None or owner != self._driver:
                 self._lost = owner or "another driver"
                 return
-            self._tag = found[1]  # of an earlier write of ours, whose answer was lost
+            self._tag = found[1]  # of an earlier write of ours whose answer was lost
 
     def _content(self) -> bytes:
-        """Another one each time: a store names a version by what it holds."""
+        """Different each time, because a store derives the version from the content."""
         self._num_renewals += 1
         return json.dumps({"owner": self._driver, "renewals": self._num_renewals, "lapsed": self.lapsed}).encode()
 
@@ -99,7 +99,7 @@ class StoreClaim:
 
 
 def owner_of(store: ObjectStore, name: str) -> str | None:
-    """The living owner; None when there is none. By this machine's clock for who may not write, and so not ask the store's."""
+    """The living owner; None when there is none. By this machine's clock if this process may not write, and so cannot read the store's."""
     if not (owner := _entry(store.read_tagged(name)).get("owner")):
         return None
     try:
@@ -110,13 +110,13 @@ def owner_of(store: ObjectStore, name: str) -> str | None:
 
 
 def owner_by_this_clock(store: ObjectStore, name: str) -> str | None:
-    """The same without a write, by this machine's clock."""
+    """As `owner_of`, but without a write, by this machine's clock."""
     owner = _entry(store.read_tagged(name)).get("owner")
     return owner if owner and _is_living(store, name, now=datetime.now(UTC)) else None
 
 
 def _clock(store: ObjectStore) -> datetime:
-    """The store tells its time by what was just written."""
+    """The store's time: that of an object which was just written."""
     store.write(CLOCK, b"")
     return store.modified_at(CLOCK)
 
@@ -126,7 +126,7 @@ def _is_living(store: ObjectStore, name: str, *, now: datetime) -> bool:
 
 
 def _entry(found: tuple[bytes, Tag] | None) -> dict[str, Any]:
-    """Empty also for the lock of a local run, which came with its copy: it says nothing about drivers here."""
+    """The claim's content. Empty also for the lock of a local run, which came with its copy and says nothing about drivers here."""
     try:
         entry = json.loads(found[0]) if found else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an object store's errors say, in one line: the cause and what helps. Never a URL, which may carry a signature, or a header."""
+"""Messages for an object store's errors, in one line: the cause and what helps. Never a header, or a URL, which may carry a signature."""
 
 import re
 
@@ -31,10 +31,10 @@ _OWN_SERVERS = (
     "Account must be specified",
     "MissingAccount",
 )
-"""Where a machine's own credentials are asked for."""
+"""Texts of errors from a search for the machine's own credentials."""
 
 
-def said(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     text = _text(error)
     if isinstance(error, FileNotFoundError) and not is_of_the_bucket(error):
         return "it is missing: check the path, or bring it back from a copy"
@@ -57,17 +57,17 @@ def said(error: Exception) -> str:
 
 
 def is_of_the_bucket(error: Exception) -> bool:
-    """The bucket itself is missing, not an object in it."""
+    """Whether the bucket itself is missing, not an object in it."""
     return _code(_text(error)) in ("NoSuchBucket", "ContainerNotFound")
 
 
 def may_pass(error: Exception) -> bool:
-    """The same request may succeed a little later."""
+    """Whether the same request may succeed a little later."""
     return is_busy(error) or (not _status(_text(error)) and "HTTP error" in _text(error))
 
 
 def is_busy(error: Exception) -> bool:
-    """The store answers, and takes nothing just now."""
+    """Whether the store answers, but takes nothing just now."""
     return _status(_text(error))[:3] in _PASSING_STATUS
 
 

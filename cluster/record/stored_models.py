@@ -1,7 +1,7 @@
 """Models of checkpoints in an object store, as the local folders that transformers and vLLM load.
 
-`s3://bucket/run/checkpoints/step-000010/model` is downloaded once on each machine, into a folder named by what the files are, and
-checked on the way. Nothing is removed from there.
+`s3://bucket/run/checkpoints/step-000010/model` is downloaded once on each machine, into a folder named by the files' digest, and checked
+against its digests. Downloads are never removed.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from cluster.record.run_directory import CHECKPOINT_MANIFEST as _MANIFEST
 from cluster.record.storage import Storage
 
 CACHE_ENV = "TREADWHEEL_CACHE"
-"""Names the folder of the downloads; without it they are below ~/.cache/treadwheel."""
+"""Environment variable with the folder of the downloads. Default: ~/.cache/treadwheel."""
 _NUM_FILES = 4
 """Downloaded at a time."""
 
@@ -32,9 +32,9 @@ WithPath = TypeVar("WithPath", ModelConfig, ReferenceConfig, ValueConfig, Reward
 
 
 def local_folder(path: str, *, field: str) -> str:
-    """Where the model is on this machine: downloaded, if `path` is a URL and it was not before; any other path as it is, but for a `~`.
+    """The model's folder on this machine. Downloads the model of a URL unless it is there. Expands the `~` of any other path.
 
-    Raises ConfigError naming `field` for a URL that is no checkpoint's model, CheckpointError for an altered file.
+    Raises ConfigError with `field` for a URL that is not a checkpoint's model, CheckpointError for an altered file.
     """
     if "://" not in path:
         return os.path.expanduser(path)
@@ -59,7 +59,7 @@ def local_folder(path: str, *, field: str) -> str:
 
 
 def with_local_models(config: RunConfig) -> RunConfig:
-    """The configuration whose models are all on this machine. Raises as `local_folder`."""
+    """The configuration with local paths of all models. Raises as `local_folder`."""
     value, reward, reference = config.algorithm.value, config.reward, config.reference
     models = {name: local_model(model, field=f"reward.models.{name}") for name, model in reward.models.items()}
     servers = {name: local_model(server, field=f"reward.servers.{name}") for name, server in reward.servers.items()}
@@ -80,7 +80,7 @@ def with_local_models(config: RunConfig) -> RunConfig:
 
 
 def local_model(model: WithPath, *, field: str) -> WithPath:
-    """The section with a model that is on this machine; `field` is its name."""
+    """The section with a local path of its model. `field` is the section's name."""
     if model.path is None:
         return model
     path = local_folder(model.path, field=f"{field}.path")
@@ -92,7 +92,7 @@ def cache() -> Path:
 
 
 def _files(storage: Storage, name: str) -> tuple[str, dict[str, Mapping[str, Any]]]:
-    """Of one folder of a checkpoint, as its manifest says; before them, within which folder of the checkpoint all its files lie."""
+    """(folder of the save within the checkpoint, manifest entries of the files below `name`)."""
     if not storage.exists(_MANIFEST):
         return "", {}
     try:
@@ -132,7 +132,7 @@ def _download(
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of this machine's processes one at a time downloads a model; the others wait and find it."""
+    """Lets one process of this machine at a time download a model. The others wait, and then find it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Disk work off the event loop: one thread makes the calls that it is given, in their order."""
+"""Disk work off the event loop: one thread makes the calls, in their order."""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Writer:
-    """Calls that nobody waits for. The first error of one is raised by the next `put`, `put_latest` or `flush`; later calls are made."""
+    """Makes calls without a wait. The next `put`, `put_latest` or `flush` raises the first error of a call; later calls are still made."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
@@ -21,7 +21,7 @@ class Writer:
         _raise(error)
 
     def put_latest(self, name: str, call: Callable[[], None]) -> None:
-        """As `put`, for a file that each call writes anew: takes the place of a call of the same name that is not made yet."""
+        """As `put`, for a file that each call writes anew: replaces a call of the same name that is not made yet."""
         with self._lock:
             is_waiting = name in self._latest
             self._latest[name] = call
@@ -41,7 +41,7 @@ class Writer:
         call()
 
     def _note_error(self, done: "Future[None]") -> None:
-        """In the writer's thread, or in that of a `put` whose call was made at once: none takes another's error away."""
+        """Runs in the writer's thread, or in that of a `put` whose call was made at once. Keeps the first error."""
         error = done.exception()
         with self._lock:
             self._error = self._error or error

@@ -1,4 +1,4 @@
-"""Ray's edge, driver side: start, call, kill one hosted actor. Every wait has a deadline; every error says who, what, how far."""
+"""Ray's edge, driver side: starts, calls and kills one hosted actor. Every wait has a deadline, every error the actor and the call."""
 
 import asyncio
 import contextlib
@@ -19,21 +19,21 @@ from cluster.contracts.errors import DeadlineError, TreadwheelError
 from cluster.contracts.phases import Phase, cut
 from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.failures import answer_of
-from cluster.remote.host import Given, Host
+from cluster.remote.host import Host, PackedArguments
 from cluster.remote.nodes import Seat, is_seat_lost, kill_on_node
 
 T = TypeVar("T")
 
 _STARTING = "start"
-"""The stage in which Ray looks for a node and starts a process there."""
+"""Stage in which Ray looks for a node and starts a process there."""
 _ADDRESS_S = 10.0
-"""For an address on the node of a process that is there."""
+"""Deadline for an address from a process that runs already."""
 _SEAT_CHECK_S = 2.0
 """How often an actor that waits for its seat asks whether the seat still exists."""
 _MOST_BATCHES = 8
-"""That one answer brings."""
+"""Most batches of one answer."""
 _GENERATIONS: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
-"""Of every actor that this process starts: a name in Ray is one actor's for as long as it lives, and one that is lost may live."""
+"""Generation numbers by actor title. Ray reserves a name as long as its actor lives, and an actor that was given up may still live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class ActorSpec:
     bundle: int | None = None
     """Index among the seats of the run; None leaves the place to Ray."""
     node_labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Ray's selector of the nodes where it may be when it has no seat; empty: any."""
+    """Ray's label selector of the nodes where it may be without a seat. Empty: any node."""
     keeps_to_seat: bool = False
-    """It waits for a lost seat to come back on another node, or to be given back, as one with a GPU does anyway: nodes come and go, and
-    elsewhere it would be in the way of others."""
+    """When its seat is lost, the actor waits until Ray places the seat on another node or the seat is given back. Elsewhere it would be in
+    the way of others, as nodes come and go. An actor with a GPU waits in any case."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     run: str = ""
     """Name of its run, which Ray's dashboard shows before the actor's."""
@@ -64,7 +64,7 @@ class ActorSpec:
 
 
 class RemoteActor:
-    """One actor. After its death this object is of no use; another is made from the same spec."""
+    """One actor. It cannot be used after its death: another one is made from the same spec."""
 
     def __init__(
         self, spec: ActorSpec, handle: Any, pid: int, node_id: str, node_labels: Mapping[str, str] | None = None
@@ -75,14 +75,14 @@ class RemoteActor:
         self.node_labels = node_labels or {}
         self._handle = handle
         self.is_hung = False
-        """Killed for silence: its callers' errors mean a hang, not a death."""
+        """Killed for silence: errors of its calls mean a hang, not a death."""
         self.last_seen = self._known_since = time.monotonic()
         self.silent_since = -math.inf
-        """When it was first asked in vain; before `last_seen` where it has answered since."""
+        """Time of the first unanswered question; before `last_seen` if it has answered since."""
         self.last_progress: Progress | None = None
         self._phases: list[Phase] = []
-        self._told = 0.0
-        """Until when the actor told its phases, by its own clock."""
+        self._phases_end = 0.0
+        """End of the last phase that the actor reported, by its own clock."""
 
     @property
     def name(self) -> str:
@@ -90,11 +90,11 @@ class RemoteActor:
 
     @classmethod
     async def spawn(cls, spec: ActorSpec, *, seat: Seat | None = None, deadline_s: float | None) -> "RemoteActor":
-        """A process with nothing in it yet. Raises WorkerError or DeadlineError; None waits for a node without end.
+        """Starts an empty process. `deadline_s` None: waits for a node without end. Raises WorkerError or DeadlineError.
 
-        A seat that goes with its node comes back on another one, inside its placement group. An actor with a GPU waits for that:
-        the group holds the GPUs that the run asked for, and outside it there may be none. An actor without a GPU needs no seat,
-        because CPU shares place actors and do not limit them: it starts wherever there is a node, unless it keeps to its seat.
+        Ray places a seat that is lost with its node on another node, in the same placement group. An actor with a GPU waits for that: the
+        group holds the GPUs of the run, and there may be none outside it. An actor without a GPU needs no seat, because CPU shares place
+        actors and do not limit them: it starts on any node, unless it keeps to its seat.
         """
         anywhere = {"label_selector": dict(spec.node_labels)} if spec.node_labels else {}
         if seat is None:
@@ -128,53 +128,55 @@ class RemoteActor:
         return cls(spec, made[0], *found)
 
     async def build(self, *, deadline_s: float, **more: Any) -> None:
-        """Makes the hosted object from the spec's arguments and `more`. Raises the object's own error, WorkerError or DeadlineError."""
+        """Builds the hosted object from the spec's arguments and `more`. Raises the object's own error, WorkerError or DeadlineError."""
         arguments = {**self.spec.arguments, **more}
         await self._answer(
             self._handle.build.remote(self.spec.factory, arguments), stage="build", deadline_s=deadline_s
         )
 
     async def reserve_address(self) -> str:
-        """host:port on the actor's node, which is that of a socket for what `build` makes: its `listener`."""
+        """host:port of a bound socket on the actor's node, which `build` passes to the factory as `listener`."""
         return await self._answer(self._handle.reserve_address.remote(), stage="reserve_address", deadline_s=_ADDRESS_S)
 
     async def free_address(self) -> str:
-        """host:port on the actor's node that was free a moment ago: for a foreign program that opens its socket itself."""
+        """host:port on the actor's node that was free a moment ago, for an external program that opens its socket itself."""
         return await self._answer(self._handle.free_address.remote(), stage="free_address", deadline_s=_ADDRESS_S)
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """What the hosted method returns. Object refs among `args` arrive resolved."""
-        answer = self._handle.call.remote(method, *Given.packed(args))
+        """Returns the hosted method's result. Object refs among `args` arrive resolved."""
+        answer = self._handle.call.remote(method, *PackedArguments.packed(args))
         return await self._answer(answer, stage=method, deadline_s=deadline_s)
 
     async def call_for_batches(
         self, method: str, *args: Any, num_batches: int, deadline_s: float
     ) -> tuple[list[Any], Any]:
-        """(object refs of the batches, what they tell) of a hosted method that returns these: no batch itself comes to the driver."""
-        *batches, told = self._handle.call.options(num_returns=num_batches + 1).remote(method, *Given.packed(args))
-        return batches, await self._answer(told, stage=method, deadline_s=deadline_s)
+        """(object refs of the batches, the last value) of a hosted method that returns these. No batch itself comes to the driver."""
+        *batches, value = self._handle.call.options(num_returns=num_batches + 1).remote(
+            method, *PackedArguments.packed(args)
+        )
+        return batches, await self._answer(value, stage=method, deadline_s=deadline_s)
 
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
-        """Object refs of the items that the method returns, none of which comes to the driver."""
+        """Object refs of the items that the method returns. No item itself comes to the driver."""
         stream = self._handle.stream.options(num_returns="streaming").remote(method, *args)
         return await self._answer(_object_refs(stream), stage=method, deadline_s=deadline_s)
 
     async def stream_batches(
         self, method: str, *args: Any, num_items: int, deadline_s: float
     ) -> AsyncIterator[tuple[GroupSummary | Refusal, Any]]:
-        """(summary, object ref) of each batch as it comes, (Refusal, None) for a refused prompt. At most `num_items` come, and `deadline_s`
+        """(summary, object ref) of each batch as it comes; (Refusal, None) for a refused prompt. At most `num_items` come, and `deadline_s`
         bounds the wait for the next one.
 
-        An answer brings all that are ready: eight groups that end together cost driver and actor a sixth of what eight answers do. An item
-        of a Ray generator costs the driver twice as much as an answer: it sends batch and summary one after the other.
+        An answer brings all batches that are ready: eight groups in one answer cost driver and actor a sixth of eight answers. An item of a
+        Ray generator costs the driver twice as much as an answer, because batch and summary come one after the other.
         """
         most = min(num_items, _MOST_BATCHES)
         answer = self._handle.first_batches.options(num_returns=most + 1).remote(most, method, *args)
         while True:
-            *batches, told = answer
-            summaries, rest = await self._answer(told, stage=method, deadline_s=deadline_s)
+            *batches, summary = answer
+            summaries, rest = await self._answer(summary, stage=method, deadline_s=deadline_s)
             num_items -= len(summaries)
-            if rest is not None:  # asked before these are looked at
+            if rest is not None:  # ask for the next ones before these are handled
                 most = max(min(num_items, _MOST_BATCHES), 1)
                 answer = self._handle.next_batches.options(num_returns=most + 1).remote(most, rest)
             ready = [
@@ -182,50 +184,50 @@ class RemoteActor:
                 for summary, batch in zip(summaries, batches, strict=False)
             ]
             batches.clear()
-            while ready:  # what is held here takes room in the object store, also when it is learned
+            while ready:  # a ref held here keeps its batch in the object store, even after it is learned
                 yield ready.pop(0)
             if rest is None:
                 return
 
     async def progress(self, *, deadline_s: float) -> Progress:
-        """Asks the actor what it does, and did since it told last; remembers the answer and when it came."""
-        asked = self._handle.tell.remote(self._told)
+        """Asks for the actor's progress and its phases since the last answer; remembers both, and when they came."""
+        asked = self._handle.tell.remote(self._phases_end)
         progress, phases = await answer_of(asked, actor=self.name, stage="progress", deadline_s=deadline_s)
-        if new := cut(phases, start=self._told):  # another answer may have come meanwhile
+        if new := cut(phases, start=self._phases_end):  # another answer may have come meanwhile
             self._phases += new
-            self._told = new[-1].end
+            self._phases_end = new[-1].end
         self.last_seen, self.last_progress = time.monotonic(), progress
         return progress
 
     def drain_phases(self) -> list[Phase]:
-        """What the actor did since the last call, as far as it told."""
+        """Phases that the actor reported since the last call."""
         drained, self._phases = self._phases, []
         return drained
 
     async def kill(self) -> None:
-        """Ends the process, even one that is stopped or deaf: Ray's way first, then SIGKILL by pid on its node."""
+        """Ends the process, even one that is stopped or does not answer: first through Ray, then by SIGKILL on its node."""
         _end(self._handle)
         with contextlib.suppress(RayError, TreadwheelError):
             await kill_on_node(self.pid, self.node_id, known_for_s=time.monotonic() - self._known_since)
 
     async def _answer(self, call: Awaitable[T], *, stage: str, deadline_s: float) -> T:
-        answer = await answer_of(call, actor=self.name, stage=stage, deadline_s=deadline_s, last_words=self._last_words)
+        answer = await answer_of(call, actor=self.name, stage=stage, deadline_s=deadline_s, when_late=self._describe)
         self.last_seen = time.monotonic()
         return answer
 
-    async def _last_words(self) -> str:
+    async def _describe(self) -> str:
         with contextlib.suppress(TreadwheelError):
             await self.progress(deadline_s=1.0)
         return describe("it", self.last_progress)
 
 
 def found_no_room(error: TreadwheelError) -> bool:
-    """Whether no process came up in time: no node has what the actor asks for. What fails later found a node."""
+    """Whether no process came up in time, because no node has the actor's resources. Later failures are of another stage."""
     return isinstance(error, DeadlineError) and error.stage == _STARTING
 
 
 def describe(who: str, progress: Progress | None) -> str:
-    """What an actor said last that it does, in words."""
+    """An actor's latest progress as text."""
     if progress is None:
         return f"{who} never reported progress"
     ago = time.time() - progress.last_progress
@@ -236,14 +238,14 @@ def describe(who: str, progress: Progress | None) -> str:
 
 
 async def _is_known_lost(seat: Seat) -> bool:
-    """False too while Ray's head node does not answer."""
+    """Whether the seat is lost. False while Ray's head node does not answer."""
     with contextlib.suppress(TreadwheelError):
         return await is_seat_lost(seat)
     return False
 
 
 async def _object_refs(stream: Any) -> list[Any]:
-    """Object refs of all items of `Host.stream`. Items stay where they lie. Raises the error of a stream that ended early."""
+    """Object refs of all items of `Host.stream`, which stay on their node. Raises the error of a stream that ended early."""
     refs: list[Any] = []
     while (ref := await _next_object_ref(stream)) is not None:
         refs.append(ref)
@@ -263,19 +265,19 @@ async def _next_object_ref(stream: Any) -> Any:
 
 
 async def _identified(spec: ActorSpec, options: Mapping[str, Any], made: list[Any]) -> Any:
-    """What the new actor says of itself. Its handle goes to `made` as soon as there is one."""
+    """Creates the actor and returns its `Host.identify`. Appends its handle to `made` as soon as there is one."""
     made.append(await asyncio.to_thread(_created, spec, options))  # Ray's head node is asked whether the name is free
     return await made[0].identify.remote()
 
 
 @functools.cache
 def _host_class() -> Any:
-    """One for all actors: each of its own would be exported to the cluster again."""
+    """One class for all actors: Ray would export each new class to the cluster again."""
     return ray.remote(Host)
 
 
 def _created(spec: ActorSpec, options: Mapping[str, Any]) -> Any:
-    """As the next generation that no living actor is, of this run or of another one of its name."""
+    """Creates the actor with the next generation number that no living actor has, of this run or of another run with its name."""
     for generation in _GENERATIONS[spec.title]:
         title = f"{spec.title}#{generation}"
         host = _host_class().options(name=title, **options)
@@ -285,6 +287,6 @@ def _created(spec: ActorSpec, options: Mapping[str, Any]) -> Any:
 
 
 def _end(handle: Any) -> None:
-    """Ray's way; the actor may be gone already."""
+    """Ends the actor through Ray. It may be gone already."""
     with contextlib.suppress(RayError, ValueError):
         ray.kill(handle)

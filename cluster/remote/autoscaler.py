@@ -1,4 +1,4 @@
-"""What Ray's autoscaler says of the nodes that it starts."""
+"""The report of Ray's autoscaler on the nodes that it starts."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ _ANSWER_S = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalerReport:
     coming: Mapping[str, int]
-    """Nodes that are asked for and not there yet, by type."""
+    """Requested nodes that are not there yet, by type."""
     failed: Mapping[str, str]
-    """Why the last node of a type did not come, by type."""
+    """Reason why the last node of a type did not come, by type."""
     impossible: frozenset[str]
-    """Ids of placement groups that no nodes within its limits would have room for."""
+    """Ids of placement groups for which no nodes within its limits would have room."""
     impossible_sizes: frozenset[tuple[float, float]]
-    """(CPUs, GPUs) of actors outside a group that no node within its limits would have room for."""
+    """(CPUs, GPUs) of actors outside a group for which no node within its limits would have room."""
 
 
 async def autoscaler_report() -> AutoscalerReport | None:
-    """None where no autoscaler of version 2 reports to Ray. Raises our errors when the head node does not answer."""
+    """None if no autoscaler of version 2 reports to Ray. Raises our errors when the head node does not answer."""
     return await _REPORT.get()
 
 

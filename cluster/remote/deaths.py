@@ -1,4 +1,4 @@
-"""How an actor died, in one sentence, from the paragraphs that Ray writes about it. For people: nothing is decided by it."""
+"""Shortens Ray's paragraphs about an actor's death to one sentence. For people only: no code decides by it."""
 
 import re
 
@@ -9,36 +9,36 @@ _LONGEST = 200
 
 
 def how_it_died(text: str) -> str:
-    """`its process ended without a word: ...`; Ray's own first words for a death of a kind that is not known here."""
-    said = " ".join(text.split())
-    if "running low on memory" in said or "NODE_OUT_OF_MEMORY" in said:
-        full = _MEMORY.search(said)
+    """For example `its process ended without a word: ...`. For an unknown kind of death, Ray's first sentence."""
+    report = " ".join(text.split())
+    if "running low on memory" in report or "NODE_OUT_OF_MEMORY" in report:
+        full = _MEMORY.search(report)
         return (
             f"Ray ended it because its machine's memory was nearly full{f' ({full[1]} of {full[2]})' if full else ''}"
         )
-    if "its node has died" in said:
+    if "its node has died" in report:
         return "its node has died"
-    if "killed by `ray.kill`" in said:
+    if "killed by `ray.kill`" in report:
         return "it was ended through Ray"
-    if "INTENDED_USER_EXIT" in said:
+    if "INTENDED_USER_EXIT" in report:
         return "its process left by itself, as after sys.exit"
-    if "connection error code" in said:
+    if "connection error code" in report:
         return (
             "its process ended without a word: it was killed from outside (kill -9, or the system when memory ran out), "
             "or it crashed (a segmentation fault)"
         )
-    detail = _DETAIL.search(said)
-    return _first_sentence(detail[1] if detail else said)
+    detail = _DETAIL.search(report)
+    return _first_sentence(detail[1] if detail else report)
 
 
 def where_it_printed(text: str) -> str:
-    """Where Ray keeps what the dead process printed; empty where Ray does not name the process."""
+    """Where Ray keeps the dead process's output; empty if Ray does not name the process."""
     pid = _PID.search(text)
     return (
         f"What it printed: worker-*-{pid[1]}.out and .err in /tmp/ray/session_latest/logs of its node." if pid else ""
     )
 
 
-def _first_sentence(said: str) -> str:
-    sentence = said.partition(". ")[0].rstrip(".")
+def _first_sentence(report: str) -> str:
+    sentence = report.partition(". ")[0].rstrip(".")
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."

@@ -1,7 +1,7 @@
-"""Ray's failures as ours: one message for people, and the kind, the actor and the stage for code.
+"""Translates Ray's errors into ours: a message for people, and the kind, the actor and the stage for code.
 
-They come out as one of five: a deliberate error of ours (raised as it was), `WorkerError` (death of the actor, or a bug in it),
-`UnreachableError` (its node went), `DeadlineError`, `LostError` (an argument went with its node).
+Five results are possible: a deliberate error of ours (raised as it was), `WorkerError` (the actor died, or has a bug), `UnreachableError`
+(its node was lost), `DeadlineError`, `LostError` (an argument was lost with its node).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from cluster.remote.deaths import how_it_died, where_it_printed
 T = TypeVar("T")
 
 _NODE_DIED = "its node has died"
-"""Ray has no other sign of it."""
+"""Ray gives no other sign of it."""
 
 
 async def answer_of(
@@ -34,9 +34,9 @@ async def answer_of(
     actor: str,
     stage: str,
     deadline_s: float | None,
-    last_words: Callable[[], Awaitable[str]] | None = None,
+    when_late: Callable[[], Awaitable[str]] | None = None,
 ) -> T:
-    """What a call of `actor` returns. A DeadlineError ends with the `last_words`, asked for when it is too late."""
+    """The result of a call of `actor`. When the deadline has passed, asks for `when_late` and ends the DeadlineError with it."""
     limit = asyncio.timeout(deadline_s)
     with translated(actor, stage):
         try:
@@ -45,14 +45,14 @@ async def answer_of(
         except TimeoutError:
             if not limit.expired():
                 raise
-            words = f"; {await last_words()}" if last_words else ""
-            late = f"{actor} did not finish {stage!r} within {deadline_s:g} s{words}"
+            state = f"; {await when_late()}" if when_late else ""
+            late = f"{actor} did not finish {stage!r} within {deadline_s:g} s{state}"
             raise DeadlineError(late, actor=actor, stage=stage) from None
 
 
 @contextlib.contextmanager
 def translated(actor: str, stage: str) -> Iterator[None]:
-    """Raises our error for Ray's; the cause is kept."""
+    """Raises our error instead of Ray's, which stays its cause."""
     try:
         yield
     except ObjectLostError as error:  # before the others: a task whose argument is lost raises both
@@ -68,7 +68,7 @@ def translated(actor: str, stage: str) -> Iterator[None]:
         what = f"{actor} failed in {stage!r}: {type(cause).__name__}: {headline(cause)}"
         raise WorkerError(what, actor=actor, stage=stage, details=str(error)) from error
     except RayActorError as error:
-        # A node tells of a dead process at once. Where nothing is told, the node went with it, which Ray says only much later.
+        # A node reports a dead process at once. Without a report the node is lost too, which Ray says only much later.
         if isinstance(error, ActorUnavailableError):
             what = f"{actor} died in {stage!r}: its node does not answer"
             raise UnreachableError(what, actor=actor, stage=stage, details=str(error)) from error
@@ -78,14 +78,10 @@ def translated(actor: str, stage: str) -> Iterator[None]:
         details = f"{error}\n{where_it_printed(str(error))}".rstrip()
         raise WorkerError(what, kind=FailureKind.DEATH, actor=actor, stage=stage, details=details) from error
     except RayError as error:
-        what = f"{actor} failed in {stage!r}: {type(error).__name__}: {_in_one_line(error)[:300]}"
+        what = f"{actor} failed in {stage!r}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise WorkerError(what, actor=actor, stage=stage, details=str(error)) from error
 
 
 def _lost(actor: str, stage: str, error: RayError) -> LostError:
-    what = f"{actor}, {stage!r}: what it was to work on went with the node or actor that held it"
+    what = f"{actor}, {stage!r}: its input was lost with the node or actor that held it"
     return LostError(what, actor=actor, stage=stage, details=str(error))
-
-
-def _in_one_line(error: RayError) -> str:
-    return " ".join(str(error).split())

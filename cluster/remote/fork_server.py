@@ -1,9 +1,9 @@
-"""A process that has imported what actors need, of which Ray's workers on this machine are forked: they start in tenths of a second, where
-each would import for seconds, and share the memory of what is imported.
+"""A process that has imported the actors' modules, from which Ray's workers on this machine are forked. They start in tenths of a second
+instead of seconds, and share the memory of the imported modules.
 
-Ray starts `forked_worker.py`, which asks here. Nobody loses anything when this ends: workers then start as Ray starts them. A program:
+Ray starts `forked_worker.py`, which asks this server for a worker. Once the server has ended, workers start in Ray's own way. The program
 `python -m cluster.remote.fork_server LISTENER ANSWER PACKAGE.MODULE:FUNCTION...` calls the functions, which import, and serves until its
-input ends, as it does when what started it ends. After the first function it answers a question, if its input has one.
+input ends, as it does when the parent process ends. After the first function it answers a question, if its input has one.
 """
 
 import contextlib
@@ -28,26 +28,25 @@ from cluster.contracts.importing import hidden
 from cluster.remote.forked_worker import ADDRESS, FORKED, GO, Request
 
 _PATIENCE_S = 10.0
-"""For a request that has begun to come."""
+"""For the rest of a request that has begun."""
 _MOST_WAITING = 128
-"""Workers, while the server imports."""
+"""Workers that may wait while the server imports."""
 _ANSWER_S = 20.0
-"""What asks here has the answer by itself within a few seconds."""
+"""Without an answer the asker finds it itself within a few seconds."""
 _MOST_ASKED = 2**15
-"""Bytes of a question, which waits in a pipe while the server imports."""
+"""Most bytes of a question. It waits in a pipe while the server imports."""
 
 
 class ForkServer:
-    """Takes one question, which it answers once it has imported for it."""
+    """A running server. It takes one question and answers it after its first imports."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", answer: IO[bytes]) -> None:
         self._process = process
         self._answer = answer
-
         self._has_asked = False
 
     def ask(self, function: str, question: str) -> None:
-        """`function` is an import path: it is to be called with the question, and returns the answer."""
+        """`function`: import path of a function that takes the question and returns the answer."""
         line = json.dumps([function, question]).encode() + b"\n"
         if len(line) <= _MOST_ASKED and self._process.stdin is not None:
             with contextlib.suppress(OSError):  # it has ended
@@ -55,7 +54,7 @@ class ForkServer:
                 self._has_asked = True
 
     def answer(self) -> str | None:
-        """None where there is none: nothing was asked, the function has failed, the question came too late, or it takes too long."""
+        """None if nothing was asked, the function failed, the question came too late, or the answer takes too long."""
         if not self._has_asked:
             return None
         read, *_ = select.select([self._answer], [], [], _ANSWER_S)
@@ -64,11 +63,11 @@ class ForkServer:
 
 @contextlib.contextmanager
 def fork_server(*imports: str) -> Iterator[ForkServer]:
-    """In the block a server runs beside this process, whose environment tells of it. It imports with the functions of these import
-    paths, and answers a question after the first one."""
+    """Runs a server during the block, named in this process's environment. It calls these functions, which import, and answers a question
+    after the first one."""
     with tempfile.TemporaryDirectory(prefix="treadwheel-") as folder, tempfile.TemporaryFile() as errors:
         path = os.path.join(folder, "socket")
-        with socket.socket(socket.AF_UNIX) as listener:  # here, so that who asks early waits
+        with socket.socket(socket.AF_UNIX) as listener:  # here, so that early askers wait
             listener.bind(path)
             listener.listen(_MOST_WAITING)
             server, answer = _started(listener, imports, errors)
@@ -78,7 +77,7 @@ def fork_server(*imports: str) -> Iterator[ForkServer]:
                 yield ForkServer(server, answer)
             finally:
                 del os.environ[ADDRESS]
-                if (server.poll() or 0) > 0:  # by itself; a signal came from outside
+                if (server.poll() or 0) > 0:  # it failed; a signal came from outside
                     _tell_of(errors)
                 server.kill()
 
@@ -86,14 +85,17 @@ def fork_server(*imports: str) -> Iterator[ForkServer]:
 def _tell_of(errors: IO[bytes]) -> None:
     errors.seek(0)
     last = "".join(errors.read().decode(errors="replace").strip().splitlines()[-1:])
-    with contextlib.suppress(OSError, ValueError):  # nobody reads what the run says
-        print(f"treadwheel: actors imported each for itself, since what does it for all ended: {last}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # nobody reads this process's output
+        print(
+            f"treadwheel: each actor imported for itself, since the process that does it for all ended: {last}",
+            file=sys.stderr,
+        )
 
 
 def _started(
     listener: socket.socket, imports: Sequence[str], errors: IO[bytes]
 ) -> "tuple[subprocess.Popen[bytes], IO[bytes]]":
-    """And what it will answer with."""
+    """(the server's process, the file from which to read its answer)."""
     reading, writing = os.pipe()
     try:
         server = subprocess.Popen(
@@ -116,25 +118,25 @@ def main() -> None:
     listening, answering, first, *more = sys.argv[1:]
     with socket.socket(fileno=int(listening)) as listener:
         listener.set_inheritable(False)
-        # Ray reads the environment once, as soon as it is imported, and a worker's tells it for whom it works.
+        # Ray reads the environment once, when it is imported, and only a worker's own environment names its job.
         with hidden("ray"):
             answers = os.fdopen(int(answering), "w")
             os.set_inheritable(answers.fileno(), False)
             pkgutil.resolve_name(first)()
-            with contextlib.suppress(OSError), answers:  # who asked may be gone
+            with contextlib.suppress(OSError), answers:  # the asker may be gone
                 _answer(answers)
             for each in more:
                 pkgutil.resolve_name(each)()
         gc.freeze()
         request = _next(listener)
-        if request is None:  # what started this is gone, and has left its folder
+        if request is None:  # the parent is gone, and has left its folder
             shutil.rmtree(os.path.dirname(listener.getsockname()), ignore_errors=True)
             return
     runpy.run_path(request.arguments[0], run_name="__main__")
 
 
 def _answer(answers: TextIO) -> None:
-    """To what was asked by now. Nothing where that fails: who asked finds the failure by itself."""
+    """Answers the question that has come by now. Writes nothing if that fails: the asker then meets the failure itself."""
     if select.select([sys.stdin], [], [], 0)[0] and (line := sys.stdin.readline()):
         with contextlib.suppress(Exception):
             function, question = json.loads(line)
@@ -142,14 +144,14 @@ def _answer(answers: TextIO) -> None:
 
 
 def _next(listener: socket.socket) -> Request | None:
-    """Returns in each new process, with what it is to run; in the server at its end, with None."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker
+    """Returns the request in each forked process, and None in the server at its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a worker
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
         while True:
             ready = [key.fileobj for key, _ in selector.select()]
-            # A question that came late is no end.
+            # Only empty input is the end; other input is a late question.
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), _MOST_ASKED):
                 return None
             if listener not in ready:
@@ -164,7 +166,7 @@ def _next(listener: socket.socket) -> Request | None:
 
 
 def _received(connection: socket.socket) -> Request | None:
-    """None where the asker was killed before it had asked."""
+    """None if the asker was killed before it had asked."""
     connection.settimeout(_PATIENCE_S)
     with contextlib.suppress(OSError, ValueError):
         return Request.receive(connection)
@@ -172,7 +174,7 @@ def _received(connection: socket.socket) -> Request | None:
 
 
 def _is_new() -> bool:
-    """Of two processes the new one. None is new where the system has room for no more."""
+    """Forks: True in the new process, False in the server. Only False when the system has no room for a process."""
     with contextlib.suppress(OSError):
         return os.fork() == 0
     return False
@@ -186,7 +188,7 @@ def _is_wanted(connection: socket.socket) -> bool:
 
 
 def _become(request: Request, connection: socket.socket) -> None:
-    """This new process is as one that the asker started. Ends it where nobody asks any more."""
+    """Makes this new process like one that the asker started. Exits if the asker is gone."""
     if not _is_wanted(connection):
         os._exit(1)
     *standard, folder = request.descriptors
@@ -202,7 +204,7 @@ def _become(request: Request, connection: socket.socket) -> None:
     sys.argv = request.arguments
     own = request.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [os.path.dirname(request.arguments[0]), *(each for each in own if each and each not in sys.path)]
-    random.seed()  # or all would draw the same
+    random.seed()  # or all workers would draw the same numbers
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):

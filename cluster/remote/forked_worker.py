@@ -1,6 +1,6 @@
-"""What Ray starts in place of its own `setup_worker.py`: asks the fork server for the worker, and starts it as Ray does where none answers.
+"""Ray starts this script in place of its `setup_worker.py`. It asks the fork server for a worker. Without a server it runs Ray's script.
 
-A script: it imports no package.
+It imports no package.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ import sys
 from typing import NamedTuple
 
 ADDRESS = "TREADWHEEL_FORK_SERVER"
-"""Variable with the path of the server's socket."""
+"""Environment variable with the path of the server's socket."""
 FORKED, GO = b"\x01", b"\x02"
-"""The new process says that it is there, and the one that asked that it still wants it."""
+"""The new process reports that it exists, and the asker that it still wants it."""
 _PATIENCE_S = 20.0
-"""For a server that still imports: Ray itself waits for a worker for 60 s, and starts no other one where they were in vain."""
+"""For a server that still imports. Ray itself waits for a worker for 60 s, and then starts no other one."""
 _PYTHON = "--language=PYTHON"
 """An option for Ray's own script, not for the worker."""
 _LENGTH_BYTES = 4
@@ -26,22 +26,22 @@ _OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 class Request(NamedTuple):
-    """A Python script to run, and what the new process inherits."""
+    """A Python script to run, and the state that the new process inherits."""
 
     arguments: list[str]
     """The script's path, then its own."""
     environment: dict[str, str]
     blocked_signals: list[int]
     open_files: list[int]
-    """How many there may be: softly, and at most."""
+    """Soft and hard limit."""
     oom_score: str
-    """How soon the kernel ends the process where memory is short."""
+    """How soon the kernel ends the process when memory is short."""
     descriptors: list[int]
-    """Of input, output, errors, and the folder to be in."""
+    """Of standard input, output and errors, and of the working directory."""
 
     @classmethod
     def as_of_here(cls, arguments: list[str]) -> "Request":
-        """Inherits what this process has."""
+        """A request that passes on this process's state."""
         blocked = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
         with open(_OOM_SCORE, encoding="ascii") as file:
             oom_score = file.read()
@@ -50,21 +50,21 @@ class Request(NamedTuple):
         return cls(arguments, dict(os.environ), blocked, open_files, oom_score, [0, 1, 2, folder])
 
     def send(self, connection: socket.socket) -> None:
-        """Raises OSError where nobody takes it."""
+        """Raises OSError if no server takes it."""
         text = json.dumps(self[:-1]).encode()
         socket.send_fds(connection, [len(text).to_bytes(_LENGTH_BYTES)], self.descriptors)
         connection.sendall(text)
 
     @classmethod
     def receive(cls, connection: socket.socket) -> "Request":
-        """With descriptors of its own. Raises OSError or ValueError for one that did not come whole."""
+        """Its descriptors belong to this process. Raises OSError or ValueError for an incomplete request."""
         length, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 4)
         with connection.makefile("rb") as file:
             arguments, environment, blocked, open_files, oom_score = json.loads(file.read(int.from_bytes(length)))
         return cls(arguments, environment, blocked, open_files, oom_score, list(descriptors))
 
     def take_limits(self) -> None:
-        """This process has those of the one that asked, as far as it may."""
+        """Gives this process the asker's limits, as far as that is allowed."""
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files[0], self.open_files[1]))
         with contextlib.suppress(OSError), open(_OOM_SCORE, "w", encoding="ascii") as file:
@@ -87,7 +87,7 @@ def _is_plain(arguments: list[str]) -> bool:
 
 
 def _is_forked(arguments: list[str]) -> bool:
-    """Waits for a server that still imports. False where there is none, it ends meanwhile, or takes too long."""
+    """Waits for a server that still imports. False if there is none, it ends meanwhile, or takes too long."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_PATIENCE_S)
         try:

@@ -1,4 +1,4 @@
-"""Ray's edge, actor side: one class hosts any plain object, which does not know that Ray exists.
+"""Ray's edge, actor side: one class hosts any plain object, which knows nothing of Ray.
 
 A hosted object's coroutines share the actor's event loop; its synchronous methods run one after another in a thread of their
 own, so that the actor answers `progress` while it computes.
@@ -26,33 +26,32 @@ from cluster.contracts.sockets import bound
 from cluster.contracts.types import GroupSummary, Progress, Refusal
 
 SEARCH_PATH = "TREADWHEEL_PATH"
-"""Variable with the driver's search path for modules, which is searched after an actor's own: a user's rewards are found there."""
+"""Environment variable with the driver's module search path. Actors search it after their own, and so find a user's rewards."""
 _END = object()
 
-_Told = tuple[list[GroupSummary | Refusal], int | None]
-"""Of a stream of batches: items in words, none after the last; and the number by which the driver asks for the next, None where none
-comes."""
+_Answer = tuple[list[GroupSummary | Refusal], int | None]
+"""Summaries of a stream's items, empty after the last; and the number with which the driver asks for more, None if there are none."""
 
 
 class Host:
     """Holds one object and forwards calls to it."""
 
     def __init__(self, name: str, env: Mapping[str, str] | None = None, *, title: str = "") -> None:
-        """`env` is set before anything that reads it is imported, but for what a fork server has imported. `title` is the actor's name in
-        Ray, for people.
+        """`env` is set before the modules that read it are imported, except those that a fork server has imported. `title`: its name in
+        Ray.
 
-        Ray's own way, a runtime environment, would keep it from being forked.
+        Ray's own way to set it, a runtime environment, would prevent forking.
         """
         os.environ.update(env or {})
-        if (torch := sys.modules.get("torch")) and "OMP_NUM_THREADS" in (env or {}):  # read already
+        if (torch := sys.modules.get("torch")) and "OMP_NUM_THREADS" in (env or {}):  # torch has read it already
             torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         sys.path += [
             path for path in os.environ.get(SEARCH_PATH, "").split(os.pathsep) if path and path not in sys.path
         ]
         self._name = name
         self._title = title or name
-        self._timeline = self._told = Timeline("starting")
-        """What the methods say; and what the driver is told, by an object that has a timeline of its own."""
+        self._timeline = self._reported = Timeline("starting")
+        """Phases by running method, and the timeline that the driver gets: the object's own if it has one."""
         self._object: Any = None
         self._listener: socket.socket | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
@@ -60,16 +59,16 @@ class Host:
         self._numbers = itertools.count()
 
     def __repr__(self) -> str:
-        """What Ray's dashboard and logs call the actor."""
+        """The actor's name in Ray's dashboard and logs."""
         return self._title
 
     async def build(self, factory: str, arguments: dict[str, Any]) -> None:
-        """Makes the object with a factory's import path (`package.module:function`), in the object's own thread.
+        """Builds the object with a factory, given as an import path (`package.module:function`), in the object's own thread.
 
-        An object with a `warm_up` then runs it, in the event loop: its first call need not wait for what that does. The factory gets the
-        socket of `reserve_address`, if that was called, as `listener`.
+        An object with a `warm_up` then runs it, in the event loop, so that its first call need not wait for it. If `reserve_address` was
+        called, the factory gets its socket as `listener`.
 
-        Not in `__init__`, where an error of ours would reach the driver as an actor's death without its cause.
+        Not in `__init__`, whose errors would reach the driver as an actor's death without its cause.
         """
         if self._listener is not None:
             arguments, self._listener = arguments | {"listener": self._listener}, None
@@ -80,38 +79,38 @@ class Host:
         self._timeline.enter("serving")
         if own := getattr(made, "timeline", None):
             own.lead_with(self._timeline)
-            self._told = own
+            self._reported = own
 
     async def reserve_address(self) -> str:
-        """host:port on this node of a socket that is for the object that is built next, to listen with."""
+        """host:port of a socket on this node, for the object that is built next."""
         self._listener, address = bound(ray.util.get_node_ip_address())
         return address
 
     async def free_address(self) -> str:
-        """This node's address and a port that is free now, and may be another process's a moment later."""
+        """host:port of this node. The port is free now, and another process may take it a moment later."""
         listener, address = bound(ray.util.get_node_ip_address())
         listener.close()
         return address
 
-    async def call(self, method: str, given: "Given", *resolved: Any) -> Any:
-        """What the method returns; the other arguments are `given.packed` with its object refs resolved."""
-        return await self._run(getattr(self._object, method), *given.with_resolved(resolved))
+    async def call(self, method: str, packed: "PackedArguments", *resolved: Any) -> Any:
+        """Returns the method's result. The other arguments are the packed ones and their object refs, resolved."""
+        return await self._run(getattr(self._object, method), *packed.with_resolved(resolved))
 
     async def stream(self, method: str, *args: Any) -> AsyncIterator[Any]:
-        """Each item that the method returns, as an object of its own; then None, which proves that the stream is complete."""
+        """Yields each item of the method's result as an object of its own; then None, which proves that the stream is complete."""
         items = iter(await self._run(getattr(self._object, method), *args) or ())
-        # A generator computes when it is asked for an item: that belongs into the object's thread too.
+        # A generator computes each item when asked for it, so that must run in the object's thread too.
         while (item := await self._run(next, items, _END)) is not _END:
             yield item
         yield None
 
     async def first_batches(self, most: int, method: str, *args: Any) -> tuple[Any, ...]:
-        """The first items of an asynchronous generator: `most` objects, and what the driver reads of them (`_Told`). An object is a batch,
-        None where no group was sampled, or no more are ready. The driver owns what a call returns: it outlives this actor."""
+        """The first items of an asynchronous generator: `most` objects, then their `_Answer`. An object is a batch; None for a refusal, or
+        when no more are ready. The driver owns the objects that a call returns, so they outlive this actor."""
         return await self._taken(next(self._numbers), BatchStream(getattr(self._object, method)(*args)), most)
 
     async def next_batches(self, most: int, number: int) -> tuple[Any, ...]:
-        """The next items of the stream with this number. Raises what the generator raises."""
+        """The next items of the stream with this number. Errors of the generator pass through."""
         return await self._taken(number, self._streams.pop(number), most)
 
     async def _taken(self, number: int, stream: "BatchStream", most: int) -> tuple[Any, ...]:
@@ -120,15 +119,15 @@ class Host:
         if rest is not None:
             self._streams[rest] = stream
         batches = [item if isinstance(item, pa.RecordBatch) else None for item in items]
-        told: _Told = [summarize(item) if isinstance(item, pa.RecordBatch) else item for item in items], rest
-        return *batches, *[None] * (most - len(batches)), told
+        answer: _Answer = [summarize(item) if isinstance(item, pa.RecordBatch) else item for item in items], rest
+        return *batches, *[None] * (most - len(batches)), answer
 
-    async def tell(self, told: float) -> tuple[Progress, tuple[Phase, ...]]:
-        """`progress`, and the phases since `told`, which is the end of the last one that the driver has."""
-        return await self.progress(), self._told.after(told)
+    async def tell(self, since: float) -> tuple[Progress, tuple[Phase, ...]]:
+        """`progress`, and the phases after the moment `since`, the end of the last one that the driver has."""
+        return await self.progress(), self._reported.after(since)
 
     async def progress(self) -> Progress:
-        """What the object is doing, by its own account or as the method that runs; answered even while it computes."""
+        """The object's own progress, or else its running method. Answered even while it computes."""
         own = getattr(self._object, "progress", None)
         if own is not None:
             return own()
@@ -143,13 +142,13 @@ class Host:
         )
 
     async def identify(self) -> tuple[int, str, dict[str, str]]:
-        """(pid, node id, labels of the node). The first two are what it takes to kill this process when it no longer answers."""
+        """(pid, node id, labels of the node). With the first two the driver can kill this process when it no longer answers."""
         here = ray.get_runtime_context()
         labels: Any = here.get_node_labels()  # one text each, whatever Ray's annotation says
         return os.getpid(), here.get_node_id(), labels
 
     def _in_phase(self, function: Callable[..., Any], *args: Any) -> Any:
-        """In the object's thread, which does one thing at a time."""
+        """Runs in the object's thread, which makes one call at a time."""
         self._timeline.enter(function.__name__)
         try:
             return function(*args)
@@ -163,16 +162,16 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Arguments of a call but for its object refs, as one: Ray takes half a millisecond for each argument that is a value."""
+class PackedArguments:
+    """Arguments of a call without its object refs, packed into one: each value argument costs Ray half a millisecond."""
 
     values: list[Any]
     places: list[int]
-    """Of the object refs, among all arguments."""
+    """Places of the object refs among all arguments."""
 
     @classmethod
-    def packed(cls, args: Sequence[Any]) -> "tuple[Given, *tuple[Any, ...]]":
-        """With the object refs, which Ray resolves where they are arguments of their own."""
+    def packed(cls, args: Sequence[Any]) -> "tuple[PackedArguments, *tuple[Any, ...]]":
+        """Followed by the object refs: Ray resolves only those that are arguments of their own."""
         refs = {place: arg for place, arg in enumerate(args) if isinstance(arg, ray.ObjectRef)}
         values = [arg for place, arg in enumerate(args) if place not in refs]
         return cls(values, [*refs]), *refs.values()
@@ -185,7 +184,7 @@ class Given:
 
 
 class BatchStream:
-    """An asynchronous generator that goes on while nobody asks for its items."""
+    """Reads an asynchronous generator, even while nobody asks for its items."""
 
     def __init__(self, items: AsyncIterator[Any]) -> None:
         self._ready = deque[Any]()
@@ -193,7 +192,7 @@ class BatchStream:
         self._reading = asyncio.create_task(self._read(items))
 
     async def take(self, most: int) -> list[Any]:
-        """All that are ready, up to `most`. It waits for one; there is none after the last. Raises what the generator raises."""
+        """All items that are ready, up to `most`. Waits for one; empty after the last. Errors of the generator pass through."""
         while not (self._ready or self._reading.done()):
             self._moved.clear()
             await self._moved.wait()
@@ -202,7 +201,7 @@ class BatchStream:
         return [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
 
     async def is_over(self) -> bool:
-        """Whether the items taken are known to be the last: a generator that waits for nothing ends at once."""
+        """Whether all items are taken and the generator has ended. Lets it run first, because one that waits for nothing ends at once."""
         await asyncio.sleep(0)
         return not self._ready and self._reading.done() and self._reading.exception() is None
 

@@ -1,4 +1,4 @@
-"""What Ray knows about nodes and seats. Raises our errors when its head node does not answer."""
+"""Ray's knowledge of nodes and seats. Raises our errors when its head node does not answer."""
 
 import asyncio
 import contextlib
@@ -17,16 +17,16 @@ from cluster.remote.failures import answer_of
 T = TypeVar("T")
 
 _ANSWER_S = 30.0
-"""What a question about the cluster may take: the head node keeps the answers at hand."""
+"""Deadline of a question about the cluster, whose answer the head node has at hand."""
 
 _MAX_AGE_S = 3.0
-"""How old an answer may be that is given again: hundreds of actors that wait for their seats ask every few seconds each."""
+"""Age up to which an answer is given again: each of hundreds of actors that wait for their seats asks every few seconds."""
 
 _EXIT_S = 1.0
-"""What a process that was told to end gets to do so."""
+"""Time for a process to end by itself after it was told to."""
 
 _SLACK_S = 5.0
-"""What a node's clock may be set meanwhile."""
+"""How far a node's clock may be set meanwhile."""
 
 
 class Seat(NamedTuple):
@@ -37,7 +37,7 @@ class Seat(NamedTuple):
 
 
 class SharedAnswer(Generic[T]):
-    """One question to Ray's head node: asked once for all that want the answer within `_MAX_AGE_S`."""
+    """A question to Ray's head node, asked once for all callers within `_MAX_AGE_S`."""
 
     def __init__(self, question: Callable[[], T]) -> None:
         """`question` is asked in a thread."""
@@ -51,12 +51,12 @@ class SharedAnswer(Generic[T]):
         is_of_this_loop = self._asked is not None and self._asked.get_loop() is loop
         if self._asked is None or not is_of_this_loop or loop.time() - self._asked_at > _MAX_AGE_S:
             self._asked, self._asked_at = loop.create_task(answer_of_head(self._question)), loop.time()
-            # An error that nobody waits for any more is no news: all of them were cancelled.
+            # Reads the error, so that asyncio does not log it when all waiters were cancelled.
             self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
-        return await asyncio.shield(self._asked)  # one that is cancelled does not take the answer from the others
+        return await asyncio.shield(self._asked)  # a waiter that is cancelled does not cancel the others
 
     async def newer_than(self, answer: T) -> T:
-        """As `get`; `answer`, which this gave, is too old."""
+        """As `get`, but newer than `answer`, which an earlier call returned."""
         asked = self._asked
         if asked and asked.done() and not asked.cancelled() and not asked.exception() and asked.result() is answer:
             self._asked = None
@@ -64,7 +64,7 @@ class SharedAnswer(Generic[T]):
 
 
 async def draining_nodes() -> dict[str, float | None]:
-    """Nodes that announced that they go away (spot termination, scale-down), with the Unix seconds of their end; None: they do not say."""
+    """Nodes that announced their end (spot termination, scale-down), with its Unix seconds; None: unknown."""
     ends_ms = await answer_of_head(_draining_nodes)
     return {node_id: end_ms / 1000 if end_ms else None for node_id, end_ms in ends_ms.items()}
 
@@ -77,7 +77,7 @@ def drivers_node() -> str:
 async def is_seat_lost(seat: Seat) -> bool:
     """Whether the seat's node is dead or draining: Ray starts no actor there, and has not placed the seat anew yet.
 
-    As of `_MAX_AGE_S` ago at the earliest.
+    The answer may be `_MAX_AGE_S` old.
     """
     node_id = (await _node_ids_of(seat.group).get()).get(seat.index)
     if not node_id:
@@ -89,14 +89,13 @@ async def is_seat_lost(seat: Seat) -> bool:
 
 
 class LostGroups:
-    """Looks which placement groups, of one seat each, have a dead node and no other one yet. One question for the nodes, and one for each
-    group whose node is not the one that it was on."""
+    """Finds placement groups, of one seat each, whose node is dead and that have no other yet. Asks for the nodes, and for moved groups."""
 
     def __init__(self, groups: Iterable[Any]) -> None:
         self._node_of = dict.fromkeys(groups, "")
 
     async def take(self) -> set[Any]:
-        """Those that are lost now: they are not looked at again. Raises DeadlineError when Ray's head does not answer."""
+        """The groups that are lost now, which are not checked again. Raises DeadlineError when Ray's head does not answer."""
         lost = await answer_of_head(self._look)
         for group in lost:
             del self._node_of[group]
@@ -115,7 +114,7 @@ class LostGroups:
 
 
 async def give_back(group: Any) -> None:
-    """Ends what is in the placement group."""
+    """Removes the placement group, and so ends its actors."""
     await answer_of_head(partial(remove_placement_group, group))
 
 
@@ -125,15 +124,15 @@ def _node_ids_of(placement_group: Any) -> SharedAnswer[dict[int, str]]:
 
 
 def _node_ids(placement_group: Any) -> dict[int, str]:
-    """By seat; none, or an empty one, of a seat that has no node yet."""
+    """Node ids by seat. Missing or empty for a seat that has no node yet."""
     return placement_group_table(placement_group)["bundles_to_node_id"]
 
 
 class _Nodes(NamedTuple):
     known: frozenset[str]
-    """Ids, of dead ones too."""
+    """Ids of all nodes, dead ones too."""
     staying: frozenset[str]
-    """Of those that live and have not announced their end."""
+    """Ids of living nodes that have not announced their end."""
 
 
 def _nodes() -> _Nodes:
@@ -143,18 +142,18 @@ def _nodes() -> _Nodes:
 
 
 _NODES = SharedAnswer(_nodes)
-"""For all groups: each worker on spot nodes is in one of its own."""
+"""Shared by all groups, because with spot nodes each worker has a group of its own."""
 
 
 def _draining_nodes() -> dict[str, int]:
-    """With the Unix milliseconds of their end; 0: they do not say."""
+    """With the Unix milliseconds of their end; 0: unknown."""
     from ray._private.state import state  # Ray has no public name for it
 
     return state.get_draining_nodes()
 
 
 async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
-    """SIGKILL, if the process is still there after a moment. A younger one has the number of one that is gone, and is left alone."""
+    """Sends SIGKILL if the process is still there after a moment. A younger process has the pid of one that is gone, and is left alone."""
     if node_id == drivers_node():
         await asyncio.to_thread(_kill_process, pid, known_for_s)
         return
@@ -165,12 +164,12 @@ async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
 
 @cache
 def _killing() -> Any:
-    """One for all kills. Ray gives each a number, and its head keeps the function of each number as long as the job lives."""
+    """One remote function for all kills: Ray's head keeps each new one as long as the job lives."""
     return ray.remote(_kill_process)
 
 
 def _kill_process(pid: int, known_for_s: float) -> None:
-    """Waits a moment for a process that was told to end, so that Ray takes its end for intended; then kills it."""
+    """Waits a moment for a process that was told to end, so that Ray counts its end as intended; then kills it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if time.time() - process.create_time() < known_for_s - _SLACK_S:
@@ -181,6 +180,6 @@ def _kill_process(pid: int, known_for_s: float) -> None:
 
 
 async def answer_of_head(question: Callable[[], T]) -> T:
-    """Ray's head node may be gone, and Ray itself waits long."""
+    """Asks in a thread, with a deadline of ours: Ray itself waits long for a head node that is gone."""
     call = asyncio.to_thread(question)
     return await answer_of(call, actor="Ray's head node", stage="describe nodes", deadline_s=_ANSWER_S)

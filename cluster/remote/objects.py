@@ -1,4 +1,4 @@
-"""Objects on nodes that go away: a copy on the driver's node takes the place of each."""
+"""Copies objects off nodes that go away, to the driver's node."""
 
 import asyncio
 from collections.abc import Collection, Iterable
@@ -11,22 +11,22 @@ from cluster.remote.failures import answer_of
 from cluster.remote.nodes import drivers_node
 
 _MOST_COPIES = 8
-"""Groups that are copied at one time: each is in the driver's memory meanwhile. What is handed over is small, and does not wait."""
+"""Groups that are copied at one time, because each passes through the driver's memory. Handed-over samples are small and do not wait."""
 _MOST_REMEMBERED = 2**16
-"""Copies: the newest, more than wait at one time. One that is forgotten and still waits may be copied once more."""
+"""Newest copies that are remembered: more than wait at one time. One that is forgotten and still waits may be copied once more."""
 
 
 class Copier:
-    """Copies objects through the driver's process, once each: the driver owns all refs, and a copy that it made is at home."""
+    """Copies each object once, through the driver's process. The driver owns all refs, and its own copies need no copy."""
 
     def __init__(self) -> None:
         self._made: dict[str, None] = {}
         self._places = asyncio.Semaphore(_MOST_COPIES)
 
     async def copies_of(self, pieces: Iterable[Any], *, leaving: Collection[str], deadline_s: float) -> dict[Any, Any]:
-        """A copy on the driver's node for each of `pieces` that is an object on one of the `leaving` nodes, by the object ref.
+        """A copy on the driver's node of each object in `pieces` that is on one of the `leaving` nodes, by its object ref.
 
-        Empty where the driver's own node leaves. Raises LostError for an object that went already, DeadlineError when it takes too long.
+        Empty if the driver's own node leaves. Raises LostError for an object that is lost already, DeadlineError when it takes too long.
         """
         refs = [piece for piece in pieces if isinstance(piece, ray.ObjectRef) and piece.hex() not in self._made]
         if not refs or drivers_node() in leaving:
@@ -41,7 +41,7 @@ class Copier:
         return dict(zip(wanted, copies, strict=True))
 
     async def copy(self, ref: Any, *, deadline_s: float) -> Any:
-        """On the driver's node. None of a None. Raises as `copies_of`."""
+        """Object ref of a copy on the driver's node; None for an object that is None. Raises as `copies_of`."""
         copy = await answer_of(_copy(ref), actor="a node that goes away", stage="copy", deadline_s=deadline_s)
         if copy is not None:
             self._made[copy.hex()] = None

@@ -1,1 +1,1 @@
-"""From a ticket to a group in the buffer: what may start, who samples it, who scores it."""
+"""From a ticket to a group in the buffer: which groups may start, which worker samples them, which service scores them."""

@@ -1,17 +1,16 @@
 """Staleness-bounded buffer. Groups leave in the order they started, never as they finish.
 
-Why the bound is exact. Let g be the groups per step and n the bound. At attested version s, only the first (s + n + 1) * g
-groups that were not dropped may have started. A group's place among them never grows, and groups are taken in that order, so
-the group that starts at version s is consumed by the step that begins at version s + n at the latest. `advance` frees slots; it
-is called after the workers have loaded the version, not when the learner has made it. A dropped group, straggler or not, only
-moves the groups behind it forward.
+Why the bound is exact. Let g be the groups per step and n the bound. At attested version s, only the first (s + n + 1) * g groups may have
+started, dropped ones not counted. A group's place among these never grows, and groups are taken in that order, so a group that starts at
+version s is consumed by the step that begins at version s + n at the latest. `advance` frees slots. It is called when the workers have
+loaded the version, not when the learner has made it. A dropped group, straggler or not, only moves the groups behind it forward.
 """
 
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from cluster.contracts.errors import DataError, DeadlineError
@@ -23,12 +22,12 @@ from cluster.rollouts.stragglers import Stragglers, blocking
 
 @dataclass(slots=True)
 class _Counters:
-    """What `drain_stats` reports and resets."""
+    """Counts that `drain_stats` reports and resets."""
 
     kept: set[int] = field(default_factory=set[int])
-    """Indices of groups."""
+    """Indices of kept groups."""
     dropped: Counter[str] = field(default_factory=Counter[str])
-    """By reason."""
+    """Dropped groups by reason."""
     candidates: list[GroupSummary] = field(default_factory=list[GroupSummary])
     learner_wait_s: float = 0.0
     head_of_line_s: float = 0.0
@@ -37,7 +36,7 @@ class _Counters:
 class Buffer:
     """Groups between workers and learner, bounded in groups by the staleness bound and in bytes by `max_size_bytes`.
 
-    Every group that starts is reported once, by `add` or by `drop`, also one that the buffer itself dropped as a straggler.
+    The producer reports every group that starts exactly once, by `add` or by `drop`, also a straggler that the buffer dropped itself.
     """
 
     def __init__(
@@ -54,14 +53,14 @@ class Buffer:
         version: int = 0,
         next_index: int = 0,
     ) -> None:
-        """Nothing starts that no step up to `num_steps` would consume. A resumed run goes on at `version` and `next_index`.
+        """Starts only groups that a step up to `num_steps` will consume. A resumed run passes its `version` and `next_index`.
 
-        `in_waves` starts replacements of dropped groups only when nothing is under way, so that timing does not decide which
-        groups are sampled together. Finished groups for a whole step wait `max_head_of_line_s` at most behind unfinished ones,
-        which are then dropped; None waits for ever. `max_dropped_steps` are the steps' worth of groups that may be dropped in a row.
+        `in_waves`: replacements of dropped groups start only when no group is under way, so that timing does not decide which groups are
+        sampled together. `max_head_of_line_s`: seconds that a whole step's finished groups wait behind unfinished ones before these are
+        dropped; None: no limit. `max_dropped_steps`: steps' worth of groups that may be dropped in a row.
 
-        With `prompts_depend_on_steps` the prompt of a group is chosen by the steps that end `max_off_policy_steps` steps' worth of indices
-        before it, or earlier. Where groups were dropped, the newest of them may not be learned yet: the group waits for it.
+        `prompts_depend_on_steps`: a group's prompt depends on all steps that end at least `max_off_policy_steps` steps' worth of indices
+        before it. After drops the newest of these steps may not be learned yet; the group then waits for it.
         """
         self._groups_per_step = groups_per_step
         self._bound = max_off_policy_steps
@@ -70,7 +69,7 @@ class Buffer:
         self._prompts_depend_on_steps = prompts_depend_on_steps
         self._taken_up_to = 0
         self._awaited: int | None = None
-        """An unfinished group that the present `take` waits for."""
+        """Index of an unfinished group that the present `take` waits for."""
         self._version = version
         self._next_index = next_index
         self._num_taken = version * groups_per_step
@@ -83,9 +82,9 @@ class Buffer:
         self._dropped_in_a_row: Counter[str] = Counter()
         self._listeners: list[Callable[[], None]] = []
         self._num_wanted: int | None = None
-        """By the present `take`."""
+        """Groups that the present `take` waits for."""
         self._moved_at = 0.0
-        """When a group started, finished or was dropped last during the present `take`."""
+        """Time of the last start, finish or drop of a group during the present `take`."""
         self._news = asyncio.Event()
 
     @property
@@ -94,12 +93,12 @@ class Buffer:
 
     @property
     def next_index(self) -> int:
-        """Index of the next group to start. With the version it is all that a resumed run must know."""
+        """Index of the next group to start. A resumed run needs only this and the version."""
         return self._next_index
 
     @property
     def size_bytes(self) -> int:
-        """Of all groups that are sampled and not taken, and of dropped ones that are still being scored."""
+        """Bytes of all groups that are sampled and not taken, and of dropped groups that are still being scored."""
         return self._bytes.size_bytes
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -109,7 +108,7 @@ class Buffer:
     # Producers
 
     def num_startable(self) -> int:
-        """How many groups may start now."""
+        """Number of groups that may start now."""
         if self._in_waves and None in self._live.values():
             return 0
         last_step = min(self._version + self._bound + 1, self._num_steps)
@@ -131,7 +130,7 @@ class Buffer:
         return started
 
     def is_live(self, index: int) -> bool:
-        """False for a group that was dropped or taken: its result is of no use."""
+        """False for a group that was dropped or taken: its result is not needed."""
         return index in self._live
 
     def hold(self, index: int, size_bytes: int) -> None:
@@ -156,13 +155,13 @@ class Buffer:
         self._notify()
 
     def note_candidates(self, summary: GroupSummary) -> None:
-        """Of an over-sampled group, before some of its trajectories are chosen."""
+        """Counts the summary that an over-sampled group had before its trajectories were chosen."""
         self._counters.candidates.append(summary)
 
     def drop(self, index: int, *, reason: str, why: str = "") -> None:
-        """Group `index` leaves untrained, and another one may start in its place. `reason` is one of few, `why` the group's own.
+        """Group `index` leaves untrained; another may start in its place. `reason` is a name for counting, and `why` explains this group.
 
-        Raises DataError after `max_dropped_steps` steps' worth of dropped groups without one that was kept.
+        Raises DataError after `max_dropped_steps` steps' worth of dropped groups in a row.
         """
         self._bytes.release(index)
         if not self._stragglers.forget(index):
@@ -179,15 +178,15 @@ class Buffer:
             )
 
     def drain_stragglers(self) -> list[int]:
-        """Stragglers dropped since the last call: their sampling can be aborted. Each is still to be reported."""
+        """Stragglers dropped since the last call. The producer may abort their sampling and must still report each."""
         return self._stragglers.drain_dropped()
 
     def ready(self) -> dict[int, Group]:
-        """Finished groups that nobody took, by index."""
+        """Finished groups that are not taken yet, by index."""
         return {index: group for index, group in self._live.items() if group is not None}
 
     def move(self, index: int, copies: Mapping[Any, Any]) -> bool:
-        """These objects take the place of others in a finished group. False when it was taken or dropped."""
+        """Replaces objects of a finished group by their `copies`. False when the group was taken or dropped."""
         if (group := self._live.get(index)) is None:
             return False
         self._live[index] = group.moved(copies)
@@ -200,9 +199,8 @@ class Buffer:
     ) -> list[tuple[int, Group]]:
         """The first `count` groups in start order with their indices, once all of them are finished.
 
-        Drops the unfinished ones among them when `count` finished ones have waited behind them for `max_head_of_line_s` of this
-        call. Raises DeadlineError when no group starts, finishes or is dropped for `stall_s`, and `goes_on` says that the wait is over
-        then; None waits for ever.
+        Drops unfinished groups among them once `count` finished groups have waited behind them for `max_head_of_line_s` of this call. When
+        no group starts, finishes or is dropped for `stall_s` (None: no limit), asks `goes_on` and raises DeadlineError if that is false.
         """
         began = self._moved_at = _now()
         self._stragglers.begin_wait()
@@ -224,9 +222,9 @@ class Buffer:
         return self._take_first(count)
 
     def put_back(self, taken: Sequence[tuple[int, Group]], *, lost: Collection[int]) -> None:
-        """Groups that were taken and not consumed stand in front again; those in `lost` are under way again."""
+        """Puts groups that were taken and not consumed back in front. Those in `lost` are under way again."""
         now = _now()
-        self._counters.kept.difference_update(lost)  # each ends once more
+        self._counters.kept.difference_update(lost)  # each will finish or be dropped once more
         for index, group in taken:
             self._live[index] = None if index in lost else group
             if index not in lost:
@@ -242,7 +240,7 @@ class Buffer:
         self._notify()
 
     def drain_stats(self) -> dict[str, float]:
-        """Waits of the last take in seconds, levels in groups and bytes, and what became of groups since the last call."""
+        """Waits of the last `take` in seconds, levels in groups and bytes, and outcomes of groups since the last call."""
         drained, self._counters = self._counters, _Counters()
         num_ready = sum(group is not None for group in self._live.values())
         num_dropped = drained.dropped.total()
@@ -288,30 +286,21 @@ class Buffer:
         self._notify()
 
     def _next_steps_end(self) -> int:
-        """The index after the last group of the step that is learned next, or less: a group of it may still be dropped."""
+        """Lower bound of the index after the last group of the step that is learned next: a group of that step may still be dropped."""
         if self._num_taken > self._version * self._groups_per_step:
             return self._taken_up_to
         first = list(islice(self._live, self._groups_per_step))
         return first[-1] + 1 if len(first) == self._groups_per_step else 2**62
 
     def _is_ready(self, count: int) -> bool:
-        """Whether the first `count` groups are finished. Asked after every change: it walks through them only when the one that it found
-        unfinished last has been finished or dropped."""
+        """Whether the first `count` groups are finished. Called after every change: scans them only when the last unfinished one has
+        changed."""
         known = self._awaited
         if len(self._finished_at) < count or (known in self._live and self._live[known] is None):
             return False
         first = islice(self._live.items(), count)
         self._awaited = next((index for index, group in first if group is None), None)
         return self._awaited is None
-
-    def _num_ready(self, most: int) -> int:
-        """Finished groups at the front; counts no further than `most`."""
-        ready = 0
-        for group in self._live.values():
-            if group is None or ready == most:
-                break
-            ready += 1
-        return ready
 
     def _notify(self) -> None:
         if self._num_wanted is not None:
@@ -322,7 +311,7 @@ class Buffer:
             listener()
 
     def _is_news(self, count: int) -> bool:
-        """Whether a `take` of so many has something to do. It sleeps through all other changes: they are several for every group."""
+        """Whether a `take` of `count` groups has something to do. All other changes, several per group, do not wake it."""
         is_blocked = len(self._finished_at) >= count
         return is_blocked and (self._is_ready(count) or self._stragglers.would_begin_to_wait)
 
@@ -343,19 +332,21 @@ class Buffer:
             self._moved_at = _now()
             return
         under_way = [index for index, group in self._live.items() if group is None]
+        first = islice(self._live.values(), count)
+        num_ready = sum(1 for _ in takewhile(lambda group: group is not None, first))
         raise DeadlineError(
-            f"the learner waits for {count} groups at policy version {self._version} and has {self._num_ready(count)}; nothing moved "
+            f"the learner waits for {count} groups at policy version {self._version} and has {num_ready}; nothing moved "
             f"for {stall_s:g} s; under way: groups {under_way[:8]}{' ...' if under_way[8:] else ''}"
         )
 
 
 def _now() -> float:
-    """The event loop's clock, so that waits and measurements agree, also where a test simulates it."""
+    """The event loop's clock, so that waits and measurements agree, also under a test's simulated clock."""
     return asyncio.get_running_loop().time()
 
 
 def _of_candidates(candidates: Sequence[GroupSummary]) -> dict[str, float]:
-    """Of the chosen ones alone, failed rewards would be none."""
+    """Metrics over all candidates: no chosen trajectory has a failed reward."""
     if not candidates:
         return {}
     return {

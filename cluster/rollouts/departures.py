@@ -1,10 +1,11 @@
-"""Nodes that announce their end (spot termination, scale-down): workers leave them, and groups that wait there are copied off.
+"""Evacuates nodes that announce their end (spot termination, scale-down): workers leave, finished groups go to the driver's node.
 
-A worker finishes what it can. What it cannot finish in time goes on at other workers, token by token. What a node could still take with it
-is what it finished after the last look. Such groups are sampled again.
+A leaving worker finishes the groups that it can. Other workers continue the rest from the last sampled token. Groups that finish on the
+node after the last copy are lost with it and are sampled again.
 """
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from cluster.supervision.supervisor import Supervisor
 
 _LONGEST_COPY_S = 60.0
 _HANDING_OVER_S = 10.0
-"""What is enough for a worker to hand over what it has, and for the driver to take it."""
+"""Enough time for a worker to hand over its unfinished groups and for the driver to copy them."""
 
 
 class Fleet(Protocol):
@@ -28,7 +29,7 @@ class Fleet(Protocol):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether workers keep their places until they fail."""
+        """Whether workers keep their places until they fail, and are not drained."""
         ...
 
     def workers(self) -> list[RemoteActor]: ...
@@ -37,23 +38,23 @@ class Fleet(Protocol):
 
 
 class Groups(Protocol):
-    """Those under way, and those that wait for the learner."""
+    """Groups under way, and groups that wait for the learner."""
 
     def waiting(self) -> dict[int, Group]:
-        """What is sampled and not taken."""
+        """Sampled groups that the learner has not taken, by index."""
         ...
 
     def move(self, index: int, copies: Mapping[Any, Any]) -> bool:
-        """These objects take the place of others in the group. False when it waits no more."""
+        """Replaces objects of the group by their `copies`. False when the group no longer waits."""
         ...
 
     async def hand_over(self, actor: RemoteActor, *, copy: Copy, deadline_s: float) -> list[int]:
-        """The worker gives up its unfinished groups. Those that others go on with, and do not begin anew."""
+        """The worker gives up its unfinished groups. Returns the indices of those that other workers continue; the rest restart."""
         ...
 
 
 class Departures:
-    """Leaves the nodes that go away. What was done is in events and in metrics."""
+    """Evacuates nodes. Reports each action as an event and in metrics."""
 
     def __init__(
         self,
@@ -70,21 +71,22 @@ class Departures:
         self._supervisor = supervisor
         self._copier = copier or Copier()
         self._now = now
-        self._announced: set[str] = set()
+        self._announced: set[tuple[str, float | None]] = set()
+        """Nodes with their present deadlines, which may be announced anew."""
         self._evicted: dict[tuple[str, str], float | None] = {}
-        """When a worker that leaves hands over what it has not finished, by its name and node; None: never, or it did."""
+        """By worker name and node id: Unix seconds at which a leaving worker hands over its groups. None: it did."""
         self._being_saved: set[int] = set()
         self._num_evictions = 0
         self._num_saved = 0
         self._num_handed_over = 0
 
     async def leave(self, draining: Mapping[str, float | None]) -> None:
-        """`draining` are all nodes that go away now, with the Unix seconds of their end; None where they do not say.
+        """`draining`: all nodes that have announced their end, with its Unix seconds; None: unknown.
 
-        Returns when copies and hand-overs that are due are made. It may be called again meanwhile.
+        Returns after the copies and hand-overs that are due. May be called again before it returns.
         """
         self._evicted = {place: at for place, at in self._evicted.items() if place[1] in draining}
-        self._announced &= draining.keys()
+        self._announced &= draining.items()
         on_node = defaultdict[str, list[RemoteActor]](list)
         for actor in self._fleet.workers() if draining else ():
             on_node[actor.node_id].append(actor)
@@ -94,7 +96,7 @@ class Departures:
             await asyncio.gather(self._save(draining), *(self._hand_over(actor, draining) for actor in self._due()))
 
     def drain_stats(self) -> dict[str, float]:
-        """Since the last call."""
+        """Counts since the last call."""
         drained = {
             "rollout/spot_evictions": float(self._num_evictions),
             "rollout/groups_saved": float(self._num_saved),
@@ -104,21 +106,28 @@ class Departures:
         return drained
 
     def _leave(self, node_id: str, deadline: float | None, workers: Sequence[RemoteActor]) -> None:
-        """The node's workers finish what they can; others start elsewhere in their place. Workers of a fixed fleet stay to the end."""
+        """Drains the node's workers; others start elsewhere in their place. Workers of a fixed fleet stay until the node ends."""
         # A worker that died and came up elsewhere may have to leave again.
         here = [actor for actor in workers if (actor.name, node_id) not in self._evicted]
         leaving = [] if self._fleet.is_fixed else here
-        if leaving or node_id not in self._announced:
-            self._announced.add(node_id)
-            self._tell(node_id, deadline, [actor.name for actor in leaving])
+        is_new = (node_id, deadline) not in self._announced
+        if not (leaving or is_new):
+            return
+        self._announced.add((node_id, deadline))
+        now = self._now()
+        self._tell(node_id, deadline, [actor.name for actor in leaving], now=now)
+        at = math.inf if deadline is None else hand_over_at(deadline, now=now)
+        for actor in workers if is_new else ():
+            if self._evicted.get((actor.name, node_id)) is not None:
+                self._evicted[actor.name, node_id] = at
         for actor in leaving:
-            self._evicted[actor.name, node_id] = None if deadline is None else hand_over_at(deadline, now=self._now())
+            self._evicted[actor.name, node_id] = at
             self._num_evictions += 1
             self._supervisor.note_leaving(actor)
             self._fleet.drain(actor.name)
 
-    def _tell(self, node_id: str, deadline: float | None, workers: list[str]) -> None:
-        seconds_left, notice = notice_of(node_id, deadline, now=self._now())
+    def _tell(self, node_id: str, deadline: float | None, workers: list[str], *, now: float) -> None:
+        seconds_left, notice = notice_of(node_id, deadline, now=now)
         message = notice + (f"; {', '.join(workers)} leaves it" if workers else "")
         self._supervisor.events.event(
             "node_leaves",
@@ -130,7 +139,7 @@ class Departures:
         )
 
     def _due(self) -> list[RemoteActor]:
-        """Workers that get no more time to finish what they have, each once."""
+        """Workers whose time to finish groups is over. Each is returned once."""
         at = {actor: self._evicted.get((actor.name, actor.node_id)) for actor in self._fleet.workers()}
         due = [actor for actor, seconds in at.items() if seconds is not None and self._now() >= seconds]
         self._evicted |= {(actor.name, actor.node_id): None for actor in due}
@@ -144,7 +153,7 @@ class Departures:
             self._supervisor.events.event("groups_handed_over", actor=actor.name, groups=indices, message=message)
 
     def _seconds_left(self, deadlines: Iterable[float | None]) -> float:
-        """For calls and copies. A node that outlives its deadline leaves the others theirs."""
+        """Deadline of calls and copies: the first of `deadlines` that has not passed yet, between 1 and 60 s from now."""
         seconds = [_LONGEST_COPY_S if deadline is None else deadline - self._now() for deadline in deadlines]
         return min(max(min([each for each in seconds if each > 0] or seconds), 1.0), _LONGEST_COPY_S)
 
@@ -158,7 +167,7 @@ class Departures:
             self._supervisor.events.event("groups_saved", groups=indices, nodes=dict(draining), message=message)
 
     async def _saved(self, index: int, group: Group, *, leaving: Collection[str], deadline_s: float) -> bool:
-        """Whether a piece of the group was copied. One that could not be copied is tried again at the next look."""
+        """Whether a piece of the group was copied. A failed copy is tried again by the next `leave`."""
         self._being_saved.add(index)
         try:
             copies = await self._copier.copies_of(group.pieces, leaving=leaving, deadline_s=deadline_s)
@@ -170,13 +179,12 @@ class Departures:
 
 
 def notice_of(node_id: str, deadline: float | None, *, now: float) -> tuple[float | None, str]:
-    """Seconds until the node's end, None where it does not say; and the notice in words."""
+    """(seconds until the node's end, the notice as text). None: unknown."""
     seconds_left = None if deadline is None else max(deadline - now, 0.0)
     when = "" if seconds_left is None else f" in {seconds_left:.0f} s"
     return seconds_left, f"node {node_id[:8]} goes away{when}"
 
 
 def hand_over_at(deadline: float, *, now: float) -> float:
-    """Until when a worker goes on with what it has: ten seconds before its node's end, or in the middle of a notice that is shorter than
-    twenty."""
+    """Unix seconds at which a worker stops sampling: 10 s before its node's end, or in the middle of a notice shorter than 20 s."""
     return max(deadline - _HANDING_OVER_S, (now + deadline) / 2)

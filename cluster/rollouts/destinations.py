@@ -1,4 +1,4 @@
-"""Where judged groups go: into the buffer to be trained on, or into the numbers of an evaluation."""
+"""Destinations of judged groups: the buffer, for training, or the result of an evaluation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ DroppedBy = Callable[[GroupSummary], str | None]
 """The name of the filter that drops a judged group; None: it trains."""
 
 WantsReference = Callable[[int], bool]
-"""Whether the reference scores the group with this place in the start order."""
+"""Whether the reference scores the group at this place in the start order."""
 
 Choose = Callable[[GroupSummary], list[int]]
-"""The trajectories of an over-sampled group that make it, by their places."""
+"""Indices of the trajectories that an over-sampled group keeps."""
 
 
 Measure = Callable[[int, GroupSummary], None]
-"""Is told of every judged group that has enough rewards, before its trajectories are chosen or a filter drops it."""
+"""Called with every judged group that has enough rewards, before its trajectories are chosen and before filters."""
 
 
 class Destination(Protocol):
     """Every ticket that is dispatched for it comes back once, by `add` or by `drop`."""
 
     def wants(self, ticket: Ticket) -> bool:
-        """False when the group's result is of no use any more; it is still reported."""
+        """False when the group's result is no longer needed. The group must still be reported."""
         ...
 
     def hold(self, ticket: Ticket, size_bytes: int) -> None:
@@ -36,11 +36,11 @@ class Destination(Protocol):
         ...
 
     async def add(self, ticket: Ticket, group: Group) -> None:
-        """The group is judged. Raises LostError when it went with its node."""
+        """The group is judged. Raises LostError when its data was lost with a node."""
         ...
 
     def move(self, ticket: Ticket, copies: Mapping[Any, Any]) -> None:
-        """These objects take the place of others in the group that was added, where it is kept."""
+        """Replaces objects of an added group by their `copies`, if the group is still kept."""
         ...
 
     def drop(self, ticket: Ticket, *, why: str) -> None:
@@ -50,7 +50,7 @@ class Destination(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Where new groups come from, and where they go."""
+    """Source and destination of the groups to train on."""
 
     buffer: Buffer
     office: TicketOffice
@@ -58,7 +58,7 @@ class Training:
 
 
 class TrainingGroups:
-    """Groups for the learner: enough rewards known, chosen, kept by the filters, with reference log-probs where they are wanted."""
+    """Fills the buffer: drops groups with too many failed rewards, chooses trajectories, filters, and adds reference log-probs."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class TrainingGroups:
         measure: Measure | None = None,
         events: Events,
     ) -> None:
-        """Without `choose` a group is made of all that were judged."""
+        """`choose` None: a group keeps all its trajectories."""
         self._buffer = buffer
         self._scorers = scorers
         self._dropped_by = dropped_by
@@ -99,7 +99,7 @@ class TrainingGroups:
         dropped_by = self._dropped_by(group.summary)
         if not dropped_by and self._wants_reference(ticket.index):
             group = await self._scorers.with_reference_logprobs(group)
-        if self._choose is not None:  # a group that is lost here may come again
+        if self._choose is not None:  # only now: a group that the scorer lost comes again
             self._buffer.note_candidates(candidates)
         if dropped_by:
             self._drop(ticket, reason=dropped_by, why=f"filter {dropped_by!r} dropped it")
@@ -113,7 +113,7 @@ class TrainingGroups:
         self._drop(ticket, reason=why, why=why)
 
     def _drop(self, ticket: Ticket, *, reason: str, why: str) -> None:
-        if self.wants(ticket):  # else the buffer dropped it before, as a straggler
+        if self.wants(ticket):  # else the buffer has dropped it as a straggler
             self._events.event("drop", group_id=ticket.group_id, prompt_id=ticket.prompt.prompt_id, reason=reason)
         self._buffer.drop(ticket.index, reason=reason, why=why)
 
@@ -123,7 +123,7 @@ class HeldOutGroups:
 
     def __init__(self, num_groups: int) -> None:
         self.num_open = num_groups
-        """Groups that were not reported yet."""
+        """Groups that are not reported yet."""
         self.summaries: list[GroupSummary] = []
         self.num_dropped = 0
         """Groups whose prompt cannot be sampled or judged."""

@@ -1,7 +1,8 @@
-"""Who samples what: deals tickets to the workers by their free places, and follows each group to its destination.
+"""Deals tickets to workers by their free places, and follows each group to its destination.
 
-A group's way is worker -> reward -> destination. Object refs pass through here, and rewards; trajectories do not. What a failed worker
-did not finish is dealt again, under the same tickets. Training and evaluation share one queue; evaluations go first.
+Each group goes from a worker to the reward service and on to its destination. Only object refs and rewards pass through the dispatcher,
+never trajectories. When a worker fails, its unfinished tickets return to the queue. Training and evaluation share one queue; evaluations go
+first.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from cluster.rollouts.scoring import Scorers
 from cluster.rollouts.worker_pool import Member, WorkerPool
 
 _PAUSE = 50
-"""After a dealing, as a multiple of the time that it took: dealings take a fiftieth of the driver's time."""
+"""Pause after a dealing, as a multiple of its duration: dealings take a fiftieth of the driver's time."""
 _LONGEST_PAUSE_S = 0.05
 
 
@@ -52,7 +53,7 @@ class Dispatcher:
         note_work: Callable[..., None] = lambda *works: None,
     ) -> None:
         """`timeout_s` bounds the wait for a worker's next group. In a deterministic run a ticket's index alone decides its worker.
-        `note_work` hears what is done for groups, by the names of a `Timesheet`."""
+        `note_work` is called with the kinds of work in progress, as `Timesheet.note_work`."""
         self._fleet = fleet
         self._suspects = suspects
         self._events = events
@@ -75,7 +76,7 @@ class Dispatcher:
         self._num_aborted = 0
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()
-        """For evaluations that wait; `_wake` is the dealing's own."""
+        """Wakes evaluations that wait. `_wake` wakes `run`."""
         fleet.subscribe(self.wake)
 
     def wake(self) -> None:
@@ -84,10 +85,10 @@ class Dispatcher:
         self._moved.set()
 
     async def run(self) -> None:
-        """Deals for as long as it is not cancelled.
+        """Deals until it is cancelled.
 
-        A dealing looks at the whole fleet, however little changed. So what changes within the pause after it goes with the next one. A
-        deterministic run makes no pause: what is sampled together must not depend on how long a dealing took.
+        Each dealing looks at the whole fleet, so changes within the pause after it are handled together in the next one. A deterministic
+        run makes no pause: which groups are sampled together must not depend on how long a dealing took.
         """
         now = asyncio.get_running_loop().time
         next_at = 0.0
@@ -97,10 +98,10 @@ class Dispatcher:
                 await asyncio.sleep(pause_s)
             began = now()
             lanes = self._serving_lanes()
-            while self._deal(lanes):  # what was queued may leave places for new groups, and what was dropped too
+            while self._deal(lanes):  # its jobs, and dropped ones, may leave places for new groups
                 pass
             self._note_sampling()
-            self._wake.clear()  # it was set by the dealing itself too, which leaves nothing that could start now
+            self._wake.clear()  # the dealing set it too, and left nothing that could start now
             if not self._is_deterministic:
                 next_at = now() + min((now() - began) * _PAUSE, _LONGEST_PAUSE_S)
 
@@ -116,17 +117,17 @@ class Dispatcher:
             self._training = None
 
     def sample_again(self, indices: Collection[int]) -> None:
-        """These groups went with a node after they were taken: they start again, under the weights that serve now."""
+        """Restarts groups that were lost with a node after they were taken, under the current weights."""
         assert self._training is not None, "groups are lost while generating"
         self._fetch(indices, self._training)
 
     async def evaluate(
         self, tickets: Sequence[Ticket], *, stall_s: float, goes_on: Callable[[], bool]
     ) -> HeldOutGroups:
-        """Samples and judges tickets that are not trained on. Returns when each is judged, or dropped.
+        """Samples and judges held-out tickets. Returns when each is judged or dropped.
 
-        Raises DeadlineError when for `stall_s` no worker comes, and no group is sampled, judged or dropped, held out or not, and `goes_on`
-        says that the wait is over then.
+        When for `stall_s` no worker comes and no group, held out or not, is sampled, judged or dropped, asks `goes_on` and raises
+        DeadlineError if that is false.
         """
         held_out = HeldOutGroups(len(tickets))
         self._enqueue([Job(ticket=ticket, destination=held_out) for ticket in tickets])
@@ -147,17 +148,17 @@ class Dispatcher:
     # Groups that wait for the learner
 
     def waiting(self) -> dict[int, Group]:
-        """Groups by index that are sampled and not taken, those that are being judged among them."""
+        """Sampled groups that the learner has not taken, by index, including those being judged."""
         ready = self._training.buffer.ready() if self._training else {}
         return self._judging.groups() | ready
 
     def move(self, index: int, copies: Mapping[Any, Any]) -> bool:
-        """These objects take the place of others in a waiting group. False when it waits no more."""
+        """Replaces objects of a waiting group by their `copies`. False when the group no longer waits."""
         is_ready = self._training is not None and self._training.buffer.move(index, copies)
         return is_ready or self._judging.move(index, copies)
 
     async def hand_over(self, actor: RemoteActor, *, copy: Copy, deadline_s: float) -> list[int]:
-        """The worker leaves and gives up what it has under way. Other workers go on with these groups, and begin the rest anew."""
+        """The leaving worker gives up its unfinished groups. Returns the indices of those that other workers continue; the rest restart."""
         lane = next((lane for lane in self._lanes.values() if lane.member.actor is actor and lane.under_way), None)
         if lane is None:
             return []
@@ -165,8 +166,7 @@ class Dispatcher:
         return sorted(await lane.hand_over(handing_over))
 
     def drain_stats(self) -> dict[str, float]:
-        """Sampling since the last call, evaluations left out: seconds with a group under way, tokens, trajectories that groups did without,
-        idle workers."""
+        """Since the last call, without evaluations: seconds with a group under way, tokens per second, surplus trajectories, idle share."""
         num_tokens, seconds, idle_share = self._clock.drain()
         num_aborted, self._num_aborted = self._num_aborted, 0
         return {
@@ -211,7 +211,7 @@ class Dispatcher:
         self.wake()
 
     def _drop_guilty(self) -> bool:
-        """Whether there were any."""
+        """Drops queued jobs whose prompts are proven guilty. Returns whether there were any."""
         if not self._suspects.knows_guilty:
             return False
         guilty = [job for job in self._queue if self._suspects.is_guilty(job.ticket)]
@@ -224,7 +224,7 @@ class Dispatcher:
     # Dealing
 
     def _deal(self, lanes: Sequence[Lane]) -> bool:
-        """Whether anything began to be sampled, or is not sampled at all."""
+        """Whether any job was started or dropped."""
         self._start_groups(lanes)
         dropped = self._drop_guilty()
         dealt = self._dealing.deal(self._queue, lanes, num_fetching=self._num_fetching)
@@ -243,7 +243,7 @@ class Dispatcher:
 
     def _serving_lanes(self) -> list[Lane]:
         serving = self._fleet.serving()
-        busy = {member: lane for member, lane in self._lanes.items() if lane.under_way}  # of those that leave, too
+        busy = {member: lane for member, lane in self._lanes.items() if lane.under_way}  # leaving workers too
         known = self._lanes
         self._lanes = busy | {
             member: known.get(member) or Lane(member, max_sequences=self._max_sequences) for member in serving
@@ -260,7 +260,7 @@ class Dispatcher:
                     await self._stream(lane, actor, jobs)
                     break
                 except LostError as error:
-                    keeps_sampled = False  # what was handed over may be what went
+                    keeps_sampled = False  # the lost object may be a hand-over
                     left = lane.left_of(jobs)
                     self._note_lost(left, error)
                     await stop_sampling(actor, left)
@@ -271,12 +271,12 @@ class Dispatcher:
                     keeps_sampled = not isinstance(error, DataError)
                     failure = failure_of_its_actor(error)  # it broke the schema, or refuses to serve
                     left = [job.ticket for job in lane.left_of(jobs) if job.is_wanted]
-                    # Its node had announced the end of a worker that leaves.
+                    # A leaving worker's end was announced by its node.
                     is_nodes_end = lane.member.is_leaving and error.kind is FailureKind.DEATH
                     if not is_nodes_end and may_be_their_doing(error, given_up=lane.member.place.failure_of(actor)):
                         self._suspects.blame(left, failure, alone=alone)
                     if self._is_deterministic and left and not alone and not self._suspects.any_of(left):
-                        # What is sampled together must not depend on when a worker failed: the whole call is made again.
+                        # Which groups are sampled together must not depend on when a worker failed: repeat the whole call.
                         actor = await self._fleet.replaced(lane.member, actor, failure)
                         continue
                     self._fleet.replace(actor, failure)
@@ -288,14 +288,14 @@ class Dispatcher:
         )
 
     async def _stream(self, lane: Lane, actor: RemoteActor, jobs: Sequence[Job]) -> None:
-        """Passes the finished groups on, as they come."""
+        """Passes each finished group on to judging."""
         tickets = [job.ticket for job in jobs]
         sampled = [job.sampled for job in jobs] if any(job.sampled is not None for job in jobs) else []
         async for summary, object_ref in actor.stream_batches(
             "generate", tickets, *sampled, num_items=len(tickets), deadline_s=self._timeout_s
         ):
             job = lane.pop(int(summary.group_id))
-            if job is None:  # finished by an earlier call that is made again, or given up
+            if job is None:  # finished by an earlier attempt of this call, or given up
                 continue
             if isinstance(summary, Refusal):
                 self._suspects.quarantine(job.ticket, reason=summary.reason)
@@ -308,11 +308,11 @@ class Dispatcher:
                 self._num_aborted += job.ticket.num_extra_trajectories
                 job.destination.hold(job.ticket, summary.size_bytes)
                 self._judging.start(job, Group(pieces=(object_ref,), summary=summary))
-                del object_ref  # the next one may come after this one is learned
+                del object_ref  # else it is held until the next one comes, even after it is learned
             self.wake()
 
     async def _drop(self, job: Job, why: str) -> None:
-        """Beside the stream: when too many groups were dropped, that ends the run and is no failure of the worker."""
+        """A task of its own: the error for too many dropped groups ends the run, and must not count as the worker's failure."""
         job.drop(why)
         self.wake()
 
@@ -326,12 +326,12 @@ class Dispatcher:
     # Stragglers
 
     def _buffer_changed(self) -> None:
-        # Stragglers are given up in the moment in which the buffer drops them, so that none is reported before.
+        # Stragglers are given up at the moment the buffer drops them, before any is reported.
         self._give_up_stragglers()
         self.wake()
 
     def _give_up_stragglers(self) -> None:
-        """Takes them out of the queue and stops their sampling. What is being judged is left to its end: its bytes count for so long."""
+        """Removes stragglers from the queue and aborts their sampling. Those being judged are judged to the end, and hold their bytes."""
         if self._training is None or not (late := self._training.buffer.drain_stragglers()):
             return
         queued = {job.ticket.index: job for job in self._queue}
@@ -353,7 +353,7 @@ class Dispatcher:
 
     async def _abort(self, lane: Lane, job: Job) -> None:
         is_heard = await stop_sampling(lane.member.actor, [job])
-        # Else it keeps its place until its stream ends: a worker that hangs would be given group after group.
+        # Otherwise it keeps its place until its stream ends, or a worker that hangs would get group after group.
         if is_heard and lane.pop(job.ticket.index) is job:
             job.drop("straggler")
 

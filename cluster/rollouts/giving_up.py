@@ -1,4 +1,4 @@
-"""Groups that a worker gives up: for good, or for other workers to go on with."""
+"""Takes groups away from a worker: for good, or for other workers to continue."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,14 @@ from cluster.remote.actor import RemoteActor
 from cluster.rollouts.lanes import Job
 
 Copy = Callable[..., Awaitable[Any]]
-"""Takes an object ref and `deadline_s`; a copy on the driver's node, None of a None."""
+"""Takes an object ref and `deadline_s`. Returns an object ref of a copy on the driver's node; None for an object that is None."""
 
 _ABORT_S = 30.0
-"""Deadline for a worker to hear that groups are given up. Missing it costs capacity, nothing else."""
+"""Deadline of the call `abort`. Missing it costs capacity, nothing else."""
 
 
 async def stop_sampling(actor: RemoteActor | None, jobs: Sequence[Job]) -> bool:
-    """Whether the worker heard it. One that does not is dead or hangs: the stream of its groups finds out."""
+    """Whether the worker confirmed the abort. A worker that does not is dead or hangs, which the stream of its groups will show."""
     with contextlib.suppress(WorkerError, DeadlineError):
         if actor is not None:
             await actor.call("abort", [job.ticket.group_id for job in jobs], deadline_s=_ABORT_S)
@@ -26,9 +26,9 @@ async def stop_sampling(actor: RemoteActor | None, jobs: Sequence[Job]) -> bool:
 
 
 async def hand_over(actor: RemoteActor, jobs: Sequence[Job], *, copy: Copy, deadline_s: float) -> Mapping[int, Any]:
-    """What the worker sampled of each group, by index, on the driver's node; without the groups of which it has nothing.
+    """Partial samples of each group by index, on the driver's node. Groups without samples are left out.
 
-    Empty where the worker fails meanwhile: its groups begin anew.
+    Empty when the worker fails: its groups restart.
     """
     group_ids = [job.ticket.group_id for job in jobs]
     try:

@@ -1,4 +1,4 @@
-"""Parts of the reward that wait for what their judges call: events when that begins and ends, and seconds a step."""
+"""Reward parts that wait for an endpoint that is away: events when a wait begins and ends, and its seconds per step."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from cluster.contracts.types import Hold
 
 
 class Holds:
-    """As exact as a heartbeat, which brings the services' progress. A part holds while one of its services does."""
+    """As exact as the heartbeats that bring the services' progress. A part holds while any service holds it."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -18,7 +18,7 @@ class Holds:
         self._counted_at = 0.0
 
     def note(self, holds: Iterable[Hold]) -> None:
-        """These are all that hold now. Logs `reward_held` and `reward_resumed`."""
+        """`holds`: all holds of this moment. Logs `reward_held` and `reward_resumed`."""
         self._count()
         before, self._now = self._now, {hold.part: hold for hold in holds}
         for part, hold in self._now.items():
@@ -36,7 +36,7 @@ class Holds:
                 )
 
     def drain(self) -> dict[str, float]:
-        """Seconds that each part held since the last call; nothing of one that did not."""
+        """Seconds that each part held since the last call. Parts that did not hold are left out."""
         self._count()
         held_s, self._held_s = self._held_s, {}
         return {f"time/{part}/held_s".replace("//", "/"): seconds for part, seconds in held_s.items()}

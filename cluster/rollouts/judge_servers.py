@@ -1,4 +1,4 @@
-"""Servers of language models that judges ask: where they are, and the token that opens them."""
+"""Servers of the language models that judges ask: their addresses and their access token."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -8,23 +8,23 @@ from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 
 
 class JudgeServers:
-    """Servers by name, several of a name being equal.
+    """Servers by name. Servers of one name are interchangeable.
 
-    vLLM's command takes a host and a port, and no socket: its server binds what was free a moment before. Where another process was
-    faster the server ends, which is a death of its actor, and the next one gets another port.
+    vLLM's command takes a host and a port, not a socket, so its server binds a port that was free a moment before. If another process takes
+    the port first, the server ends, its actor counts as dead, and the next one gets another port.
 
-    The token is of this process and goes through Ray's calls and the judges' pipes alone: into no file, no argument and no message.
+    This process makes the token. It travels only in Ray's calls and the judges' pipes, never in a file, an argument or a message.
     """
 
     def __init__(self, specs: Mapping[str, Sequence[ActorSpec]], *, spawn: Start, supervisor: Supervisor) -> None:
-        """`spawn` starts an actor with nothing in it: its server listens where the actor's node has a free port."""
+        """`spawn` starts an empty actor. Its server then listens at a free port of the actor's node."""
         self._spawn = spawn
         self._start_s = supervisor.config.start_s
         self._token = secrets.token_urlsafe(32)
         self._addresses: dict[str, str] = {}
-        """host:port by the name of the actor, which may be down."""
+        """host:port by actor name. The actor may be down."""
         self._before: dict[str, str] = {}
-        """Addresses of the actors that came up at their last start."""
+        """host:port by name of each actor whose last start succeeded."""
         self._places = {
             name: [SupervisedActor(spec, start=self._start, supervisor=supervisor) for spec in each]
             for name, each in specs.items()
@@ -34,7 +34,7 @@ class JudgeServers:
         return [place for each in self._places.values() for place in each]
 
     def urls(self) -> dict[str, list[str]]:
-        """Of all that came up once: a request to one that is being replaced is the judge's to try again."""
+        """URLs of all servers that ever came up. A judge retries a request to a server that is being replaced."""
         addresses = {
             name: [self._addresses.get(place.spec.name) for place in each] for name, each in self._places.items()
         }
@@ -47,8 +47,7 @@ class JudgeServers:
         actor = await self._spawn(spec)
         try:
             free = await actor.free_address()
-            # The same address on the same node: judges that wait for the server know it. It is tried once, for another process may
-            # have taken it.
+            # Try the old address on the same node, which waiting judges know. Only once: another process may have taken it.
             before = self._before.pop(spec.name, free)
             address = before if before.rpartition(":")[0] == free.rpartition(":")[0] else free
             await actor.build(deadline_s=self._start_s, address=address, token=self._token)

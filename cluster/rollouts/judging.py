@@ -1,4 +1,4 @@
-"""Groups between their worker and their destination. Each is judged, and then added or dropped, or told as lost."""
+"""Groups between worker and destination: each is judged and then added, dropped, or reported as lost."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -16,11 +16,11 @@ class _Sampled:
     job: Job
     group: Group
     copies: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """What was copied off a node that goes away, since the group was sampled."""
+    """Copies of the group's objects from a leaving node, by the original."""
 
 
 class Judging:
-    """What is being judged now."""
+    """The groups that are being judged."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Judging:
         lost: Callable[[Job, LostError], None],
         wake: Callable[[], None],
     ) -> None:
-        """`lost` takes a group that went with its node; `wake` is called after the end of each."""
+        """`lost` gets each job whose group was lost with a node. `wake` is called when a group has been judged."""
         self._scorers = scorers
         self._tasks = tasks
         self._lost = lost
@@ -43,7 +43,7 @@ class Judging:
         self._tasks.create_task(self._judge(sampled))
 
     def job(self, index: int) -> Job | None:
-        """Of the group that is being judged."""
+        """The job of group `index`; None when it is not being judged."""
         return sampled.job if (sampled := self._under_way.get(index)) else None
 
     @property
@@ -52,11 +52,11 @@ class Judging:
         return bool(self._under_way)
 
     def groups(self) -> dict[int, Group]:
-        """As they were sampled. Evaluations have negative indices."""
+        """Groups as they were sampled, by index. Evaluations have negative indices."""
         return {index: sampled.group for index, sampled in self._under_way.items()}
 
     def move(self, index: int, copies: Mapping[Any, Any]) -> bool:
-        """These objects take the place of others in the group. False when it is not being judged."""
+        """Replaces objects of the group by their `copies`. False when it is not being judged."""
         if (sampled := self._under_way.get(index)) is None:
             return False
         sampled.copies.update(copies)
@@ -87,7 +87,7 @@ class Judging:
                 await job.destination.add(job.ticket, judged.moved(copies))
                 return job.destination.move(job.ticket, sampled.copies)
             except LostError:
-                if sampled.copies.keys() == copies.keys():  # else it was copied before its node went
+                if sampled.copies.keys() == copies.keys():  # else it was copied before its node was lost
                     raise
 
     async def _judged(self, sampled: _Sampled) -> Group | None:
@@ -96,5 +96,5 @@ class Judging:
             try:
                 return await self._scorers.judge(sampled.job.ticket, group)
             except LostError:
-                if sampled.group is group:  # else it was copied before its node went
+                if sampled.group is group:  # else it was copied before its node was lost
                     raise

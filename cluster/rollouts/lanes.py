@@ -1,4 +1,4 @@
-"""What each worker has under way, and how tickets are dealt to the free places."""
+"""The jobs of each worker, and how jobs are dealt to free places."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ class Job:
     ticket: Ticket
     destination: Destination
     sampled: Any = None
-    """Object ref of what a worker that left had sampled of it; None to begin anew."""
+    """Object ref of the partial samples of a worker that left. None: nothing to continue."""
 
     @property
     def num_sequences(self) -> int:
@@ -31,7 +31,7 @@ class Job:
         return self.destination.wants(self.ticket)
 
     def again(self, sampled: Any = None) -> "Job":
-        """The next attempt, after this one failed, or its worker left and had `sampled` so much of it."""
+        """The next attempt, which continues the partial samples `sampled`."""
         return Job(ticket=self.ticket, destination=self.destination, sampled=sampled)
 
     def drop(self, why: str) -> None:
@@ -44,7 +44,7 @@ def place_in_queue(job: Job) -> tuple[bool, int]:
 
 
 class Lane:
-    """One worker's share of the work."""
+    """One worker's jobs."""
 
     def __init__(self, member: Member, *, max_sequences: int) -> None:
         self.member = member
@@ -55,7 +55,7 @@ class Lane:
 
     @property
     def num_free(self) -> int:
-        """Sequences that fit beside those under way. A group is started when one place is free, so that none stays empty."""
+        """Free places for sequences. A group starts when one place is free, even if it needs more, so that no place stays empty."""
         return max(self._max_sequences - self.num_sequences, 0)
 
     def take(self, jobs: Iterable[Job]) -> None:
@@ -65,7 +65,7 @@ class Lane:
         self.member.num_groups = len(self.under_way)
 
     def pop(self, index: int) -> Job | None:
-        """The job is not under way here any more; None when it was not. The caller reports it."""
+        """Removes the job and returns it, for the caller to report. None when it was not under way here."""
         job = self.under_way.pop(index, None)
         if job is not None:
             self.num_sequences -= job.num_sequences
@@ -73,12 +73,12 @@ class Lane:
         return job
 
     async def hand_over(self, handing_over: Coroutine[Any, Any, Mapping[int, Any]]) -> Mapping[int, Any]:
-        """The worker leaves, and gives up what is under way. `handed_over` then waits for what it sampled of each group, by index."""
+        """Runs the hand-over of a leaving worker's groups; returns their partial samples by index, as `handed_over` does."""
         self._handed_over = asyncio.ensure_future(handing_over)
         return await self._handed_over
 
     async def handed_over(self) -> Mapping[int, Any]:
-        """Empty while the worker keeps what it has."""
+        """Empty while the worker keeps its groups."""
         return await asyncio.shield(self._handed_over) if self._handed_over else {}
 
     def left_of(self, jobs: Sequence[Job]) -> list[Job]:
@@ -93,9 +93,9 @@ class Lane:
 
 
 class Dealing(Protocol):
-    """Decides which worker samples what. `lanes` are those of the workers that serve; nothing is changed in them.
+    """Decides which worker samples which job. `lanes` are those of the serving workers, and are not changed.
 
-    `num_fetching` groups have started and are not in the queue yet.
+    `num_fetching`: groups that have started and are not in the queue yet.
     """
 
     def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
@@ -105,18 +105,18 @@ class Dealing(Protocol):
     def deal(
         self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int
     ) -> list[tuple[Lane, Sequence[Job]]]:
-        """What of the queue starts now, and where."""
+        """Jobs of the queue that start now, and their lanes."""
         ...
 
 
 class ToFreePlaces:
-    """Each job goes to the worker with most free places. Suspects are tried on a worker of their own, while the others go on."""
+    """Deals each job to the worker with the most free places. One worker tries the suspects while the others go on."""
 
     def __init__(self, suspects: Suspects, *, sequences_per_group: int) -> None:
         self._suspects = suspects
         self._sequences_per_group = sequences_per_group
         self._quarantine: Lane | None = None
-        """Samples suspects one by one, and nothing else."""
+        """It samples only suspects, one by one."""
 
     def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
         self._end_trials(queue, lanes)
@@ -132,14 +132,14 @@ class ToFreePlaces:
         return [*trial, *by_free_places(innocent, [lane for lane in lanes if lane is not self._quarantine])]
 
     def _parted(self, queue: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
-        """(suspects, innocents). An evaluation's queue is thousands of jobs long, and hardly a run has suspects."""
+        """(suspects, innocents). Returns early without suspects: an evaluation queues thousands of jobs, and few runs have any."""
         if not self._suspects.any_of(job.ticket for job in queue):
             return (), queue
         suspects = {job for job in queue if self._suspects.has(job.ticket)}
         return [job for job in queue if job in suspects], [job for job in queue if job not in suspects]
 
     def _trial(self, suspects: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, Sequence[Job]]]:
-        """One suspect at a time, on the worker that had least to do when the first one came."""
+        """One suspect at a time, on the worker that had the least to do when the first one came."""
         self._end_trials(suspects, lanes)
         if self._quarantine is None and suspects and lanes:
             self._quarantine = min(lanes, key=lambda lane: lane.num_sequences)
@@ -148,7 +148,7 @@ class ToFreePlaces:
         return [(self._quarantine, suspects[:1])]
 
     def _end_trials(self, queue: Sequence[Job], lanes: Sequence[Lane]) -> None:
-        """Its worker is gone, or serves all again: before places are counted, or nothing would fill them until something else changes."""
+        """Frees the worker that tries suspects when none are left. Called before places are counted, or its own would stay empty."""
         kept = self._quarantine
         is_over = kept and not kept.under_way and not self._suspects.any_of(job.ticket for job in queue)
         if kept not in lanes or is_over:
@@ -156,14 +156,14 @@ class ToFreePlaces:
 
 
 class ByIndex:
-    """A ticket's index alone decides its worker, and what is sampled together does not depend on timing."""
+    """A ticket's index alone decides its worker, so that timing does not decide which groups are sampled together."""
 
     def __init__(self, suspects: Suspects, *, num_workers: int) -> None:
         self._suspects = suspects
         self._num_workers = num_workers
 
     def num_wanted(self, queue: Sequence[Job], lanes: Sequence[Lane], *, num_fetching: int) -> int:
-        """All that the buffer lets start, or none."""
+        """No limit, or no group."""
         if not self._is_complete(lanes) or num_fetching or self._suspects.any_of(job.ticket for job in queue):
             return 0
         return 2**31
@@ -189,7 +189,7 @@ class ByIndex:
 
 
 def by_free_places(jobs: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lane, Sequence[Job]]]:
-    """Gives each job in turn to the lane with most free places, while any has one."""
+    """Gives each job in turn to the lane with the most free places, while any lane has one."""
     if not jobs:
         return []
     heap = [(-lane.num_free, place) for place, lane in enumerate(lanes) if lane.num_free > 0]
@@ -206,7 +206,7 @@ def by_free_places(jobs: Sequence[Job], lanes: Sequence[Lane]) -> list[tuple[Lan
 
 
 class SamplingClock:
-    """Seconds in which at least one group was under way, the tokens that were sampled, and how long serving workers had nothing to do."""
+    """Measures seconds with at least one group under way, sampled tokens, and idle time of the serving workers."""
 
     def __init__(self) -> None:
         self._num_tokens = 0
@@ -219,7 +219,7 @@ class SamplingClock:
 
     @contextlib.contextmanager
     def standing(self) -> Iterator[None]:
-        """While this is open nothing counts: an evaluation is no part of a step."""
+        """Stops the clock while it is open: an evaluation is not part of a step."""
         self._pass(self._lanes)
         self._stands = True
         try:
@@ -232,7 +232,7 @@ class SamplingClock:
         self._num_tokens += 0 if self._stands else num_tokens
 
     def note(self, lanes: Collection[Lane]) -> None:
-        """`lanes` are as they are now, until the next note."""
+        """Counts time by the present state of `lanes` until the next call."""
         serving = [lane for lane in lanes if lane.member.is_serving]
         num_idle = sum(not lane.under_way for lane in serving)
         self._pass((any(lane.under_way for lane in lanes), num_idle, len(serving)))

@@ -1,4 +1,4 @@
-"""Prompts of one source or several: which source a place falls to, and which of its prompts. No state: every place can be asked for."""
+"""Prompts of one or several sources. A stateless map from an index to a source and a place in it."""
 
 import hashlib
 import json
@@ -16,13 +16,13 @@ from cluster.contracts.types import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One source of a mixture, and what of it is used."""
+    """One source of a mixture, and its rows in use."""
 
     name: str | None
-    """None for the only one."""
+    """None: the run has one source."""
     prompts: PromptSource
     rows: Sequence[int]
-    """Of the prompts that are used; without repeated ones."""
+    """Rows of the prompts in use, without repeated ones."""
     weight: Fraction = Fraction(1)
 
     @property
@@ -31,19 +31,19 @@ class Source:
 
 
 class Mixture:
-    """Several sources as one, in which they alternate by their sizes: the first prompts show all of them."""
+    """Several sources as one, interleaved in proportion to their sizes, so that the first prompts come from all of them."""
 
     def __init__(self, sources: Sequence[Source], *, source_column: str) -> None:
         self.sources = sources
         scale = math.lcm(*(source.weight.denominator for source in sources))
         self.weights = [int(source.weight * scale) for source in sources]
-        """Shares as whole numbers: `place` is exact."""
+        """Shares as integers, so that `place` is exact."""
         self._sizes = [len(source.rows) for source in sources]
         self._column = source_column
 
     @classmethod
     def of(cls, prompts: PromptSource) -> "Mixture":
-        """One source alone."""
+        """A mixture of one source."""
         return cls([Source(name=None, prompts=prompts, rows=range(len(prompts)))], source_column="")
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Mixture:
         return self.prompt(*place(index, self._sizes))
 
     def prompt(self, number: int, position: int) -> Prompt:
-        """The prompt at `position` of source `number`. Raises DataError for one whose column names another source."""
+        """The prompt at `position` of source `number`. Raises DataError if its column names another source."""
         source = self.sources[number]
         prompt = source.prompts[source.rows[position]]
         if source.name is None:
@@ -72,7 +72,7 @@ class Mixture:
 
 
 def open_prompts(config: PromptsConfig, *, field: str, source_column: str = "source") -> Mixture:
-    """Every source opened, without repeated prompts where that is asked for. Raises ConfigError as `prompt_source`."""
+    """Opens every source, and leaves out repeated prompts with `deduplicate`. Raises ConfigError as `prompt_source`."""
     if config.sources:
         named = {f"{field}.sources.{name}": (name, source) for name, source in config.sources.items()}
         opened = [
@@ -88,9 +88,9 @@ def open_prompts(config: PromptsConfig, *, field: str, source_column: str = "sou
 
 
 def place(index: int, weights: Sequence[int]) -> tuple[int, int]:
-    """The number of the source that `index` falls to, and how many indices before it fell to the same source.
+    """(number of the source that `index` falls to, count of earlier indices that fell to the same source).
 
-    Each source in turn takes its share of the indices that those before it left, evenly spaced. Of the first n indices a source of
+    Each source in turn takes its share, evenly spaced, of the indices that the sources before it left. Of the first n indices a source of
     weight w has n w / sum(weights), with k sources to within max(1, k - 1). With the sizes of the sources as weights, the first
     sum(sizes) indices meet every prompt of every source once.
     """

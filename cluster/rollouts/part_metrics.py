@@ -1,4 +1,4 @@
-"""What the parts of the reward came to in the groups that were judged: each part's failures and time, and means by source."""
+"""Metrics of judged groups: failures and seconds of each reward part, and mean rewards by source."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from cluster.contracts.types import GroupSummary, Ticket, mean_of
 
 
 class PartMetrics:
-    """Sums since the last `drain`. Held-out groups count nowhere: their places in the start order are below 0."""
+    """Totals since the last `drain`. Held-out groups, whose indices are negative, do not count."""
 
     def __init__(self, *, source_column: str | None) -> None:
-        """None: the run does not tell sources apart."""
+        """`source_column` None: no metrics by source."""
         self._source_column = source_column
         self._seconds: dict[str, list[float]] = {}
         self._num_failed: dict[str, int] = {}
@@ -18,7 +18,7 @@ class PartMetrics:
         self._num_groups = Counter[str]()
 
     def note(self, ticket: Ticket, summary: GroupSummary) -> None:
-        """The group is judged."""
+        """Adds a judged group."""
         if ticket.index < 0:
             return
         for name, stats in summary.part_stats.items():
@@ -27,12 +27,12 @@ class PartMetrics:
         if self._source_column is not None:
             source = ticket.prompt.columns.get(self._source_column)
             self._num_groups[str(source)] += 1
-            # A component that a judge calls `mean` gives way, as in the metrics of a step.
+            # The reward's mean replaces a component that is named `mean`, as in the metrics of a step.
             for name, values in {**summary.reward_components, "mean": summary.rewards}.items():
                 self._add(f"{name}/{source}", values)
 
     def drain(self) -> dict[str, float]:
-        """By the names in `METRICS`. The only judge of a reward without parts has no name."""
+        """By the names in `METRICS`. The judge of a reward without parts has the name ""."""
         seconds, num_failed, rewards = self._seconds, self._num_failed, self._rewards
         self._seconds, self._num_failed, self._rewards = {}, {}, {}
         num_groups, self._num_groups = self._num_groups, Counter[str]()

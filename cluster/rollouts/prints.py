@@ -1,4 +1,4 @@
-"""What judges or environments print, as events: a few lines a heartbeat, so that a print is seen in time, and fills no disk."""
+"""Events with the lines that judges or environments print: a few lines per heartbeat, so that they show in time and do not fill a disk."""
 
 from collections.abc import Iterable
 
@@ -6,26 +6,26 @@ from cluster.contracts.protocols import Events
 from cluster.contracts.types import Progress
 
 _MOST_EVENTS = 1000
-"""Of a driver, for judges and for environments; from then on prints are in the logs of their actors alone."""
+"""Limit per driver, for judges and for environments each. Later prints are only in the logs of their actors."""
 
 
 class Prints:
-    """Which lines of which actor were told."""
+    """Logs each printed line once."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._num_events = 0
-        self._told: dict[tuple[str, int], int] = {}
-        """Lines by the actor's name and process."""
+        self._num_logged: dict[tuple[str, int], int] = {}
+        """Number of logged lines by the actor's name and process."""
 
-    def note(self, told: Iterable[Progress]) -> None:
-        """These are what actors said last: of lines that were told before, nothing is logged."""
-        for progress in told:
+    def note(self, reports: Iterable[Progress]) -> None:
+        """Logs the new lines in the actors' latest progress."""
+        for progress in reports:
             place, printed = (progress.actor, progress.pid), progress.printed
-            num_new = printed.num_lines - self._told.get(place, 0)
+            num_new = printed.num_lines - self._num_logged.get(place, 0)
             if num_new <= 0 or self._num_events == _MOST_EVENTS:
                 continue
-            self._told[place] = printed.num_lines
+            self._num_logged[place] = printed.num_lines
             self._num_events += 1
             lines = list(printed.lines[-num_new:])
             self._events.event(

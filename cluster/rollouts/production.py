@@ -1,4 +1,4 @@
-"""Everything that makes judged groups, as one: workers, scorers, and the dispatcher that feeds them."""
+"""Makes judged groups: the workers, the scorers, and the dispatcher that feeds them."""
 
 import asyncio
 import contextlib
@@ -33,8 +33,8 @@ class Production:
         destination: Callable[[Buffer], Destination],
         may_wait_for_nodes: bool = False,
     ) -> None:
-        """`destination` says which judged groups go into a buffer. Without an `office` there are evaluations only. `may_wait_for_nodes`:
-        a run without any worker waits for the next one, however long its node takes."""
+        """`destination` makes what fills a buffer. `office` None: only evaluations. `may_wait_for_nodes`: without a serving worker the run
+        waits for a node without limit."""
         self.fleet = fleet
         self.services = scorers.services
         self._scorers = scorers
@@ -44,11 +44,11 @@ class Production:
         self._destination = destination
         self._may_wait_for_nodes = may_wait_for_nodes
         self._prints = Prints(supervisor.events)
-        """Of environments."""
+        """Lines that environments print."""
         self._departures = Departures(fleet=self.fleet, groups=dispatcher, supervisor=supervisor)
 
     async def start(self, *, reference_waits_for: asyncio.Event | None = None) -> None:
-        """The first reward service, the other scorers and the first worker are up when this returns; in a deterministic run, all workers.
+        """Returns when one reward service, all other scorers and one worker are up; in a deterministic run, all workers.
 
         Fleet and services are kept at their sizes from now on.
         """
@@ -74,7 +74,7 @@ class Production:
             yield
 
     def sample_again(self, indices: Collection[int]) -> None:
-        """These groups were lost after they were taken: they start again, under the weights that serve now."""
+        """Restarts groups that were lost after they were taken, under the current weights."""
         self._dispatcher.sample_again(indices)
 
     async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOutGroups:
@@ -86,7 +86,7 @@ class Production:
             raise DeadlineError(f"{error}; {self.describe()}") from None
 
     def waits_for_nodes(self) -> bool:
-        """Whether no worker serves, in a run that waits for nodes; then that is an event. All else in a worker's start has a deadline."""
+        """Whether no worker serves and the run waits for a node, which it logs. All other steps of a worker's start have deadlines."""
         if not self._may_wait_for_nodes or self.fleet.serving() or not self.fleet.num_coming:
             return False
         message = f"no rollout worker serves, {self.fleet.num_coming} are to come: the run goes on when one has a node"
@@ -98,7 +98,7 @@ class Production:
         await self._departures.leave(draining)
 
     def drain_stats(self) -> dict[str, float]:
-        """Of tickets, dispatcher, scorers and supervision, since the last call, and how many serve."""
+        """Metrics of tickets, dispatcher, scorers and supervision since the last call, and the numbers of serving actors."""
         tickets = self._office.drain_stats() if self._office else {}
         sizes = {
             "rollout/num_workers": float(len(self.fleet.serving())),
@@ -113,9 +113,9 @@ class Production:
         return tickets | sizes | drained | self._departures.drain_stats()
 
     def _engine_use(self) -> dict[str, float]:
-        """As the serving workers said with their last heartbeat."""
-        told = [member.actor.last_progress for member in self.fleet.serving() if member.actor]
-        uses = [progress.engine for progress in told if progress and progress.engine]
+        """Engine metrics of the serving workers' last heartbeats."""
+        reports = [member.actor.last_progress for member in self.fleet.serving() if member.actor]
+        uses = [progress.engine for progress in reports if progress and progress.engine]
         if not uses:
             return {}
         return {
@@ -125,20 +125,20 @@ class Production:
         }
 
     def places(self) -> list[SupervisedActor]:
-        """Where actors are, or will be again."""
+        """Places of all workers and scorers."""
         return [*self.fleet.places(), *self._scorers.places()]
 
     def pool_of(self, kind: ActorKind) -> WorkerPool | None:
-        """Where actors of this kind are replaced; None for those whose place cannot be given up."""
+        """The pool of actors of this kind; None for kinds that have none."""
         return {ActorKind.ROLLOUT_WORKER: self.fleet, ActorKind.REWARD_SERVICE: self.services}.get(kind)
 
     def note_progress(self) -> None:
-        """All actors have said what they do."""
+        """All actors have reported their progress."""
         self._scorers.note_progress()
         self._prints.note(progress for place in self.fleet.places() if (progress := place.progress()))
 
     def describe(self) -> str:
-        """What every actor does, for the error of a wait that was too long."""
+        """The progress of every actor, for a DeadlineError."""
         return "; ".join(describe(place.spec.name, place.progress()) for place in self.places())
 
     async def stop(self) -> None:

@@ -14,11 +14,11 @@ from cluster.contracts.protocols import Events
 from cluster.contracts.types import Ticket
 
 _MOST_REMEMBERED = 10_000
-"""Prompts whose failures are counted at one time: those blamed last."""
+"""Most prompts with a count of failures: those blamed last."""
 
 
 _Key = tuple[bool, str]
-"""Of a prompt: whether it is held out, and its id. Sources of like names give the same ids to prompts to train on and to held-out ones."""
+"""(whether the prompt is held out, its id). A training source and a held-out source of one name give the same ids."""
 
 
 def _key(ticket: Ticket) -> _Key:
@@ -28,7 +28,7 @@ def _key(ticket: Ticket) -> _Key:
 class Suspects:
     """All prompts of a dead actor are blamed. One that fails alone is guilty; one whose group is finished is innocent.
 
-    What is remembered stays small: counts are of the prompts blamed last, and the guilty have each cost an actor.
+    Memory stays small: only the prompts blamed last have counts, and each guilty prompt has cost an actor.
     """
 
     def __init__(self, *, max_failures: int, events: Events) -> None:
@@ -36,16 +36,16 @@ class Suspects:
         self._max_failures = max_failures
         self._events = events
         self._num_failures: dict[_Key, int] = {}
-        """By prompt, the one blamed last at the end."""
+        """By prompt; the one blamed last is at the end."""
         self._guilty: set[_Key] = set()
 
     def has(self, ticket: Ticket) -> bool:
-        """It was blamed, and one more failure would prove it guilty: it must be tried alone."""
+        """Whether the prompt is a suspect: one more failure would prove it guilty, so it must be tried alone."""
         num_failures = self._num_failures.get(_key(ticket), 0)
         return num_failures > 0 and num_failures >= self._max_failures - 1
 
     def any_of(self, tickets: Iterable[Ticket]) -> bool:
-        """Whether one of them must be tried alone."""
+        """Whether one of the prompts is a suspect."""
         return bool(self._num_failures) and any(self.has(ticket) for ticket in tickets)
 
     @property
@@ -54,11 +54,11 @@ class Suspects:
         return bool(self._guilty)
 
     def is_guilty(self, ticket: Ticket) -> bool:
-        """Its prompt was proven guilty before, perhaps in an earlier epoch: it is not tried again."""
+        """Whether the prompt was proven guilty before, perhaps in an earlier epoch. It is not tried again."""
         return _key(ticket) in self._guilty
 
     def blame(self, tickets: Sequence[Ticket], error: TreadwheelError, *, alone: bool) -> None:
-        """Counts one failure against each prompt. `alone` says that there is one ticket and the actor had nothing else."""
+        """Counts one failure against each prompt. `alone`: there is one ticket, and the actor had no other."""
         for key in dict.fromkeys(map(_key, tickets)):
             self._num_failures[key] = self._num_failures.pop(key, 0) + 1
             if len(self._num_failures) > _MOST_REMEMBERED:
@@ -70,11 +70,11 @@ class Suspects:
                 self.quarantine(ticket, reason=headline(error))
 
     def absolve(self, ticket: Ticket) -> None:
-        """Its group is finished: the failures were another's."""
+        """The group is finished, so its prompt is innocent."""
         self._num_failures.pop(_key(ticket), None)
 
     def quarantine(self, ticket: Ticket, *, reason: str) -> None:
-        """Writes down that this group will not be trained on, and why."""
+        """Logs that this group is not trained on, and why."""
         prompt_id = ticket.prompt.prompt_id
         self._events.event("quarantine", prompt_id=prompt_id, group_id=ticket.group_id, reason=reason)
 
@@ -82,16 +82,14 @@ class Suspects:
 def may_be_their_doing(error: TreadwheelError, *, given_up: TreadwheelError | None) -> bool:
     """Whether the prompts of a call may have caused the `error` that ended it.
 
-    `given_up` is why the driver had given the actor up before; None when it had not. A call that dies after that died of being
-    killed, so what counts is whether any prompt of the actor may have caused `given_up`. An error concerns the call that raised it.
-    No prompt takes a node away: spot machines go without a word, and some prompt is always under way.
+    `given_up`: the error for which the driver had given the actor up before; None when it had not. A call that dies after that was killed
+    by the driver, so the question is whether a prompt of the actor may have caused `given_up`. Any other error concerns the call that
+    raised it. Prompts are not blamed for lost nodes: spot nodes disappear without notice, and some prompt is always under way.
     """
     if isinstance(error, WeightsError):
         return False
     if given_up is None or error.kind is not FailureKind.DEATH:
         return not isinstance(error, UnreachableError)
-    is_hang = (
-        given_up.kind is FailureKind.HANG and given_up.stage != "load"
-    )  # weights that come late are no prompt's doing
+    is_hang = given_up.kind is FailureKind.HANG and given_up.stage != "load"  # no prompt makes weights late
     is_death = given_up.kind is FailureKind.DEATH and not isinstance(given_up, UnreachableError)
     return is_hang or is_death or isinstance(given_up, EngineError)

@@ -1,4 +1,4 @@
-"""Groups on their way through the reference scorer: those that come while a call is under way go together with the next one.
+"""Calls of the reference scorer. Groups that come while a call is under way go together in the next one.
 
 A call costs driver and scorer milliseconds, and so does a pass of a small model, however few tokens it has.
 """
@@ -14,10 +14,10 @@ from cluster.supervision.supervisor import SupervisedActor
 
 _MOST_TOGETHER = 32
 _MOST_BYTES = 2**18
-"""Of the groups that go together, unless the first one alone is larger. A pass is full then: more of them only make the first one wait."""
+"""Most bytes of the groups of one call, unless one group is larger. More would only delay the first one: a pass is full then."""
 
 Columns = tuple[Any, Mapping[str, Any]]
-"""Object ref of a group's columns, and what they tell its summary."""
+"""Object ref of a group's columns, and their values for its summary."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class _Asked:
 
 
 class ReferenceCalls:
-    """One call after another."""
+    """Makes one call after another."""
 
     def __init__(self, reference: SupervisedActor, *, timeout_s: float) -> None:
         """`timeout_s` bounds the scoring of each group."""
@@ -37,7 +37,7 @@ class ReferenceCalls:
         self._turn = asyncio.Lock()
 
     async def columns_of(self, group: Group) -> Columns:
-        """Raises LostError when the group went with its node."""
+        """Raises LostError when the group was lost with its node."""
         asked = _Asked(group, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         try:
@@ -50,7 +50,7 @@ class ReferenceCalls:
         return asked.answer.result()
 
     def _next(self) -> list[_Asked]:
-        """The first ones without an answer."""
+        """The next call's groups: the first ones without an answer."""
         taken: list[_Asked] = []
         num_bytes = 0
         for each in self._waiting:
@@ -66,11 +66,11 @@ class ReferenceCalls:
         pieces = [piece for each in asked for piece in each.group.pieces]
         deadline_s = self._timeout_s * len(asked)
         try:
-            columns, told = await self._reference.call_for_batches(
+            columns, values = await self._reference.call_for_batches(
                 "score", *pieces, num_batches=len(asked), deadline_s=deadline_s
             )
         except LostError as error:
-            # One of them went with its node. Each goes alone, so that it is known which.
+            # One of them was lost with its node. Send each alone, to find out which.
             if len(asked) == 1:
                 return asked[0].answer.set_exception(error)
             for each in asked:
@@ -79,5 +79,5 @@ class ReferenceCalls:
             for each in asked:
                 each.answer.set_exception(error)
         else:
-            for each, of_group, told_of_it in zip(asked, columns, told, strict=True):
-                each.answer.set_result((of_group, told_of_it))
+            for each, of_group, of_summary in zip(asked, columns, values, strict=True):
+                each.answer.set_result((of_group, of_summary))

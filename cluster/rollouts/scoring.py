@@ -1,6 +1,6 @@
-"""Reward and reference: what a sampled group still needs before it is worth training on. Each adds columns of its own to the group.
+"""Adds rewards and reference log-probs to sampled groups, as columns.
 
-A service that dies is replaced while the others serve; one that leaves finishes its groups first. A group whose judging kills reward
+A reward service that dies is replaced while the others serve; one that leaves finishes its groups first. A group whose judging kills reward
 services again and again is quarantined.
 """
 
@@ -25,12 +25,12 @@ from cluster.rollouts.shared_calls import SharedCalls
 from cluster.rollouts.worker_pool import Member, WorkerPool
 from cluster.supervision.supervisor import SupervisedActor
 
-_MOST_TOLD = 16
-"""Kinds of failed rewards that get a message in a run; further ones are in the events."""
+_MOST_MESSAGES = 16
+"""Kinds of failed rewards that get a message in a run. Further kinds are in the events only."""
 
 
 class Scorers:
-    """The reward services, the reward models that they ask for, and the reference scorer where the mathematics needs one."""
+    """The reward services, the reward models, and the reference scorer if the objective needs one."""
 
     def __init__(
         self,
@@ -48,8 +48,9 @@ class Scorers:
         source_column: str | None = None,
         keep: Callable[[Mapping[str, str]], None] = lambda verdicts: None,
     ) -> None:
-        """`suspects` are those of judging; a group that kills rollout workers is another matter. `source_column` of a prompt says
-        whose metrics its rewards are; None keeps no metrics by source. `keep` gets the verdicts that are not to be asked for again."""
+        """`suspects`: prompts blamed for deaths of reward services, apart from those blamed for deaths of rollout workers. `source_column`:
+        the column that names a prompt's source, for metrics by source; None: no such metrics. `keep` stores verdicts, so that judges are
+        not asked again."""
         self.services = services
         self._calls: dict[RemoteActor, SharedCalls] = {}
         self._tasks = tasks
@@ -74,8 +75,8 @@ class Scorers:
         return [*self.services.places(), *self._models.values(), *reference, *servers]
 
     async def judge(self, ticket: Ticket, group: Group) -> Group | None:
-        """The group with rewards, whose failures are events; None when it is quarantined. Raises LostError when it went with its node, and
-        UnavailableError, which ends the run, when what a judge calls was away for too long."""
+        """The group with its rewards; None when it is quarantined. Failed rewards are events. Raises LostError when the group was lost with
+        its node, and UnavailableError, which ends the run, when an endpoint of a judge was away for too long."""
         if self._suspects.is_guilty(ticket):
             return None
         scores = await self._scores(ticket, group)
@@ -93,7 +94,7 @@ class Scorers:
                 except (WorkerError, DeadlineError) as error:
                     if may_be_their_doing(error, given_up=member.place.failure_of(actor)):
                         self._suspects.blame([ticket], error, alone=alone)
-                    # Within the turn: nobody else may call the actor that failed, and be blamed for it.
+                    # Within the turn, so that no other group calls the failed actor and is blamed for it.
                     self.services.replace(actor, error)
                 else:
                     if columns is None:
@@ -107,7 +108,7 @@ class Scorers:
                     return judged
 
     async def _scores(self, ticket: Ticket, group: Group) -> list[Scores]:
-        """Of the models of the group's recipe, one a trajectory. A model that dies is replaced, and the group waits for it."""
+        """Scores of the reward models in the group's recipe, one dict per trajectory. Waits while a model that died is replaced."""
         if not self._models:
             return []
         names = self._reward.models_for(ticket.prompt.info())
@@ -115,22 +116,23 @@ class Scorers:
         return [dict(zip(names, each, strict=True)) for each in zip(*of_models, strict=True)]
 
     async def _scores_of(self, name: str, group: Group) -> list[dict[str, float] | str]:
-        # A model scores one group after another: only here does the deadline count this group's time and not the others' before it.
+        # A model scores one group after another. With this lock, the wait for earlier groups does not count against the deadline.
         async with self._model_turns[name]:
             return await self._models[name].call("score", *group.pieces, deadline_s=self._reward.models[name].timeout_s)
 
     def drain_stats(self) -> dict[str, float]:
-        """Of the parts of the reward, since the last call."""
+        """Metrics of the reward parts since the last call."""
         return self._part_metrics.drain() | self._holds.drain()
 
     def note_progress(self) -> None:
-        """Events by what the services said last: of parts that hold, or go on, and of what judges print."""
-        told = [progress for place in self.services.places() if (progress := place.progress())]
-        self._holds.note(hold for progress in told for hold in progress.holds)
-        self._prints.note(told)
+        """Logs events from the services' latest progress: parts that hold or go on, and lines that judges print."""
+        reports = [progress for place in self.services.places() if (progress := place.progress())]
+        self._holds.note(hold for progress in reports for hold in progress.holds)
+        self._prints.note(reports)
 
     async def _least_busy(self) -> tuple[Member, RemoteActor]:
-        """A service, and its actor; the first that comes up where none is. Call it at once: it is counted when called."""
+        """The service with the fewest groups, and its actor; waits until one serves. Call it at once: a group counts only from its call
+        on."""
         up = [(member, member.actor) for member in await self.services.some_serving() if member.actor]
         return min(up, key=lambda one: len(self._calls_of(one[1])))
 
@@ -148,26 +150,26 @@ class Scorers:
         return self._calls[actor]
 
     async def with_reference_logprobs(self, group: Group) -> Group:
-        """The group itself when there is no reference scorer. Raises LostError when it went with its node."""
+        """The group itself when there is no reference scorer. Raises LostError when the group was lost with its node."""
         if self._reference_calls is None:
             return group
         return group.with_columns(*await self._reference_calls.columns_of(group))
 
 
 class FailedRewards:
-    """Remembers which kinds of failure were told."""
+    """Logs failed rewards, with a message for each new kind of failure."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._told: set[str] = set()
+        self._known_kinds: set[str] = set()
 
     def note(self, summary: GroupSummary) -> None:
         """Logs `reward_failure` if a reward of this group failed, or a part left its recipe."""
         if not (summary.num_failed_rewards or summary.reward_failures):
             return
-        news = [failure.kind for failure in summary.reward_failures if failure.kind not in self._told]
-        is_told = bool(news) and len(self._told) < _MOST_TOLD
-        self._told.update(news if is_told else ())
+        new_kinds = [failure.kind for failure in summary.reward_failures if failure.kind not in self._known_kinds]
+        has_message = bool(new_kinds) and len(self._known_kinds) < _MOST_MESSAGES
+        self._known_kinds.update(new_kinds if has_message else ())
         self._events.event(
             "reward_failure",
             group_id=summary.group_id,
@@ -175,7 +177,7 @@ class FailedRewards:
             num_errors=summary.num_reward_errors,
             num_timeouts=summary.num_reward_timeouts,
             failures=[asdict(failure) for failure in summary.reward_failures],
-            **({"message": f"prompt {summary.prompt_id!r}: {describe(summary)}"} if is_told else {}),
+            **({"message": f"prompt {summary.prompt_id!r}: {describe(summary)}"} if has_message else {}),
         )
 
 
@@ -186,7 +188,7 @@ def describe(summary: GroupSummary) -> str:
 
 
 class _Turns:
-    """Many at the same time, or one alone. One that is to be alone is not overtaken for ever: nothing new begins while it waits."""
+    """Many turns at the same time, or one alone. While one waits to be alone, no other begins, so that it is not overtaken for ever."""
 
     def __init__(self) -> None:
         self._num_running = 0

@@ -1,6 +1,6 @@
-"""Many groups, few calls: those that come while a call is under way go with the next one, and an answer brings back all that are ready.
+"""Calls of a reward service. Groups that come during a call go together in the next one, and an answer brings all that are ready.
 
-A call costs driver and actor milliseconds, a group in it a fraction of that.
+A call costs driver and actor milliseconds, and a group in it a fraction of that.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from cluster.rollouts.judge_servers import JudgeServers
 
 _STAGE = "score_several"
 _MOST_TOGETHER = 16
-"""Groups that go with one call: all of them wait until the last one's trajectories have come to the actor's node."""
+"""Most groups of one call: all wait until the last one's trajectories are on the actor's node."""
 
 Columns = tuple[Any, Mapping[str, Any]]
-"""Of a group, small enough to travel by value, and what they tell its summary."""
+"""A group's columns, small enough to travel by value, and their values for its summary."""
 
 
 class SharedCalls:
-    """Groups of one reward service, by one call after another."""
+    """Sends groups to one reward service, one call after another."""
 
     def __init__(
         self,
@@ -34,26 +34,26 @@ class SharedCalls:
         give_up: Callable[[TreadwheelError], None],
         servers: JudgeServers | None = None,
     ) -> None:
-        """`deadline_s` bounds each group's wait for its columns. The actor hears of every move of the `servers`; `give_up` hears why it
-        could not."""
+        """`deadline_s` bounds each group's wait for its columns. The actor is told new addresses of the `servers`; `give_up` gets the error
+        if it cannot be."""
         self._actor = actor
         self._give_up = give_up
         self._tasks = tasks
         self._deadline_s = deadline_s
         self._numbers = itertools.count()
         self._new: dict[int, tuple[Group, Sequence[Scores]]] = {}
-        """Groups that no call has taken along yet."""
+        """Groups that no call has sent yet."""
         self._answers: dict[int, asyncio.Future[Columns | None]] = {}
         self._is_calling = False
         self._servers = servers
-        self._told_servers: dict[str, list[str]] = {}
+        self._known_servers: dict[str, list[str]] = {}
 
     def __len__(self) -> int:
         """Groups that wait for their columns."""
         return len(self._answers)
 
     async def score(self, group: Group, scores: Sequence[Scores]) -> Columns | None:
-        """None if the actor failed before the group went there. Raises as a call of its own: what ended its judging, or the actor."""
+        """None if the actor failed before the group was sent. Raises the error that ended the group's judging, or the actor's."""
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._new[number] = group, scores
@@ -66,13 +66,13 @@ class SharedCalls:
                 actor=self._actor.name,
                 stage=_STAGE,
                 deadline_s=self._deadline_s,
-                last_words=self._last_words,
+                when_late=self._describe,
             )
         finally:
             self._new.pop(number, None)
             self._answers.pop(number, None)
 
-    async def _last_words(self) -> str:
+    async def _describe(self) -> str:
         return describe("it", self._actor.last_progress)
 
     async def _call(self) -> None:
@@ -80,7 +80,7 @@ class SharedCalls:
         while self._answers:
             try:
                 await self._tell_servers()
-                await self._take_along([*itertools.islice(self._new, _MOST_TOGETHER)])
+                await self._send([*itertools.islice(self._new, _MOST_TOGETHER)])
             except TreadwheelError as error:
                 for number in list(self._answers):
                     self._set(number, None if number in self._new else error)
@@ -88,17 +88,17 @@ class SharedCalls:
 
     async def _tell_servers(self) -> None:
         servers = self._servers.urls() if self._servers else {}
-        if servers == self._told_servers:
+        if servers == self._known_servers:
             return
         try:
             await self._actor.call("note_servers", servers, deadline_s=self._deadline_s)
         except TreadwheelError as error:
-            # No group may be there that would hear of it: all of them would come back to this actor, again and again.
+            # Groups that are not sent yet get None, not this error, and would come back to this actor again and again.
             self._give_up(error)
             raise
-        self._told_servers = servers
+        self._known_servers = servers
 
-    async def _take_along(self, numbers: Sequence[int]) -> None:
+    async def _send(self, numbers: Sequence[int]) -> None:
         """One call, with the groups of these numbers that still wait."""
         taken = {number: self._new.pop(number) for number in numbers if number in self._new}
         asked = [(number, scores) for number, (_, scores) in taken.items()]
@@ -107,11 +107,11 @@ class SharedCalls:
             answers = await self._actor.call(_STAGE, asked, *sampled, deadline_s=self._deadline_s)
         except LostError as error:
             if len(taken) > 1:
-                # One of them went with its node, and none was begun. Each goes alone, so that it is known which.
+                # One of them was lost with its node, and none was begun. Send each alone, to find out which.
                 self._new = taken | self._new
                 for number in taken:
                     if number in self._new:
-                        await self._take_along([number])
+                        await self._send([number])
                 return
             answers = [(number, error) for number in taken]
         for number, answer in answers:

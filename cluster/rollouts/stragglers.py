@@ -5,17 +5,17 @@ from typing import Any
 
 
 class Stragglers:
-    """Which groups block a step, how long the step waits for them, and which dropped ones may still report a result."""
+    """Tracks the groups that block a step, the step's patience with them, and dropped groups that are not reported yet."""
 
     def __init__(self, max_head_of_line_s: float | None) -> None:
-        """None never drops."""
+        """`max_head_of_line_s` None: never drops."""
         self._max_head_of_line_s = max_head_of_line_s
         self._blocked_since: float | None = None
         self._late: set[int] = set()
         self._fresh: list[int] = []
 
     def patience_s(self, *, is_blocked: bool, now: float) -> float | None:
-        """Seconds that a blocked step still waits; 0 or less: drop what blocks it. None: it is not blocked, or waits for ever."""
+        """Seconds that a blocked step still waits; 0 or less: drop the groups that block it. None: not blocked, or no limit."""
         if not is_blocked or self._max_head_of_line_s is None:
             return None
         if self._blocked_since is None:
@@ -32,17 +32,17 @@ class Stragglers:
         self._blocked_since = None
 
     def drop(self, indices: Sequence[int]) -> None:
-        """These groups are dropped. Each is late until `forget` is called for it."""
+        """Drops these groups. Each is late until `forget` is called for it."""
         self._late.update(indices)
         self._fresh += indices
 
     def drain_dropped(self) -> list[int]:
-        """Groups that were dropped since the last call: their sampling can be aborted."""
+        """Groups that were dropped since the last call. Their sampling may be aborted."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
     def forget(self, index: int) -> bool:
-        """True if `index` was late. Nothing more is expected of it."""
+        """Whether `index` was late. It is late no more."""
         if index not in self._late:
             return False
         self._late.remove(index)

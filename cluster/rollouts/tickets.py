@@ -1,4 +1,4 @@
-"""Which prompt a group gets: a pure function of its place in the run's start order, so a run resumes anywhere without a cursor."""
+"""The prompt of a group: a pure function of its place in the start order, so that a run resumes anywhere without a cursor."""
 
 import asyncio
 import random
@@ -15,22 +15,21 @@ from cluster.rollouts.mixture import Mixture, place
 from cluster.rollouts.pass_rates import PassRates
 
 Fit = Callable[[Prompt], Prompt | None]
-"""The prompt as it is sampled, perhaps shortened; None: another one takes its place."""
+"""Returns the prompt to sample, perhaps shortened; None: it does not fit, and another one takes its place."""
 
 _KEPT_EPOCHS = 2
-"""Orders that are kept: around the end of an epoch, groups of both are asked for in turn."""
+"""Orders that are kept for each source: around the end of an epoch, prompts of two epochs are needed in turn."""
 _MAX_DRAWS = 1000
-"""Prompts that are looked at for the place of one that is dropped."""
+"""Prompts that are tried for one place."""
 
 
 class TicketOffice:
     """Tickets by index. Sources share the indices by weight; every epoch of a source is a permutation, seeded by run seed and epoch.
 
-    The place of a prompt that does not fit, or is not worth sampling now, goes to another one of its source, drawn by run seed and index:
-    a place needs to know of no other, and the share of a source stays what it is.
+    A prompt that does not fit, or is not worth sampling now, gives its place to another one of its source, drawn by run seed and index. So
+    no place depends on another, and each source keeps its share.
 
-    Prompts are made in a thread of the office's own, `num_ahead` of them before they are asked for: a slow source does not stop
-    the driver's event loop.
+    A thread makes the prompts, `num_ahead` of them in advance, so that a slow source does not stop the driver's event loop.
     """
 
     def __init__(
@@ -46,8 +45,8 @@ class TicketOffice:
         pass_rates: PassRates | None = None,
         thread: Executor | None = None,
     ) -> None:
-        """Without `fit` every prompt fits; without `pass_rates` all are worth sampling. With them no prompt is made ahead: what is known by
-        then decides which it is. `thread` makes the prompts; None is a thread of the office's own."""
+        """`fit` None: every prompt fits. `pass_rates` None: every prompt is worth sampling. With pass rates no prompt is made ahead,
+        because the rates known by then decide which one it is. `thread` makes the prompts; None: a thread of the office's own."""
         self._source = source
         self._seed = seed
         self._trajectories_per_group = trajectories_per_group
@@ -58,16 +57,16 @@ class TicketOffice:
         self._fit: Fit = fit or (lambda prompt: prompt)
         self._unfit = set[tuple[int, int]]()
         self._ids: dict[tuple[int, int], str] = {}
-        """Of the prompts that fit: one that is not wanted is not made again."""
+        """Ids of the prompts that fit, so that one that is not wanted is not made again."""
         self._counts = Counter[str]()
         self._order = lru_cache(maxsize=_KEPT_EPOCHS * len(source.sources))(self._shuffled)
         self._thread = thread or ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
         self._ahead: dict[int, Future[Prompt]] = {}
         self._ahead_end = 0
-        """The index after the last one that was made ahead."""
+        """Index after the last prompt that was made ahead."""
 
     async def tickets(self, indices: Iterable[int], *, policy_version: int) -> list[Ticket]:
-        """The groups' tickets, in the order given. Raises what the source raises."""
+        """The groups' tickets, in the order given. Errors of the source pass through."""
         wanted = list(indices)
         making = [self._ahead.pop(index, None) or self._thread.submit(self.prompt, index) for index in wanted]
         self._make_ahead(max(wanted, default=-1) + 1)
@@ -75,8 +74,7 @@ class TicketOffice:
         return [self._ticket(*each, policy_version=policy_version) for each in zip(wanted, prompts, strict=True)]
 
     def made_ahead(self, indices: Sequence[int], *, policy_version: int) -> list[Ticket] | None:
-        """As `tickets`, where all of their prompts are there; else None. A task to wait for what is there would cost the driver more than
-        the rest of a group's way to its worker."""
+        """As `tickets`, if all prompts are made; else None. A task to wait for them would cost more than a group's way to its worker."""
         if not all(index in self._ahead and self._ahead[index].done() for index in indices):
             return None
         prompts = [self._ahead.pop(index).result() for index in indices]
@@ -84,7 +82,7 @@ class TicketOffice:
         return [self._ticket(*each, policy_version=policy_version) for each in zip(indices, prompts, strict=True)]
 
     def prompt(self, index: int) -> Prompt:
-        """The prompt of group `index`. Raises DataError where none of its source fits."""
+        """The prompt of group `index`. Raises DataError if no prompt of its source fits."""
         number, turn = place(index, self._source.weights)
         size = len(self._source.sources[number].rows)
         epoch, position = divmod(turn, size)
@@ -139,10 +137,10 @@ class TicketOffice:
     def drain_stats(self) -> dict[str, float]:
         """Prompts that did not fit or were skipped, since the last call."""
         counts, self._counts = self._counts, Counter[str]()
-        return {f"prompts/num_{what}": float(number) for what, number in counts.items()}
+        return {f"prompts/num_{event}": float(number) for event, number in counts.items()}
 
     def close(self) -> None:
-        """Ends the thread. What was not asked for is not made any more."""
+        """Ends the thread, and cancels prompts that are not made yet."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ticket(self, index: int, prompt: Prompt, *, policy_version: int) -> Ticket:
@@ -157,9 +155,9 @@ class TicketOffice:
         )
 
     def _make_ahead(self, next_index: int) -> None:
-        """Groups start in order. An index that is asked for again, after a death, makes nothing ahead.
+        """Groups start in order, so an index that is asked for again, after a death, makes nothing ahead.
 
-        Many at a time: to wake the thread for every group would cost the driver more than to make its prompt.
+        Many at a time: waking the thread for every group would cost the driver more than making its prompt.
         """
         end = next_index + self._num_ahead
         if next_index + self._num_ahead // 2 < self._ahead_end:

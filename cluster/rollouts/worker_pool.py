@@ -1,9 +1,9 @@
-"""Workers that can stand in for each other: started, replaced, scaled. Wanted against actual, every tick.
+"""A pool of interchangeable workers: starts, replaces and scales them. Each tick compares the wanted number with the actual one.
 
 A run has two pools, its rollout workers (the fleet) and its reward services.
 
-A worker that fails is replaced in its place. A worker that cannot join is tried again later; a worker that leaves finishes what it
-has first. The run ends when no worker is left that serves or may come.
+A worker that fails is replaced in its place. A worker that cannot join is tried again later. A worker that leaves finishes its groups
+first. The run ends when no worker is left that serves or may come.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ _NUM_JOINS = 5
 
 
 class Member:
-    """A worker's place in the pool, whichever actor fills it now."""
+    """A place in the pool, and the actor that fills it now."""
 
     def __init__(self, place: SupervisedActor) -> None:
         self.place = place
         self.is_leaving = False
         self.num_groups = 0
-        """Under way on a rollout worker, as its lane says."""
+        """Groups under way on a rollout worker. Its lane sets this."""
         self._num_users = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -53,7 +53,7 @@ class Member:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """While this is open the worker does not leave: what it has not told yet would go with it."""
+        """Keeps the worker from leaving while it is open: results that it has not returned yet would be lost."""
         self._num_users += 1
         self._is_idle.clear()
         try:
@@ -84,10 +84,11 @@ class WorkerPool:
         is_on_spot: Callable[[RemoteActor], bool] = lambda actor: False,
         is_deterministic: bool = False,
     ) -> None:
-        """`specs` are the workers to start with; `joining` makes the spec of worker number n, beyond them.
+        """`specs`: the first workers. `joining` makes the spec of a further worker from its number.
 
-        `join` brings a new actor what it must know before it serves, as the current weights; `left` hears of a worker whose place is
-        empty for good. `is_on_spot` says which workers are on cheap nodes. A deterministic pool keeps exactly its first workers.
+        `join` prepares a new actor before it serves, for example loads the current weights. `left` is called with the spec of each worker
+        whose place is given up for good. `is_on_spot`: whether a worker is on a spot node. A deterministic pool keeps exactly its first
+        workers.
         """
         self._joining = joining
         self._start = start
@@ -103,9 +104,9 @@ class WorkerPool:
         self._next_number = len(specs)
         self._has_served = False
         self._joins = deque[float](maxlen=_NUM_JOINS)
-        """Seconds that the last workers beyond the first ones took."""
+        """Seconds that the last workers took to join, the first workers left out."""
         self._num_failed_joins = 0
-        """Since a worker came, or came back."""
+        """Since a worker last joined or was replaced."""
         self._backoff_s = supervisor.config.backoff_s
         self._not_before = 0.0
         self._now = asyncio.get_running_loop().time
@@ -113,7 +114,7 @@ class WorkerPool:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """The first worker serves when this returns; in a deterministic pool, all of them. The pool is kept at its size from now on."""
+        """Returns when one worker serves; in a deterministic pool, when all do. The pool is kept at its size from now on."""
         for member in self._members:
             self._tasks.create_task(self._bring_up(member))
         if not self._is_deterministic:
@@ -123,22 +124,22 @@ class WorkerPool:
             await self._arrival()
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """`listener` is called when a worker comes, or comes back. It must return at once."""
+        """`listener` is called when a worker joined or was replaced. It must return at once."""
         self._listeners.append(listener)
 
-    # Who is there
+    # Present workers
 
     def serving(self) -> list[Member]:
         return [member for member in self._members if member.is_serving]
 
     async def some_serving(self) -> list[Member]:
-        """Those that serve; waits for the first where none does."""
+        """Workers that serve. Waits for the first when none does."""
         while not (serving := self.serving()):
             await self._arrival()
         return serving
 
     def workers(self) -> list[RemoteActor]:
-        """All living workers, leaving ones among them: they take new weights too."""
+        """All living workers. Leaving ones are among them, because they load new weights too."""
         return [member.actor for member in self._members if member.actor is not None]
 
     def places(self) -> list[SupervisedActor]:
@@ -159,31 +160,31 @@ class WorkerPool:
 
     @property
     def num_coming(self) -> int:
-        """Wanted workers that do not serve yet, or not again."""
+        """Wanted workers that do not serve, because they join or are being replaced."""
         return max(self._num_wanted - len(self.serving()), 0)
 
     @property
     def join_seconds(self) -> float | None:
-        """From asking for a worker until it served: the median of the last few, one of which may have waited for hours. None while there
-        are only first workers."""
+        """Median seconds from request to service of the last joins, one of which may have waited for hours. None without a join in
+        mid-run."""
         return median_low(self._joins) if self._joins else None
 
-    # Who should be there
+    # Wanted workers
 
     def want(self, num_workers: int) -> None:
-        """More workers start beside the others; fewer finish what they have and leave. Returns at once."""
+        """Starts missing workers; surplus workers finish their groups and leave. Returns at once."""
         self._num_wanted = num_workers
         self.reconcile()
 
     def drain(self, name: str) -> None:
-        """The worker gets nothing more, finishes what it has, and leaves. The next tick starts another one."""
+        """The worker gets no more groups, finishes its own, and leaves. The next tick starts another one if one is missing."""
         for member in self._members:
             if member.name == name and not member.is_leaving:
                 member.is_leaving = True
                 self._tasks.create_task(self._retire(member))
 
     def reconcile(self) -> None:
-        """Starts workers that are missing, unless the last joins failed a moment ago; sends home those that are too many."""
+        """Starts missing workers, unless joins failed a moment ago, and drains surplus ones."""
         staying = [member for member in self._members if not member.is_leaving]
         if self._now() >= self._not_before:
             for _ in range(len(staying), self._num_wanted):
@@ -194,9 +195,9 @@ class WorkerPool:
                 self.drain(member.name)
 
     def _worth(self, member: Member) -> tuple[bool, bool, bool, int]:
-        """The least leaves first, and the newest of equals: a worker that waits for a node, or for its successor; then one that joined in
-        mid-run, whose node is free without it, where a first worker's place stays reserved; then one on a node that costs the full price;
-        then the one with least to finish."""
+        """Sort key: the lowest leaves first, and the newest of equals. A worker that waits for a node or a successor leaves first. Then one
+        that joined in mid-run, because its node becomes free, whereas a first worker's place stays reserved. Then one on a full-price node.
+        Then the one with the fewest groups."""
         is_cheap = member.actor is not None and self._is_on_spot(member.actor)
         return member.is_serving, member in self._first, is_cheap, member.num_in_flight
 
@@ -213,7 +214,6 @@ class WorkerPool:
 
     async def replaced(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> RemoteActor:
         """As `replace`, and waits for the new actor. Raises when the run must stop."""
-        member.place.give_up(actor, error)
         await self._heal(member, actor, error)
         return await member.place.ready()
 
@@ -232,7 +232,7 @@ class WorkerPool:
         self._tasks.create_task(self._bring_up(member))
 
     async def _bring_up(self, member: Member) -> None:
-        """Waits for room as long as it takes. A failure is an event while other workers serve or may come."""
+        """Waits for room without limit. A failure is only an event while other workers serve or may come."""
         asked_at = self._now()
         while True:
             try:
@@ -253,7 +253,7 @@ class WorkerPool:
         self._note_arrival()
 
     def _give_up(self, member: Member, error: TreadwheelError) -> None:
-        """The place is empty again; `reconcile` fills it later. Raises `error` when that would be no use."""
+        """Removes the place; `reconcile` adds another later. Raises `error` when that is hopeless."""
         self._members.remove(member)
         self._left(member.place.spec)
         self._supervisor.events.event("worker_not_joined", actor=member.name, reason=headline(error))
@@ -266,18 +266,18 @@ class WorkerPool:
             self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
 
     def _is_hopeless(self, error: TreadwheelError) -> bool:
-        """Whether a join that failed with `error` leaves nobody who serves or may come."""
+        """Whether a join that failed with `error` leaves no worker that serves or may come."""
         is_wrong_setting = error.kind is FailureKind.REFUSAL and not self._has_served
         if is_wrong_setting or self._is_deterministic:  # a deterministic run has no other worker for the place
             return True
-        # A worker that served is healed within its own budget, or finishes what it has; a first one has not failed yet.
+        # A worker that has served is replaced within its own budget, or finishes its groups. A first one has not failed yet.
         if any(member.place.has_served or member in self._first for member in self._members):
             return False
         num_spare = self._supervisor.config.max_restarts if self._has_served else 0
         return self._num_failed_joins >= self._num_wanted + num_spare
 
     async def _heal(self, member: Member, actor: RemoteActor, error: TreadwheelError) -> None:
-        """Another actor in the place of one that failed, unless the worker was to leave anyway."""
+        """Replaces an actor that failed, unless the worker was leaving anyway."""
         if member.is_leaving:
             await member.place.stop()
             return
@@ -301,7 +301,7 @@ class WorkerPool:
         await self._changed.wait()
 
     def _note_arrival(self) -> None:
-        """A worker came, or came back: the next that fails to join is the first again."""
+        """A worker joined or was replaced. Resets the count and the back-off of failed joins."""
         self._has_served = True
         self._num_failed_joins = 0
         self._backoff_s = self._supervisor.config.backoff_s

@@ -1,1 +1,1 @@
-"""Failures and sizes: deciding is pure, doing is in one place."""
+"""Failures, placement and the number of workers. Decisions are pure; one place executes them."""

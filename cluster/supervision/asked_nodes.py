@@ -1,4 +1,4 @@
-"""A run that waits for its nodes: planned on what it asks for, and in words what it still waits for."""
+"""A run that waits for its nodes: its plan, made from the requested resources, and a text of what is still missing."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def plan_asked(config: RunConfig, *, needs: Collection[str]) -> PlacementPlan:
-    """As `plan`, on nodes that have all that is asked for. Seats are for the fewest workers; any other one joins when it finds a node.
+    """As `plan`, on nodes that would have all requested resources. Seats are for the fewest workers; others join later.
 
-    All are packed, as autoscalers count nodes.
+    All seats are packed, because autoscalers count nodes that way.
     """
     num_workers = fewest_workers(config)
     return PlacementPlan(
@@ -34,8 +34,8 @@ def what_is_missing(
     coming_for_s: Mapping[str, float],
     is_impossible: bool,
 ) -> str:
-    """`missing` are those of the run's seats that the nodes have no room for. `coming_for_s` says of each type for how long nodes of it
-    have been coming; `is_impossible` that the autoscaler has no nodes for what waits now."""
+    """`missing`: seats for which the present nodes have no room. `coming_for_s`: seconds since nodes of a type were requested, by type.
+    `is_impossible`: the autoscaler has no nodes for the seats that wait now."""
     nodes = "1 node is" if num_nodes == 1 else f"{num_nodes} nodes are"
     room = f"all {num_seats} seats would fit and are not reserved yet, others may hold the resources"
     if missing:
@@ -55,11 +55,11 @@ def _counted(bundles: Sequence[Bundle]) -> str:
 def autoscaler_in_words(
     report: "AutoscalerReport | None", coming_for_s: Mapping[str, float], *, lacking: str | None
 ) -> str:
-    """`lacking` is what the autoscaler has no nodes for; None: nothing is known that it would not bring."""
+    """`lacking`: demands for which the autoscaler has no node type. None: no such demand is known."""
     if report is None:
         return "no autoscaler reports, so nodes have to be started by hand"
-    said = [f"{number} of {kind!r} for {coming_for_s.get(kind, 0):.0f} s" for kind, number in report.coming.items()]
-    parts = [f"the autoscaler brings {', '.join(said)}" if said else "the autoscaler brings none"]
+    coming = [f"{number} of {kind!r} for {coming_for_s.get(kind, 0):.0f} s" for kind, number in report.coming.items()]
+    parts = [f"the autoscaler brings {', '.join(coming)}" if coming else "the autoscaler brings none"]
     parts += [f"{kind!r} failed: {reason}" for kind, reason in report.failed.items()]
     if lacking:
         parts.append(f"it has no nodes for {lacking}, by size, by labels or by its limits")

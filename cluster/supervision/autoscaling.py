@@ -1,10 +1,12 @@
-"""How many rollout workers a run should have. Deciding is pure; the pool starts and retires them, Ray's autoscaler finds nodes.
+"""The number of rollout workers that a run should have. Decisions are pure; the pool starts and retires workers, Ray's autoscaler finds
+nodes.
 
-The aim is as many workers as sample a step's groups in the time that the learner takes to learn from them. If n workers are idle for a
-share i of a step and the learner waits for a share w of it, sampling costs n * (1 - i) workers' time and learning a share 1 - w, so that
-n * (1 - i) / (1 - w) workers are needed. Workers that are never idle make it n / (1 - w).
+The aim: sampling a step's groups takes as long as learning from them. If n workers are idle for a share i of a step and the learner waits
+for a share w of it, sampling costs n * (1 - i) workers' time and learning a share 1 - w, so that n * (1 - i) / (1 - w) workers are needed.
+If workers are never idle, that is n / (1 - w).
 
-A group is sampled by one worker. Beyond one for each group under way the formula would add workers for ever, which do not shorten the wait.
+One worker samples a whole group. With more workers than groups under way the wait gets no shorter, though the formula would go on adding
+workers.
 """
 
 import math
@@ -14,11 +16,11 @@ from dataclasses import dataclass
 from cluster.contracts.config import ElasticConfig
 
 _WINDOW = 3
-"""Steps whose mean decides to grow: one slow step is not a trend."""
+"""Growth is decided by the mean of this many steps: one slow step is not a trend."""
 _PAYBACK = 3.0
-"""A new worker must serve so many times as long as workers take to join."""
+"""A new worker must serve this many times as long as workers take to join."""
 _ROUNDING = 1e-6
-"""Workers: what floating-point division may be off by."""
+"""Tolerance for floating-point division, in workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,36 +29,36 @@ class StepLoad:
 
     step_seconds: float
     wait_seconds: float
-    """Of those, the learner waited for groups."""
+    """Part of `step_seconds` in which the learner waited for groups."""
     idle_share: float
-    """Of the serving workers' time, in which they had nothing to sample."""
+    """Share of the serving workers' time in which they had nothing to sample."""
     is_buffer_full: bool
     """Every group that the staleness bound allows was finished when the step was taken: sampling waits for the learner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The rollout workers now, and what is known of the next ones."""
+    """The rollout workers now, and estimates for new ones."""
 
     num_workers: int
-    """Asked for."""
+    """Wanted workers."""
     num_coming: int
-    """Of those, the ones that do not serve yet."""
+    """Wanted workers that do not serve yet."""
     join_seconds: float | None = None
-    """From asking for a worker until it served; None while none has joined."""
+    """From the request for a worker until it served; None while none has joined."""
     num_steps_left: int | None = None
-    """None: nobody knows."""
+    """None: unknown."""
     most_useful: int | None = None
-    """Groups that may be under way at once, each of which one worker samples: further workers have nothing to do. None: no limit."""
+    """Groups that may be under way at once. One worker samples each, so further workers have nothing to do. None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The number of workers to have, and the measurements that say so."""
+    """The wanted number of workers, and the measurements that decided it."""
 
     num_workers: int
     wait_share: float | None = None
-    """None where no measurement decided: the bounds did, or nothing changes."""
+    """None if no measurement decided: the bounds did, or nothing changes."""
     idle_share: float | None = None
 
 
@@ -66,16 +68,17 @@ def most_loads(config: ElasticConfig) -> int:
 
 
 def most_workers(config: ElasticConfig, most_useful: int | None) -> int | None:
-    """The upper bound: what may be asked for, as far as it has something to do. None: nothing scales by itself."""
+    """Upper bound of the workers: `elastic.max_workers`, or as many as have work. None: the run does not scale by itself."""
     if config.max_workers is None or most_useful is None:
         return config.max_workers
     return max(min(config.max_workers, most_useful), config.min_workers)
 
 
 def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> Decision:
-    """What to have, given the steps since the number of serving workers last changed; what there is when nothing speaks for a change.
+    """The number of workers to have, given the loads since the number of serving workers last changed; the present one by default.
 
-    While some are not there yet no more are asked for: nodes take minutes, steps do not.
+    Workers that are coming count towards the wanted number, and only those that serve allow more of them: nodes take minutes, steps do
+    not. A fleet on spot nodes grows even if some lost worker is always being replaced.
     """
     upper = most_workers(config, fleet.most_useful)
     if upper is None:
@@ -83,17 +86,19 @@ def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> De
     bounded = min(max(fleet.num_workers, config.min_workers), upper)
     if bounded != fleet.num_workers:
         return Decision(num_workers=bounded)
-    if not fleet.num_coming and len(loads) >= _WINDOW:
+    num_serving = fleet.num_workers - fleet.num_coming
+    if len(loads) >= _WINDOW:
         recent = list(loads)[-_WINDOW:]
         if _wait_share(recent) > config.scale_up_wait_share and _pays_back(recent, fleet):
-            # No factor asks for more than the upper bound, and one beyond all numbers would have no floor.
-            most = max(math.floor(min(fleet.num_workers * config.max_step_factor, upper)), fleet.num_workers + 1)
+            # Bounded before it is rounded: an infinite product has no floor.
+            most = math.floor(min(num_serving * config.max_step_factor, upper))
+            most = most if fleet.num_coming else max(most, fleet.num_workers + 1)
             wanted = min(math.ceil(min(_num_needed(recent, fleet), most) - _ROUNDING), upper)
             if wanted > fleet.num_workers:
                 return _measured(wanted, recent)
     full = list(loads)[-config.scale_down_full_steps :]
     if len(full) == config.scale_down_full_steps and all(load.is_buffer_full for load in full):
-        # Rounded up: a worker fewer than needed would make the learner wait, and come back.
+        # Rounded up: with one worker too few the learner would wait, and the fleet would grow again.
         wanted = max(math.ceil(_num_needed(full, fleet) - _ROUNDING), config.min_workers)
         if wanted < fleet.num_workers:
             return _measured(wanted, full)
@@ -101,13 +106,13 @@ def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> De
 
 
 def _num_needed(loads: Sequence[StepLoad], fleet: Fleet) -> float:
-    """Workers, not rounded."""
+    """Number of workers, not rounded."""
     num_busy = (fleet.num_workers - fleet.num_coming) * (1 - _idle_share(loads))
     return num_busy / max(1 - _wait_share(loads), _ROUNDING)
 
 
 def _pays_back(loads: Sequence[StepLoad], fleet: Fleet) -> bool:
-    """Whether a worker that is asked for now serves long enough before the run ends. Before the first has joined, nobody knows."""
+    """Whether a worker that is requested now serves long enough before the run ends. True while that is unknown."""
     if fleet.join_seconds is None or fleet.num_steps_left is None:
         return True
     left_s = fleet.num_steps_left * _seconds(loads) / len(loads)

@@ -1,8 +1,8 @@
-"""Which actor gets which share of which machine: pure arithmetic.
+"""Assigns shares of machines to actors. Pure arithmetic.
 
-A cluster as large as the run asks for gives every actor what it asks. On a smaller one all CPU shares are scaled down together, and
-the plan says so: shares place actors, they do not limit them, so a run that does not fit side by side is slower and nothing else.
-GPUs are never shared beyond what is asked. The controller moves object refs and needs no share.
+On a cluster that is large enough every actor gets the resources that it asks for. On a smaller one all CPU shares are scaled down together,
+and the plan says so. Shares place actors and do not limit them, so a run without enough CPUs is slower and nothing else. GPUs are shared
+only as requested. The controller moves object refs and needs no share.
 """
 
 import math
@@ -24,7 +24,7 @@ _GPUS = {
     ActorKind.REWARD_MODEL: "reward.models.<name>.gpus",
     ActorKind.JUDGE_SERVER: "reward.servers.<name>.gpus",
 }
-"""The setting, by the kind of actor, some of which have names."""
+"""Setting of the GPUs, by kind of actor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Node:
     cpus: float
     gpus: float = 0.0
     is_spot: bool = False
-    """It may be taken away: for rollout workers alone."""
+    """The cloud may take it away. Only rollout workers may be there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,25 +50,25 @@ class ClusterResources:
         return sum(node.gpus for node in self.nodes)
 
     def most_threads(self, *, gpus: float, may_be_on_spot: bool) -> int:
-        """Cores of the largest node where an actor with so many GPUs may be."""
+        """Cores of the largest node where an actor with this many GPUs may be."""
         fitting = [node.cpus for node in self.nodes if node.gpus >= gpus and (may_be_on_spot or not node.is_spot)]
         return max(1, math.floor(max(fitting, default=0.0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """One actor's seat, a bundle of a placement group of Ray's."""
+    """One actor's seat: a bundle of a Ray placement group."""
 
     kind: ActorKind
     index: int
     """Learner rank, or number among the actors of its kind."""
     cpus: float
-    """Reserved in Ray; at most what the configuration asks."""
+    """Reserved in Ray; at most the CPUs of the configuration."""
     gpus: float
     num_threads: int
-    """Compute threads of each of its processes, whatever the reservation."""
+    """Compute threads of each of its processes, independent of the reservation."""
     party: int | None = None
-    """Bundles with the same number are in one place, on the same GPU; None: alone."""
+    """Bundles with the same number share one place and its GPU. None: a place of its own."""
 
     @property
     def name(self) -> str:
@@ -81,40 +81,40 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatGroup:
-    """Seats that Ray finds together or not at all: one placement group."""
+    """Seats of one placement group: Ray reserves all of them or none."""
 
     seats: tuple[int, ...]
     """Indices among the plan's bundles."""
     places: tuple[int, ...]
-    """Of each seat: index among the group's bundles in Ray. Actors of a party have one bundle, whose GPU is the same for all of them: Ray
-    gives a bundle of a GPU, or of a part of one, a certain GPU."""
+    """Index of each seat's bundle in the placement group. Actors of a party have one bundle in common and so the same GPU, because Ray
+    binds a bundle with a GPU, or with a part of one, to a certain GPU."""
     resources: list[dict[str, float]]
-    """One a place."""
+    """Resources of each bundle."""
     strategy: str
     node_labels: dict[str, str]
-    """Ray's selector of the nodes where all of the seats may be; empty: any."""
+    """Ray's label selector of the allowed nodes. Empty: any node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPlan:
     bundles: tuple[Bundle, ...]
     spreads_workers: bool = False
-    """Rollout workers are a group of their own, each on a node of its own as far as nodes go; all others are packed, as everyone is
-    otherwise: ranks exchange in every layer, and workers only their weights."""
+    """Rollout workers are a group of their own that is spread over the nodes. All other actors are packed, and without this flag the
+    workers too. Ranks exchange data in every layer, workers only load weights."""
     is_time_shared: bool
     """True when CPU shares were scaled down."""
     num_missing_workers: int
-    """Rollout workers that find no room yet and join when nodes do (elastic runs only)."""
+    """Rollout workers without room, which join when nodes do (elastic runs only)."""
     off_spot: dict[str, str] = field(default_factory=dict[str, str])
-    """Ray's selector of nodes that stay; empty when every node does."""
+    """Ray's label selector of the nodes that are not spot. Empty: no node is."""
     largest_first: bool = False
-    """Places with the largest shares of GPUs come first in their group, and are given out first."""
+    """Places with the largest GPU shares come first in their group, so that Ray gives them out first."""
 
     def of(self, kind: ActorKind) -> tuple[Bundle, ...]:
         return tuple(bundle for bundle in self.bundles if bundle.kind is kind)
 
     def notes(self) -> list[str]:
-        """What the run will not have as it was asked, for people."""
+        """Messages about requested resources that the run does not get."""
         notes: list[str] = []
         if self.is_time_shared:
             notes.append("fewer CPUs than asked for: actors share them")
@@ -123,22 +123,22 @@ class PlacementPlan:
         return notes
 
     def groups(self) -> list[SeatGroup]:
-        """In the order in which they are to be reserved. One for all seats; with workers that are spread, one before theirs for all
-        others; where nodes may be taken away, first one of the actors that stay on others, then one for each worker.
+        """Placement groups in the order in which to reserve them. Normally one for all seats. With `spreads_workers` one for the other
+        actors and then one for the workers. With spot nodes one for the actors that must stay off them, then one for each worker.
 
-        Ray gives the seats of a group to nodes by their size, whatever their labels: a large worker would take the only place where a small
-        learner may be, and the group would never be placed though it has room. A worker's own group can be given back when its node is
-        lost, and no other worker notices.
+        Ray gives the seats of a group to nodes by size and ignores labels. A large worker would take the only place where a small learner
+        may be, and the group would never be placed though it has room. A worker's own group can be given back when its node is lost,
+        without effect on other workers.
         """
-        everyone = range(len(self.bundles))
-        staying = [seat for seat in everyone if not self.bundles[seat].may_be_on_spot]
-        workers = [seat for seat in everyone if self.bundles[seat].may_be_on_spot]
+        all_seats = range(len(self.bundles))
+        staying = [seat for seat in all_seats if not self.bundles[seat].may_be_on_spot]
+        workers = [seat for seat in all_seats if self.bundles[seat].may_be_on_spot]
         if self.off_spot:
             alone = (self._group([worker], "PACK", {}) for worker in workers)
             return [self._group(staying, "PACK", self.off_spot), *alone]
         if self.spreads_workers:
             return [self._group(staying, "PACK", {}), self._group(workers, "SPREAD", {})]
-        return [self._group(everyone, "PACK", {})]
+        return [self._group(all_seats, "PACK", {})]
 
     def _group(self, seats: Sequence[int], strategy: str, node_labels: dict[str, str]) -> SeatGroup:
         found = parties([self.bundles[seat] for seat in seats])
@@ -156,7 +156,7 @@ class PlacementPlan:
 
 
 def parties(bundles: Iterable[Bundle]) -> list[tuple[Bundle, ...]]:
-    """Those that are in one place together, in the order of the first of each."""
+    """Bundles that share a place, in the order of the first bundle of each place."""
     found: dict[tuple[str, int], list[Bundle]] = {}
     for number, bundle in enumerate(bundles):
         key = ("alone", number) if bundle.party is None else ("party", bundle.party)
@@ -165,8 +165,8 @@ def parties(bundles: Iterable[Bundle]) -> list[tuple[Bundle, ...]]:
 
 
 def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[str]) -> PlacementPlan:
-    """`needs` is what the objective asks for (`Objective.needs`): a loss of the user's may want reference log-probs though the KL
-    has no coefficient. Raises ConfigError for GPUs that the cluster does not have, naming the setting and the way out.
+    """The seats of a run on these nodes. `needs`: inputs of the objective (`Objective.needs`). A user's loss may need reference log-probs
+    without a KL coefficient. Raises ConfigError, with the setting and a way out, when the cluster has too few GPUs or no room.
     """
     ask = partial(asked_bundles, config, available=available, needs=needs)
     fewest = fewest_workers(config)
@@ -189,34 +189,31 @@ def plan(config: RunConfig, available: ClusterResources, *, needs: Collection[st
 def plan_learning(
     config: RunConfig, available: ClusterResources, *, needs: Collection[str], with_reference: bool = True
 ) -> PlacementPlan:
-    """As `plan`, where nothing is sampled: the learner's ranks, and the reference scorer if one is needed."""
+    """As `plan`, for a run that samples nothing: seats of the learner's ranks and of the reference scorer if one is needed."""
     scored_by = needs if with_reference else ()
-    everyone = asked_bundles(config, available=available, needs=scored_by, num_workers=0)
+    all_bundles = asked_bundles(config, available=available, needs=scored_by, num_workers=0)
     judging = (ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL, ActorKind.JUDGE_SERVER)
-    asked = tuple(each for each in everyone if each.kind not in judging)
+    asked = tuple(each for each in all_bundles if each.kind not in judging)
     _check_gpus(config, asked, available)
-    fitted = _fit(asked, available, config)
-    if fitted is None:
-        raise _no_room(config, asked, available)
-    placed = PlacementPlan(
-        bundles=fitted, is_time_shared=_is_less(fitted, asked), num_missing_workers=0, off_spot=config.elastic.off_spot
-    )
-    if (ordered := _in_an_order_that_fits(placed, available)) is None:
-        raise _no_room(config, asked, available)
-    return ordered
+    if fitted := _fit(asked, available, config):
+        is_less, off_spot = _is_less(fitted, asked), config.elastic.off_spot
+        placed = PlacementPlan(bundles=fitted, is_time_shared=is_less, num_missing_workers=0, off_spot=off_spot)
+        if ordered := _in_an_order_that_fits(placed, available):
+            return ordered
+    raise _no_room(config, asked, available)
 
 
 def needs_reference(config: RunConfig, *, needs: Collection[str]) -> bool:
-    """True when something computes with reference log-probs that the learner cannot make itself from an adapter switched off."""
+    """Whether the objective needs reference log-probs that the learner cannot compute itself by switching its adapter off."""
     return "reference_logprobs" in needs and not config.learner_scores_reference
 
 
 def asked_bundles(
     config: RunConfig, *, available: ClusterResources | None, needs: Collection[str], num_workers: int
 ) -> tuple[Bundle, ...]:
-    """With all the CPUs that the run asks for. `available` is None while nodes are not there yet."""
+    """Every actor's bundle, with all the CPUs that the run asks for. `available` None: there are no nodes yet."""
     learner, rollout, reward, reference = config.learner, config.rollout, config.reward, config.reference
-    most_threads = cache(available.most_threads) if available else None  # asked for thousands of workers alike
+    most_threads = cache(available.most_threads) if available else None  # called for each of thousands of workers
 
     def bundle(
         kind: ActorKind, index: int, cpus: float, gpus: float, num_threads: int | None, *, num_processes: int = 1
@@ -264,19 +261,18 @@ def asked_bundles(
 
 
 def fewest_workers(config: RunConfig) -> int:
-    """An elastic run starts with what is there; any other one with what it asks."""
+    """Workers without which the run does not start: all of them, unless it is elastic."""
     if config.elastic.max_workers is None:
         return config.rollout.num_workers
     return min(config.elastic.min_workers, config.rollout.num_workers)
 
 
 def _most_workers(config: RunConfig, available: ClusterResources, *, others: Sequence[Bundle]) -> int:
-    """All that were asked for. An elastic run waits for nodes instead: it starts with the workers that have CPUs of their own beside
-    the `others`."""
+    """All workers, or in an elastic run those that have CPUs of their own besides the `others`: the rest waits for nodes."""
     takes_turns = config.buffer.max_off_policy_steps == 0
-    beside = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
-    roomy = int(_total([(available.cpus - beside) / config.rollout.cpus_per_worker]))
-    return min(config.rollout.num_workers, max(roomy, fewest_workers(config)))
+    other_cpus = sum(each.cpus for each in others if not (takes_turns and each.kind is ActorKind.LEARNER))
+    num_with_cpus = int(_total([(available.cpus - other_cpus) / config.rollout.cpus_per_worker]))
+    return min(config.rollout.num_workers, max(num_with_cpus, fewest_workers(config)))
 
 
 def _check_gpus(config: RunConfig, fewest: Sequence[Bundle], available: ClusterResources) -> None:
@@ -302,14 +298,14 @@ def _gpu_setting(config: RunConfig, bundle: Bundle) -> str:
 
 
 def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConfig) -> tuple[Bundle, ...] | None:
-    """The bundles with the largest common share of their CPUs that packs into the nodes; None when none does."""
-    if _total(bundle.gpus for bundle in bundles) > available.gpus:  # no share of CPUs mends that
+    """The bundles with the largest common share of their CPUs with which they fit into the nodes; None if no share fits."""
+    if _total(bundle.gpus for bundle in bundles) > available.gpus:  # no CPU share helps
         return None
     fits = _total(bundle.cpus for bundle in bundles) <= available.cpus
     share = 1.0 if fits else available.cpus / sum(bundle.cpus for bundle in bundles)
-    # Each try gives up a twentieth: what is lost to nodes of uneven size is small beside the scaling itself.
+    # Each try gives up a twentieth: the loss to nodes of uneven size is small compared with the scaling itself.
     while share >= _SMALLEST_SHARE:
-        digits = 4 if share == 1.0 else 3  # Ray's precision; of scaled shares with some to spare
+        digits = 4 if share == 1.0 else 3  # Ray's precision; scaled shares are coarser
         scaled = tuple(replace(bundle, cpus=_rounded(bundle.cpus * share, digits=digits)) for bundle in bundles)
         if not without_room(scaled, available, staying_first=config.elastic.spot is not None):
             return scaled
@@ -318,7 +314,7 @@ def _fit(bundles: Sequence[Bundle], available: ClusterResources, config: RunConf
 
 
 def _has_room_apart(bundles: Sequence[Bundle], available: ClusterResources) -> bool:
-    """Whether there are several nodes, and room for the workers after all others, whichever kind of node Ray packs those on."""
+    """Whether there are several nodes, and room for the workers after all others, on whatever kind of node Ray packs those."""
     kinds = dict.fromkeys((node.cpus, node.gpus) for node in available.nodes)
     orders = (sorted(available.nodes, key=lambda node: (node.cpus, node.gpus) != kind) for kind in kinds)
     return len(available.nodes) > 1 and not any(
@@ -327,10 +323,10 @@ def _has_room_apart(bundles: Sequence[Bundle], available: ClusterResources) -> b
 
 
 def _in_an_order_that_fits(placed: PlacementPlan, available: ClusterResources) -> PlacementPlan | None:
-    """Shares of two GPUs add up to none: Ray would wait for ever, with room for the sum. None where neither order finds a GPU for each.
+    """The plan, with `largest_first` if Ray needs that order. None when neither order finds a GPU for each share.
 
-    Known where one node has all GPUs. Which shares Ray takes to which of several is its own affair: there None is for shares that no
-    order finds GPUs for.
+    Free parts of two GPUs do not add up: Ray would wait for ever, with room for the sum. The check is exact when one node has all GPUs.
+    Which of several nodes Ray takes for a share is not known; then None means that no order finds GPUs.
     """
     nodes = [node.gpus for node in available.nodes if node.gpus]
     for each in (placed, replace(placed, largest_first=True)):
@@ -341,7 +337,7 @@ def _in_an_order_that_fits(placed: PlacementPlan, available: ClusterResources) -
 
 
 def _finds_gpus(shares: Sequence[float], *, num_gpus: float) -> bool:
-    """Whether Ray finds GPUs for all, one after the other: it takes those with the least room that is enough."""
+    """Whether Ray finds GPUs for all shares, one after the other. It takes the GPUs with the least room that is enough."""
     free = _each_gpu(num_gpus)
     for share in shares:
         part, number = min(share, 1.0), math.ceil(share)
@@ -354,7 +350,7 @@ def _finds_gpus(shares: Sequence[float], *, num_gpus: float) -> bool:
 
 
 def _may_find_gpus(shares: Sequence[float], nodes: Iterable[float]) -> bool:
-    """Whether the GPUs hold so many shares of every size: no two of 0.6 are on one, nor four of 0.3."""
+    """Whether the GPUs have room for the shares, checked for each size alone: a GPU holds one share of 0.6, or three of 0.3."""
     gpus = Counter(gpu for num_gpus in nodes for gpu in _each_gpu(num_gpus))
     parts = Counter(part for share in shares for part in [min(share, 1.0)] * math.ceil(share))
 
@@ -365,18 +361,18 @@ def _may_find_gpus(shares: Sequence[float], nodes: Iterable[float]) -> bool:
 
 
 def _each_gpu(num_gpus: float) -> list[float]:
-    """A node's, the part of one that it may have last."""
+    """Sizes of a node's GPUs. A fractional one comes last."""
     whole = int(num_gpus)
     return [1.0] * whole + ([num_gpus - whole] if num_gpus > whole else [])
 
 
 def _is_less(given: Sequence[Bundle], asked: Sequence[Bundle]) -> bool:
-    """By more than Ray's precision."""
+    """Whether any bundle has fewer CPUs than asked for, by more than Ray's precision."""
     return any(other.cpus - one.cpus > 1e-4 for one, other in zip(given, asked, strict=True))
 
 
 def without_room(bundles: Sequence[Bundle], available: ClusterResources, *, staying_first: bool) -> list[Bundle]:
-    """Those for which `first_fit` finds no node."""
+    """Bundles for which `first_fit` finds no node."""
     seated = first_fit(bundles, available, staying_first=staying_first)
     return [bundle for bundle, place in seated if place is None]
 
@@ -384,8 +380,8 @@ def without_room(bundles: Sequence[Bundle], available: ClusterResources, *, stay
 def first_fit(
     bundles: Sequence[Bundle], available: ClusterResources, *, staying_first: bool
 ) -> list[tuple[Bundle, int | None]]:
-    """Each with the index of its node, or None without room, in the order of seating: largest parties first, GPUs before CPUs.
-    `staying_first`: what must not be on spot nodes comes before all workers."""
+    """Each bundle with the index of its node (None: no room), in the order of seating: largest parties first, by GPUs and then CPUs.
+    `staying_first`: actors that must not be on spot nodes come before all workers."""
     free, seated = list(available.nodes), list[tuple[Bundle, int | None]]()
     asked = [
         (_total(each.gpus for each in party), _total(each.cpus for each in party), party) for party in parties(bundles)
@@ -411,18 +407,18 @@ def first_fit(
 
 
 def _total(shares: Iterable[float]) -> float:
-    """To Ray's precision: three tenths are 0.3, and four fifths of a GPU leave 0.2."""
+    """Sum at Ray's precision: 3 times 0.1 is 0.3, and 1 - 0.8 is 0.2."""
     return round(sum(shares), 4)
 
 
 def _rounded(cpus: float, *, digits: int) -> float:
-    """Down; never nothing."""
-    # 2.01 x 1000 is a hair less than 2010 in binary.
+    """Rounded down, but never to 0."""
+    # In binary, 2.01 x 1000 is slightly less than 2010.
     return max(math.floor(round(cpus * 10**digits, 6)), 1) / 10**digits
 
 
 def _no_room(config: RunConfig, bundles: Sequence[Bundle], available: ClusterResources) -> ConfigError:
-    """Some bundle's GPUs are on no single node, or there are too many actors for any CPU share."""
+    """The error for a bundle whose GPUs no single node has, or for too many actors for any CPU share."""
     largest = max(bundles, key=lambda bundle: bundle.gpus)
     asked = f"learner.num_ranks={config.learner.num_ranks} and rollout.num_workers={config.rollout.num_workers}"
     if largest.gpus:

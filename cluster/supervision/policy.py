@@ -12,9 +12,9 @@ from cluster.contracts.errors import FailureKind
 from cluster.contracts.types import ActorKind
 
 _NODE_LOSS_S = 30.0
-"""Deaths on one node within so many seconds are the loss of that node: they are noticed call by call and beat by beat."""
+"""Deaths on one node within this many seconds count as the loss of that node: calls and heartbeats notice them one by one."""
 _MOST_DOUBLINGS = 1023
-"""Of a wait: twice as many would be no number, and a run of weeks may allow thousands of restarts."""
+"""Most doublings of a back-off: one more is too large for a float, and a run of weeks may allow thousands of restarts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +24,18 @@ class Failure:
     kind: FailureKind
     reason: str
     at: float
-    """Seconds on any one clock."""
+    """Seconds, of the same clock for all failures."""
     node_id: str | None = None
     """Where the actor ran; None when it never came up."""
 
     @property
-    def words(self) -> str:
-        """Who failed, and why. Most reasons begin with the actor."""
+    def description(self) -> str:
+        """The actor and the reason. Most reasons begin with the actor already."""
         return self.reason if self.reason.startswith(self.actor) else f"{self.actor}: {self.reason}"
 
     @property
     def unit(self) -> str:
-        """Name of what restarts: the actor, or the whole learner, whose ranks restart together."""
+        """Name of the unit that restarts: the actor, or the whole learner, whose ranks restart together."""
         return "the learner" if self.actor_kind is ActorKind.LEARNER else self.actor
 
 
@@ -57,7 +57,7 @@ class History:
     failures: list[Failure] = field(default_factory=list[Failure])
 
     def add(self, failure: Failure, *, window_s: float = float("inf")) -> None:
-        """Remembers `failure` and forgets what is older than `window_s`: nothing decides by it any more."""
+        """Remembers `failure` and forgets those older than `window_s`, which decide nothing any more."""
         self.failures = [past for past in self.failures if failure.at - past.at <= window_s]
         self.failures.append(failure)
 
@@ -65,23 +65,23 @@ class History:
 def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Abort:
     """What to do about `failure`, given what happened before it (`history` does not contain it yet)."""
     if failure.kind is FailureKind.REFUSAL:
-        return Abort(reason=failure.words)
+        return Abort(reason=failure.description)
     recent = [
         past for past in history.failures if past.unit == failure.unit and failure.at - past.at <= config.window_s
     ]
     num_restarts = _num_incidents([*recent, failure]) - 1
     if num_restarts >= config.max_restarts:
         return Abort(
-            reason=f"{failure.words}; the restart budget is spent: {num_restarts} restarts of "
+            reason=f"{failure.description}; the restart budget is spent: {num_restarts} restarts of "
             f"{failure.unit} within {config.window_s:g} s (supervision.max_restarts={config.max_restarts})"
         )
-    # The first restart is immediate: most deaths are single. Repetition is what back-off is for.
+    # The first restart is immediate, because most deaths are single. Only repeated failures back off.
     delay_s = config.backoff_s * 2.0 ** min(num_restarts - 1, _MOST_DOUBLINGS) if num_restarts else 0.0
     return Restart(actor=failure.actor, delay_s=min(delay_s, 60.0))
 
 
 def _num_incidents(failures: Sequence[Failure]) -> int:
-    """Failures, where deaths on one node within `_NODE_LOSS_S` are one. A node is lost once: an actor's second death is the next one."""
+    """Number of failures. Deaths of different actors on one node within `_NODE_LOSS_S` count as one."""
     count = 0
     losses: dict[str, tuple[float, set[str]]] = {}
     for failure in failures:

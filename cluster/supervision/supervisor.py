@@ -1,4 +1,4 @@
-"""Actors that are replaced when they die. The one place that executes what `supervision.decide` decides."""
+"""Replaces actors that die. Only this module executes the decisions of `supervision.decide`."""
 
 import asyncio
 import contextlib
@@ -28,22 +28,25 @@ Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
 
 
 def may_start_again(spec: ActorSpec, error: TreadwheelError) -> bool:
-    """Whether another start may succeed where one of this kind did before, perhaps on another machine.
+    """Whether another start of the actor may succeed, perhaps on another machine.
 
-    Not after a verdict on the weights, nor after a failure of another actor that this one waited for.
+    False after a verdict on the weights, after a failure of another actor that this one waited for, and after an error of the driver
+    itself, which names no actor: its own disk may be full.
     """
-    return isinstance(error, (WorkerError, DeadlineError, *OF_ITS_MACHINE)) and error.actor in (None, spec.name)
+    if isinstance(error, OF_ITS_MACHINE):
+        return error.actor == spec.name
+    return isinstance(error, (WorkerError, DeadlineError)) and error.actor in (None, spec.name)
 
 
 def note_waiting(events: Events, spec: ActorSpec, *, reason: str) -> None:
-    """The actor waits for a node: an event, and nobody's failure."""
+    """Logs that the actor waits for a node. That is no failure."""
     asked = f"{spec.num_cpus:g} CPUs and {spec.num_gpus:g} GPUs"
     message = f"{spec.name} waits for a node with {asked} free: {reason}"
     events.event("worker_waits", actor=spec.name, reason=reason, message=message)
 
 
 class Supervisor:
-    """The run's failures and what was done about them."""
+    """The run's failures, and the restarts after them."""
 
     def __init__(self, config: SupervisionConfig, events: Events) -> None:
         self.config = config
@@ -85,7 +88,7 @@ class Supervisor:
         }
 
     def note_leaving(self, actor: RemoteActor) -> None:
-        """Its node announced that it goes away: an event, and nobody's failure."""
+        """Logs that the actor's node announced its end. That is no failure."""
         reason = f"node {actor.node_id} goes away"
         self._tell(_failure(actor.spec, FailureKind.TERMINATION, reason=reason, actor=actor), actor, decision="drain")
 
@@ -105,13 +108,13 @@ class Supervisor:
 
 
 def _failure(spec: ActorSpec, kind: FailureKind, *, reason: str, actor: RemoteActor | None) -> Failure:
-    """That happens now."""
+    """A failure at this moment."""
     at, node_id = asyncio.get_running_loop().time(), actor.node_id if actor else None
     return Failure(actor=spec.name, actor_kind=spec.kind, kind=kind, reason=reason, at=at, node_id=node_id)
 
 
 class SupervisedActor:
-    """One place in the cluster: whichever actor fills it now. Callers see a pause instead of a death."""
+    """One place in the cluster, and the actor that fills it now. Callers see a pause instead of a death."""
 
     def __init__(
         self,
@@ -134,13 +137,13 @@ class SupervisedActor:
         self._is_stopped = False
         self._starting: asyncio.Future[RemoteActor] | None = None
         self._preparing: RemoteActor | None = None
-        """An actor that came up, and is not ready to be called."""
+        """An actor that has started and may not be called yet."""
         self._given_up: tuple[RemoteActor, TreadwheelError] | None = None
 
     def give_up(self, actor: RemoteActor, error: TreadwheelError) -> None:
-        """`actor` failed with `error` and gets nothing more. Only its first failure counts: its other calls end because of that one."""
+        """`actor` failed with `error` and gets no more calls. Only its first failure counts, because it causes the later ones."""
         if self.failure_of(actor) is None:
-            # A copy: the error's own traceback holds what was being called, as long as it is remembered.
+            # A copy: the traceback of the error itself would keep the call's objects alive.
             self._given_up = (actor, copy.copy(error))
 
     def failure_of(self, actor: RemoteActor) -> TreadwheelError | None:
@@ -155,7 +158,7 @@ class SupervisedActor:
             return self.actor
 
     async def replace(self, actor: RemoteActor, error: TreadwheelError) -> None:
-        """`actor` failed with `error`. Does nothing if somebody else replaced it already. Raises when the run must stop."""
+        """`actor` failed with `error`. Does nothing if it was replaced already. Raises when the run must stop."""
         self.give_up(actor, error)
         async with self._healing:
             if self.actor is not actor:
@@ -192,7 +195,7 @@ class SupervisedActor:
         return await self._retry(lambda actor: actor.call_for_object_refs(method, *args, deadline_s=deadline_s))
 
     def progress(self) -> Progress | None:
-        """What the actor said last that it does, or since when the place waits for one."""
+        """The actor's latest progress, or since when the place waits for an actor."""
         if self.actor is not None:
             return self.actor.last_progress
         since = self._starting_since
@@ -201,8 +204,7 @@ class SupervisedActor:
         )
 
     async def stop(self) -> None:
-        """Ends the actor, or the start of one that is still coming up: Ray need not look for its node any more, nor others wait until
-        it is prepared."""
+        """Ends the actor, or the start of one, so that Ray does not go on looking for its node and callers do not wait for it."""
         self._is_stopped = True
         if self._starting is not None:
             self._starting.cancel()
@@ -228,14 +230,14 @@ class SupervisedActor:
             actor = self._preparing = await self._started()
             if self._on_start is not None and not self._is_stopped:
                 await self._on_start(actor)
-        except TreadwheelError as error:  # it failed while getting ready: that is one more failure
+        except TreadwheelError as error:  # a failure of the start is one more failure
             if actor is not None:
                 await actor.kill()
             if not may_start_again(self.spec, error):
                 raise
             if self._is_stopped:
                 raise self._unwanted() from error
-            # What never came up for another reason than a death is not healed by trying again.
+            # A first start that failed for another reason than a death is not tried again.
             if not self.has_served and error.kind is not FailureKind.DEATH:
                 raise
             if found_no_room(error):
@@ -248,7 +250,7 @@ class SupervisedActor:
             raise
         finally:
             self._preparing = None
-        # Nothing runs between here and the return of `on_start`: no broadcast can miss the new actor.
+        # No other task runs between the return of `on_start` and this line, so no broadcast misses the new actor.
         self.actor, self.has_served = actor, True
         if self._is_stopped:
             await self.stop()
@@ -275,10 +277,10 @@ async def heartbeats(
     report: Callable[[], None],
     early: asyncio.Event,
 ) -> None:
-    """Asks all actors what they do and reports it; the next time comes `early` when that is set. One that is dead, or silent for `hang_s`
-    and therefore killed, is for `heal`.
+    """Asks all actors for their progress every `heartbeat_s`, or as soon as `early` is set, and calls `report`. Calls `heal` for an actor
+    that is dead, or that was silent for `hang_s` and was killed therefore.
 
-    Its callers notice a death too: the first to notice it replaces the actor.
+    Callers notice a death too. The first to notice it replaces the actor.
     """
     while True:
         asked = actors()
@@ -294,7 +296,7 @@ async def heartbeats(
 
 
 async def _check(actor: RemoteActor, supervisor: Supervisor) -> TreadwheelError | None:
-    """Why the actor needs to be replaced; None when it does not."""
+    """The error for which the actor must be replaced; None when it need not be."""
     config, asked = supervisor.config, time.monotonic()
     try:
         await actor.progress(deadline_s=config.heartbeat_s)
@@ -302,7 +304,7 @@ async def _check(actor: RemoteActor, supervisor: Supervisor) -> TreadwheelError 
         if error.kind is FailureKind.DEATH:
             return error
         now = time.monotonic()
-        # While the driver itself stood still it asked and heard nobody: that is no silence of the actor's.
+        # Time in which the driver itself stood still does not count as the actor's silence.
         stood_still_s = max(now - asked - config.heartbeat_s, 0.0)
         is_new = actor.silent_since < actor.last_seen
         actor.silent_since = (asked if is_new else actor.silent_since) + stood_still_s

@@ -1,4 +1,4 @@
-"""Structured concurrency: work that goes on beside a block of code, ends with it, and cannot die unseen."""
+"""Structured concurrency: tasks that run beside a block of code, end with it, and cannot fail unnoticed."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class _BlockOver(Exception):
-    """Cancels what still runs when the block has ended."""
+    """Cancels the tasks that still run when the block has ended."""
 
 
 @contextlib.asynccontextmanager
@@ -32,7 +32,7 @@ async def background() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def together(*work: Coroutine[None, None, Any]) -> list[Any]:
-    """All at once; their results, in the order given. The first failure cancels the others and is raised as itself."""
+    """Runs all at once and returns their results in the order given. The first failure cancels the others and is raised as itself."""
     async with background() as tasks:
         made = [tasks.create_task(each) for each in work]
         if made:

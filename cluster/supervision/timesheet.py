@@ -1,6 +1,6 @@
-"""What every actor's time went to: phases as actors tell them, and for those that wait, what the run waited for then.
+"""How every actor spent its time: its reported phases and, for each idle phase, the cause that it waited for.
 
-Why an actor waits is decided here: one that has nothing to do cannot know. Clocks of nodes are taken to agree.
+The timesheet decides the cause, because an idle actor cannot know it. It assumes that the clocks of all nodes agree.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Protocol
 
 from cluster.contracts.phases import IDLE, WAITING_FOR, Phase, Timeline, coalesced, cut
@@ -19,20 +20,21 @@ from cluster.remote.actor import ActorSpec
 CONTROLLER = "controller"
 """The driver's own name among the actors."""
 _LINES_A_TELLING = 64
-"""Over all actors: more is coalesced."""
+"""Most lines of one `hear`, over all actors. Phases beyond that are coalesced."""
 _LONGEST_LINE_S = 60.0
-"""A phase that goes on is written in parts, so that a killed driver loses little."""
+"""A longer phase is written in parts, so that a killed driver loses little."""
 _MOST_KEPT = 512
 _MOST_ABSENT = 4096
-"""Actors that are not there and may come back: those that left last. Each worker that joins has a name of its own."""
+"""Most absent actors that are remembered, because they may come back: those that left last. Each worker that joins has a new name."""
 _RESTARTING = "restarting"
-"""Between two actors of a name."""
+"""Phase between two actors of one name."""
 _NOT_COUNTED = (ActorKind.RECORDER, ActorKind.JUDGE_SERVER)
-"""The one takes nothing of its seat; whether the other's program is busy is not known."""
+"""The recorder reserves no resources, and whether a judge server's program is busy is unknown."""
 _STAGES = {"starting": "start", "learning": "learner", "saving": "learner", "sending weights": "weights"}
-"""What the driver does, to what others wait for meanwhile; in all other phases it is the work on groups."""
+"""Phase of the driver to the cause that other actors wait for. In all other phases the cause is the work on groups."""
 _WORKS = {"sampling": "rollouts", "judging": "rewards", "fetching": "prompts"}
-"""What is done for groups, to what others wait for meanwhile."""
+"""Work on groups to the cause that other actors wait for."""
+_start = attrgetter("start")
 
 
 class TellingActor(Protocol):
@@ -45,7 +47,7 @@ class TellingActor(Protocol):
 
 
 class Timesheet:
-    """Of one driver. `ask` and `asked` are how it comes to hear of phases before the next heartbeat."""
+    """The timesheet of one driver. `ask` sets `asked`, which brings the next heartbeat forward."""
 
     def __init__(
         self, write: Callable[[Sequence[Mapping[str, Any]]], None], *, now: Callable[[], float] = time.time
@@ -55,13 +57,13 @@ class Timesheet:
         self._stage = Timeline("starting", now=now, most=_MOST_KEPT)
         self._work = Timeline("", now=now, most=_MOST_KEPT)
         self._unwritten: dict[str, Phase] = {}
-        """By actor, the last phase that it told of, which may go on."""
+        """Last reported phase by actor. It may go on."""
         self._seconds = defaultdict[tuple[ActorKind, str], float](float)
-        """By kind and cause, since the last `drain_stats`."""
+        """Seconds by kind and cause, since the last `drain_stats`."""
         self._known: set[tuple[ActorKind, str]] = set()
-        """Kinds and causes that ever came up."""
+        """All kinds and causes that have occurred."""
         self._gpu_seconds = defaultdict[bool, float](float)
-        """Of busy actors (True) and of others."""
+        """GPU seconds of busy actors (True) and of others."""
         self.asked = asyncio.Event()
 
     # What the driver does
@@ -70,7 +72,7 @@ class Timesheet:
         self._stage.enter(stage, step=step)
 
     def note_work(self, *works: str) -> None:
-        """Of `sampling`, `judging` and `fetching` (prompts), what is done for groups from now on."""
+        """`works`: those of `sampling`, `judging` and `fetching` (prompts) that are in progress from now on."""
         self._work.enter(",".join(works))
 
     def ask(self) -> None:
@@ -80,14 +82,14 @@ class Timesheet:
     # What actors did
 
     def hear(self, actors: Sequence[TellingActor]) -> None:
-        """Writes and counts what these actors, and the driver, did since they told last."""
-        told = [(actor.spec, phases) for actor in actors if (phases := actor.drain_phases())]
-        began = min((phases[0].start for _, phases in told), default=0.0)
+        """Writes and counts the new phases of these actors and of the driver."""
+        reported = [(actor.spec, phases) for actor in actors if (phases := actor.drain_phases())]
+        began = min((phases[0].start for _, phases in reported), default=0.0)
         stages, works = self._stage.after(0.0), cut(self._work.after(0.0), start=began)
         most = max(_LINES_A_TELLING // (len(actors) + 1), 4)
         lines = self._take(CONTROLLER, self._since_last(CONTROLLER, stages), most=most)
         stages = cut(stages, start=began)
-        for spec, of_actor in told:
+        for spec, of_actor in reported:
             phases = [each for phase in of_actor for each in explained(phase, spec.kind, stages=stages, works=works)]
             phases = self._since_last(spec.name, phases)
             self._count(spec, phases)
@@ -97,7 +99,7 @@ class Timesheet:
             self._write(lines)
 
     def drain_stats(self) -> dict[str, float]:
-        """Seconds of actors by kind and cause since the last call, and hours of their GPUs. A cause that ever came up stays."""
+        """Seconds of actors by kind and cause since the last call, and GPU hours. A cause that has occurred stays in the result."""
         seconds, self._seconds = self._seconds, defaultdict[tuple[ActorKind, str], float](float)
         gpus, self._gpu_seconds = self._gpu_seconds, defaultdict[bool, float](float)
         return {
@@ -107,13 +109,13 @@ class Timesheet:
         }
 
     def close(self) -> None:
-        """Writes what goes on, as far as it was told."""
+        """Writes the phases that go on, as far as they were reported."""
         self.hear([])
         unwritten, self._unwritten = self._unwritten, {}
         self._write([_line(actor, phase) for actor, phase in unwritten.items() if phase.seconds])
 
     def _since_last(self, actor: str, phases: Sequence[Phase]) -> Sequence[Phase]:
-        """Without what was told before; what lies between is a restart: an actor's own timeline has no gaps."""
+        """`phases` without those that were reported before. A gap is a restart: an actor's own timeline has no gaps."""
         if (last := self._unwritten.get(actor)) is None:
             return phases
         if not (new := cut(phases, start=last.end)) or new[0].start == last.end:
@@ -121,7 +123,7 @@ class Timesheet:
         return [Phase(name=_RESTARTING, start=last.end, end=new[0].start), *new]
 
     def _take(self, actor: str, phases: Sequence[Phase], *, most: int) -> list[dict[str, Any]]:
-        """Lines of what has ended."""
+        """Lines of the phases that have ended."""
         if not phases:
             return []
         *ended, last = coalesced([*([self._unwritten[actor]] if actor in self._unwritten else []), *phases], most=most)
@@ -132,7 +134,7 @@ class Timesheet:
         return [_line(actor, phase) for phase in ended if phase.seconds]
 
     def _take_of_absent(self, present: Set[str]) -> list[dict[str, Any]]:
-        """Lines of those that are not there: one that left tells nothing more, and a killed driver would write none of its last phase."""
+        """Lines of absent actors' last phases: these actors report nothing more, and a killed driver would not write them."""
         absent = {actor: last for actor, last in self._unwritten.items() if actor not in present}
         ended = {actor: last for actor, last in absent.items() if last.seconds}
         self._unwritten |= {actor: replace(last, start=last.end) for actor, last in ended.items()}
@@ -145,12 +147,12 @@ class Timesheet:
         for phase in phases if spec.kind not in _NOT_COUNTED else ():
             self._known.add((spec.kind, phase.cause))
             self._seconds[spec.kind, phase.cause] += phase.seconds
-            if phase.name != _RESTARTING:  # nobody had its GPUs then
+            if phase.name != _RESTARTING:  # no actor had its GPUs then
                 self._gpu_seconds[phase.cause == "busy"] += spec.num_gpus * phase.seconds
 
 
 def explained(phase: Phase, kind: ActorKind, *, stages: Sequence[Phase], works: Sequence[Phase]) -> list[Phase]:
-    """A wait, cut by what the driver and the work on groups were at meanwhile; any other phase as it is."""
+    """An idle phase, cut where the driver's phase or the work on groups changes, and named by its causes. Any other phase as it is."""
     if phase.name not in IDLE or kind is ActorKind.JUDGE_SERVER:
         return [phase]
     moments = sorted({phase.start, phase.end, *_starts_within(phase, stages), *_starts_within(phase, works)})
@@ -166,7 +168,7 @@ def explained(phase: Phase, kind: ActorKind, *, stages: Sequence[Phase], works: 
 
 
 def awaited(kind: ActorKind, *, stage: str, works: Sequence[str]) -> str:
-    """What an actor of this kind waits for: `_WORKS` and `_STAGES` have the words."""
+    """The cause that an actor of this kind waits for, by `_WORKS` and `_STAGES`."""
     of_stage, of_work = _STAGES.get(stage), next((_WORKS[work] for work in _WORKS if work in works), None)
     if kind is ActorKind.ROLLOUT_WORKER and "fetching" in works:
         return "prompts"
@@ -180,15 +182,11 @@ def _starts_within(phase: Phase, others: Sequence[Phase]) -> list[float]:
 
 
 def _at(phases: Sequence[Phase], moment: float) -> str:
-    """The name of the phase then; of the first one before all of them."""
+    """Name of the phase at this moment; of the first phase if all begin later."""
     return phases[max(bisect_right(phases, moment, key=_start) - 1, 0)].name if phases else ""
 
 
-def _start(phase: Phase) -> float:
-    return phase.start
-
-
 def _line(actor: str, phase: Phase) -> dict[str, Any]:
-    """Of phases.jsonl."""
+    """A line of phases.jsonl."""
     step = {} if phase.step is None else {"step": phase.step}
     return {"actor": actor, "phase": phase.name, "start": round(phase.start, 3), "end": round(phase.end, 3), **step}

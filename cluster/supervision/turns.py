@@ -1,6 +1,6 @@
-"""GPUs that the learner and its rollout workers have in turn (`rollout.colocated`): while one side computes, the other sleeps.
+"""Turns of the learner and its rollout workers on the same GPUs (`rollout.colocated`): while one side computes, the other sleeps.
 
-The learner has them first. All engines sleep before its ranks compute. Engines start, load and sample while its ranks rest. On CPUs the
+The learner's turn is first. All engines sleep before its ranks compute. Engines start, load and sample while the ranks rest. On CPUs the
 turns are the same, and no memory moves.
 """
 
@@ -15,15 +15,14 @@ from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.supervision.supervisor import Start
 
 Lose = Callable[[ActorHandle, TreadwheelError], Awaitable[None]]
-"""The worker failed with this error. It has no memory on a GPU any more when this returns, and is being replaced."""
+"""Called for a worker that failed with this error. On return the worker holds no GPU memory and is being replaced."""
 
 
 class GpuTurns:
-    """Whose turn it is. The calls of the learner's side come one after another."""
+    """Whose turn it is. Calls of the learner's side must come one after another."""
 
     def __init__(self, *, loads_whole: bool, deadline_s: float, lose: Lose) -> None:
-        """`loads_whole`: a broadcast brings all weights, so that engines need not keep theirs. `deadline_s` is a worker's, to fall asleep
-        or to wake."""
+        """`loads_whole`: a broadcast brings all weights, so engines need not keep theirs. `deadline_s`: for a worker to sleep or wake."""
         self._loads_whole = loads_whole
         self._deadline_s = deadline_s
         self._lose = lose
@@ -35,12 +34,12 @@ class GpuTurns:
         self._is_unused.set()
         self._awake: dict[ActorHandle, None] = {}
         self._dozing: dict[ActorHandle, None] = {}
-        """Asleep with their weights: they need no broadcast to wake."""
+        """Workers asleep with their weights: they need no broadcast to wake."""
 
     async def begin_learners(self, *, ends_with_broadcast: bool) -> None:
-        """The learner's turn. Returns when all engines sleep; starts and loads under way are over then, and no other begins.
+        """Begins the learner's turn. Returns when all engines sleep. Starts and loads under way have ended then, and no other begins.
 
-        `ends_with_broadcast`: all workers get new weights after it. Calling it again is fine.
+        `ends_with_broadcast`: all workers get new weights after the turn. May be called again.
         """
         self.is_learners = True
         self._is_engines.clear()
@@ -49,7 +48,7 @@ class GpuTurns:
         await asyncio.gather(*(self._put_to_sleep(worker, keeps_weights=keeps_weights) for worker in [*self._awake]))
 
     async def end_learners(self) -> None:
-        """The learner's ranks rest. Engines that kept their weights are awake when this returns; the others wake with their next load."""
+        """Ends the learner's turn. Returns when engines that kept their weights are awake; the others wake with their next load."""
         self.is_learners = False
         self._is_engines.set()
         async with self.engines():
@@ -105,7 +104,7 @@ class GpuTurns:
 
     async def _wake(self, worker: ActorHandle) -> None:
         if worker not in self._dozing:
-            return  # it waited for this turn to load, which wakes it
+            return  # its load, which waited for this turn, has woken it
         del self._dozing[worker]
         self._awake[worker] = None
         try:

@@ -11,7 +11,7 @@ from cluster.record import object_store
 from cluster.record.object_store import ObjectStore
 from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
-from cluster.record.store_errors import said
+from cluster.record.store_errors import message_of
 from tests.object_store import environment, quick_requests, s3
 
 
@@ -95,7 +95,7 @@ def test_azures_error_of_two_lines_becomes_one():
         "does not exist.\nRequestId:5a2f\nTime:2026-11-23T04:00:00Z</Message></Error>\n\nDebug source:\n..."
     )
     assert (
-        said(OSError(text))
+        message_of(OSError(text))
         == "The specified container does not exist (ContainerNotFound); create it, or name another one"
     )
 

@@ -12,7 +12,7 @@ import ray
 
 from cluster.contracts.schema import to_batch
 from cluster.contracts.types import Refusal
-from cluster.remote.host import Given, Host
+from cluster.remote.host import Host, PackedArguments
 from tests.unit.cluster.contracts.rows import row
 
 
@@ -63,7 +63,7 @@ def host(monkeypatch) -> Host:
 async def test_an_object_finds_its_environment_and_is_warm_before_its_first_call(host):
     assert (await host.progress()).phase == "starting"
     await host.build(f"{__name__}:Slow", {"a": "b"})
-    assert await host.call("seen", Given([], [])) == ["built with {'a': 'b'} and own", "warm"]
+    assert await host.call("seen", PackedArguments([], [])) == ["built with {'a': 'b'} and own", "warm"]
     assert (await host.progress()).phase == "serving"
 
 
@@ -73,7 +73,7 @@ def test_rays_dashboard_calls_an_actor_by_its_run_and_its_name():
 
 def test_arguments_that_are_no_object_refs_travel_as_one_and_all_arrive_in_their_order():
     first, second = (ray.ObjectRef(bytes([number] * 28)) for number in (1, 2))
-    given, *refs = Given.packed(["a", first, second, None, ["b"]])
+    given, *refs = PackedArguments.packed(["a", first, second, None, ["b"]])
     assert refs == [first, second] and first not in given.values
     assert given.with_resolved(["one", "two"]) == ["a", "one", "two", None, ["b"]]
 
@@ -126,7 +126,7 @@ class Computing:
 
 async def test_the_method_that_computes_is_the_phase_until_it_returns_or_raises(host):
     await host.build(f"{__name__}:Computing", {})
-    computing = asyncio.create_task(host.call("compute", Given([], [])))
+    computing = asyncio.create_task(host.call("compute", PackedArguments([], [])))
     await asyncio.to_thread(host._object.began.wait)
     assert (await host.progress()).phase == "compute"
     host._object.may_end.set()
@@ -154,4 +154,4 @@ async def test_the_object_that_is_built_next_has_the_socket_of_the_address_and_n
         other.bind(("127.0.0.1", port))
     for expected in (port, None):
         await host.build(f"{__name__}:Listening", {})
-        assert await host.call("where", Given([], [])) == expected
+        assert await host.call("where", PackedArguments([], [])) == expected

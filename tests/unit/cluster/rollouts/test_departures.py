@@ -197,6 +197,18 @@ async def test_what_a_worker_cannot_finish_in_time_is_handed_over_once(scene):
     assert departures.drain_stats()["rollout/groups_handed_over"] == 2.0
 
 
+@pytest.mark.parametrize("first", [None, NOW + 3600])
+async def test_the_deadline_that_was_announced_last_counts(scene, first):
+    """Ray keeps the last announcement of a node: it may be drained, and get the cloud's notice later."""
+    departures = scene.departures()
+    await departures.leave({"leaves": first})
+    for scene.now in (NOW + 10, NOW + 29, NOW + 30, NOW + 31):
+        await departures.leave({"leaves": NOW + 40})
+    assert scene.groups.given_up == [("rollout-1", 10.0)]
+    assert scene.fleet.drained == ["rollout-1"]
+    assert [event["deadline"] for event in scene.events.events if event["kind"] == "node_leaves"] == [first, NOW + 40]
+
+
 @pytest.mark.parametrize(("is_fixed", "deadline"), [(True, NOW + 30), (False, None)])
 async def test_a_fixed_fleet_and_one_whose_node_gives_it_time_hand_nothing_over(scene, is_fixed, deadline):
     scene.fleet.is_fixed = is_fixed

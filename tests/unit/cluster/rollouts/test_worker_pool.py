@@ -280,7 +280,8 @@ async def test_after_a_worker_came_back_the_next_that_fails_to_join_is_the_first
 async def test_a_deliberate_error_while_a_worker_joins_is_tried_again_once_the_fleet_has_served():
     scene = Scene()
     async with scene.running():
-        errors = iter([ConfigError("model.path='org/model' does not load: the hub does not answer")])
+        unloadable = ConfigError("model.path='org/model' does not load: the hub does not answer", actor="rollout-1")
+        errors = iter([unloadable])
         scene.start_error = lambda name: next(errors, None)
         scene.fleet.want(2)
         await asyncio.sleep(60)
@@ -292,7 +293,7 @@ async def test_a_deliberate_error_while_a_worker_joins_is_tried_again_once_the_f
 async def test_a_deliberate_error_of_the_first_workers_ends_the_run():
     scene = Scene(num_workers=2)
     scene.held["rollout-0"] = asyncio.Event()
-    scene.start_error = lambda name: ConfigError("model.path='org/typo' does not load")
+    scene.start_error = lambda name: ConfigError("model.path='org/typo' does not load", actor=name)
     with pytest.raises(ConfigError, match="typo"):
         await scene.take()
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from cluster.contracts.config import SupervisionConfig
-from cluster.contracts.errors import ConfigError, DeadlineError, TreadwheelError, WeightsError, WorkerError
+from cluster.contracts.errors import (
+    ConfigError,
+    DeadlineError,
+    StorageError,
+    TreadwheelError,
+    WeightsError,
+    WorkerError,
+)
 from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
 from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, beside, death
@@ -136,6 +143,15 @@ async def test_a_machine_without_the_model_is_one_more_failure_of_a_worker_that_
     await where.replace(await where.ready(), DEATH)
     assert where.actor is not None
     assert [event.get("failure") for event in events.events] == ["death", "error", None]
+
+
+@simulated
+async def test_a_full_disk_of_the_driver_is_no_failure_of_the_worker_that_starts_then():
+    """Seen before: an event of the start raised it, the worker was restarted, and the run went on without its events."""
+    where, events = place(StorageError("events.jsonl: No space left on device"))
+    with pytest.raises(StorageError, match="No space left"):
+        await where.replace(await where.ready(), DEATH)
+    assert [event.get("failure") for event in events.events] == ["death"]
 
 
 @pytest.mark.parametrize(
