@@ -307,7 +307,7 @@ class RolloutWorker:
 
     def _group(self, ticket: Ticket, sampled: pa.RecordBatch | None) -> AnyGroup:
         self._num_groups += 1
-        # A group may come back to the same worker after an abort: its requests must not be taken for the old ones.
+        # A group may return to the same worker after an abort: its requests must not be confused with the old ones.
         key = f"{ticket.group_id}.{self._num_groups}"
         environment = self._environment_of(ticket.prompt.columns)
         if self._episodes and self._episodes.is_played(environment):
