@@ -36,7 +36,8 @@ CHARACTERS_PER_TOKEN = 3
 _DEADLINE_S = 30.0
 """Deadline of a request outside a judge's call."""
 _MARGIN_S = 1.0
-"""Requests give up this long before the deadline, or a third of it if less, so that the errors of many calls arrive in time."""
+"""Requests give up this long before the deadline, or a third of the time left if that is shorter: the errors of many calls must arrive in
+time."""
 _CONNECT_S = 5.0
 _REST_S = 5.0
 """How long a failed server is skipped while others are healthy."""

@@ -80,8 +80,8 @@ def _split(
     after_outline = _only_after(
         placeholders.reply, template.outline(outline, tools=_named(tools, placeholders.tool)), what=what
     )
-    before, is_told, _ = after_outline.partition(placeholders.content)
-    if not is_told:
+    before, found, _ = after_outline.partition(placeholders.content)
+    if not found:
         raise not_exact(f"it does not write the content of a message of role {messages[0]['role']!r} after the turn")
     if placeholders.tool in after_outline:
         raise _ToolsShownAgain
@@ -123,13 +123,13 @@ def _end_of_call(
     return len(after_argument) - len(after_words)
 
 
-def _dialogues(messages: Sequence[Message], said: str) -> Iterator[list[Message]]:
+def _dialogues(messages: Sequence[Message], reply: str) -> Iterator[list[Message]]:
     """Dialogues that end with the placeholder: as the assistant's reply or, before answers of tools, as an argument of its last call."""
     answers = [*takewhile(lambda message: message["role"] == "tool", messages)]
     if not answers:
-        yield [ASKED, {"role": "assistant", "content": said}]
+        yield [ASKED, {"role": "assistant", "content": reply}]
         return
-    arguments = [{"x": "1"}] * (len(answers) - 1) + [{"x": said}]
+    arguments = [{"x": "1"}] * (len(answers) - 1) + [{"x": reply}]
     # Even if the template writes one call a turn, the model may have written several: their answers follow the last one.
     for num_calls in sorted({1, len(answers)}, reverse=True):
         for written in (dict, json.dumps):  # most templates want a call's arguments as an object, some as text

@@ -67,7 +67,7 @@ class TemplateParser:
 
     @cached_property
     def _loaded(self) -> Any:
-        """The template's patterns, compiled once. An invalid template raises errors as the parser does."""
+        """The template's patterns, compiled once. Raises the parser's errors for an invalid template."""
         return load_response_template(self.response_template)
 
 

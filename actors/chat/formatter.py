@@ -47,7 +47,7 @@ class ChatFormatter:
 
     @classmethod
     def load(cls, model: ModelConfig) -> Self:
-        """Reads tokenizer and configuration of `model.path`, and downloads them first from an object store.
+        """Reads tokenizer and configuration of `model.path`. A model in an object store is downloaded first.
 
         Raises ConfigError when they are missing, do not fit together, or would run code from the hub without a pinned commit.
         """
@@ -79,7 +79,7 @@ class ChatFormatter:
 
     @property
     def num_token_ids(self) -> int:
-        """The tokenizer knows the ids from 0 to one less."""
+        """Number of ids that the tokenizer knows: from 0 to one less."""
         return len(self._tokenizer)
 
     @property

@@ -74,7 +74,7 @@ class Turns:
         another stop token, such as `<|endoftext|>` or the tag of another role, a stop string, or the token limit. The end itself stays as
         it was sampled. Raises DataError as `suffix` does.
         """
-        assert finish_reason is not FinishReason.ABORTED, "nothing goes on after a turn that was given up"
+        assert finish_reason is not FinishReason.ABORTED, "no turn follows an aborted one"
         suffix = self.suffix(messages, tools=tools)
         ends_by_itself = finish_reason is FinishReason.STOP and sampled_ids and sampled_ids[-1] in self._stop_token_ids
         is_closed = ends_by_itself and sampled_ids[-1:] == suffix.close_ids[-1:]

@@ -11,7 +11,7 @@ from cluster.contracts.types import Printed
 
 _MOST_LINES = 5
 _MOST_CHARACTERS = 200
-"""Longest line; the log has all of it."""
+"""Characters kept of a line; the log has all of it."""
 _PIECE_BYTES = 65_536
 _MOST_PIECES = 17
 """Reads that empty a pipe: Linux lets a process enlarge it to 1 MiB, 16 pieces; one more read finds its end."""
@@ -53,7 +53,7 @@ class PrintedLines:
     def _read(self, reading: int) -> None:
         try:
             piece = os.read(reading, _PIECE_BYTES)
-        except BlockingIOError:  # another call has read it since the event loop saw it
+        except BlockingIOError:  # nothing is there, or another call has read it since the event loop saw it
             return
         with contextlib.suppress(OSError):
             _write(_STDERR, piece)

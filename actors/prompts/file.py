@@ -23,9 +23,9 @@ def file(
 
     `column`: the column with the prompt. None: `messages` if the row has it, else `prompt`.
 
-    `text_as`: the use of a text. `user_message`: as the user's message, through the model's chat template. `text`: as it is. `auto`:
-    `user_message` if the model has a chat template, else `text`. `system_prompt` is put before the messages of rows without a system
-    message of their own, and makes every text a user's message.
+    `text_as` decides how a text is sent. `user_message`: as the user's message, through the model's chat template. `text`: as it is.
+    `auto`: `user_message` if the model has a chat template, else `text`. `system_prompt` is put before the messages of rows without a
+    system message of their own, and makes every text a user's message.
 
     Raises ConfigError for a file that is missing, empty, or of unknown suffix, and DataError naming file, row and column for a row that is
     not a prompt.

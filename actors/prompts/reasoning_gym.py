@@ -1,7 +1,7 @@
 """Prompts from any procedural task of reasoning_gym: unlimited, offline, and with a verifier (`actors.rewards.reasoning_gym`).
 
-Train and held-out prompts never overlap, for two reasons: their seeds come from different halves of the seed space, and a digest of its
-text assigns each question to one split. Disjoint seeds alone would not suffice: two-digit sums repeat within a run.
+Train and held-out prompts never overlap, for two reasons: their seeds come from different halves of the seed space, and each question
+belongs to one split by a digest of its text. Disjoint seeds alone would not suffice: two-digit sums repeat within a run.
 """
 
 import dataclasses

@@ -101,7 +101,7 @@ class EngineThread:
         self._policy_version: int | None = None
         self._refusal = "no weights were loaded yet"
         self._is_torn = False
-        """A load was interrupted: nothing is sampled, and requests wait, until a load succeeds."""
+        """A load was interrupted, or sleep discarded the weights: nothing is sampled, and requests wait, until a load succeeds."""
         self._is_asleep = False
         """Nothing is sampled, and requests wait, until the engine wakes."""
         self.timeline = Timeline("starting")

@@ -16,7 +16,7 @@ from cluster.contracts.types import Completion, FinishReason, Ticket, sample_see
 
 
 class GroupInProgress:
-    """The unfinished group of a ticket."""
+    """The single-turn group of a ticket, from its requests to its rows."""
 
     def __init__(
         self,
@@ -30,7 +30,8 @@ class GroupInProgress:
         kept: pa.RecordBatch | None = None,
     ) -> None:
         """`key` begins the ids of this group's requests and is unique in the worker's life. `environment`: the run's name for the single
-        turn. `place`: the priority of its requests. `kept`: the completions and tokens of another worker, as `sampled` returned them.
+        turn. `place`: that of its requests in the queue, lowest first. `kept`: the completions and tokens of another worker, as `sampled`
+        returned them.
 
         Raises DataError for a column of the prompt that is no valid sampling setting.
         """

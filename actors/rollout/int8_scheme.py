@@ -1,9 +1,9 @@
 """INT8 for vLLM's linear layers, quantized from ordinary weights at each load. vLLM has such schemes for FP8; for INT8 it only reads
 checkpoints that are already quantized.
 
-Each output channel of a matrix has one scale; each token's input has one, measured on the fly. Both are symmetric, rounded to 8 bits, and
-multiplied as integers by vLLM's own kernels (oneDNN on CPUs, CUTLASS or Triton on GPUs). Embeddings, the vocabulary head, norms and routers
-keep the compute type. Importing this module registers the scheme with vLLM in this process.
+Each output channel of a matrix has one scale; each token's input has one, measured on the fly. Weights and inputs are rounded to 8 bits
+around zero, and vLLM's own kernels multiply them as integers (oneDNN on CPUs, CUTLASS or Triton on GPUs). Embeddings, the vocabulary head,
+norms and routers keep the compute type. Importing this module registers the scheme with vLLM in this process.
 """
 
 from typing import Any

@@ -20,11 +20,11 @@ class StopSeam:
         self._longest = max(map(len, stops))
         self._tail = list(kept[-_TOKENS_OF_A_CHARACTER * self._longest :])
         self._num_before = len(self._tail) + max(min_tokens - len(kept), 0)
-        """Tokens of the tail in which no stop text ends."""
+        """Number of the tail's first tokens in which no stop text may end."""
         self.is_past = False
 
     def ends(self, token_ids: Sequence[int]) -> bool:
-        """Whether a stop text ends in the next tokens, these."""
+        """Whether a stop text ends in `token_ids`, the next tokens."""
         self._tail += token_ids
         text = self._decode(self._tail)
         # A character may continue after the seam.

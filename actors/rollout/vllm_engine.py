@@ -41,7 +41,7 @@ _GONE_S = 2.0
 _TOKENS_PER_OUTPUT = 32
 """Tokens of a request per output. Each output costs as much time as a fifth of a small model's token on a CPU."""
 _CPU_PREFILL_TOKENS = 8192
-"""Most prompt tokens of one engine step."""
+"""Most prompt tokens of one engine step, unless the context is longer."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
 
 
@@ -352,7 +352,7 @@ def _logprobs_of(token_ids: Sequence[int], found: Sequence[Any]) -> list[float]:
 
 
 def _no_compiler() -> contextlib.AbstractContextManager[None]:
-    """Hides a module for which vLLM imports torch's compiler, 140 modules, only to change a list in it."""
+    """Hides a module of torch's compiler. vLLM would import it, and 140 modules with it, only to change a list there."""
     return hidden("torch._inductor.lowering")
 
 

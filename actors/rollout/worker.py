@@ -120,8 +120,8 @@ class RolloutWorker:
     ) -> AsyncIterator[pa.RecordBatch | Refusal]:
         """One batch per ticket, in the order in which groups finish; none for a group that is aborted or handed over.
 
-        `kept`: for each ticket, the part of its group that another worker handed over, with which the group continues; empty if there is
-        none.
+        `kept`: per ticket, the part of its group that another worker handed over, from which the group continues. None, or no `kept` at
+        all: the group begins anew.
 
         For a prompt that does not fit, or that the engine refuses, a Refusal replaces the batch; other groups are not affected. A ticket's
         surplus trajectories are aborted when its group is finished.
@@ -166,7 +166,7 @@ class RolloutWorker:
     async def load(self, manifest: Mapping[str, Any], *buckets: Any) -> Attestation:
         """Loads and attests a version's weights. After a WeightsError no request is served until a later load succeeds.
 
-        `manifest` is a WeightManifest as a dict, each bucket a uint8 array. `on_update` decides about running requests.
+        `manifest` is a WeightManifest as a dict, each bucket a uint8 array. `on_update` decides what happens to running requests.
         """
         parsed = WeightManifest.model_validate(dict(manifest))
         if not self._keeps_weights:
@@ -294,7 +294,7 @@ class RolloutWorker:
             await self._episodes.close()
 
     def _give_away(self, event: _HandOver) -> bool:
-        """Whether the group was still open."""
+        """Ends the group and answers the hand-over. Returns whether the group was still open."""
         group = event.group
         self._handed.pop(group.key, None)
         if is_open := group.key in self._groups:
@@ -307,7 +307,7 @@ class RolloutWorker:
 
     def _group(self, ticket: Ticket, sampled: pa.RecordBatch | None) -> AnyGroup:
         self._num_groups += 1
-        # A group may come back to the same worker after an abort: its requests must not be taken for the old ones.
+        # A group may return to the same worker after an abort: its requests must not be confused with the old ones.
         key = f"{ticket.group_id}.{self._num_groups}"
         environment = self._environment_of(ticket.prompt.columns)
         if self._episodes and self._episodes.is_played(environment):

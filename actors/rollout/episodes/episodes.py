@@ -1,4 +1,4 @@
-"""The episodes of a rollout worker: its environments, its chat formats, and the pace of turns."""
+"""The episodes of a rollout worker: its environments, the model's chat format, and the pace of turns."""
 
 import asyncio
 from collections.abc import Sequence

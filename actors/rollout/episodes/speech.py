@@ -92,7 +92,7 @@ class Speech:
     def hear_raw(self, sampled_ids: Sequence[int], *, stops: Sequence[str]) -> Reply:
         """The reply after a raw prompt, special tokens included.
 
-        Without the token that ended the turn; or, if one of `stops` ended it, without that text and the rest of its last token.
+        It leaves out the stop token that ended the turn. If one of `stops` ended it, it leaves out that text and all after it.
         """
         if sampled_ids[-1] in self._formatter.stop_token_ids:
             return Reply(text=self.decode_on(sampled_ids[:-1]))

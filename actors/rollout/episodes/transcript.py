@@ -151,8 +151,8 @@ class Transcript:
                 self.log[event.name] = event.value
 
     def prompt_for(self, asked: Asked) -> TurnPrompt:
-        """Raises DataError for messages that the template refuses and for ids that the tokenizer does not know, and EpisodeOver if the
-        episode has reached a limit."""
+        """Raises DataError for messages that the template refuses or that are too long, for tools that the model has not seen, and for ids
+        that the tokenizer does not know. Raises EpisodeOver if the episode has reached a limit."""
         made = self._prompt_for(asked) if asked.raw is None else self._raw_prompt(asked.raw)
         if len(made.written_ids) >= self._speech.max_context:
             what = "the messages of this turn have" if asked.raw is None else "the new part of the prompt has"
