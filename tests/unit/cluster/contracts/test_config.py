@@ -212,7 +212,7 @@ def test_routing_is_replayed_where_the_engine_returns_experts(rollout, message):
         ),
         (
             {"learner": {"sequence_parallel_size": 2, "num_ranks": 2}, "model": {"path": "none", "attention": "eager"}},
-            "learner.sequence_parallel_size=2 splits the attention that packs rows here, and model.attention='eager' is another",
+            "learner.sequence_parallel_size=2 needs the attention of packed rows, and model.attention='eager' is another",
         ),
         (
             {
@@ -238,7 +238,7 @@ def test_experts_are_balanced_where_they_are_recorded():
     balancing = {"algorithm": {"router_aux_loss_coefficient": 0.01}}
     configured(**balancing, rollout={"routing_replay": True})
     with pytest.raises(
-        ValidationError, match=r"router_aux_loss_coefficient=0\.01 counts the experts that the engine chose"
+        ValidationError, match=r"router_aux_loss_coefficient=0\.01 needs the experts that the engine chose"
     ):
         configured(**balancing)
 
