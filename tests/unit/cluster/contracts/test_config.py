@@ -14,8 +14,8 @@ def configured(**sections) -> RunConfig:
     return RunConfig.model_validate({"model": {"path": "none"}, "prompts": "none", **sections})
 
 
-def test_dropping_stragglers_that_nothing_stands_behind_is_refused():
-    with pytest.raises(ValidationError, match="only the groups of one step start then, and none stand behind them"):
+def test_dropping_stragglers_without_later_groups_is_refused():
+    with pytest.raises(ValidationError, match="where only the groups of one step start and no later group can"):
         configured(buffer={"max_head_of_line_s": 5})
     assert configured(buffer={"max_head_of_line_s": 5, "max_off_policy_steps": 1}).buffer.max_head_of_line_s == 5
 
@@ -117,7 +117,7 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
             r"difficulty=0\.3 must be a mapping; write difficulty: {target: 0\.5}",
         ),
         ({"prompts": {"sources": {"maths": {"name": "file", "weight": math.inf}}}}, "should be a finite number"),
-        ({"prompts": {}}, "no source; write"),
+        ({"prompts": {}}, "no prompt source; write"),
         ({"prompts": MATHS, "reward": PARTS | {"by_source": {"chat": ["right"]}}}, "no entry for the source 'maths'"),
         (
             {"prompts": MATHS, "reward": PARTS | {"by_source": {"maths": ["right"], "chat": ["right"]}}},
@@ -128,7 +128,7 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
             {"evaluation": {"prompts": {"name": "file", "difficulty": {"target": 0.5}}}},
             r"prompts\.difficulty acts in training alone",
         ),
-        ({"prompts": {"name": "file", "on_long_prompt": "drop"}}, "acts beyond max_prompt_tokens alone"),
+        ({"prompts": {"name": "file", "on_long_prompt": "drop"}}, "has no effect without max_prompt_tokens"),
         ({"evaluation": {"prompts": MATHS}}, r"prompts\.sources\.maths\.weight=2 acts in training alone"),
     ],
 )

@@ -12,7 +12,7 @@ from cluster.record.resume_rules import differing
     ("settings", "message"),
     [
         ({"judge": "regex", "parts": {"a": {"judge": "none"}}}, "judge='regex' with parts a"),
-        ({"parts": {"mean": {"judge": "none"}}}, "parts.mean: a part is named by letters"),
+        ({"parts": {"mean": {"judge": "none"}}}, "parts.mean: a part's name has letters"),
         ({"parts": {"a/b": {"judge": "none"}}}, "parts.a/b"),
         ({"parts": {"a": {"judge": "none", "weight": 0}}}, "every part has weight 0"),
         ({"parts": {"a": {"judge": "none", "weight": math.nan}}}, "a finite number"),
