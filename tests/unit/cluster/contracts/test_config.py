@@ -170,7 +170,7 @@ def test_a_resumed_run_may_evaluate_other_prompts_and_not_train_on_them():
     "spot", ["spot", "=spot", "market=", "a=b=c", "market=!spot", "-a=b", "a b=c", "x" * 64 + "=y"]
 )
 def test_a_mark_of_spot_nodes_that_is_no_label_is_refused(spot):
-    with pytest.raises(ValidationError, match=r"is no label; write key=value, such as ray\.io/market-type=spot"):
+    with pytest.raises(ValidationError, match=r"is not a label; write key=value, such as ray\.io/market-type=spot"):
         configured(elastic={"spot": spot})
 
 

@@ -12,7 +12,7 @@ from cluster.contracts.config import EvaluationConfig, RunConfig, SamplingConfig
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9 is above max_tokens=8; lower it"),
         ({"top_k": 1}, "top_k=1 leaves one token, of log-prob 0: there is nothing to learn"),
         ({"regex": "a+", "choice": ["a"]}, "regex and choice are set, and the engine takes one of them"),
-        ({"ignore_eos": True, "regex": "a+"}, "ignore_eos=true with regex: a complete text can only end"),
+        ({"ignore_eos": True, "regex": "a+"}, "ignore_eos=true with regex: a complete text must end"),
         ({"ignore_eos": True, "columns": {"grammar": "g"}}, "ignore_eos=true with columns.grammar: a complete text"),
         ({"ignore_eos": True, "min_tokens": 4}, "min_tokens=4 with ignore_eos=true and without `stop`"),
         ({"temperature": 0.001}, "temperature"),  # vLLM would sample at 0.01
