@@ -62,6 +62,7 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
     columns: dict[OwnSetting, str] = Field(default_factory=dict[OwnSetting, str])
     """Setting to the prompt column that holds a prompt's own value: `{regex: answer_format}`. It replaces the run's value for that prompt;
     a prompt without a value uses the run's. A prompt's max_tokens must lie between the run's min_tokens and max_tokens."""
+
     def biased(self) -> list[str]:
         """Settings in effect that learner and reference ignore."""
         fields = SamplingConfig.model_fields
@@ -84,7 +85,9 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
             )
         forced = [name for name in self.biased() if name.removeprefix("columns.") in STRUCTURES]
         if len(own := [name for name in forced if name in STRUCTURES]) > 1:
-            raise ValueError(f"{' and '.join(own)} are set, and the engine takes only one of them; leave the others out")
+            raise ValueError(
+                f"{' and '.join(own)} are set, and the engine takes only one of them; leave the others out"
+            )
         if self.ignore_eos and forced:
             raise ValueError(f"ignore_eos=true with {forced[0]}: a complete text must end; leave one of them out")
         if self.ignore_eos and self.min_tokens and not self.stop:

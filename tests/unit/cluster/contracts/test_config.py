@@ -108,10 +108,10 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ({"prompts": {"name": "file", **MATHS}}, "name='file' beside sources"),
-        ({"prompts": {"name": "mixture", **MATHS, "dedupe": True}}, "name='mixture' beside sources"),
+        ({"prompts": {"name": "file", **MATHS}}, "name='file' with sources"),
+        ({"prompts": {"name": "mixture", **MATHS, "dedupe": True}}, "name='mixture' with sources"),
         ({"prompts": {"name": None, **MATHS, "dedupe": True}}, r"prompts\.dedupe\n  Extra inputs are not permitted"),
-        ({"prompts": MATHS | {"params": {"dedupe": True}}}, "beside sources"),
+        ({"prompts": MATHS | {"params": {"dedupe": True}}}, "with sources"),
         (
             {"prompts": {"name": "file", "difficulty": 0.3}},
             r"difficulty=0\.3 must be a mapping; write difficulty: {target: 0\.5}",
@@ -126,10 +126,10 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
         ({"reward": {"source_column": "kind"}}, "source_column='kind' says nothing without"),
         (
             {"evaluation": {"prompts": {"name": "file", "difficulty": {"target": 0.5}}}},
-            r"prompts\.difficulty acts in training alone",
+            r"prompts\.difficulty acts in training only",
         ),
         ({"prompts": {"name": "file", "on_long_prompt": "drop"}}, "has no effect without max_prompt_tokens"),
-        ({"evaluation": {"prompts": MATHS}}, r"prompts\.sources\.maths\.weight=2 acts in training alone"),
+        ({"evaluation": {"prompts": MATHS}}, r"prompts\.sources\.maths\.weight=2 acts in training only"),
     ],
 )
 def test_sources_have_names_that_the_reward_knows(sections, named):
