@@ -108,9 +108,9 @@ class LearnerConfig(Section):
     split_by: Mathematics[Literal["groups", "trajectories"]] = "groups"
     """Unit that is distributed to mini-batches: whole groups, or single trajectories."""
     stop_at_kl: Mathematics[PositiveFloat | None] = None
-    """Ends a step before the first update whose KL to the policy at the step's start exceeds this: the mean of ρ − 1 − log ρ over the update's
-    tokens, in nats per token (usually 0.01 to 0.05), for every `algorithm.proximal`. The first update is always made. Costs a forward pass
-    without `proximal: recompute`. None makes all updates."""
+    """Ends a step before the first update whose KL to the policy at the step's start exceeds this: the mean of ρ − 1 − log ρ over the
+    update's tokens, in nats per token (usually 0.01 to 0.05), for every `algorithm.proximal`. The first update is always made. Costs a
+    forward pass without `proximal: recompute`. None makes all updates."""
     max_non_finite_updates: Resources[NonNegativeInt] = 3
     """An update whose loss or gradient is not finite is skipped. More consecutive skipped updates than this stop the run."""
     timeout_s: Resources[PositiveFloat] = 1800.0
