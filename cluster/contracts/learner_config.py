@@ -10,7 +10,8 @@ from cluster.contracts.settings import Layout, Mark, Mathematics, NumActors, Res
 class ModelConfig(Section, mark=Mark.MATHEMATICS):
     path: str
     """A Hugging Face folder, or a hub name. The model of a checkpoint in an object store (`s3://bucket/run/checkpoints/step-000010/model`)
-    may be named too: each machine downloads it once, into ~/.cache/treadwheel or the folder that TREADWHEEL_CACHE names, and verifies it."""
+    may be named too: each machine downloads it once, into ~/.cache/treadwheel or the folder that TREADWHEEL_CACHE names, and verifies
+    it."""
     revision: str | None = None
     """Hub revision; None is the default branch. Pin it for runs that must repeat."""
     dtype: Literal["auto", "float32", "bfloat16"] = "bfloat16"
