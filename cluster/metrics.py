@@ -184,17 +184,17 @@ class Sink(Protocol):
         ...
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """Something happened; `record` has `kind`, `time`, `pid`, and fields of its kind."""
+        """An event. `record` has `kind`, `time`, `pid`, and fields of its kind."""
         ...
 
     def close(self) -> None: ...
 
 
 class MetricLog:
-    """One log for the run; a context manager that closes its sinks. Events always go to events.jsonl as well, sinks or not.
+    """The log of the run, a context manager that closes its sinks. Events always go to events.jsonl too.
 
-    Logging returns at once, however slow a disk or a sink is. Raises StorageError when a disk did not take an earlier event;
-    for an object store it waits and is written later.
+    Logging returns at once, however slow a disk or a sink is. Raises StorageError if a disk did not take an earlier event; for an object
+    store, events wait and are written later.
     """
 
     def __init__(
@@ -220,19 +220,19 @@ class MetricLog:
         self.close()
 
     def add(self, listener: Sink) -> None:
-        """Hears everything from now on, at once and in the caller's thread: it must not block."""
+        """Adds a sink that is called at once, in the caller's thread. It must not block."""
         self._listeners.append(listener)
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        """Logs the numbers of one step. May be called again for a version: what comes later adds to it or replaces it."""
+        """Logs the numbers of one step. It may be called again for a version: later numbers are added or replace earlier ones."""
         self._version = version
         numbers = {name: float(value) for name, value in metrics.items()}
-        self._tell_of_failures()
+        self._report_failures()
         for sink in (*self._listeners, *self._sinks):
-            sink.step(version, dict(numbers))  # a copy each: a callback may alter its own
+            sink.step(version, dict(numbers))  # a copy for each, since a callback may change it
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Logs one event, without secrets. A `message` among the fields is for people: the console shows it."""
+        """Logs one event, without secrets. A field `message` is for people: the console shows it."""
         facts = {"time": self._now(), "kind": kind, "pid": os.getpid(), "policy_version": self._version, **fields}
         record: dict[str, Any] = hidden(finite(facts))
         for sink in (*self._listeners, *self._sinks):
@@ -241,32 +241,32 @@ class MetricLog:
             directory.writer.put(lambda: directory.append_json(EVENTS, record))
 
     def end(self, kind: str, **fields: Any) -> None:
-        """Logs how the run ended, one of `ENDS`: the first call does. Sinks have it when this returns, or are left behind.
+        """Logs the run's end, one of `ENDS`; only the first call counts. On return every sink has it, or is left out.
 
-        A run whose events a disk did not take has not `finished`: that raises, and logs nothing.
+        A run whose events a disk did not take is not `finished`: then this raises StorageError, and logs nothing.
         """
         if self._has_ended:
             return
         if kind == "finished" and self._directory:
             self._directory.writer.flush()
         self._has_ended = True
-        self._tell_of_failures()
+        self._report_failures()
         self.event(kind, **fields)
         self._leave_behind(self._sinks)
 
-    def _tell_of_failures(self) -> None:
+    def _report_failures(self) -> None:
         for sink in self._sinks:
             if why := sink.drain_failure():
                 self.event("sink_left_out", sink=sink.name, message=f"metrics sink {sink.name} is left out: {why}")
 
     async def written(self) -> None:
-        """Returns once what was logged is on the disk, or in the object store, where lines else wait for others.
+        """Returns once all that was logged is on the disk or in the object store.
 
-        A store that takes none is no reason to stop: the lines are kept, an event says so, and they are written later."""
+        A store that fails does not stop the run: the lines are kept and written later, and an event says so."""
         directory = self._directory
         if directory is None:
             return
-        # A tracker that is late is for the end to leave behind; it is waited for once until it has caught up.
+        # Late sinks are not waited for again before the run's end, unless they have caught up.
         await asyncio.to_thread(self._late, [sink for sink in self._sinks if not sink.is_late])
         await asyncio.to_thread(directory.writer.flush)
         try:
@@ -275,7 +275,7 @@ class MetricLog:
             self.event("storage_failed", reason=str(error), message=f"{error}; lines wait until the store takes them")
 
     def close(self) -> None:
-        """Returns when everything is written, but for what sinks leave undone that are late. May be called twice."""
+        """Returns when everything is written, except by sinks that are late. May be called twice."""
         sinks, self._sinks, self._listeners = self._sinks, [], []
         for sink in sinks:
             sink.close()
@@ -284,7 +284,7 @@ class MetricLog:
             self._directory.writer.flush()
 
     def _late(self, sinks: "Sequence[_InThread]") -> "list[_InThread]":
-        """Those that have not done all that they were given when the patience for them, side by side, is at its end."""
+        """The sinks that have not done all of their calls after the patience, which runs for all sinks at once."""
         waits = [(sink, sink.mark()) for sink in sinks]
         until = time.monotonic() + self._patience_s
         return [sink for sink, mark in waits if not sink.is_done(mark, within_s=max(until - time.monotonic(), 0.0))]
@@ -295,8 +295,8 @@ class MetricLog:
 
 
 class _InThread:
-    """A sink in a thread of its own. One that cannot write is loud and left out: numbers are not worth a run. One whose call never returns
-    keeps neither the run nor the process from ending."""
+    """A sink in its own thread. If it raises an error, that is reported and the sink is left out: the run continues. If a call never
+    returns, the run and the process can still end."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -304,7 +304,7 @@ class _InThread:
         self._is_left_out = False
         self._failure: str | None = None
         self.is_late = False
-        """Whether it has not done yet what the last flush waited for."""
+        """Whether it had not done its calls at the end of the last wait."""
         threading.Thread(target=self._work, name="sink", daemon=True).start()
 
     @property
@@ -318,13 +318,13 @@ class _InThread:
         self._give(lambda: self._sink.event(record))
 
     def mark(self) -> threading.Event:
-        """Set when it has done all that it was given."""
+        """An event that is set when all calls so far are done."""
         is_reached = threading.Event()
         self._calls.put(is_reached.set)
         return is_reached
 
     def is_done(self, mark: threading.Event, *, within_s: float) -> bool:
-        """Waits for `mark`. A sink that is left out has nothing to do."""
+        """Waits for `mark`. A sink that is left out counts as done."""
         self.is_late = not self._is_left_out and not mark.wait(within_s)
         if self.is_late:
             self._calls.put(self._note_caught_up)
@@ -337,21 +337,21 @@ class _InThread:
             self._calls.put(lambda: self._guarded(call))
 
     def close(self) -> None:
-        """Returns at once; the next mark is set when it is closed."""
+        """Returns at once. The next mark is set when the sink is closed."""
         self._calls.put(lambda: self._guarded(self._sink.close))
 
     def leave_out(self, why: str) -> None:
-        """Told once: what is left behind may still fail."""
+        """Reports the reason, only once: a sink that is left out may still fail."""
         if self._is_left_out:
             return
         self._is_left_out = True
         self._failure = " ".join(why.split())
-        told = f"treadwheel: metrics sink {self.name} is left out from now on: {self._failure}"
+        line = f"treadwheel: metrics sink {self.name} is left out from now on: {self._failure}"
         with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
-            print(told, file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     def drain_failure(self) -> str | None:
-        """Why it is left out, once."""
+        """Why the sink was left out; returned only once."""
         failure, self._failure = self._failure, None
         return failure
 
@@ -367,7 +367,7 @@ class _InThread:
             return
         try:
             call()
-        except Exception as error:  # noqa: BLE001  a tracker or a user's own: foreign code, which raises what it likes
+        except Exception as error:  # noqa: BLE001  a tracker's or a user's code, which may raise anything
             is_plain = isinstance(error, (OSError, StorageError))
             self.leave_out(str(error) if is_plain else f"{type(error).__name__}: {error}")
 
@@ -375,9 +375,9 @@ class _InThread:
 def open_log(
     config: MetricsConfig, *, directory: RunDirectory, num_steps: int, sinks: Sequence[Sink] = ()
 ) -> MetricLog:
-    """The log that a configuration asks for, with more `sinks`. Raises ConfigError for one that does not import or take its parameters."""
+    """The log with the configured sinks and more `sinks`. Raises ConfigError for a sink that does not import or refuses its parameters."""
     named: list[Sink] = []
-    # Closed where a later one refuses the run: an open live table would take the words that say why.
+    # Sinks that were made are closed when a later one fails: an open live table would swallow the error.
     with contextlib.ExitStack() as to_close:
         for index in range(len(config.sinks)):
             named.append(resolve_sink(config, index)(directory=directory, num_steps=num_steps))
@@ -387,13 +387,13 @@ def open_log(
 
 
 def _close(sink: Sink) -> None:
-    """Whatever it raises: another says why the run does not begin."""
+    """Ignores errors: the run already fails for another reason."""
     with contextlib.suppress(Exception):
         sink.close()
 
 
 def in_ascii(character: str) -> str:
-    """What stands for a character that a tracker's names do not take. One of another script is its number: two names stay two."""
+    """Replacement for a character that a tracker's names do not allow. A non-ASCII one becomes its number, so that names stay distinct."""
     return "_" if character.isascii() else f"u{ord(character):x}"
 
 
@@ -403,15 +403,15 @@ def resolve_sink(config: MetricsConfig, index: int) -> Callable[..., Sink]:
 
 
 def step_metrics(summaries: Sequence[GroupSummary], stats: StepStats) -> dict[str, float]:
-    """What a step's groups and its update say, whatever the timing: a step learned again from its record says the same."""
+    """Metrics of a step's groups and its update. They do not depend on timing: a step that is learned again has the same."""
     num_sampled = sum(summary.num_tokens for summary in summaries)
     num_trajectories = sum(summary.num_trajectories for summary in summaries)
-    version = stats.policy_version - 1  # what the learner was when it took them
+    version = stats.policy_version - 1  # the learner's version when it took the groups
     staleness = [version - summary.min_policy_version for summary in summaries]
     return {
         **_component_means(summaries),
         "reward/mean": mean_reward(summaries),
-        # Of a selection the step's line has those of its candidates, and keeps them when the step is told again.
+        # With a selection, the step's line has those of all candidates, and keeps them if the step is logged again.
         **({} if any(summary.is_chosen for summary in summaries) else failed_rewards(summaries)),
         "tokens/sampled": float(num_sampled),
         "tokens/trained": float(stats.num_trained_tokens),
@@ -431,7 +431,7 @@ def mean_reward(summaries: Sequence[GroupSummary]) -> float:
 
 
 def failed_rewards(summaries: Sequence[GroupSummary]) -> dict[str, float]:
-    """How many trajectories were judged, and of how many of them no reward is known."""
+    """Number of judged trajectories, and of those without a known reward."""
     return {
         "buffer/num_judged": float(sum(summary.num_trajectories for summary in summaries)),
         "reward/num_errors": float(sum(summary.num_reward_errors for summary in summaries)),
@@ -448,5 +448,5 @@ def _component_means(summaries: Sequence[GroupSummary]) -> dict[str, float]:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """For JSON, which knows no NaN and no infinity: None stands for them."""
+    """The values for JSON, which has no NaN and no infinity: None replaces them."""
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
