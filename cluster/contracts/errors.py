@@ -138,6 +138,7 @@ class Limit(StrEnum):
     @property
     def is_policys_doing(self) -> bool:
         """If so, the episode ends as `length` and keeps what it earned. Otherwise it fails and has no reward."""
+        return self is not Limit.DEADLINE
 
 
 class EpisodeOver(TreadwheelError):

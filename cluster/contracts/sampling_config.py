@@ -127,20 +127,6 @@ class EvaluationConfig(Section, mark=Mark.RESOURCES):
         return self
 
     @model_validator(mode="after")
-    def _forbid_what_acts_in_training_alone(self) -> "EvaluationConfig":
-        if self.prompts and self.prompts.difficulty:
-            raise ValueError(
-                "prompts.difficulty acts in training alone: held-out prompts are the same at every evaluation; leave it out"
-            )
-        for name, source in (self.prompts.sources if self.prompts else {}).items():
-            if source.weight != 1:
-                raise ValueError(
-                    f"prompts.sources.{name}.weight={source.weight:g} acts in training alone: an evaluation takes the sources by their "
-                    "sizes; leave it out"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _require_samples_that_differ(self) -> "EvaluationConfig":
         if self.temperature == 0 and self.num_samples > 1:
             raise ValueError(
