@@ -277,8 +277,7 @@ async def train(
 
 
 class _StepEnds:
-    """Ends steps: all workers serve the weights, further groups may start, the step is logged. One end may run while the next step
-    learns."""
+    """Ends of steps: workers serve the weights, further groups may start, the step is logged. One may run while the next step learns."""
 
     def __init__(
         self, *, fleet: WorkerFleet, buffer: Buffer, weights: Weights, log: Log, mismatch: MismatchConfig

@@ -12,26 +12,21 @@ EPISODE_METRICS: Mapping[str, str] = {
     "environment/<name>/calls": "Mean number of tool calls in an episode.",
     "environment/<name>/malformed_share": "Share of tool calls that returned an error to the model: unreadable, of an unknown tool, with "
     "arguments that do not fit, or refused by the tool.",
-    "environment/<name>/written_share": "Share of completion tokens that the model did not sample. The template, a tool or the environment "
-    "wrote them; they do not train.",
-    "environment/<name>/written_share/<role>": "Share of completion tokens written before a turn that follows a message of this role, "
-    "such as "
-    "`tool` or `user`: the messages since the previous turn and the template's tokens around them.",
+    "environment/<name>/written_share": "Share of completion tokens written by the template, a tool or the environment. They do not train.",
+    "environment/<name>/written_share/<role>": "Share of completion tokens written before a turn that follows a message of this role, such "
+    "as `tool` or `user`: the messages since the previous turn and the template's tokens around them.",
     "environment/<name>/uncanonical_share": "Share of compared turns (`episodes.compared_share`) whose prompt differs from the chat "
-    "template's "
-    "tokens for the whole conversation. There the model sees another history than behind a server that keeps no tokens.",
+    "template's tokens for the whole conversation. There the model sees another history than behind a server that keeps no tokens.",
     "environment/<name>/truncated_share": "Share of episodes that ended at a limit: turns, context, or length of a turn.",
     "environment/<name>/num_retried": "Times that an episode began anew because a process of its environment, its own or a shared one, "
-    "died. "
-    "Episodes of refused prompts do not count.",
+    "died. Episodes of refused prompts do not count.",
     "environment/<name>/num_failed": "Number of episodes that failed while they were sampled. They do not train. "
     "`environment/<name>/num_failed/<stage>` counts one stage: `environment`, or `tool:` and the tool's name.",
-    "environment/<name>/<logged>": "Mean of a number that the environment logged, over the episodes that logged it. A number with the "
-    "name of "
-    "another metric is left out.",
+    "environment/<name>/<logged>": "Mean of a number that the environment logged, over the episodes that logged it. One named like another "
+    "metric is left out.",
     "time/environment/<name>/episode_s": "Mean seconds of an episode.",
-    "time/environment/<name>/waiting_share": "Share of that time in which the environment or a tool worked, or the episode waited for a "
-    "process of the environment.",
+    "time/environment/<name>/waiting_share": "Share of that time in which environment or tools worked, or the episode waited for a "
+    "process.",
 }
 
 

@@ -224,7 +224,7 @@ class LearnerGroup:
         return self.saved_version < self.version and self.is_save_due()
 
     async def save(self, metric: float | None) -> None:
-        """Saves a checkpoint of the current version, with its evaluation `metric`. A failed save is an event, and leaves the last good
+        """Saves a checkpoint of the current version; `metric` is its evaluation. A failed save is an event, and leaves the last good
         one."""
         async with self._turn:
             self._evaluations[self.version] = metric
@@ -358,8 +358,7 @@ class LearnerGroup:
         )
 
     async def _save_last_step(self, stats: StepStats | None) -> None:
-        """Saves the step with these results. On return it is on the disk, or an event says that it failed. None: the ranks hold no whole
-        step."""
+        """Saves the step with these results; None: there is no whole step. On return it is on the disk, or an event says that it failed."""
         await self._finish_saving()
         if stats is not None:
             self._hold(stats.policy_version)
@@ -471,8 +470,7 @@ class LearnerGroup:
                     await self._recover(error)
 
     async def _heal_sender(self) -> None:
-        """Restarts the ranks if the first one could not send. A single failure may be a moment without memory. A death is noticed by the
-        next call itself."""
+        """Restarts the ranks if the first one could not send. One failure may be a moment without memory. The next call notices a death."""
         failures = [error for rank, error in self._could_not_send if rank in self._ranks]
         if len(failures) < _MOST_UNSENT:
             return
@@ -517,8 +515,8 @@ class LearnerGroup:
         return learned
 
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:
-        """Kills all ranks and waits for the back-off. Returns the rank that failed. Raises when its restart budget is spent, and for
-        failures of the recorder."""
+        """Kills all ranks, waits for the back-off, and returns the failed rank. Raises for a spent restart budget and the recorder's
+        failures."""
         if isinstance(error, WorkerError) and error.actor == self._recorder.spec.name:
             raise error
         ranks, self._ranks = self._ranks, []

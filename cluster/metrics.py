@@ -26,11 +26,10 @@ METRICS: dict[str, str] = {
     "policy_version": "Number of steps that the policy has learned. Each line of `metrics.jsonl` has the metrics of one version.",
     "last_step_time": "Unix time of the last step's end, or of the driver's start before the first step. In Prometheus only.",
     "reward/mean": "Mean reward of the step's trajectories whose reward is known.",
-    "reward/<component>": "Mean of a component that the judge returned with the reward, over the trajectories that have it. "
-    "A component with the name of another metric is left out.",
+    "reward/<component>": "Mean of a component that the judge returned with the reward, over the trajectories that have it. One named like "
+    "another metric is left out.",
     "reward/<part>": "Mean of a reward part before its weight, for a reward with several parts. `reward/<part>/<name>` is a component that "
-    "the part's judge returned. Episodes add the parts `environment` (the reward that the environment returned) and `earned` (the rewards "
-    "earned during the episode).",
+    "the part's judge returned. Episodes add `environment` (the returned reward) and `earned` (rewards earned on the way).",
     "reward/<part>/num_failed": "Number of trajectories judged since the last step for which this part failed.",
     "reward/mean/<source>": "Mean reward of the trajectories judged since the last step whose prompt comes from this source "
     "(`reward.by_source`, `prompts.sources`). `reward/<part>/<source>` is the same for one part.",
@@ -38,41 +37,35 @@ METRICS: dict[str, str] = {
     "prompts/num_truncated": "Number of prompts since the last step that were truncated to `prompts.max_prompt_tokens`.",
     "prompts/num_skipped": "Times since the last step that `prompts.difficulty` replaced a prompt that is solved or far from the target.",
     "prompts/num_groups/<source>": "Number of groups of this source judged since the last step, dropped groups included.",
-    "reward/num_errors": "Number of trajectories whose judge raised an error. They do not train. With `algorithm.selection`, of all "
-    "candidates.",
-    "reward/num_timeouts": "Number of trajectories whose judge missed its deadline. They do not train. With `algorithm.selection`, of all "
+    "reward/num_errors": "Trajectories whose judge raised an error. They do not train. With `algorithm.selection`, of all candidates.",
+    "reward/num_timeouts": "Trajectories whose judge missed its deadline. They do not train. With `algorithm.selection`, of all "
     "candidates.",
     "eval/reward": "Mean reward of the held-out prompts. Sampling is greedy unless `evaluation.temperature` is set.",
     "eval/accuracy": "Share of the held-out completions that succeed: their reward is at least `evaluation.success_at` (default 1).",
     "eval/reward_stderr": "Standard error of `eval/reward` over prompts. `eval/accuracy_stderr` and `eval/pass_at_<k>_stderr`, over all "
     "prompts, are computed alike. Without environments, rows with the same prompt count as one prompt.",
-    "eval/pass_at_<k>": "Probability that at least one of k completions of a prompt succeeds; unbiased estimate (arXiv:2107.03374). Only "
-    "with `evaluation.num_samples` above 1.",
-    "eval/reward/<source>": "Mean reward of the held-out prompts of one source (`evaluation.source_column`). `eval/accuracy/<source>` is "
-    "the same for accuracy.",
-    "eval/num_failed": "Number of held-out completions whose reward failed with an error or timeout. All other evaluation metrics leave "
-    "them out.",
-    "eval/num_dropped": "Number of held-out prompts left out because the engine refuses them or because they end "
-    "workers or judges again and again.",
+    "eval/pass_at_<k>": "Unbiased estimate (arXiv:2107.03374) of the probability that one of k completions of a prompt succeeds.",
+    "eval/reward/<source>": "Mean reward of held-out prompts of one source (`evaluation.source_column`); `eval/accuracy/<source>` "
+    "likewise.",
+    "eval/num_failed": "Held-out completions whose reward failed (error or timeout). All other evaluation metrics leave them out.",
+    "eval/num_dropped": "Held-out prompts left out because the engine refuses them, or because they repeatedly end workers or judges.",
     "eval/num_too_long": "Number of held-out prompts longer than `evaluation.prompts.max_prompt_tokens`. Later prompts replace them.",
     "eval/num_prompts": "Number of held-out prompts evaluated.",
     **EPISODE_METRICS,
     "tokens/sampled": "Sampled completion tokens of the groups that the step consumed. Dropped groups do not count.",
     "tokens/trained": "Sampled completion tokens of the trajectories whose reward is known. Tokens that filters leave out count too.",
     "tokens/completion_mean": "Mean number of sampled tokens in a trajectory. In episodes, only tokens of the model count.",
-    "tokens/truncated_share": "Share of trajectories that ended at a limit: `sampling.max_tokens`, the context, or any limit of an "
-    "episode.",
+    "tokens/truncated_share": "Share of trajectories that ended at a limit: `sampling.max_tokens`, context, or a limit of an episode.",
     "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks. Every epoch counts them again.",
     "time/step_s": "Wall-clock seconds of a step. It begins when the learner waits for groups, and ends when every worker serves the new "
     "weights. Where weights travel while the next step learns (`buffer.max_off_policy_steps` above 0), it ends when they are published.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
-    "time/judging_s": "Mean seconds that the reward service took to judge a group, for a reward without parts. Scoring by a reward model "
-    "comes before and does not count.",
+    "time/judging_s": "Mean seconds that the reward service took to judge a group, for a reward without parts, and without a reward "
+    "model's scoring.",
     "time/<part>/judging_s": "The same for each part of a reward with several parts.",
     "time/held_s": "Seconds since the last step in which groups waited because a service that the judge calls was unavailable, for a "
-    "reward "
-    "without parts. Absent when no group waited.",
+    "reward without parts. Absent when no group waited.",
     "time/<part>/held_s": "The same for each part of a reward with several parts.",
     "time/learning_s": "Seconds of the learner's step.",
     "time/assemble_s": "Part of `time/learning_s`: turning trajectories into tensors, outside the passes.",
@@ -80,14 +73,13 @@ METRICS: dict[str, str] = {
     "time/gradient_s": "Part of `time/learning_s`: forward and backward passes.",
     "time/optimizer_s": "Part of `time/learning_s`: gradient clipping and optimizer updates.",
     "time/join_s": "Seconds from the request for a rollout worker until it serves, including the wait for its node. Median of the last "
-    "five "
-    "workers that joined in mid-run; absent before the first.",
+    "five workers that joined in mid-run; absent before the first.",
     "time/publish_s": "Seconds in which the learner published the weights; part of the broadcast.",
     "time/broadcast_s": "Seconds from publishing the weights to the last worker's attestation.",
     "time/eval_s": "Seconds of a held-out evaluation.",
     "staleness/mean": "Learner version minus the version of a group's oldest token; mean over the step's groups.",
-    "staleness/max": "Learner version minus the version of the step's oldest token. In a run that samples, never above "
-    "`buffer.max_off_policy_steps`.",
+    "staleness/max": "Learner version minus the version of the step's oldest token; at most `buffer.max_off_policy_steps` in a run that "
+    "samples.",
     "staleness/bound": "`buffer.max_off_policy_steps`.",
     "buffer/learner_wait_s": "Seconds that the learner waited for all groups of a step.",
     "buffer/head_of_line_s": "Mean seconds that the step's finished groups waited for its slowest group.",
@@ -97,38 +89,32 @@ METRICS: dict[str, str] = {
     "buffer/kept_share": "Share of the groups that finished or were dropped since the last step that was not dropped.",
     "buffer/tries_per_group": "Groups that finished or were dropped since the last step, per group that was not dropped.",
     "buffer/num_judged": "Number of trajectories that `reward/num_errors` and `reward/num_timeouts` refer to: those of the step's groups, "
-    "or, "
-    "with `algorithm.selection`, all candidates since the last step.",
+    "or, with `algorithm.selection`, all candidates since the last step.",
     "buffer/candidate_reward": "Mean reward of all candidates of `algorithm.selection` since the last step. It measures the policy; "
     "`reward/mean` is the mean of the selected trajectories.",
     "buffer/dropped_<reason>": "Number of groups dropped since the last step for one reason: the name of a filter, `rewards_failed`, "
-    "`refused` "
-    "(by the engine), `quarantined`, or `straggler` (finished groups waited for it longer than `buffer.max_head_of_line_s`).",
+    "`refused` (by the engine), `quarantined`, or `straggler` (finished groups waited for it longer than `buffer.max_head_of_line_s`).",
     "buffer/size_bytes": "Bytes of the trajectories that wait in the object store.",
     "buffer/max_size_bytes": "Limit of `buffer/size_bytes`: `buffer.max_size_bytes`.",
     "mismatch/mean_abs_nats": "Mean of |learner log-prob - rollout log-prob| over the step's newest tokens.",
     "mismatch/max_abs_nats": "Maximum of |learner log-prob - rollout log-prob| over the step's newest tokens.",
-    "mismatch/off_policy_steps": "Off-policy steps of the step's newest tokens. Above 0, the mismatch includes the changes that these "
-    "steps "
-    "made to the policy.",
+    "mismatch/off_policy_steps": "Off-policy steps of the step's newest tokens. Above 0, the mismatch includes the policy's change in "
+    "these steps.",
     "rollout/num_wanted": "Target number of rollout workers, set by the user or by `elastic`.",
     "rollout/num_coming": "Number of wanted rollout workers that do not serve: they wait for a node, start, or load weights.",
     "rollout/num_workers": "Number of rollout workers that serve attested weights.",
     "rollout/idle_share": "Share of the serving workers' time since the last step in which they had nothing to sample.",
-    "engine/num_running": "Most requests that vLLM ran at once, over all workers, under the last two policy versions. Measured at the "
-    "workers' heartbeats.",
+    "engine/num_running": "Most requests that vLLM ran at once under the last two policy versions, over all workers, by their heartbeats.",
     "engine/num_waiting": "Most requests that waited in vLLM for room in its key-value cache, measured like `engine/num_running`.",
     "engine/cache_share": "Largest share of its key-value cache that any worker used, measured like `engine/num_running`.",
     "rollout/num_services": "Number of reward services that serve.",
     "rollout/spot_evictions": "Number of rollout workers that left since the last step because their node announced its end.",
     "rollout/groups_saved": "Number of finished groups copied off such nodes since the last step, before the learner took them.",
     "rollout/groups_handed_over": "Number of unfinished groups that continued on another worker since the last step, keeping their tokens.",
-    "rollout/num_aborted": "Number of trajectories aborted because enough others of their group had finished "
-    "(`rollout.extra_trajectories`).",
+    "rollout/num_aborted": "Trajectories aborted because enough others of their group had finished (`rollout.extra_trajectories`).",
     "cost/<kind>/<cause>_s": "Seconds of all actors of one kind (`learner`, `rollout_worker`, `reward_service`, ...) since the last step, "
-    "by "
-    "cause: `busy`, a wait for `learner`, `rollouts`, `rewards`, `prompts` or `weights`, or `restart`, which includes starts. The causes "
-    "add up to the actors' wall-clock time, as far as the actors have reported it. A cause is absent until it first occurs.",
+    "by cause: `busy`, a wait for `learner`, `rollouts`, `rewards`, `prompts` or `weights`, or `restart`, which includes starts. The "
+    "causes add up to the actors' wall-clock time, as far as the actors have reported it. A cause is absent until it first occurs.",
     "cost/gpu_hours": "GPU hours that actors held since the last step, without the servers of judges; 0 without GPUs.",
     "cost/idle_gpu_hours": "Part of `cost/gpu_hours`: GPU hours of actors that were not busy.",
     "supervision/num_restarts": "Number of actors restarted since the last step, of all kinds. events.jsonl names them.",
@@ -137,16 +123,15 @@ METRICS: dict[str, str] = {
     "supervision/num_errors": "Restarts after an actor raised an error, failed canaries included; part of `supervision/num_restarts`.",
     "learner/failed_rewards": "Number of trajectories left out because their reward failed.",
     "learner/aborted": "Number of trajectories left out because their completion was aborted.",
-    "learner/without_experts": "With `rollout.routing_replay`: number of segments for which the engine returned no experts. The "
-    "learner's own routers chose them.",
+    "learner/without_experts": "With `rollout.routing_replay`: segments without the engine's experts. The learner's own routers chose "
+    "them.",
     "learner/micro_batches": "Number of forward and backward passes in the step, over all ranks.",
     "learner/skipped_in_a_row": "Number of consecutive updates skipped because loss or gradient was not finite.",
     "updates/<quantity>/<number>": "A metric of each update of a step with several, by its number from 1: `loss`, `kl_old_k3_mean`, "
-    "`kl_step_k3_mean`, `clip_fraction`, `value_clip_fraction`, `ratio_min`, `ratio_max`, `gradient_norm`, "
-    "`critic_gradient_norm` and `skipped`, defined below.",
+    "`kl_step_k3_mean`, `clip_fraction`, `value_clip_fraction`, `ratio_min`, `ratio_max`, `gradient_norm`, `critic_gradient_norm` and "
+    "`skipped`, defined below.",
     "weights/learner_wait_s": "Seconds of the step in which the learner waited for weights: until all workers had the previous version, "
-    "until "
-    "the new one was published, and, where the next step may not begin earlier, until all workers had the new one.",
+    "until the new one was published, and, where the next step may not begin earlier, until all workers had the new one.",
     "weights/size_bytes": "Bytes of the published weights: the whole model, or the adapter.",
     "weights/sent_bytes": "Bytes sent to all workers together. With `weights.deltas` only changes may be sent.",
     "weights/changed_share": "Share of the weights that changed since the previous version. Absent when all were sent (`weights.deltas`).",
@@ -156,10 +141,9 @@ METRICS: dict[str, str] = {
     "weights/canary_error": "Mean absolute difference between engine and learner log-probs on the canary, in nats; the worst worker's.",
     "weights/canary_max_error": "Largest absolute difference at one token of the canary, in nats; the worst worker's.",
     "weights/canary_tolerance": "Mean difference above which a worker is refused: `weights.canary_tolerance`, or three times the noise.",
-    "weights/noise_floor": "Mean difference on the canary when engine and learner had both just loaded the starting files: the noise of "
-    "model, compute type and hardware.",
-    "weights/num_indistinguishable": "Number of workers whose canary cannot tell the new weights from the previous ones: they differ too "
-    "little, compared with the noise.",
+    "weights/noise_floor": "Mean difference on the canary when both had just loaded the starting files: noise of model, type and hardware.",
+    "weights/num_indistinguishable": "Workers whose canary cannot tell new from previous weights: the difference is too small against the "
+    "noise.",
 }
 """Name to meaning. A dashboard groups metrics by the part of the name before the slash."""
 
@@ -173,7 +157,7 @@ _MOST_BEHIND = 10_000
 
 
 class Sink(Protocol):
-    """Receives the numbers: a file or package below cluster.sinks, or yours by full path. Each sink is called from its own thread, in
+    """Receives metrics and events: a file or package below cluster.sinks, or yours by full path. Called from a thread of its own, in
     order."""
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:

@@ -155,8 +155,8 @@ class StreamingConfig(Section, mark=Mark.MATHEMATICS):
     """Number of returns that the advantage compares: those of the prompt's trajectories in this step, filled up with its newest returns of
     earlier steps. For each prompt so far, a checkpoint's manifest holds up to group_size − 1 numbers of about 20 bytes."""
     when_full: Literal["slide", "clear"] = "slide"
-    """`slide`: always compares with the newest returns. `clear`: forgets a prompt's returns once they have filled a group, so that no two
-    groups share a return."""
+    """`slide`: always compares with the newest returns. `clear`: forgets a prompt's returns once they filled a group, so groups share
+    none."""
 
 
 class DistillationConfig(Section, mark=Mark.MATHEMATICS):
@@ -169,8 +169,8 @@ class DistillationConfig(Section, mark=Mark.MATHEMATICS):
     completion token in the object store and on disk, and 8 on each learner rank. Logits of a whole batch are never materialized. The
     metrics `rest` and `rest_reference` are the probability of all other tokens."""
     direction: Literal["reverse", "forward"] = "reverse"
-    """`reverse`: KL(π ‖ π_ref), which drops behaviour that the teacher does not have. `forward`: KL(π_ref ‖ π), which learns all of the
-    teacher's behaviour."""
+    """`reverse`: KL(π ‖ π_ref), which drops what the teacher does not do. `forward`: KL(π_ref ‖ π), which learns all that the teacher
+    does."""
 
 
 class SftConfig(Section, mark=Mark.MATHEMATICS):
@@ -238,8 +238,7 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     the correction `decoupled` the loss is the paper's."""
     proximal_decay: Annotated[float, Field(ge=0, lt=1)] = 0.889
     """Decay of `proximal: ewma` per optimizer update, without bias towards the first weights. The mean age of the averaged weights is
-    decay/(1 − decay) updates (8 by default). With fewer trajectories per update, raise it for proportionally more updates. With 0, π_old is
-    that of `recompute`."""
+    decay/(1 − decay) updates (8 by default). With fewer trajectories per update, use proportionally more updates. 0 is `recompute`."""
     distillation: DistillationConfig | None = None
     sft: SftConfig | None = None
     monitor: MonitorConfig = MonitorConfig()

@@ -36,8 +36,7 @@ class RunConfig(Section):
     """One run. The README's quickstart is deploy/runs/quickstart.yaml."""
 
     run_dir: Resources[str] = "runs/run"
-    """The run directory: a local path, which all nodes must mount, or s3://, gs:// or az:// with bucket and prefix
-    (docs/object_stores.md)."""
+    """A local path, which all nodes must mount, or s3://, gs:// or az:// with bucket and prefix (docs/object_stores.md)."""
     seed: Mathematics[Annotated[int, Field(ge=0, lt=2**63)]] = 0
     """Seed of the order of prompts and of all sampling."""
     num_steps: Resources[PositiveInt] = 100
@@ -45,8 +44,8 @@ class RunConfig(Section):
     `learner.mini_batches`, and ends with a new policy version."""
     deterministic: Mathematics[bool] = False
     """Makes a CPU run repeatable bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample. With
-    `buffer.max_off_policy_steps` above 0, timing still decides which policy version samples a token; then only learning from the run's
-    record repeats."""
+    `buffer.max_off_policy_steps` above 0, timing decides which policy version samples a token; only learning from the record repeats
+    then."""
     model: ModelConfig
     prompts: PromptsConfig
     """A name below actors.prompts with its parameters, or `sources`. Texts in a file are formatted with the model's chat template if it has
@@ -281,8 +280,7 @@ class RunConfig(Section):
 
     @property
     def stall_s(self) -> float:
-        """Longest wait without any group starting, finishing or leaving. Every wait within it has a deadline of its own; this one catches
-        what those missed."""
+        """Longest wait without any group starting, finishing or leaving. It catches what the deadlines of the waits within it missed."""
         judging_s = self.reward.deadline_s * max(self.judged_per_group, self.evaluation.num_samples)
         judging_s += self.reward.hold_s + 60.0
         scoring_s = self.reference.timeout_s + max(

@@ -16,8 +16,8 @@ class EpisodesConfig(Section):
     column: Mathematics[str] = "environment"
     """The prompt's column that names one of `environments`."""
     max_turns: Mathematics[PositiveInt] = 16
-    """Most turns of the model in one episode, tool calls included. An episode that asks for more ends as `length` and keeps the reward that
-    it has earned."""
+    """Most turns of the model in one episode, tool calls included. An episode that asks for more ends as `length` and keeps what it
+    earned."""
     on_turn_length: Mathematics[Literal["end", "continue"]] = "end"
     """Effect of a turn that is truncated at its token limit. `end`: it is the model's last turn; the environment may still return a reward.
     `continue`: the template closes the turn, and the episode continues."""
@@ -28,8 +28,7 @@ class EpisodesConfig(Section):
     parser: Mathematics[Plugin | None] = None
     """Parses tool calls in the model's text, for models whose calls neither the tokenizer's response template nor a parser made from the
     chat template reads correctly: `{name: vllm, parser: hermes, tokenizer: PATH}`, or a function of yours as 'my_package.module:name'. It
-    takes `text`, without the token that ended the turn, and `tools`, and returns the text and the calls. None takes the parser that passes
-    the check."""
+    takes `text`, without the token that ended the turn, and `tools`, and returns text and calls. None takes the one that passes."""
     compared_share: Resources[Annotated[float, Field(ge=0, le=1)]] = 0.01
     """Share of episodes whose prompts are compared, turn by turn, with the chat template's rendering of the whole conversation. The metric
     `environment/<name>/uncanonical_share` is the share that differs."""
@@ -38,8 +37,8 @@ class EpisodesConfig(Section):
     cleanup_s: Resources[PositiveFloat] = 5.0
     """Time for `finally` and `async with` of an episode that is cancelled or has failed. Then its process is killed."""
     max_concurrent: Layout[PositiveInt | None] = None
-    """Most episodes that a worker has under way; None is twice `rollout.max_concurrent_sequences`. Episodes that wait for a tool use no
-    sequence of the engine."""
+    """Most episodes of a worker at once; None is twice `rollout.max_concurrent_sequences`. An episode that waits for a tool uses no
+    sequence."""
     max_processes: Layout[PositiveInt] = 4
     """Processes of a synchronous environment (`def`) on each worker, which is the number of its episodes that run at once. The episodes of
     an asynchronous environment share one process."""

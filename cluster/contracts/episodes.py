@@ -138,8 +138,7 @@ class EpisodeTask:
     index: int
     """Index of the episode in its group."""
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The run's values of the settings that a request to the endpoint may set, such as `temperature`. An absent one has OpenAI's
-    default."""
+    """The run's values of settings that a request to the endpoint may set, such as `temperature`. An absent one has OpenAI's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +196,8 @@ class EpisodeFacts(Protocol):
         ...
 
     def earn(self, reward: float, name: str | None = None) -> None:
-        """Adds a reward for the last turn to the returned one. Raises DataError before the first turn, and for NaN, infinity and anything
-        that is not a number."""
+        """Adds a reward for the last turn to the returned one. Raises DataError before the first turn, and for anything but a finite
+        number."""
         ...
 
     def rewrite(self, messages: Sequence[Message]) -> None:

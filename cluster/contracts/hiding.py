@@ -28,8 +28,7 @@ def is_secret(name: str) -> bool:
 
 
 def hidden(value: Any, name: str = "") -> Any:
-    """The value of a setting of this name, with secrets hidden: all texts below a secret's name, and the secrets in any other text. Numbers
-    are shown."""
+    """The value of a setting of this name, without texts below a secret's name and secrets in other texts. Numbers are shown."""
     if isinstance(value, dict):
         within = name if is_secret(name) else None
         return {key: hidden(item, within or str(key)) for key, item in cast(dict[Any, Any], value).items()}

@@ -10,8 +10,7 @@ from cluster.contracts.settings import Layout, Mark, Mathematics, NumActors, Res
 class ModelConfig(Section, mark=Mark.MATHEMATICS):
     path: str
     """A Hugging Face folder, or a hub name. The model of a checkpoint in an object store (`s3://bucket/run/checkpoints/step-000010/model`)
-    may be named too: each machine downloads it once, into ~/.cache/treadwheel or the folder that TREADWHEEL_CACHE names, and verifies
-    it."""
+    may be named too: each machine downloads it once, into ~/.cache/treadwheel or TREADWHEEL_CACHE, and verifies it."""
     revision: str | None = None
     """Hub revision; None is the default branch. Pin it for runs that must repeat."""
     dtype: Literal["auto", "float32", "bfloat16"] = "bfloat16"
@@ -75,8 +74,7 @@ class LearnerConfig(Section):
     activations do not fit on one rank. It must divide `num_ranks` and the number of the model's attention heads. Data parallelism is then
     between these groups of ranks."""
     cpus_per_rank: Layout[PositiveFloat] = 1.0
-    """CPUs that Ray reserves to place a rank; they do not limit it. If all actors together ask for more CPUs than exist, they share
-    them."""
+    """CPUs reserved to place a rank; they do not limit it. If all actors ask for more CPUs than exist, they share them."""
     gpus_per_rank: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
     """Torch threads of a rank; None is its CPUs, rounded up."""
@@ -84,15 +82,13 @@ class LearnerConfig(Section):
     """Prompt and completion tokens of a rank in one forward pass, padding included. All segments of an episode go through one pass and must
     fit. With `sequence_parallel_size`, each rank that shares a pass adds this many."""
     packing: Layout[Literal["auto", "packed", "padded"]] = "auto"
-    """auto packs sequences into one row if the attention implementation keeps them apart. Otherwise it pads buckets of sequences of similar
-    length."""
+    """auto packs sequences into one row if the attention implementation keeps them apart. Otherwise it pads sequences of similar length."""
     head_chunk_tokens: Layout[PositiveInt | None] = None
-    """Completion positions whose logits are computed at once, for some thousands of vocabulary tokens at a time. None is 1,024 on CPUs and
-    16,384 on GPUs."""
+    """Completion positions whose logits are computed at once, some thousands of tokens at a time. None is 1,024 on CPUs, 16,384 on GPUs."""
     kept_logits_bytes: Resources[NonNegativeInt] = 0
     """Bytes of logits that a pass keeps for its backward pass; all of them are 4 bytes x completion tokens x vocabulary. The others are
-    computed again, which is a fourth large matrix product in addition to three. Worthwhile on GPUs with free memory. A pass with at most 64
-    MiB of logits keeps all."""
+    computed again, which is a fourth large matrix product in addition to three. Useful on GPUs with free memory. A pass with at most 64 MiB
+    keeps all."""
     activation_checkpointing: Layout[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     compile: Layout[bool] = False
@@ -159,8 +155,8 @@ class ReferenceConfig(Section):
     gpus: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
     path: Mathematics[str | None] = None
-    """Model that the KL refers to, or the teacher (`preset: on_policy_distillation`), with the policy's vocabulary. None is the model from
-    which the run starts."""
+    """Model that the KL refers to, or the teacher (`preset: on_policy_distillation`), with the policy's vocabulary. None is the run's
+    starting model."""
     by_source: Mathematics[dict[str, str]] = Field(default={})
     """Models for the prompts of some sources, by the value of `source_column`: `{math: path, code: path}`. `path` is for all other prompts.
     Each model is loaded in addition, from the default branch of its hub repository and without code of its own."""

@@ -46,8 +46,8 @@ class Phase:
 
 
 class Timeline:
-    """The phases of one actor. Several threads may use it. When there are too many phases, the oldest are merged in pairs, under the name
-    of the longer."""
+    """The phases of one actor. Several threads may use it. Of too many phases the oldest are merged in pairs, under the longer one's
+    name."""
 
     def __init__(self, first: str, *, now: Callable[[], float] = time.time, most: int = _MOST_KEPT) -> None:
         """Keeps up to `most` phases between two requests."""
@@ -96,8 +96,7 @@ def cut(phases: Sequence[Phase], *, start: float = float("-inf"), end: float = f
 
 
 def coalesced(phases: Sequence[Phase], *, most: int) -> list[Phase]:
-    """The same stretch of time in `most` phases. Equal neighbours become one; then the shortest phase is merged into its longer
-    neighbour."""
+    """The same time in `most` phases. Equal neighbours become one; then the shortest phase is merged into its longer neighbour."""
     kept = _joined(phases)
     while len(kept) > 4 * max(most, 1):
         kept = _joined(_in_pairs(kept))

@@ -153,8 +153,7 @@ def parameter_names(name: str, *, home: Home) -> tuple[str, ...]:
 
 
 def refuse_unknown(plugin: Plugin, *, home: Home, field: str) -> None:
-    """Raises ConfigError as `resolve` does for an unknown variant or an unknown parameter. Nothing is imported: a user's own function
-    passes."""
+    """Raises ConfigError as `resolve` for an unknown variant or parameter. A user's own function passes: nothing is imported."""
     if ":" in plugin.name:
         return
     _module_of(plugin.name, home=home, field=field)

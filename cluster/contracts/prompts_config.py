@@ -31,13 +31,12 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     """A prompt source, `{name: file, path: train.jsonl}`, or several: `{sources: {gsm8k: {name: file, path: ..., weight: 2}, ...}}`."""
 
     name: str | None = None  # pyright: ignore[reportIncompatibleVariableOverride]  frozen: nothing else is assigned
-    """A name below actors.prompts: `reasoning_gym`, `file`, `dataset`. The source's parameters are written next to it. Absent with
-    `sources`."""
+    """A name below actors.prompts: `reasoning_gym`, `file`, `dataset`. Its parameters are written next to it. Absent with `sources`."""
     params: dict[str, Any] = Field(default={})
     """The parameters of the source: all keys of the run file's mapping that are not settings of this section."""
     sources: dict[str, WeightedSource] = Field(default={})
-    """Several sources by name, each with a `weight`: its share of the groups that start. The column `reward.source_column` of every prompt
-    holds its source's name."""
+    """Several sources by name, each with a `weight`: its share of the groups. Each prompt's column `reward.source_column` holds the
+    name."""
     deduplicate: bool = False
     """Keeps only the first of prompts with the same text or messages, system prompt included; other columns are not compared. Opening
     the source then makes every prompt once."""

@@ -157,8 +157,7 @@ class PublishingLearner(Protocol):
     """The learner, for a broadcast."""
 
     async def publish(self) -> list[Any]:
-        """Object refs of the buckets of the current weights; then, if there is a delta, of the changes in each bucket; last of the
-        manifest."""
+        """Object refs of the buckets of the current weights; then, with a delta, of each bucket's changes; last of the manifest."""
         ...
 
     async def pack(self) -> list[Any]:

@@ -26,12 +26,11 @@ class RewardPart(Section):
     """None is `reward.max_concurrency`."""
     cache: Resources[bool | None] = None
     """Whether verdicts are kept in the run directory, so that the same question is asked only once, also in a resumed run. None: as the
-    judge declares (`remote`, `llm_judge` and `pairwise` cache). A judge with random answers then gives one answer to all equal
-    questions."""
+    judge declares (`remote`, `llm_judge` and `pairwise` cache). A judge with random answers then repeats its first one."""
     on_failure: Mathematics[Literal["trajectory", "part"]] = "trajectory"
     """Consequence of a failure of this part. `trajectory`: the reward of that trajectory fails. `part`: the part is left out for the whole
-    group, and the other weights stay as they are. It is never left out for one trajectory alone, whose reward would then not be comparable
-    with those of its group."""
+    group, and the other weights stay as they are. It is never left out for one trajectory alone, whose reward would then not compare with
+    its group's."""
 
 
 class RewardModelConfig(Section):
@@ -100,8 +99,8 @@ class RewardConfig(Section):
     """Weight of the reward that an environment returns, which is the part `environment`. The rewards that an episode earns on its way, the
     component `earned`, have no weight."""
     parts: Mathematics[dict[str, RewardPart]] = Field(default={})
-    """Named parts, whose weighted sum is the reward: `{right: {judge: math_verify}, tidy: {judge: format, weight: 0.1}}`. Each part has a
-    metric `reward/<part>`."""
+    """Named parts, whose weighted sum is the reward: `{right: {judge: math_verify}, tidy: {judge: format, weight: 0.1}}`. Each is a
+    metric."""
     by_source: Mathematics[dict[str, tuple[str, ...]]] = Field(default={})
     """The parts that judge the prompts of each source: `{gsm8k: [right, tidy], chat: [style]}`. The other parts are not computed for them.
     A source without an entry is an error. Empty: all parts judge all prompts."""
@@ -122,8 +121,7 @@ class RewardConfig(Section):
     gpus_per_service: Layout[NonNegativeFloat] = 0.0
     """GPUs of each service, for judges that compute on one."""
     timeout_s: Resources[PositiveFloat] = 30.0
-    """Deadline for the reward of one trajectory, or of a group if the judge takes whole groups. A reward that misses it has the status
-    `timeout`."""
+    """Deadline for the reward of one trajectory, or of a group if the judge takes whole groups. Beyond it the status is `timeout`."""
     hold_s: Resources[NonNegativeFloat] = 600.0
     """Longest outage of a service that a judge calls. Its groups wait that long; then the run stops and names the service. The default is
     long enough for the restart of a server that loads a model. 0 stops at the first failure."""
@@ -132,8 +130,7 @@ class RewardConfig(Section):
     max_memory_bytes: Resources[PositiveInt] = 8 * 1024**3
     """Memory limit of a judge's process. Beyond it the judge gets a MemoryError."""
     env: Resources[tuple[str, ...]] = ()
-    """Environment variables that a judge sees in addition to PATH, HOME, locale and threads, by name: `[OPENAI_API_KEY]`. No other token
-    reaches it."""
+    """Names of environment variables that a judge sees: `[OPENAI_API_KEY]`. It sees no others but PATH, HOME, locale and threads."""
 
     @property
     def judges_episodes(self) -> bool:

@@ -14,8 +14,7 @@ class BufferConfig(Section):
     trajectories_per_group: Mathematics[PositiveInt] = 8
     """Trajectories of one prompt."""
     max_off_policy_steps: Mathematics[NonNegativeInt] = 0
-    """Largest allowed difference between the learner's version and the version that sampled a token. 0 is on-policy: sampling waits for the
-    learner."""
+    """Most steps between the version that sampled a token and the learner's version. 0 is on-policy: sampling waits for the learner."""
     max_size_bytes: Layout[PositiveInt] = 2 * 1024**3
     """Limit on the trajectories that wait in the object store. The size of a new group is estimated as that of the largest recent group.
     The groups of the next step start even beyond the limit; otherwise the run would stop."""
@@ -27,8 +26,8 @@ class BufferConfig(Section):
     """The run stops when this many steps' worth of groups were dropped in a row, because of a filter, failed rewards or a refusal of the
     engine: nothing can be learned from such groups. Like DAPO's max_num_gen_batches, which counts the batches sampled for one step."""
     max_failed_share: Mathematics[Annotated[float, Field(ge=0, le=1)]] = 0.5
-    """A group with a larger share of failed rewards is dropped, and another is sampled. In every other group the trajectories with a known
-    reward train."""
+    """A group with a larger share of failed rewards is replaced by another. In every other group all trajectories with a known reward
+    train."""
 
     @property
     def most_under_way(self) -> int:
@@ -53,8 +52,7 @@ class RolloutConfig(Section):
     gpus_per_worker: Layout[NonNegativeFloat] = 0.0
     colocated: Layout[bool] = False
     """Each worker shares the GPU of the learner rank with its number, and they use it in turn. The engines sleep while the learner learns;
-    the ranks keep their state in host memory while the engines sample. For synchronous runs, where one side's GPUs would wait for the other
-    (docs/gpus.md)."""
+    the ranks keep their state in host memory while the engines sample. For synchronous runs: no GPU waits (docs/gpus.md)."""
     num_threads: Layout[PositiveInt | None] = None
     """OpenMP threads of a worker's engine; None is its CPUs, rounded up. The processes of one engine share them, at least one each."""
     tensor_parallel_size: Layout[PositiveInt] = 1
@@ -77,7 +75,7 @@ class RolloutConfig(Section):
     ] = None
     """Scheme for 8-bit linear layers in the engine: weights are rounded whenever they arrive, inputs in each pass. The learner is not
     quantized, so another policy samples than the one that learns: `mismatch/mean_abs_nats` measures the gap, `algorithm.corrections` weigh
-    it. None does not quantize. It needs `model.dtype: bfloat16`, on CPUs int8_per_channel or fp8_per_channel, and for FP8 on GPUs compute
+    it. None does not quantize. Needs `model.dtype: bfloat16`; on CPUs int8_per_channel or fp8_per_channel; for FP8 on GPUs compute
     capability 8.9."""
     prefix_caching: Layout[bool] = True
     """Computes keys and values of a common prefix only once."""

@@ -129,8 +129,7 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _untitled(schema: Any) -> Any:
-    """The schema without the titles that pydantic adds, which repeat the names. A parameter named `title` has a schema there, not a
-    text."""
+    """The schema without pydantic's titles, which repeat the names. A parameter named `title` has a schema there, not a text."""
     if isinstance(schema, list):
         return [_untitled(each) for each in cast(list[Any], schema)]
     if not isinstance(schema, dict):

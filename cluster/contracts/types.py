@@ -49,8 +49,7 @@ class Prompt:
     messages: list[dict[str, Any]] | None = None
     """Chat messages, for the model's chat template."""
     text: str | None = None
-    """Plain text, used without a template. With `messages` too, a model with a chat template gets the messages, and any other model the
-    text."""
+    """Plain text, used without a template. With `messages` too, only a model without a chat template gets the text."""
     columns: dict[str, Any] = field(default_factory=dict[str, Any])
     """All other data of the source (answer, metadata), JSON-able; passed to the judges unchanged."""
 
@@ -126,8 +125,7 @@ class RewardFailure:
     """Trajectories of one group whose rewards failed in one way."""
 
     kind: str
-    """The type of the judge's exception, after its stage if the reward has parts (`judge:style KeyError`); `timeout` for a missed deadline;
-    or `PART_LEFT`."""
+    """Type of the judge's exception, after its stage if the reward has parts (`judge:style KeyError`); `timeout`; or `PART_LEFT`."""
     message: str
     """Message of the first failure, on one line."""
     count: int
@@ -251,8 +249,7 @@ class GroupSummary:
         )
 
     def can_train(self, *, max_failed_share: float) -> bool:
-        """Whether enough rewards are known (`buffer.max_failed_share`). A single one left of several cannot be compared: it has no group
-        advantage."""
+        """Whether enough rewards are known (`buffer.max_failed_share`). A single one left of several has no group advantage."""
         num_known, num_failed = len(self.known_rewards), self.num_failed_rewards
         is_left_alone = num_known == 1 and num_failed > 0
         return num_known > 0 and not is_left_alone and num_failed <= max_failed_share * self.num_trajectories
@@ -354,8 +351,7 @@ class BroadcastStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Weights that the learner's first rank keeps, to send them to rank groups. `policy_version`, `digest` and `total_bytes` are those of
-    their manifest."""
+    """Weights that the learner's first rank keeps for rank groups; with `policy_version`, `digest` and `total_bytes` of their manifest."""
 
     policy_version: int
     digest: str
@@ -373,8 +369,8 @@ class Packed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
-    """A process group and its next broadcast. The learner's first rank is rank 0 and sends; the processes of engines receive. With other
-    members it is another group."""
+    """A process group and its next broadcast. The learner's first rank is rank 0 and sends; engines' processes receive. Other members make
+    another group."""
 
     name: str
     size: int
@@ -468,8 +464,8 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def is_success(reward: float, *, at: float) -> bool:
-    """Whether the reward is at least `at`, within rounding: 0.7 + 0.29 + 0.01 is a little less than 1 in floating point, and earned rewards
-    are kept with 7 digits."""
+    """Whether the reward is at least `at`, within rounding: 0.7 + 0.29 + 0.01 is less than 1 in floating point, and earned rewards have 7
+    digits."""
     return reward >= at - 1e-6 * abs(at)
 
 

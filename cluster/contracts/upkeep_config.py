@@ -24,8 +24,8 @@ _LABEL = re.compile(rf"([A-Za-z0-9.-]+/)?{_NAME}={_NAME}")
 
 class CheckpointConfig(Section, mark=Mark.RESOURCES):
     every_steps: PositiveInt | None = 20
-    """Steps between two checkpoints: a learner that dies repeats at most this many steps. None does not save by steps. The last step is
-    always saved."""
+    """Steps between two checkpoints, and the most that a learner's death can undo. None does not save by steps. The last step is always
+    saved."""
     every_s: PositiveFloat | None = 600.0
     """Also saves when the last save is this many seconds ago, for runs with long steps. None does not save by time."""
     stop_timeout_s: NonNegativeFloat = 60.0
@@ -46,8 +46,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
 
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
     max_restarts: NonNegativeInt = 8
-    """Restarts of one actor within `window_s`. One more stops the run. All learner ranks count as one actor, and their deaths with one node
-    as one death."""
+    """Restarts of one actor within `window_s`; one more stops the run. The learner ranks count as one actor, their deaths with one node as
+    one."""
     window_s: PositiveFloat = 600.0
     backoff_s: NonNegativeFloat = 1.0
     """Wait before an actor's second restart in the window; the first comes at once. Each further restart doubles it, up to a minute."""
@@ -76,14 +76,13 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
 class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
     max_workers: NumActors | None = None
-    """Most rollout workers. Their number then follows the learner's wait for groups; None keeps it. The number of reward services changes
-    only by `treadwheel scale`."""
+    """Most rollout workers; their number then follows the learner's wait for groups. None does not scale by itself, as reward services
+    never do."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Workers are added when the learner waits for groups for a larger share of its time. The measured shares of waiting and idle time
     decide how many (docs/scaling.md)."""
     max_step_factor: Annotated[float, Field(gt=1)] = 2.0
-    """Largest growth at once: the present number of workers times this, or one worker if that is more. The next growth waits until these
-    workers serve."""
+    """Largest growth at once: to the present workers times this, or by one worker. The next growth waits until they serve."""
     scale_down_full_steps: PositiveInt = 10
     """Workers that are not needed by the measured idle time are removed after this many consecutive steps with a full buffer."""
     spot: Resources[str | None] = None
@@ -129,8 +128,7 @@ class RecordConfig(Section, mark=Mark.RESOURCES):
     `checkpoint.keep_last` checkpoints are always kept, since a restart may learn them again. A replay needs all steps."""
     learned_groups: NonNegativeInt | None = 8
     """Number of groups at the start of each step for which the learner records what the objective saw of each token (docs/record.md): 20
-    bytes a token. None records all groups, 0 none; learning is the same. `treadwheel replay --learned` makes the record of any step
-    later."""
+    bytes a token. None records all groups, 0 none. `treadwheel replay --learned` makes the record of any step later."""
 
 
 class MetricsConfig(Section, mark=Mark.RESOURCES):

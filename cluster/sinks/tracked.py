@@ -112,14 +112,13 @@ def identity(directory: RunDirectory) -> str:
 
 
 def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
-    """Settings by full name, and the passport's entries below `passport.`. Both files hide secrets. The passport is written before the
-    first step."""
+    """Settings by full name, and the passport's entries below `passport.`. Both files hide secrets. The passport exists from the first step
+    on."""
     return {**dict(_flat(directory.settings())), **dict(_flat(directory.read_json(PASSPORT), "passport."))}
 
 
 def trajectories(directory: RunDirectory, version: int, number: int) -> list[dict[str, Any]]:
-    """Up to `number` trajectories of the step that made policy `version`, from the best reward to the worst; empty if they cannot be
-    read."""
+    """Up to `number` trajectories of the step that made policy `version`, the best reward first; empty if they cannot be read."""
     try:
         files = [name for name in directory.names(TRAJECTORIES) if step_of(name) == version] if number else []
         if (

@@ -33,8 +33,7 @@ def console(*, directory: RunDirectory, num_steps: int, quiet: bool = False) -> 
 def standing_of(
     directory: RunDirectory, *, num_steps: int | None = None, now: Callable[[], float] = time.time
 ) -> Standing:
-    """State of a run of which only the settings are known. They are read without validation, since another version may have written
-    them."""
+    """State of a run of which only the settings are known. They are not validated: another version may have written them."""
     settings = directory.settings()
     return Standing(
         title=directory.url,

@@ -63,8 +63,7 @@ class _Terminal(Console):
         self.frame_lock = threading.RLock()
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Prevents a frame between the beginning of this call and its output. Rich would draw that frame below the previous one, which
-        would stay."""
+        """Prevents a frame between the start of this call and its output: Rich would draw it below the previous one, which would stay."""
         with self.frame_lock:
             super().print(*objects, **options)
 
