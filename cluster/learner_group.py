@@ -224,8 +224,7 @@ class LearnerGroup:
         return self.saved_version < self.version and self.is_save_due()
 
     async def save(self, metric: float | None) -> None:
-        """Saves a checkpoint of the current version; `metric` is its evaluation. A failed save is an event, and leaves the last good
-        one."""
+        """Saves a checkpoint of the current version; `metric` is its evaluation. A failed save is an event; the last good one stays."""
         async with self._turn:
             self._evaluations[self.version] = metric
             is_saved = False
@@ -515,8 +514,8 @@ class LearnerGroup:
         return learned
 
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:
-        """Kills all ranks, waits for the back-off, and returns the failed rank. Raises for a spent restart budget and the recorder's
-        failures."""
+        """Kills all ranks, waits for the back-off, and returns the failed rank. Raises if the restart budget is spent or the recorder
+        failed."""
         if isinstance(error, WorkerError) and error.actor == self._recorder.spec.name:
             raise error
         ranks, self._ranks = self._ranks, []

@@ -157,8 +157,7 @@ _MOST_BEHIND = 10_000
 
 
 class Sink(Protocol):
-    """Receives metrics and events: a file or package below cluster.sinks, or yours by full path. Called from a thread of its own, in
-    order."""
+    """Receives metrics and events: a file or package below cluster.sinks, or yours by full path. Called in order, from its own thread."""
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         """Numbers of the step that made policy `version`; version 0 is before the first step (evaluation).
@@ -279,8 +278,8 @@ class MetricLog:
 
 
 class _InThread:
-    """A sink in its own thread. If it raises an error, that is reported and the sink is left out: the run continues. If a call never
-    returns, the run and the process can still end."""
+    """A sink in its own thread. If it fails, it is left out with a message, and the run continues. If a call never returns, run and process
+    can still end."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink

@@ -31,8 +31,8 @@ class SavingRules:
         self._last_save_s = self._clock()
 
     def rated_by(self) -> str:
-        """The origin of ratings: rewards of training, or an evaluation. Means of two evaluations with other prompts or another temperature
-        are not comparable."""
+        """The origin of ratings: rewards of training, or an evaluation. Evaluations with other prompts or temperatures are not
+        comparable."""
         evaluation = self._config.evaluation
         if evaluation.prompts is None:
             return "reward"
@@ -42,9 +42,8 @@ class SavingRules:
     def metric_of(self, summaries: Sequence[GroupSummary]) -> float | None:
         """Rating of a checkpoint without an evaluation: the mean reward of its step.
 
-        None in a run that evaluates, since an evaluation and a step's reward are not comparable; in a run that learns from recorded
-        trajectories, whose rewards are another policy's; and in a run that selects trajectories or prompts, since the selection determines
-        their mean.
+        None in a run that evaluates, since the two are not comparable; in one that learns from recorded trajectories, whose rewards are
+        another policy's; and in one that selects trajectories or prompts, since the selection determines the mean.
         """
         config = self._config
         is_its_own = config.evaluation.prompts is None and config.recorded is None

@@ -334,14 +334,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _forbid_truncated_sampling_in_distillation(self) -> "RunConfig":
-        unset = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        if self.algorithm.distillation:
-            for name, value in unset.items():
-                if getattr(self.sampling, name) != value:
-                    raise ValueError(
-                        f"sampling.{name}={getattr(self.sampling, name)} with algorithm.distillation: policy and reference would each drop "
-                        f"tokens that the other keeps, which makes the KL between them infinite; leave sampling.{name} out"
-                    )
+        for name, unset in {"top_k": 0, "top_p": 1.0, "min_p": 0.0}.items():
+            value = getattr(self.sampling, name)
+            if self.algorithm.distillation and value != unset:
+                raise ValueError(
+                    f"sampling.{name}={value} with algorithm.distillation: policy and reference would each drop tokens that the other "
+                    f"keeps, which makes the KL between them infinite; leave sampling.{name} out"
+                )
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,6 @@
 """Timelines: which phases an actor went through and when, one after another without gaps.
 
-An answer may be lost, so each request names the time up to which it has the phases, and receives all later ones. Times are of the actor's
-own clock.
+An answer may be lost, so each request says up to when it has the phases, and receives all later ones. Times are of the actor's clock.
 """
 
 import threading
@@ -46,8 +45,7 @@ class Phase:
 
 
 class Timeline:
-    """The phases of one actor. Several threads may use it. Of too many phases the oldest are merged in pairs, under the longer one's
-    name."""
+    """The phases of one actor. Several threads may use it. Of too many the oldest are merged in pairs, under the longer one's name."""
 
     def __init__(self, first: str, *, now: Callable[[], float] = time.time, most: int = _MOST_KEPT) -> None:
         """Keeps up to `most` phases between two requests."""

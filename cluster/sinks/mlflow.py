@@ -1,7 +1,6 @@
 """MLflow. All drivers of a run log to one MLflow run. Steps are policy versions; if a number is logged twice, the later one counts.
 
-MLFLOW_TRACKING_URI names the server; password or token come from MLflow's own variables. Without a server, a SQLite store in the run
-directory is used.
+MLFLOW_TRACKING_URI names the server; password or token are MLflow's own variables. Without it, a SQLite store in the run directory is used.
 """
 
 import os

@@ -43,8 +43,7 @@ class TensorBoard:
                 self._upload()
 
     def _begun(self, version: int) -> dict[int, dict[str, float]]:
-        """Begins the file. Returns numbers of steps that TensorBoard drops, such as evaluation and timing, which a step that is learned
-        again does not repeat.
+        """Begins the file. Returns the numbers that TensorBoard drops and a step that is learned again lacks: evaluation, timing.
 
         In an object store, the last steps before are drawn again, since a killed driver may not have uploaded them."""
         steps = read_steps(self._directory)

@@ -112,7 +112,7 @@ def identity(directory: RunDirectory) -> str:
 
 
 def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
-    """Settings by full name, and the passport's entries below `passport.`. Both files hide secrets. The passport exists from the first step
+    """Settings by full name, and the passport's entries below `passport.`. Both hide secrets. The passport is there from the first step
     on."""
     return {**dict(_flat(directory.settings())), **dict(_flat(directory.read_json(PASSPORT), "passport."))}
 
@@ -121,14 +121,10 @@ def trajectories(directory: RunDirectory, version: int, number: int) -> list[dic
     """Up to `number` trajectories of the step that made policy `version`, the best reward first; empty if they cannot be read."""
     try:
         files = [name for name in directory.names(TRAJECTORIES) if step_of(name) == version] if number else []
-        if (
-            len(files) != 1
-        ):  # two in an object store: only the ledger knows which one counts, and a tracker can do without
+        if len(files) != 1:  # two in an object store: only the ledger knows which counts, and a tracker needs none
             return []
         content = directory.read_file(f"{TRAJECTORIES}/{files[0]}")
-    except (
-        StorageError
-    ):  # removed meanwhile (`record.keep_trajectories`), or the store is unavailable: the numbers are logged
+    except StorageError:  # removed (`record.keep_trajectories`), or the store is unavailable: the numbers count
         return []
     with pa.ipc.open_file(content) as reader:
         rows = reader.read_all().select(_TRAJECTORY).to_pylist()
