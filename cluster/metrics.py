@@ -24,7 +24,7 @@ from cluster.record.run_directory import EVENTS, RunDirectory
 
 METRICS: dict[str, str] = {
     "policy_version": "Number of steps that the policy has learned. Each line of `metrics.jsonl` has the metrics of one version.",
-    "last_step_time": "Unix time of the last step's end, or of the driver's start before the first step. In Prometheus only.",
+    "last_step_time": "Unix time of the end of the last step; before the first one, of the driver's start. In Prometheus only.",
     "reward/mean": "Mean reward of the step's trajectories whose reward is known.",
     "reward/<component>": "Mean of a component that the judge returned with the reward, over the trajectories that have it. One named like "
     "another metric is left out.",
@@ -59,10 +59,10 @@ METRICS: dict[str, str] = {
     "speed/sampling_tokens_per_s": "Completion tokens sampled per second of sampling, over all workers.",
     "speed/learning_tokens_per_s": "Prompt and completion tokens per second of learning, over all ranks. Every epoch counts them again.",
     "time/step_s": "Wall-clock seconds of a step. It begins when the learner waits for groups, and ends when every worker serves the new "
-    "weights. Where weights travel while the next step learns (`buffer.max_off_policy_steps` above 0), it ends when they are published.",
+    "weights. If weights travel while the next step learns (asynchronous runs), it ends when they are published.",
     "time/sampling_s": "Seconds of the step in which at least one group was under way.",
-    "time/judging_s": "Mean seconds that the reward service took to judge a group, for a reward without parts, and without a reward "
-    "model's scoring.",
+    "time/judging_s": "Mean seconds in which the reward service judged a group, for a reward without parts. A reward model's scoring comes "
+    "before.",
     "time/<part>/judging_s": "The same for each part of a reward with several parts.",
     "time/held_s": "Seconds since the last step in which groups waited because a service that the judge calls was unavailable, for a "
     "reward without parts. Absent when no group waited.",
@@ -81,12 +81,12 @@ METRICS: dict[str, str] = {
     "staleness/max": "Learner version minus the version of the step's oldest token; at most `buffer.max_off_policy_steps` in a run that "
     "samples.",
     "staleness/bound": "`buffer.max_off_policy_steps`.",
-    "buffer/learner_wait_s": "Seconds that the learner waited for all groups of a step.",
-    "buffer/head_of_line_s": "Mean seconds that the step's finished groups waited for its slowest group.",
+    "buffer/learner_wait_s": "Seconds that the learner waited until all groups of its step were finished.",
+    "buffer/head_of_line_s": "Mean seconds that a finished group of the step waited for the step's slowest group.",
     "buffer/num_ready": "Number of finished groups that no step has taken yet.",
     "buffer/num_under_way": "Number of groups that are being sampled or scored.",
     "buffer/num_dropped": "Number of groups dropped since the last step. Another prompt replaces each.",
-    "buffer/kept_share": "Share of the groups that finished or were dropped since the last step that was not dropped.",
+    "buffer/kept_share": "Of the groups that finished or were dropped since the last step, the share that was not dropped.",
     "buffer/tries_per_group": "Groups that finished or were dropped since the last step, per group that was not dropped.",
     "buffer/num_judged": "Number of trajectories that `reward/num_errors` and `reward/num_timeouts` refer to: those of the step's groups, "
     "or, with `algorithm.selection`, all candidates since the last step.",
@@ -126,7 +126,7 @@ METRICS: dict[str, str] = {
     "learner/without_experts": "With `rollout.routing_replay`: segments without the engine's experts. The learner's own routers chose "
     "them.",
     "learner/micro_batches": "Number of forward and backward passes in the step, over all ranks.",
-    "learner/skipped_in_a_row": "Number of consecutive updates skipped because loss or gradient was not finite.",
+    "learner/skipped_in_a_row": "Consecutive updates skipped because loss or gradient was not finite.",
     "updates/<quantity>/<number>": "A metric of each update of a step with several, by its number from 1: `loss`, `kl_old_k3_mean`, "
     "`kl_step_k3_mean`, `clip_fraction`, `value_clip_fraction`, `ratio_min`, `ratio_max`, `gradient_norm`, `critic_gradient_norm` and "
     "`skipped`, defined below.",

@@ -24,8 +24,7 @@ _LABEL = re.compile(rf"([A-Za-z0-9.-]+/)?{_NAME}={_NAME}")
 
 class CheckpointConfig(Section, mark=Mark.RESOURCES):
     every_steps: PositiveInt | None = 20
-    """Steps between two checkpoints, and the most that a learner's death can undo. None does not save by steps. The last step is always
-    saved."""
+    """Steps between two checkpoints: the most that a learner's death undoes. None does not save by steps; the last step is always saved."""
     every_s: PositiveFloat | None = 600.0
     """Also saves when the last save is this many seconds ago, for runs with long steps. None does not save by time."""
     stop_timeout_s: NonNegativeFloat = 60.0
@@ -46,7 +45,7 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
 
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
     max_restarts: NonNegativeInt = 8
-    """Restarts of one actor within `window_s`; one more stops the run. The learner ranks count as one actor, their deaths with one node as
+    """Restarts of one actor within `window_s`; one more stops the run. Learner ranks count as one actor, their deaths with a node as
     one."""
     window_s: PositiveFloat = 600.0
     backoff_s: NonNegativeFloat = 1.0
@@ -76,8 +75,8 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
 class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
     max_workers: NumActors | None = None
-    """Most rollout workers; their number then follows the learner's wait for groups. None does not scale by itself, as reward services
-    never do."""
+    """Most rollout workers; their number then follows the learner's wait for groups. None keeps it. Reward services never scale by
+    themselves."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Workers are added when the learner waits for groups for a larger share of its time. The measured shares of waiting and idle time
     decide how many (docs/scaling.md)."""
