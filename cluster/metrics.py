@@ -104,8 +104,10 @@ METRICS: dict[str, str] = {
     "rollout/num_coming": "Number of wanted rollout workers that do not serve: they wait for a node, start, or load weights.",
     "rollout/num_workers": "Number of rollout workers that serve attested weights.",
     "rollout/idle_share": "Share of the serving workers' time since the last step in which they had nothing to sample.",
-    "engine/num_running": "Most requests that vLLM ran at once under the last two policy versions, over all workers, by their heartbeats.",
-    "engine/num_waiting": "Most requests that waited in vLLM for room in its key-value cache, measured like `engine/num_running`.",
+    "engine/num_running": "Maximum number of requests that vLLM ran at once under the last two policy versions, over all workers, by their "
+    "heartbeats.",
+    "engine/num_waiting": "Maximum number of requests that waited in vLLM for room in its key-value cache, measured like "
+    "`engine/num_running`.",
     "engine/cache_share": "Largest share of its key-value cache that any worker used, measured like `engine/num_running`.",
     "rollout/num_services": "Number of reward services that serve.",
     "rollout/spot_evictions": "Number of rollout workers that left since the last step because their node announced its end.",
@@ -153,7 +155,7 @@ PATIENCE_S = 30.0
 """Longest wait at a run's end for the sinks to take its last numbers, and again for them to close. A tracker's server may never answer;
 the run directory has all numbers."""
 _MOST_BEHIND = 10_000
-"""Most steps and events that wait for one sink in the driver's memory."""
+"""Maximum number of steps and events that wait for one sink in the driver's memory."""
 
 
 class Sink(Protocol):

@@ -16,7 +16,7 @@ class EpisodesConfig(Section):
     column: Mathematics[str] = "environment"
     """The prompt's column that names one of `environments`."""
     max_turns: Mathematics[PositiveInt] = 16
-    """Most turns of the model in one episode, tool calls included. One that asks for more ends as `length` and keeps what it earned."""
+    """Limit of the model's turns in one episode, tool calls included. Beyond it an episode ends as `length` and keeps what it earned."""
     on_turn_length: Mathematics[Literal["end", "continue"]] = "end"
     """Effect of a turn that is truncated at its token limit. `end`: it is the model's last turn; the environment may still return a reward.
     `continue`: the template closes the turn, and the episode continues."""
@@ -36,7 +36,8 @@ class EpisodesConfig(Section):
     cleanup_s: Resources[PositiveFloat] = 5.0
     """Time for `finally` and `async with` of an episode that is cancelled or has failed. Then its process is killed."""
     max_concurrent: Layout[PositiveInt | None] = None
-    """Most episodes of a worker at once; None is twice `rollout.max_concurrent_sequences`. One that waits for a tool uses no sequence."""
+    """Limit of a worker's episodes at once; None is twice `rollout.max_concurrent_sequences`. One that waits for a tool uses no
+    sequence."""
     max_processes: Layout[PositiveInt] = 4
     """Processes of a synchronous environment (`def`) on each worker: that many of its episodes run at once. Asynchronous ones share one."""
     max_memory_bytes: Resources[PositiveInt] = 8 * 1024**3

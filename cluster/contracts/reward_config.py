@@ -76,7 +76,7 @@ class JudgeServerConfig(Section):
     num_threads: Layout[PositiveInt | None] = None
     """As `rollout.num_threads`."""
     max_concurrent_sequences: Layout[PositiveInt] = 64
-    """Most questions in one engine step."""
+    """Maximum number of questions in one engine step."""
     kv_cache_bytes: Layout[PositiveInt] = 1024**3
     """Size of the key-value cache of a server without a GPU."""
     gpu_memory_utilization: Layout[Annotated[float, Field(gt=0, le=1)]] = 0.85
@@ -126,7 +126,7 @@ class RewardConfig(Section):
     """Longest outage of a service that a judge calls. Its groups wait that long; then the run stops and names the service. The default is
     long enough for the restart of a server that loads a model. 0 stops at the first failure."""
     max_concurrency: Resources[PositiveInt] = 64
-    """Most trajectories that a judge judges at the same time."""
+    """Maximum number of trajectories that a judge judges at the same time."""
     max_memory_bytes: Resources[PositiveInt] = 8 * 1024**3
     """Memory limit of a judge's process. Beyond it the judge gets a MemoryError."""
     env: Resources[tuple[str, ...]] = ()

@@ -14,7 +14,7 @@ class BufferConfig(Section):
     trajectories_per_group: Mathematics[PositiveInt] = 8
     """Trajectories of one prompt."""
     max_off_policy_steps: Mathematics[NonNegativeInt] = 0
-    """Most steps between the version that sampled a token and the learner's version. 0 is on-policy: sampling waits for the learner."""
+    """Maximum staleness: the learner's version minus the version that sampled a token. 0 is on-policy: sampling waits for the learner."""
     max_size_bytes: Layout[PositiveInt] = 2 * 1024**3
     """Limit on the trajectories that wait in the object store. The size of a new group is estimated as that of the largest recent group.
     The groups of the next step start even beyond the limit; otherwise the run would stop."""
@@ -31,7 +31,7 @@ class BufferConfig(Section):
 
     @property
     def most_under_way(self) -> int:
-        """Most groups that may be under way at once within the staleness bound."""
+        """Maximum number of groups under way at once within the staleness bound."""
         return self.groups_per_step * (self.max_off_policy_steps + 1)
 
     @model_validator(mode="after")
@@ -59,7 +59,7 @@ class RolloutConfig(Section):
     """Processes of one engine, each with a share of every layer and of the cache: on GPUs one for each of gpus_per_worker, on CPUs all on
     the worker's cores. It must divide the number of the model's attention heads."""
     max_concurrent_sequences: Layout[PositiveInt] = 256
-    """Most sequences in one engine step."""
+    """Maximum number of sequences in one engine step."""
     kv_cache_bytes: Layout[PositiveInt | None] = None
     """Size of a CPU engine's key-value cache, over all its processes; None is 1 GiB. A GPU engine uses gpu_memory_utilization."""
     gpu_memory_utilization: Layout[Annotated[float, Field(gt=0, le=1)]] = 0.85

@@ -25,9 +25,9 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
     """
 
     max_tokens: PositiveInt = 1024
-    """Most tokens of a completion."""
+    """Maximum number of tokens in a completion."""
     min_tokens: NonNegativeInt = 0
-    """Fewest tokens of a completion. *Biased* where it prevents an end."""
+    """Minimum number of tokens in a completion. *Biased* where it prevents an end."""
     temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
     """The learner divides its logits by it too, so that log-probs are comparable. vLLM refuses values above 2, and raises values below
     0.01."""

@@ -25,7 +25,7 @@ _OF_REWARDS = ["reward", "reward_status", "reward_components", "reward_message"]
 _KEY = ["group_id", "sample_index", "segment_index"]
 """First columns of a batch of added columns: they identify its rows."""
 _MOST_REWARD_FAILURES = 4
-"""Most kinds of failure in a summary."""
+"""Maximum number of kinds of failure in a summary."""
 
 _TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))

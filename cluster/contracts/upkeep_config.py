@@ -75,7 +75,7 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
 class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
     max_workers: NumActors | None = None
-    """Most rollout workers; their number then follows the learner's wait for groups. None keeps it. Reward services never scale by
+    """Maximum number of rollout workers, which then follows the learner's wait for groups. None keeps it. Reward services never scale by
     themselves."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Workers are added when the learner waits for groups for a larger share of its time. The measured shares of waiting and idle time

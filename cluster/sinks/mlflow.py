@@ -19,7 +19,7 @@ _ID = "treadwheel.id"
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "preempted": "SCHEDULED"}
 """A preempted run continues later, which MLflow calls SCHEDULED."""
 _BATCH = 100
-"""Most parameters that a server takes at once."""
+"""Maximum number of parameters that a server takes at once."""
 
 
 class MLflow(Tracked):

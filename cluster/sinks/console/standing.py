@@ -12,7 +12,7 @@ from cluster.sinks.console.words import Told, stage, told
 _PACE_STEPS = 50
 """The pace is measured over this many last steps, evaluations and saves included."""
 _LONGEST_S = 1e10
-"""Most time left: three centuries, since dates have a limit."""
+"""Maximum of the time left: three centuries, since dates have a limit."""
 _MOST_TOLD = 20
 _MOST_POINTS = 4000
 """Rewards kept for the curve. Beyond that, every second one is dropped."""
