@@ -97,10 +97,10 @@ class RewardConfig(Section):
     The default judges only single turns: environments reward their episodes themselves."""
     environment_weight: Mathematics[float] = 1.0
     """Weight of the reward that an environment returns, which is the part `environment`. The rewards that an episode earns on its way, the
-    component `earned`, have no weight."""
+    component `earned`, are added without a weight."""
     parts: Mathematics[dict[str, RewardPart]] = Field(default={})
-    """Named parts, whose weighted sum is the reward: `{right: {judge: math_verify}, tidy: {judge: format, weight: 0.1}}`. Each is a
-    metric."""
+    """Named parts, whose weighted sum is the reward: `{right: {judge: math_verify}, tidy: {judge: format, weight: 0.1}}`. Each part is a
+    metric `reward/<part>`."""
     by_source: Mathematics[dict[str, tuple[str, ...]]] = Field(default={})
     """The parts that judge the prompts of each source: `{gsm8k: [right, tidy], chat: [style]}`. The other parts are not computed for them.
     A source without an entry is an error. Empty: all parts judge all prompts."""
