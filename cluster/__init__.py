@@ -6,5 +6,5 @@
                               │                                                     │ staleness bound)
                            learner ◀────────── groups of one optimizer step ────────┘
 
-The controller moves object refs and decisions, never tensors. Nothing here imports actors/ or learner/: deploy/ wires them.
+The controller moves object refs and decisions, never tensors. cluster/ never imports actors/ or learner/; deploy/ connects them.
 """

@@ -1,4 +1,4 @@
-"""The loop. It reads like the sentence it is: workers sample, the learner learns, the weights go back. Object refs only."""
+"""The loop of a run: workers sample, the learner learns, the weights return to the workers. It handles object refs only."""
 
 import asyncio
 import contextlib
@@ -23,44 +23,44 @@ class Buffer(Protocol):
     """Finished groups in start order, inside the staleness bound."""
 
     async def take(self, count: int, *, stall_s: float, goes_on: Callable[[], bool]) -> list[tuple[int, Group]]:
-        """The first `count` groups with their indices, once all of them are finished. Raises DeadlineError when nothing moves for
-        `stall_s` and `goes_on` is False then."""
+        """Returns the first `count` groups with their indices, once all of them are finished. Raises DeadlineError if nothing changes for
+        `stall_s` and `goes_on` is then False."""
         ...
 
     def put_back(self, taken: Sequence[tuple[int, Group]], *, lost: Collection[int]) -> None:
-        """They were not consumed; those in `lost` are under way again."""
+        """Takes back groups that were not consumed. Those in `lost` are under way again."""
         ...
 
     def advance(self, version: int) -> None:
-        """Workers have loaded `version`: further groups may start."""
+        """Lets further groups start, since workers have loaded `version`."""
         ...
 
     def drain_stats(self) -> dict[str, float]: ...
 
 
 class Rollouts(Protocol):
-    """Everything that makes judged groups."""
+    """Makes judged groups."""
 
     def generating(self, *, into: Any) -> AbstractAsyncContextManager[None]:
-        """While this is open, every group that the buffer lets start is under way. A dead producer ends the block with its error."""
+        """While this is open, every group that the buffer lets start is under way. A failed producer ends the block with its error."""
         ...
 
     def sample_again(self, indices: Collection[int]) -> None:
-        """These groups were lost after they were taken."""
+        """Samples groups again that were lost after they were taken."""
         ...
 
     async def evaluate(self, tickets: Sequence[Ticket], *, stall_s: float) -> HeldOutGroups:
-        """Raises DeadlineError when nothing moves for `stall_s`, and not for want of nodes."""
+        """Raises DeadlineError if nothing changes for `stall_s`, unless the run waits for nodes."""
         ...
 
     def waits_for_nodes(self) -> bool:
-        """Whether nothing can move before a node comes, for which the run waits without end."""
+        """Whether nothing can change before a new node comes, for which the run waits without limit."""
         ...
 
     def drain_stats(self) -> dict[str, float]: ...
 
     def describe(self) -> str:
-        """What every actor does, for the error of a wait that was too long."""
+        """The present state of every actor, for the error of a missed deadline."""
         ...
 
 
@@ -70,35 +70,35 @@ class Learner(Protocol):
     version: int
 
     async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
-        """Raises LostError, and has recorded nothing, when a group went with its node."""
+        """Raises LostError, without recording anything, if a group was lost with its node."""
         ...
 
     async def lost(self, groups: Sequence[tuple[int, Group]]) -> set[int]:
-        """Indices of the groups that went with a node."""
+        """Indices of the groups that were lost with a node."""
         ...
 
     def rate(self, metric: float) -> None:
-        """What the current version was evaluated at: a run that is stopped before the next step saves it so."""
+        """Sets the evaluation of the current version, for a save that comes before the next step."""
         ...
 
     def is_save_due(self) -> bool: ...
 
     async def save(self, metric: float | None) -> None:
-        """A checkpoint of the current version; `metric` is its evaluation, if it had one."""
+        """Saves a checkpoint of the current version. `metric` is its evaluation, if any."""
         ...
 
 
 class Weights(Protocol):
-    """The way of the weights from the learner to the workers."""
+    """Brings the weights from the learner to the workers."""
 
     async def begin_broadcast(self) -> BroadcastStats:
-        """Publishes. The learner may learn on when this returns."""
+        """Publishes the weights. When this returns, the learner may continue."""
         ...
 
     async def finish_broadcast(self, fleet: WorkerFleet, published: BroadcastStats) -> BroadcastStats:
-        """Raises WeightsError when most workers cannot prove the version; a worker that fails alone is being replaced.
+        """Raises WeightsError when most workers cannot prove the version; a single worker that fails is being replaced.
 
-        What they serve then is a later version than the `published` one where this was lost with the learner's node.
+        If the `published` version was lost with the learner's node, workers serve a later one in the end.
         """
         ...
 
@@ -106,39 +106,39 @@ class Weights(Protocol):
 
 
 class Timesheet(Protocol):
-    """Where the time of all actors goes."""
+    """Records what the actors spend their time on."""
 
     def enter(self, stage: str, *, step: int | None = None) -> None:
-        """What the driver does from now on, and for which step."""
+        """Begins a stage of the driver, for this step."""
         ...
 
     def ask(self) -> None:
-        """Actors are asked what they did. Returns at once: `drain_stats` has what they said by then."""
+        """Asks the actors for their phases. Returns at once; `drain_stats` has the answers received by then."""
         ...
 
     def drain_stats(self) -> dict[str, float]: ...
 
 
 class Log(Events, Protocol):
-    """Where metrics go, and events."""
+    """Receives metrics and events."""
 
     def step(self, version: int, metrics: dict[str, float]) -> None: ...
 
     async def written(self) -> None:
-        """Returns once the steps so far are as durable as a checkpoint of the last one: a resumed run does not log them again."""
+        """Returns once the steps so far are as durable as a checkpoint of the last one. A resumed run does not log them again."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Samples held-out prompts under the weights that serve now."""
+    """Samples held-out prompts under the weights that workers serve now."""
 
     config: RunConfig
     source: PromptSource | Sequence[Prompt]
     num_too_long: int = 0
-    """Prompts in whose place later ones of the source are."""
+    """Number of prompts that were too long and replaced by later ones of the source."""
     thread: Executor | None = None
-    """Makes the prompts; None is the event loop's own."""
+    """Thread in which prompts are made; None is the event loop's own."""
 
     async def run(self, rollouts: Rollouts, *, version: int, log: Log) -> dict[str, float]:
         """Metrics of one evaluation."""
@@ -146,7 +146,7 @@ class Evaluator:
         tickets = await asyncio.get_running_loop().run_in_executor(self.thread, self.tickets, version)
         log.event("evaluating", num_prompts=len(tickets))
         held_out = await rollouts.evaluate(tickets, stall_s=self.config.stall_s)
-        # Groups come as they finish: a sum in that order would not be the same bit for bit.
+        # Groups arrive as they finish, and sums in another order would not be equal bit for bit.
         summaries = sorted(held_out.summaries, key=lambda summary: summary.group_id)
         num_known = sum(len(summary.known_rewards) for summary in summaries)
         return {
@@ -165,7 +165,7 @@ class Evaluator:
         }
 
     def _sources(self, tickets: Sequence[Ticket]) -> dict[str, str]:
-        """Group id to the prompt's source; prompts that name none have none."""
+        """Group id to the source of its prompt, for prompts that name one."""
         column = self.config.evaluation.source_column
         return {
             ticket.group_id: str(ticket.prompt.columns[column])
@@ -174,14 +174,14 @@ class Evaluator:
         }
 
     def _words(self, tickets: Sequence[Ticket]) -> dict[str, str]:
-        """Group id to what its prompt says. An environment may make other tasks of the same words, by seed or columns: none then."""
+        """Group id to the text of its prompt. Empty with environments, which may make different tasks of the same text."""
         if self.config.has_episodes:
             return {}
         return {ticket.group_id: str((ticket.prompt.messages, ticket.prompt.text)) for ticket in tickets}
 
     def tickets(self, version: int) -> list[Ticket]:
-        """The first prompts of the source, the same at every evaluation. Their indices are negative: they are never trained on, and an
-        environment that makes its task of the seed makes no training group's."""
+        """The first prompts of the source, the same at every evaluation. Their indices are negative: they never train, and an environment
+        that makes its task from the seed makes no task of a training group."""
         held_out = self.config.evaluation
         sampling = self.config.sampling.model_copy(update={"temperature": held_out.temperature})
         return [
@@ -209,10 +209,10 @@ async def train(
     timesheet: Timesheet,
     evaluator: Evaluator | None = None,
 ) -> None:
-    """Trains until `num_steps`. The learner is restored and the workers serve its weights, attested, when this is called.
+    """Trains until `num_steps`. Before this is called, the learner is restored and the workers serve its weights, attested.
 
-    Where `config.broadcasts_beside_learning`, workers load the weights of a step while the learner takes groups for the next one and learns
-    them. Evaluations and saves wait for the end of the broadcast.
+    With `config.broadcasts_beside_learning`, workers load the weights of a step while the learner takes groups for the next one and learns.
+    Evaluations and saves wait for the end of the broadcast.
     """
     version = learner.version
     ends = _StepEnds(fleet=fleet, buffer=buffer, weights=weights, log=log, mismatch=config.mismatch)
@@ -222,7 +222,7 @@ async def train(
     async with rollouts.generating(into=buffer), ends.beside():
         began: float | None = None
         while version < config.num_steps:
-            began = began or time.monotonic()  # a step that lost groups began with them
+            began = began or time.monotonic()  # a step that lost groups began before it lost them
             timesheet.enter("waiting for rollouts", step=version + 1)
             # In start order, inside the staleness bound.
             groups = await _take(config, rollouts=rollouts, buffer=buffer, ends=ends)
@@ -230,19 +230,19 @@ async def train(
             timesheet.enter("learning", step=version + 1)
             try:
                 stats = await learner.update(groups)  # advantages -> micro-batches -> loss -> optimizer step
-            except LostError as error:  # a node took groups with it: nothing was recorded, they are sampled again
+            except LostError as error:  # groups were lost with a node: nothing was recorded, and they are sampled again
                 lost = await learner.lost(groups)
                 log.event("groups_lost", groups=sorted(lost), reason=str(error))
                 buffer.put_back(groups, lost=lost)
                 rollouts.sample_again(lost)
                 continue
             summaries = [group.summary for _, group in groups]
-            del groups  # nobody needs their trajectories any more, which take room in the object store
+            del groups  # frees their trajectories in the object store
             version = stats.policy_version
             learned = time.monotonic()
             timesheet.enter("sending weights", step=version)
             timesheet.ask()
-            await ends.over()  # workers take one version after another
+            await ends.over()  # workers load one version after another
             published = await weights.begin_broadcast()
             is_evaluated = evaluator is not None and _is_due(config.evaluation.every_steps, version, config.num_steps)
             is_waited_for = is_evaluated or learner.is_save_due() or _is_stopped(stats, config.mismatch)
@@ -267,7 +267,7 @@ async def train(
             if not config.rollout.colocated:
                 ends.let_start(sent)
             if learner.is_save_due():
-                # Rated by its own evaluation alone: an older one would keep the wrong checkpoint as the best.
+                # Only its own evaluation may rate it: an older one would keep the wrong checkpoint as the best.
                 timesheet.enter("saving", step=version)
                 await log.written()
                 await learner.save(held_out.get("eval/reward"))
@@ -277,7 +277,7 @@ async def train(
 
 
 class _StepEnds:
-    """Ends of steps: all workers serve the weights, further groups may start, the line is written. One may come beside the next step."""
+    """Ends of steps: workers serve the weights, further groups may start, the step is logged. One may run while the next step learns."""
 
     def __init__(
         self, *, fleet: WorkerFleet, buffer: Buffer, weights: Weights, log: Log, mismatch: MismatchConfig
@@ -289,7 +289,7 @@ class _StepEnds:
 
     @contextlib.asynccontextmanager
     async def beside(self) -> AsyncIterator[None]:
-        """While this is open, ends may come beside the block. One that fails ends the block with its error."""
+        """While this is open, ends may run beside the block. One that fails ends the block with its error."""
         async with background() as self._tasks:
             yield
 
@@ -303,7 +303,7 @@ class _StepEnds:
         return self._coming is not None and not self._coming.done()
 
     async def over(self) -> None:
-        """Returns when no end is to come."""
+        """Waits for the end that is running, if any."""
         if self._coming is not None:
             await self._coming
             self._coming = None
@@ -317,14 +317,14 @@ class _StepEnds:
         _check_mismatch(stats, self._mismatch, self._log)
 
     def let_start(self, sent: BroadcastStats) -> None:
-        """Further rollouts, under the weights that the workers serve: only now may they."""
+        """Lets further groups start, now that workers serve the weights."""
         self._buffer.advance(sent.policy_version)
 
     async def _come(self, stats: StepStats, published: BroadcastStats, metrics: dict[str, float]) -> None:
         try:
             sent = await self._weights.finish_broadcast(self._fleet, published)
         except asyncio.CancelledError:
-            # The step after it may be saved, and then nobody writes this line again.
+            # If the next step is saved, no later driver logs this step again.
             self._log.step(stats.policy_version, metrics)
             self._tell_published(published)
             raise
@@ -334,12 +334,12 @@ class _StepEnds:
         self.tell(stats, sent, metrics | self._weights.stats())
 
     def _tell_published(self, published: BroadcastStats) -> None:
-        """A replay compares with what each step published, whether it arrived or not."""
+        """A replay compares with what each step published, whether or not it arrived."""
         self._log.event("published", policy_version=published.policy_version, digest=published.digest)
 
 
 async def _take(config: RunConfig, *, rollouts: Rollouts, buffer: Buffer, ends: _StepEnds) -> list[tuple[int, Group]]:
-    goes_on = lambda: ends.is_one_coming or rollouts.waits_for_nodes()  # a broadcast has deadlines of its own
+    goes_on = lambda: ends.is_one_coming or rollouts.waits_for_nodes()  # a broadcast has its own deadlines
     try:
         return await buffer.take(config.buffer.groups_per_step, stall_s=config.stall_s, goes_on=goes_on)
     except DeadlineError as error:
@@ -351,7 +351,7 @@ def _is_due(every_steps: int | None, version: int, num_steps: int) -> bool:
 
 
 def _check_staleness(groups: Sequence[tuple[int, Group]], *, version: int, bound: int) -> None:
-    """The bound, measured on the trajectories themselves."""
+    """Checks the bound on the trajectories themselves."""
     for index, group in groups:
         if version - group.summary.min_policy_version > bound:
             raise StalenessError(
@@ -365,7 +365,7 @@ def _mismatch(stats: StepStats) -> float:
 
 
 def _is_stopped(stats: StepStats, limits: MismatchConfig) -> bool:
-    """Whether the run ends with this step."""
+    """Whether the mismatch ends the run with this step."""
     return limits.stop_nats is not None and _mismatch(stats) > limits.stop_nats
 
 

@@ -1,4 +1,4 @@
-"""What the episodes of a step did, environment by environment."""
+"""Metrics of the step's episodes, for each environment."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,27 +8,25 @@ from cluster.contracts.types import EpisodeStats, GroupSummary, mean_of
 
 EPISODE_METRICS: Mapping[str, str] = {
     "environment/<name>/reward": "Mean reward of the step's episodes in this environment.",
-    "environment/<name>/turns": "Turns of the model in an episode, mean.",
-    "environment/<name>/calls": "Tool calls in an episode, mean.",
-    "environment/<name>/malformed_share": "Of the tool calls, those that went back to the model as an error of its own: unreadable, of an "
-    "unknown tool, with arguments that do not fit, or refused by the tool.",
-    "environment/<name>/written_share": "Of the completions' tokens, those that nobody sampled: the template, tools and the environment "
-    "wrote them, and they do not train.",
-    "environment/<name>/written_share/<role>": "Of the completions' tokens, those that were written before a turn that follows a message "
-    "of this role, such as `tool` or `user`: the messages since the turn before, and what the template writes around them.",
-    "environment/<name>/uncanonical_share": "Of the turns that were compared (`episodes.compared_share`), those whose prompt the chat "
-    "template would write in other tokens, given the whole conversation: the model sees another history than behind a server that "
-    "keeps no tokens.",
-    "environment/<name>/truncated_share": "Share of episodes that met a limit: turns, context, or a turn that was cut off.",
-    "environment/<name>/num_retried": "Times that an episode began anew, since a process of its environment died: its own, or the one that "
-    "it shared. Episodes of refused prompts are not among them.",
-    "environment/<name>/num_failed": "Episodes that failed while they were sampled; they do not train. "
-    "`environment/<name>/num_failed/<stage>` is of one stage: `environment`, or `tool:` and its name.",
-    "environment/<name>/<logged>": "Mean of a number that the environment logged, over the episodes that did; one that is named as another "
-    "metric here is left out.",
-    "time/environment/<name>/episode_s": "Seconds of an episode, mean.",
-    "time/environment/<name>/waiting_share": "Share of that time in which the environment or a tool worked, or the episode waited for a "
-    "process of the environment.",
+    "environment/<name>/turns": "Mean number of the model's turns in an episode.",
+    "environment/<name>/calls": "Mean number of tool calls in an episode.",
+    "environment/<name>/malformed_share": "Share of tool calls that returned an error to the model: unreadable, of an unknown tool, with "
+    "arguments that do not fit, or refused by the tool.",
+    "environment/<name>/written_share": "Share of completion tokens written by the template, a tool or the environment. They do not train.",
+    "environment/<name>/written_share/<role>": "Share of completion tokens written before a turn that follows a message of this role, such "
+    "as `tool` or `user`: the messages since the previous turn and the template's tokens around them.",
+    "environment/<name>/uncanonical_share": "Share of compared turns (`episodes.compared_share`) whose prompt differs from the chat "
+    "template's tokens for the whole conversation. There the model sees another history than behind a server that keeps no tokens.",
+    "environment/<name>/truncated_share": "Share of episodes that ended at a limit: turns, context, or length of a turn.",
+    "environment/<name>/num_retried": "Times that an episode began anew because a process of its environment, its own or a shared one, "
+    "died. Episodes of refused prompts do not count.",
+    "environment/<name>/num_failed": "Number of episodes that failed while they were sampled. They do not train. "
+    "`environment/<name>/num_failed/<stage>` counts one stage: `environment`, or `tool:` and the tool's name.",
+    "environment/<name>/<logged>": "Mean of a number that the environment logged, over the episodes that logged it. One named like another "
+    "metric is left out.",
+    "time/environment/<name>/episode_s": "Mean seconds of an episode.",
+    "time/environment/<name>/waiting_share": "Share of that time in which environment or tools worked, or the episode waited for a "
+    "process.",
 }
 
 

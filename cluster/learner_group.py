@@ -1,6 +1,6 @@
-"""The learner's ranks as one learner. Every rank gets every call, in the same order; one death restarts them all.
+"""All ranks of the learner, used as one learner. Every rank gets every call, in the same order. One death restarts them all.
 
-Nothing is lost by a death: the ranks go back to their last checkpoint and are fed the recorded trajectories of the steps since.
+A death loses nothing: the ranks return to their last checkpoint and learn the recorded trajectories of the steps since then again.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ from cluster.supervision.tasks import together
 from cluster.supervision.turns import GpuTurns
 
 Tell = Callable[[StepStats, list[GroupSummary]], Awaitable[None]]
-"""Returns once what is told of a step is as durable as a checkpoint of it."""
+"""Called with a step. Returns once the step's log is as durable as a checkpoint of it."""
 
 _GIVE_UP_S = 10.0
-"""For a message to a rank that answers while it learns."""
+"""Deadline of a message to a rank that answers while it learns."""
 _MOST_UNSENT = 2
-"""Failures of a rank to send, in a row, after which it is restarted."""
+"""A rank is restarted after this many failures to send in a row."""
 
 
 class LearnerGroup:
@@ -64,9 +64,9 @@ class LearnerGroup:
         provenance: Callable[[int], Provenance] = unknown,
         turns: GpuTurns | None = None,
     ) -> None:
-        """`checkpoints` is the directory that every rank saves to and restores from; `pass_rates` are those of the step that ends before an
-        index, for its record; `provenance` is what a checkpoint of a version may say of its run; `turns` are those that the ranks take with
-        the workers on their GPUs, None: the GPUs are the ranks' own."""
+        """`checkpoints`: the directory in which every rank saves and restores. `pass_rates`: those of the step that ends before an index,
+        for its record. `provenance`: the run's facts for a checkpoint of a version. `turns`: the ranks' turns with the workers on their
+        GPUs; None if the ranks have the GPUs alone."""
         self._chooses = config.algorithm.selection is not None
         self._num_learned_groups = config.record.learned_groups
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
@@ -77,45 +77,45 @@ class LearnerGroup:
         self._recorder = recorder
         self._ledger = ledger
         self._records = ledger.is_whole
-        """Whether what the ranks learn goes on record: a ledger that is only read is another driver's, or a finished run's."""
+        """Whether steps are recorded. A ledger that is only read belongs to another driver or a finished run."""
         self._checkpoints = checkpoints
         self._ranks: list[RemoteActor] = []
         self._are_built = False
         self._turn = asyncio.Lock()
         self.formula: dict[str, Any] = {}
-        """The resolved mathematics, once the ranks were built."""
+        """The resolved mathematics, once the ranks are built."""
         self.chosen: dict[str, str] = {}
-        """What the ranks chose while they loaded for the first time."""
+        """What the ranks chose when they loaded for the first time."""
         self.version = 0
-        """Policy version: completed optimizer steps. It stays what it is while ranks that died are restored to it."""
+        """Policy version: completed steps. It stays while ranks that died are restored to it."""
         self._held = 0
-        """That of the ranks now."""
+        """The ranks' own version, which is lower while they are restored."""
         self.saved_version = 0
-        """Version of the newest checkpoint that was begun and has not failed so far; 0 without one."""
+        """Version of the newest checkpoint that was begun and has not failed; 0 without one."""
         self.saved_metric: float | None = None
-        """What it is rated by."""
+        """Rating of that checkpoint."""
         self._saved_before = 0
         self._evaluations: dict[int, float | None] = {}
-        """By version, what `save` was given: a save that a death broke off is made again."""
+        """Version to the metric given to `save`, for a save that a death interrupts: it is made again."""
         self._asked: tuple[int, list[GroupSummary]] = (0, [])
-        """The step that the ranks were asked for last, and what its groups are."""
+        """The last step that the ranks were asked for, and its groups."""
         self._rating: tuple[int, float | None] = (0, None)
-        """The last version that was evaluated, and its metric."""
+        """The last evaluated version, and its metric."""
         self._trajectories = ""
-        """The file of that step's."""
+        """The trajectories file of the last step that the ranks were asked for."""
         self._could_not_send: list[tuple[RemoteActor, WorkerError | DeadlineError]] = []
-        """The first rank, and why, each time in a row; it may be another one by now."""
+        """Consecutive failures to send, with the first rank at that time."""
         self._tell: Tell | None = None
-        """Hears of the steps that `restore` learns again."""
+        """Called with the steps that `restore` learns again."""
         self._saving = saving
         self._is_writing = False
-        """A save was begun, and nobody has asked yet whether it is over."""
+        """Whether a save was begun that nobody has waited for yet."""
         self._pass_rates = pass_rates
         self._provenance = provenance
         self._turns = turns
 
     async def start(self) -> None:
-        """All ranks built, on the initial weights. A death on the way is one more failure; anything else is raised."""
+        """Builds all ranks on the initial weights. A death meanwhile counts as a failure of the rank; other errors are raised."""
         while True:
             try:
                 await self._begin()
@@ -128,12 +128,11 @@ class LearnerGroup:
                 await self._let_go(error)
 
     async def restore(self, tell: Tell | None = None) -> list[tuple[StepStats, list[GroupSummary]]]:
-        """Goes to the newest checkpoint, then learns the recorded steps after it again; returns what those steps did. The last one may not
-        be saved yet: see `owes_a_save`.
+        """Restores the newest checkpoint, then learns the recorded steps after it again. Returns the results of those steps. The last one
+        may not be saved yet: see `owes_a_save`.
 
-        `tell` hears of each step before a checkpoint says that it need not be told again, which may be one that is restored after a death
-        on the way: the steps before it are then not among those returned. Raises LedgerError for a checkpoint of a step that is not
-        recorded.
+        `tell` gets each step before a checkpoint of it exists. If a death interrupts the restore, it begins again at the newest checkpoint,
+        and the steps before that are not returned. Raises LedgerError for a checkpoint of a step that is not recorded.
         """
         async with self._turn:
             self._tell = tell
@@ -145,16 +144,16 @@ class LearnerGroup:
                 self._tell = None
 
     async def update(self, groups: Sequence[tuple[int, Group]]) -> StepStats:
-        """Records the groups, then makes one optimizer step of them; a death on the way is healed and the step still made.
+        """Records the groups, then makes one step of them. After a death the ranks are restored, and the step is still made.
 
-        Raises LostError, and has recorded nothing, when a group went with its node: `lost` says which; DataError for a step that cannot
-        be learned, which stays recorded: the step before it is saved, and the message says how to go on.
+        Raises LostError, without recording anything, if a group was lost with its node: `lost` says which. Raises DataError for a step that
+        cannot be learned. It stays recorded, the step before it is saved, and the message says how to continue.
         """
         async with self._turn:
             self._ledger.check_claim()
             step = self._ledger.version + 1
             pieces = [piece for _, group in groups for piece in group.pieces]
-            # One object for the ranks: each of them would take and join the hundreds of small ones again.
+            # As one object: otherwise every rank would fetch and join hundreds of small ones.
             (everything,), (name, digest) = await self._recorder.call_for_batches(
                 "record", step, *pieces, num_batches=1, deadline_s=self._update_s
             )
@@ -164,7 +163,7 @@ class LearnerGroup:
                 self._ledger.append, groups=indices, trajectories=name, trajectories_digest=digest, pass_rates=rates
             )
             self._asked = step, [group.summary for _, group in groups]
-            # Not before: a step that loses a group is sampled on, under the weights that the engines would have discarded.
+            # Not earlier: if a group is lost, sampling continues under weights that the engines would have dropped.
             await self._begin_turn(ends_with_broadcast=True)
             try:
                 stats = await self._learn([everything], trajectories=name)
@@ -174,31 +173,31 @@ class LearnerGroup:
             return stats
 
     async def lost(self, groups: Sequence[tuple[int, Group]]) -> set[int]:
-        """Indices of the groups that went with a node."""
+        """Indices of the groups that were lost with a node."""
         return {index for index, group in groups if not await self._holds(group)}
 
     async def learned(self) -> list[Any]:
-        """Object refs of the ranks' parts of the record of learning of their last step."""
+        """Object refs of the ranks' parts of the record of learning of the last step."""
         calls = (rank.call_for_object_refs("learned", deadline_s=self._update_s) for rank in self._ranks)
         return [part for parts in await together(*calls) for part in parts]
 
     async def publish(self) -> list[Any]:
-        """Object refs of the buckets of the current weights, of their changes where the manifest has a delta, and of that, last."""
+        """Object refs of the buckets of the current weights, of their changes if the manifest has a delta, and last of the manifest."""
         return await self._published("publish")
 
     async def pack(self) -> list[Any]:
-        """Has the first rank keep the buckets of the current weights, for `send`. Object refs of their manifest and of their Packed."""
+        """Makes the first rank keep the buckets of the current weights for `send`. Object refs of their manifest and of their Packed."""
         return await self._published("pack")
 
     async def send(self, group: RankGroup) -> None:
-        """What was packed last, or what changed in it, to all other members of `group`, while the ranks do something else.
+        """Sends the last packed weights, or their changes, to all other members of `group`, while the ranks do other work.
 
-        Raises BroadcastError when one of these is lost, LostError when the ranks are being restarted or have not packed it, and the
-        first rank's failure. After two in a row the next call that publishes heals it: a rank that lives and cannot send would pack for
-        ever.
+        Raises BroadcastError when a member is lost, LostError when the ranks are being restarted or have not packed these weights, and the
+        first rank's failure. After two failures in a row, the next call that publishes restarts the ranks: otherwise a rank that lives but
+        cannot send would pack forever.
         """
         if not self._are_up:
-            raise LostError("the learner is restarted: what it packed is gone")
+            raise LostError("the learner is restarting: the packed weights are lost")
         rank = self._ranks[0]
         try:
             await rank.call("send", group, deadline_s=group.timeout_s + _GIVE_UP_S)
@@ -208,24 +207,24 @@ class LearnerGroup:
         self._could_not_send.clear()
 
     async def give_up(self, group: RankGroup) -> None:
-        """All members that wait in `group` raise BroadcastError. With the first rank they do so anyway."""
+        """Makes all waiting members of `group` raise BroadcastError. If the first rank is lost, they do so by themselves."""
         if self._ranks:
             with contextlib.suppress(TreadwheelError):
                 await self._ranks[0].call("give_up", group, deadline_s=_GIVE_UP_S)
 
     def rate(self, metric: float) -> None:
-        """What the current version was evaluated at, whether or not it is saved."""
+        """Sets the evaluation of the current version, whether or not it is saved."""
         self._rating = self.version, metric
 
     def is_save_due(self) -> bool:
         return self._saving.is_due(self.version)
 
     def owes_a_save(self) -> bool:
-        """Whether the step that was learned again last is to be saved before anything else. An evaluation of it rates the checkpoint."""
+        """Whether the last step that was learned again must be saved before anything else. An evaluation of it rates the checkpoint."""
         return self.saved_version < self.version and self.is_save_due()
 
     async def save(self, metric: float | None) -> None:
-        """A checkpoint of the current version; `metric` is its evaluation. A save that fails is an event, and leaves the last good one."""
+        """Saves a checkpoint of the current version; `metric` is its evaluation. A failed save is an event; the last good one stays."""
         async with self._turn:
             self._evaluations[self.version] = metric
             is_saved = False
@@ -235,14 +234,14 @@ class LearnerGroup:
                         await self._save()
                     return await self._end_turn()
                 except (WorkerError, DeadlineError) as error:
-                    is_saved = bool(await self._recover(error))  # what is learned again is saved on the way
+                    is_saved = bool(await self._recover(error))  # a step that is learned again is saved on the way
 
     async def save_progress(self, tell: Callable[[StepStats, list[GroupSummary]], None]) -> None:
-        """The checkpoint of a run that is stopped at any moment: of the step under way, if there is one, else of the last. It is on the
-        disk when this returns, unless an event says that it failed.
+        """Saves the checkpoint of a run that is stopped at any moment: of the step under way if there is one, else of the last step. On
+        return it is on the disk, or an event says that it failed.
 
-        `tell` hears of that step first: who goes on from its checkpoint does not tell of it again. Nothing is told and saved of a step
-        that failed between its updates, nor where the ranks are being restarted, which may take as long as a node: the last checkpoint
+        `tell` gets that step first, since a driver that resumes from its checkpoint does not log it again. Nothing is saved if the step
+        failed between its updates, or while the ranks are being restarted, which may have to wait for a node. Then the last checkpoint
         stands, and the steps after it are learned again.
         """
         if not self._are_up:
@@ -250,7 +249,7 @@ class LearnerGroup:
         async with self._turn:
             if not self._are_up:
                 return
-            # A rank answers after the step under way, whose caller no longer waits for it.
+            # A rank answers after the step under way, for whose result its caller no longer waits.
             stats: StepStats | None = await self._all("last_step")
             step, summaries = self._asked
             asked_for = stats if stats and stats.policy_version == step else None
@@ -264,7 +263,7 @@ class LearnerGroup:
                     self._tell_unrecorded(error)
 
     async def finish_saving(self) -> None:
-        """The last checkpoint that was begun is on the disk when this returns, unless an event says that it failed."""
+        """Waits for the last checkpoint. On return it is on the disk, or an event says that it failed."""
         if not self._is_writing or not self._are_up:
             return
         async with self._turn:
@@ -272,15 +271,15 @@ class LearnerGroup:
                 await self._finish_saving()
 
     async def heal(self, rank: RemoteActor, error: TreadwheelError) -> None:
-        """`rank` is dead. New ranks, unless a call found that out before.
+        """Starts new ranks after the death of `rank`, unless a call has done so already.
 
-        Where ranks rest, the next call that needs them finds it out: until then the GPUs are the workers'."""
+        If the ranks rest, the next call that needs them does it: until then the GPUs are the workers'."""
         async with self._turn:
             if rank in self._ranks and (self._turns is None or self._turns.is_learners):
                 await self._recover(error)
 
     async def export(self, directory: str) -> None:
-        """The current weights as a Hugging Face folder; a death on the way is healed."""
+        """Writes the current weights as a Hugging Face folder. A death meanwhile is healed."""
         async with self._turn:
             provenance = await asyncio.to_thread(self._provenance, self.version)
             while True:
@@ -298,14 +297,14 @@ class LearnerGroup:
 
     @property
     def _are_up(self) -> bool:
-        """Whether there are ranks that can be asked."""
+        """Whether there are ranks that can answer."""
         return bool(self._ranks) and self._are_built
 
     async def _learn(self, pieces: Sequence[Any], *, trajectories: str) -> StepStats:
         self._trajectories = trajectories
         try:
             stats: StepStats = await self._all("update", *pieces)
-        except DataError as error:  # the ledger never takes a step back: what was recorded was consumed
+        except DataError as error:  # the ledger cannot be undone: a recorded step is consumed
             if self._records:
                 await self._save_last_step(await self._all("last_step"))
             raise DataError(
@@ -313,7 +312,7 @@ class LearnerGroup:
                 f"{self._newest_model()}"
             ) from error
         except NumericsError as error:
-            # A resume learns the same steps again, and may not change the learning rate.
+            # A resumed run would learn the same steps again, and may not change the learning rate.
             if self._records:
                 await self._finish_saving()
             raise NumericsError(
@@ -325,13 +324,13 @@ class LearnerGroup:
         return stats
 
     def _newest_model(self) -> str:
-        """What another run starts from to go on from here."""
+        """The model from which another run can continue."""
         if not self.saved_version:
             return "the same model.path"
         return f"model.path={self._checkpoints}/{checkpoint_name(self.saved_version)}/model"
 
     async def _record_learned(self) -> None:
-        """What the ranks saw in their last step. Nothing depends on it: a record that cannot be written is an event."""
+        """Records what the objective saw in the last step. Nothing depends on it: if it cannot be written, an event says so."""
         if not self._records or self._num_learned_groups == 0:
             return
         parts = await self.learned()
@@ -343,7 +342,7 @@ class LearnerGroup:
             self._tell_unrecorded(error)
 
     async def _forget_learned(self, trajectories: str) -> None:
-        """Of a step that is learned again; what it learns takes the place of what cannot be removed."""
+        """Removes the record of learning of a step that is learned again. What cannot be removed is replaced later."""
         if not self._records:
             return
         self._ledger.check_claim()
@@ -358,7 +357,7 @@ class LearnerGroup:
         )
 
     async def _save_last_step(self, stats: StepStats | None) -> None:
-        """The step that did this; it is on the disk then, unless an event says that it failed. None where the ranks hold no whole step."""
+        """Saves the step with these results; None: there is no whole step. On return it is on the disk, or an event says that it failed."""
         await self._finish_saving()
         if stats is not None:
             self._hold(stats.policy_version)
@@ -368,7 +367,7 @@ class LearnerGroup:
 
     async def _save(self) -> None:
         self._ledger.check_claim()
-        await self._begin_turn(ends_with_broadcast=False)  # first: a rank that died at rest comes back on these GPUs
+        await self._begin_turn(ends_with_broadcast=False)  # first: a rank that died at rest restarts on these GPUs
         await self._finish_saving()
         self._saving.note_save()
         (rated, rating), (step, summaries) = self._rating, self._asked
@@ -390,7 +389,7 @@ class LearnerGroup:
         self._supervisor.events.event("checkpoint", policy_version=self._held, metric=metric)
 
     async def _finish_saving(self) -> None:
-        """The last save that was begun is over; one that failed did not save its version."""
+        """Waits for the last save that was begun. If it failed, its version is not saved."""
         try:
             await self._all_files("finish_saving")
         except CheckpointError as error:
@@ -431,7 +430,7 @@ class LearnerGroup:
         self._held, self._are_built = 0, True
 
     async def _begin_again(self) -> None:
-        """As `_begin`, for ranks that came up before: it waits for room, and a deliberate error is one more failure."""
+        """As `_begin`, for ranks that were up before: waits for room, and treats a deliberate error as a failure of its rank."""
         while True:
             try:
                 return await self._begin()
@@ -443,7 +442,7 @@ class LearnerGroup:
                 raise failure_of_its_actor(error) from error
 
     async def _spawn_all(self) -> list[RemoteActor]:
-        """A process for every rank, or none: one that came up alone would keep the seat."""
+        """A process for every rank, or none: a single one would occupy the seat."""
         spawned = await asyncio.gather(*(self._spawn(spec) for spec in self._specs), return_exceptions=True)
         ranks = [each for each in spawned if isinstance(each, RemoteActor)]
         failed = [each for each in spawned if isinstance(each, BaseException)]
@@ -453,16 +452,16 @@ class LearnerGroup:
         return ranks
 
     async def _published(self, method: str) -> list[Any]:
-        """Object refs of what the method of every rank makes of the current weights on rank 0; a death on the way is healed."""
+        """Object refs that the method returns on rank 0, after all ranks have run it. A death meanwhile is healed."""
         async with self._turn:
-            # Engines that are awake keep their weights: for a worker that joins, what went with a node is published again.
+            # Engines that are awake keep their weights. This may be for a worker that joins, after the weights were lost with a node.
             await self._begin_turn(ends_with_broadcast=False)
             await self._heal_sender()
             while True:
                 try:
                     calls = (rank.call_for_object_refs(method, deadline_s=self._publish_s) for rank in self._ranks)
                     published = (await together(*calls))[0]
-                    # What it says of the weights: the driver has that from now on, whatever becomes of the rank's node.
+                    # The driver keeps the manifest from now on, even if the rank's node is lost.
                     await answer_of(published[-1], actor=self._ranks[0].name, stage=method, deadline_s=self._publish_s)
                     await self._end_turn()
                     return published
@@ -470,8 +469,7 @@ class LearnerGroup:
                     await self._recover(error)
 
     async def _heal_sender(self) -> None:
-        """New ranks, where the first one of these could not send: once may be a moment without memory. One that died is noticed by the
-        call itself."""
+        """Restarts the ranks if the first one could not send. One failure may be a moment without memory. The next call notices a death."""
         failures = [error for rank, error in self._could_not_send if rank in self._ranks]
         if len(failures) < _MOST_UNSENT:
             return
@@ -480,18 +478,18 @@ class LearnerGroup:
             await self._recover(failures[-1])
 
     async def _begin_turn(self, *, ends_with_broadcast: bool) -> None:
-        """The ranks may use their GPUs."""
+        """Waits until the ranks may use their GPUs."""
         if self._turns is not None:
             await self._turns.begin_learners(ends_with_broadcast=ends_with_broadcast)
 
     async def _end_turn(self) -> None:
-        """The workers may, until a call needs the ranks again."""
+        """Gives the GPUs to the workers, until a call needs the ranks again."""
         if self._turns is not None:
             await self._all("rest")
             await self._turns.end_learners()
 
     async def _restore(self) -> list[tuple[StepStats, list[GroupSummary]]]:
-        # What a ledger that is only read is replayed for is its last step: that one is learned, not restored.
+        # A ledger that is only read is replayed for its last step: that one is learned, not restored.
         newest = None if self._records else self._ledger.version - 1
         extra = await self._all_files("restore_latest", self._checkpoints, newest)
         saved = int(extra["policy_version"]) if extra else 0
@@ -509,14 +507,15 @@ class LearnerGroup:
             learned.append(await self._learn_again(record))
             if self._tell is not None:
                 await self._tell(*learned[-1])
-            # The last one is saved by those who go on from here, unless it was evaluated already and the save lost.
+            # The caller saves the last step, unless it was evaluated already and its save was lost.
             is_before_last = self._held < self._ledger.version
             if self._held in self._evaluations or (is_before_last and self._saving.is_due(self._held)):
                 await self._save()
         return learned
 
     async def _let_go(self, error: TreadwheelError) -> ActorSpec:
-        """Ends all ranks and waits out the back-off; the rank that failed. Raises when the restart budget is spent, the recorder's too."""
+        """Kills all ranks, waits for the back-off, and returns the failed rank. Raises if the restart budget is spent or the recorder
+        failed."""
         if isinstance(error, WorkerError) and error.actor == self._recorder.spec.name:
             raise error
         ranks, self._ranks = self._ranks, []
@@ -527,11 +526,11 @@ class LearnerGroup:
         return spec
 
     def _spec_of(self, error: TreadwheelError) -> ActorSpec:
-        """Of the rank that the error names; of the first one when it names none."""
+        """The rank that the error names, or the first one."""
         return next((spec for spec in self._specs if spec.name == error.actor), self._specs[0])
 
     async def _recover(self, error: TreadwheelError) -> list[tuple[StepStats, list[GroupSummary]]]:
-        """New ranks at the ledger's version. Raises when the restart budget is spent."""
+        """Starts new ranks at the ledger's version. Raises when the restart budget is spent."""
         began, lost = time.monotonic(), self.version
         while True:
             failed = await self._let_go(error)
@@ -556,15 +555,15 @@ class LearnerGroup:
             return learned
 
     async def _all(self, method: str, *args: Any) -> Any:
-        """Rank 0's result, once every rank is done. The first failure is raised at once: its peers wait for it in vain."""
+        """Rank 0's result, once every rank is done. The first failure is raised at once, since the other ranks wait for the failed one."""
         return await self._all_within(self._update_s, method, *args)
 
     async def _all_files(self, method: str, *args: Any) -> Any:
-        """As `_all`, for what waits for a disk or a store."""
+        """As `_all`, for calls that wait for a disk or a store."""
         try:
             return await self._all_within(self._save_s, method, *args)
         except DeadlineError as error:
-            # Ranks killed while they write are as slow the next time: the run would do nothing else.
+            # Ranks that are killed while they write would be as slow the next time, again and again.
             hint = f"{error}; if the disk or the store is that slow, raise checkpoint.timeout_s={self._save_s:g}"
             raise DeadlineError(hint, actor=error.actor, stage=error.stage) from error
 

@@ -1,7 +1,7 @@
-"""What the rewards of held-out prompts come to: means with standard errors, pass@k, and both by source.
+"""Scores of held-out prompts: means with standard errors, pass@k, and means by source.
 
-A prompt is a cluster: its completions are alike, so each error is that of a mean over prompts (Miller, arXiv:2411.00640). A
-prompt that stands in several rows is one cluster.
+The completions of a prompt are not independent, so each error is that of a mean over prompts as clusters (Miller, arXiv:2411.00640). Rows
+with the same prompt are one cluster.
 """
 
 import math
@@ -20,10 +20,10 @@ def scores(
     sources: Mapping[str, str],
     words: Mapping[str, str],
 ) -> dict[str, float]:
-    """Metrics of one evaluation. A reward that failed counts nowhere.
+    """Metrics of one evaluation. Failed rewards are left out.
 
-    A completion is a success when its reward reaches `success_at`; `sources` maps a group's id to its prompt's source. `words` maps it to
-    what its prompt says: groups of the same words are one cluster, and one without an entry is its own.
+    A completion succeeds if its reward reaches `success_at`. `sources` maps a group's id to its prompt's source. `words` maps it to the
+    prompt's text: groups with the same text are one cluster, and a group without an entry is its own.
     """
     places: dict[str, list[int]] = {}
     for place, summary in enumerate(summaries):
@@ -55,7 +55,7 @@ def scores(
 
 
 def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
-    """Chance that k of the samples, drawn without replacement, hold a success: 1 - C(n-c, k) / C(n, k).
+    """Probability that k of the samples, drawn without replacement, include a success: 1 - C(n-c, k) / C(n, k).
 
     The unbiased estimate of Chen et al. (arXiv:2107.03374). Needs k <= n.
     """
@@ -63,22 +63,22 @@ def pass_at_k(num_samples: int, num_successes: int, k: int) -> float:
 
 
 def standard_error(values_by_prompt: Sequence[Sequence[float]]) -> float:
-    """Of the mean over all values, with prompts as clusters; NaN for fewer than two prompts.
+    """Standard error of the mean over all values, with prompts as clusters; NaN for fewer than two prompts.
 
-    sqrt(P/(P-1) Σ_p (Σ_i (x_pi - mean))²) / N. With one count of values for all prompts it is the standard deviation of the
-    prompts' means (ddof 1) over sqrt(P).
+    sqrt(P/(P-1) Σ_p (Σ_i (x_pi - mean))²) / N. If all prompts have the same number of values, it is the standard deviation of the prompts'
+    means (ddof 1) divided by sqrt(P).
     """
     clusters = [values for values in values_by_prompt if values]
     if len(clusters) < 2:
         return NAN
     mean, number = _mean(clusters), sum(map(len, clusters))
-    # `hypot` is the root of the squares' sum, also where a square is beyond all numbers.
+    # `hypot` is the root of the sum of squares, also where a square would overflow.
     spread = math.hypot(*(sum(value - mean for value in values) for values in clusters))
     return math.sqrt(len(clusters) / (len(clusters) - 1)) * (spread / number)
 
 
 def _values_of_k(num_samples: int) -> list[int]:
-    """1, the powers of 2 and the number itself; none for one sample, whose pass@1 is the accuracy."""
+    """1, the powers of 2 and the number itself; empty for one sample, whose pass@1 is the accuracy."""
     if num_samples == 1:
         return []
     return sorted({num_samples, *(2**power for power in range(num_samples.bit_length()))})

@@ -1,7 +1,7 @@
-"""The algorithm section of the configuration. It names the mathematics, which lives in `learner/algorithms`.
+"""The section `algorithm` of the configuration. It names the mathematics, which lies in `learner/algorithms`.
 
-Every part is a variant by name with its own parameters; `docs/algorithms.md` lists them. A preset (`preset: dapo`) is
-expanded to this ordinary form before validation, so a validated section never mentions one.
+Each part is a variant by name with its own parameters; `docs/algorithms.md` lists them. A preset (`preset: dapo`) is expanded to these
+settings before validation, so a validated section contains no preset.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, cast
@@ -21,23 +21,23 @@ from cluster.contracts.settings import Mark, Section
 
 
 class AdaptiveKlConfig(Section, mark=Mark.MATHEMATICS):
-    """Ziegler et al. (arXiv:1909.08593): the coefficient follows the measured KL towards a target."""
+    """The coefficient follows the measured KL towards a target (Ziegler et al., arXiv:1909.08593). Without it the coefficient is fixed."""
 
     target: PositiveFloat = 6.0
-    """Mean KL per trajectory, in nats, that the coefficient steers to."""
+    """Mean KL per trajectory, in nats, towards which the coefficient steers."""
     horizon: PositiveInt = 10_000
-    """Trajectories over which a full correction takes effect; smaller reacts faster."""
+    """Number of trajectories over which a full correction takes effect. A smaller horizon reacts faster."""
 
 
 class KlTermConfig(Section, mark=Mark.MATHEMATICS):
-    """What every pull has."""
+    """Settings that all KL terms have."""
 
     coefficient: PositiveFloat
     """β."""
     log_ratio_clamp: PositiveFloat | None = None
     """Clamp of the log-ratio inside the estimator; None does not clamp (verl 20, OpenRLHF and TapeAgents 0.1.16: 10)."""
     refused: ClassVar[dict[str, str]] = {}
-    """Estimators that do not work for this pull, and why."""
+    """Estimators that do not work for this term, with the reason."""
 
     @field_validator("estimator", mode="before", check_fields=False)
     @classmethod
@@ -47,51 +47,47 @@ class KlTermConfig(Section, mark=Mark.MATHEMATICS):
         return estimator
 
 
-_NO_GRADIENT = "has an expected gradient of 0 on tokens of the policy itself, and pulls nowhere; use "
+_NO_GRADIENT = "has an expected gradient of 0 on tokens of the policy itself, so it has no effect; use "
 
 
 class KlLossConfig(KlTermConfig, mark=Mark.MATHEMATICS):
-    """β·KL to the reference per token, in the loss."""
+    """β·KL to the reference per token, added to the loss."""
 
     estimator: Literal["k2", "k3", "unbiased"] = "unbiased"
-    """docs/algorithms.md says what each one's expected gradient is. k2 = d²/2 and k3 = exp(−d) + d − 1 with d = log π − log π_ref."""
+    """k2 = d²/2 and k3 = exp(−d) + d − 1 with d = log π − log π_ref. docs/algorithms.md gives the expected gradient of each estimator."""
     adaptive: AdaptiveKlConfig | None = None
-    """None keeps the coefficient fixed."""
     refused: ClassVar[dict[str, str]] = {"k1": _NO_GRADIENT + "'unbiased' here, or kl.reward with estimator k1"}
 
 
 class KlRewardConfig(KlTermConfig, mark=Mark.MATHEMATICS):
-    """β·KL to the reference, taken off what a token earns."""
+    """β·KL to the reference, subtracted from the rewards."""
 
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """k1 = log π − log π_ref is the one with the KL's own gradient; the others as in `kl.loss`."""
+    """Only k1 = log π − log π_ref has the gradient of the KL itself. The others are defined as in `kl.loss`."""
     adaptive: AdaptiveKlConfig | None = None
-    """None keeps the coefficient fixed."""
     credit: Literal["trajectory", "to_go", "token"] = "trajectory"
-    """`trajectory`: off the reward, before the advantage; its sum for an advantage per trajectory, per token for one over time. After
-    the advantage: `to_go` takes β times the KL of this token and of those behind it off (OpenRLHF, LightRFT), `token` β times its own."""
+    """Where the KL is subtracted. `trajectory`: from the reward, before the advantage: its sum for an advantage per trajectory, token by
+    token for an advantage over time. `to_go` and `token`: from the advantage of each token: β times the KL of this and all later tokens
+    (OpenRLHF, LightRFT), or β times the token's own KL."""
     refused: ClassVar[dict[str, str]] = {
-        "unbiased": "weighs by the present ratio, which a reward does not have; use 'k1'"
+        "unbiased": "weighs by the current ratio, which a reward does not have; use 'k1'"
     }
 
 
 class KlRolloutConfig(KlTermConfig, mark=Mark.MATHEMATICS):
-    """β·KL to the policy that sampled, μ, per token, in the loss."""
+    """β·KL per token to μ, the policy that sampled, added to the loss."""
 
     estimator: Literal["k2", "k3", "unbiased", "drift"] = "unbiased"
-    """As in `kl.loss`, π_ref being μ; or CPGD's policy drift KL(μ ‖ π): exp(d) − d − 1 with d = log π − log μ."""
+    """As in `kl.loss`, with μ in place of π_ref; or `drift`, CPGD's policy drift KL(μ ‖ π): exp(d) − d − 1 with d = log π − log μ."""
     refused: ClassVar[dict[str, str]] = {"k1": _NO_GRADIENT + "'unbiased' for KL(π ‖ μ), or 'drift' for KL(μ ‖ π)"}
 
 
 class KlConfig(Section, mark=Mark.MATHEMATICS):
-    """Pulls towards the reference model and towards the rollout policy, each on its own; None leaves one out."""
+    """KL terms towards the reference model and towards the rollout policy. Each is set on its own; None leaves it out."""
 
     loss: KlLossConfig | None = None
-    """To the reference, in the loss."""
     reward: KlRewardConfig | None = None
-    """To the reference, in the reward."""
     rollout: KlRolloutConfig | None = None
-    """To the policy that sampled, in the loss."""
 
     @model_validator(mode="before")
     @classmethod
@@ -107,14 +103,14 @@ class KlConfig(Section, mark=Mark.MATHEMATICS):
 
 
 class ValueConfig(Section, mark=Mark.MATHEMATICS):
-    """A critic: it predicts returns, for advantages that need values (`gae`)."""
+    """A critic. It predicts returns for advantages that need values (`gae`)."""
 
     backbone: Literal["own", "shared"] = "own"
     """`own` is a second model; `shared` is a head on the policy's hidden states."""
     path: str | None = None
-    """Model that an own backbone starts from: a Hugging Face folder or hub name, of a causal model or of a reward model, whose score (one
-    label, in safetensors) starts the value head. It must have the policy's architecture and vocabulary. None is the model that the
-    policy starts from. The head starts at 0 where there is no score."""
+    """Starting model of an own backbone: a Hugging Face folder or hub name. It must have the policy's architecture and vocabulary. The
+    score of a reward model (one label, in safetensors) initialises the value head; a causal model has none, and the head starts at 0. None:
+    the model from which the policy starts."""
     revision: str | None = None
     """Hub revision of `path`; None is the default branch."""
     trust_remote_code: bool = False
@@ -122,18 +118,18 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
     loss: Plugin = Plugin(name="value_clip")
     """A name below learner.algorithms.losses."""
     coefficient: NonNegativeFloat = 0.1
-    """Weight of the value loss against the policy loss (0.1 as in torchtune)."""
+    """Weight of the value loss relative to the policy loss (0.1 as in torchtune)."""
     aggregation: Plugin = Plugin(name="token_mean")
-    """How value losses of tokens become one number; a name below learner.algorithms.batch_rules.aggregation."""
+    """Combines the value losses of tokens into one number; a name below learner.algorithms.batch_rules.aggregation."""
     learning_rate: PositiveFloat = 1e-5
-    """Of an own backbone, or of a shared backbone's head."""
+    """Learning rate of an own backbone, or of the head on a shared one."""
     warmup_steps: NonNegativeInt = 0
-    """Steps at the start of the run in which the critic alone trains (verl `critic_warmup` − 1): its own backbone, or the head alone on a
-    shared one. The policy's weights stay as they are, to the bit. Its learning rate's schedule begins after these steps."""
+    """Steps at the start of the run in which only the critic trains (verl `critic_warmup` − 1): an own backbone, or only the head on a
+    shared one. The policy's weights stay exactly as they are, and the schedule of its learning rate begins after these steps."""
     normalise_returns: bool = False
-    """PopArt (arXiv:1602.07714, 1809.04474): the critic learns returns less their running mean, over their running std, and its head is
-    rescaled whenever these move, so that no value moves with them, but for the rounding of the head: in bfloat16 one or two hundredths of
-    that std. Advantages read values in the rewards' own units; `loss` and its clip range see normalised ones."""
+    """PopArt (arXiv:1602.07714, 1809.04474): the critic learns returns minus their running mean, divided by their running std. Whenever
+    these change, the head is rescaled so that no value changes, except by the head's rounding: in bfloat16 one or two hundredths of the
+    std. Advantages read values in the units of rewards; `loss` and its clip range read normalised values."""
 
     @model_validator(mode="after")
     def _require_an_own_backbone_for_a_path(self) -> "ValueConfig":
@@ -152,105 +148,103 @@ class ValueConfig(Section, mark=Mark.MATHEMATICS):
 
 
 class StreamingConfig(Section, mark=Mark.MATHEMATICS):
-    """Groups by prompt, across tickets: for prompts that come back in later steps."""
+    """Groups of one prompt across tickets, for prompts that come back in later steps and any advantage that compares the rewards of a
+    group. Without it a group is the trajectories of one ticket."""
 
     group_size: Annotated[int, Field(ge=2)] = 8
-    """Returns that the advantage compares: those of the step's trajectories of a prompt, and, while these are fewer, the newest that the
-    prompt earned in earlier steps. A checkpoint's manifest holds so many numbers less one, of some 20 bytes, for each prompt met so
-    far."""
+    """Number of returns that the advantage compares: those of the prompt's trajectories in this step, filled up with its newest returns of
+    earlier steps. For each prompt so far, a checkpoint's manifest holds up to group_size − 1 numbers of about 20 bytes."""
     when_full: Literal["slide", "clear"] = "slide"
-    """`slide` always compares with the newest returns; `clear` forgets a prompt's returns once they filled a group, so that no two groups
-    share one."""
+    """`slide`: always compares with the newest returns. `clear`: forgets a prompt's returns once they filled a group, so groups share
+    none."""
 
 
 class DistillationConfig(Section, mark=Mark.MATHEMATICS):
-    """A KL to the reference over its `top_k` likeliest tokens and, as one, all others: computed, not estimated from the sampled token. A
-    term of the loss, alone (`preset: on_policy_distillation_top_k`) or beside a reward."""
+    """A KL to the reference over its `top_k` likeliest tokens, with all other tokens as one. It is computed exactly, not estimated from the
+    sampled token. It is a term of the loss, alone (`preset: on_policy_distillation_top_k`) or together with a reward."""
 
     coefficient: PositiveFloat = 1.0
     top_k: PositiveInt = 64
-    """Tokens of the reference at each position; as many as the vocabulary has make it the KL over all of it. Each costs 8 bytes per
-    completion token in the store and on the disk, and 8 on each rank of the learner; logits of a batch never exist. The metrics `rest`
-    and `rest_reference` say how much probability the others have."""
+    """Number of the reference's likeliest tokens at each position; the size of the vocabulary gives the full KL. Each costs 8 bytes per
+    completion token in the object store and on disk, and 8 on each learner rank. Logits of a whole batch are never materialized. The
+    metrics `rest` and `rest_reference` are the probability of all other tokens."""
     direction: Literal["reverse", "forward"] = "reverse"
-    """`reverse`: KL(π ‖ π_ref), which leaves what the teacher does not do; `forward`: KL(π_ref ‖ π), which takes up all that it does."""
+    """`reverse`: KL(π ‖ π_ref), which drops what the teacher does not do. `forward`: KL(π_ref ‖ π), which learns all that the teacher
+    does."""
 
 
 class SftConfig(Section, mark=Mark.MATHEMATICS):
-    """Demonstrations beside the trajectories: each update's loss gets coefficient · the mean of −log π over their tokens."""
+    """Demonstrations in addition to the trajectories. The loss of each update gets coefficient · the mean of −log π over their tokens."""
 
     prompts: Plugin
-    """A prompt source, as `prompts`; a column of it holds the completion."""
+    """A prompt source, like `prompts`, with a column that holds the completion."""
     column: str = "completion"
-    """The prompt's column with the demonstrated completion, to which the end of the turn is added."""
+    """The prompt's column that holds the demonstrated completion. The end of the turn is added to it."""
     coefficient: PositiveFloat = 1.0
     batch_size: PositiveInt = 16
-    """Demonstrations in one optimizer update: others in each, in an order of every epoch that the run's seed decides."""
+    """Demonstrations in one optimizer update. Every update has others, in an order that the run's seed draws for each epoch."""
 
 
 class MonitorConfig(Section, mark=Mark.LAYOUT):
-    """Measures of the policy that no loss of the run asks for. The KL to the rollout policy costs nothing, and is always there."""
+    """Metrics of the policy that the loss of the run does not need. The KL to the rollout policy costs nothing and is always measured."""
 
     entropy: PositiveInt | None = 10
-    """Steps between two measures of the entropy, by policy version; None never measures. On a CPU one adds up to a third to the
-    vocabulary head's time; a fused head is not used in such a step. A loss with entropies has them at every step."""
+    """Measures the entropy at every policy version that is a multiple of this; None never. On a CPU, a measurement adds up to a third to
+    the vocabulary head's time, and a fused head is not used in that step. A loss with an entropy term measures it at every step."""
     reference_kl: PositiveInt | None = None
-    """Steps between two measures of the KL to the reference, whose model then scores that step's groups, counted by the order in which
-    groups start: where groups are dropped, a step may have a part of them. 1 measures every step; None never. A loss with a KL to the
-    reference has it at every step."""
+    """Steps between two measurements of the KL to the reference; 1 measures every step, None never. The reference model scores the groups
+    of that step, counted in start order: where groups are dropped, only a part of a step's groups may be scored. A loss with a KL to the
+    reference measures it at every step."""
 
 
 class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
-    """The resolved mathematics of a run; the passport writes it down."""
+    """The resolved mathematics of a run, as the passport records it."""
 
     advantage: Plugin = Plugin(name="grpo")
     """A name below learner.algorithms.advantages, or a function of yours as 'my_package.module:name'."""
     streaming: StreamingConfig | None = None
-    """Lets returns of earlier steps join a group, for any advantage of a group's rewards. None: a group is what one ticket sampled."""
     policy_loss: Plugin = Plugin(name="ppo_clip")
     """A name below learner.algorithms.losses."""
     aggregation: Plugin = Plugin(name="token_mean")
-    """How the losses of all tokens of a step become one number; a name below learner.algorithms.batch_rules.aggregation."""
+    """Combines the losses of all tokens of an update into one number; a name below learner.algorithms.batch_rules.aggregation."""
     kl: KlConfig = KlConfig()
     entropy_coefficient: float = 0.0
-    """The loss gets −coefficient · entropy; 0 needs no entropies."""
+    """Adds −coefficient · entropy to the loss. With 0 no entropy is computed for the loss."""
     router_aux_loss_coefficient: NonNegativeFloat = 0.0
-    """The loss gets coefficient · E · Σ f·P over the E experts of a mixture: the load-balance loss of Switch Transformers
+    """For a mixture of experts: adds coefficient · E · Σ f·P over the E experts to the loss, the load-balance loss of Switch Transformers
     (arXiv:2101.03961) as transformers computes it, over all layers and all tokens of prompts and completions together. f is the share of
-    tokens that chose an expert, P its mean probability; balance is the number of experts per token. f is of a whole update and of the
-    engine's choices, so this needs `rollout.routing_replay`."""
+    tokens that chose an expert, P its mean probability; perfect balance gives the number of experts per token. f comes from the engine's
+    choices over a whole update, so `rollout.routing_replay` is required."""
     reward_shaping: tuple[Plugin, ...] = ()
-    """Applied to the rewards of trajectories in this order, before advantages; names below learner.algorithms.batch_rules.shaping."""
+    """Applied to the rewards of trajectories in this order, before the advantage; names below learner.algorithms.batch_rules.shaping."""
     reward_placement: Literal["last_token", "every_token"] = "last_token"
-    """Where a trajectory's reward lands for advantages over time (`gae`); torchrl and TapeAgents use every token."""
+    """The tokens that receive a trajectory's reward, for advantages over time (`gae`). torchrl and TapeAgents use every token."""
     advantage_shaping: tuple[Plugin, ...] = ()
     """Applied to the advantages in this order (whitening, clipping); names below learner.algorithms.batch_rules.shaping."""
     selection: Plugin | None = None
-    """Of a group that `rollout.extra_trajectories` over-samples, all are finished and judged, and this chooses those that train; a name
-    below learner.algorithms.batch_rules.selection. None: the first to finish."""
+    """Chooses the trajectories that train from a group that `rollout.extra_trajectories` enlarged, after all were finished and judged; a
+    name below learner.algorithms.batch_rules.selection. None: the first to finish train."""
     filters: tuple[Plugin, ...] = ()
-    """They choose what trains: a dropped trajectory leaves the batch and its denominators (an aggregation's `empty_rows` may count it),
-    a dropped token the policy loss. Names below learner.algorithms.batch_rules.filters."""
+    """Exclude trajectories or tokens from training. A dropped trajectory leaves the batch and its denominators (an aggregation's
+    `empty_rows` may still count it); a dropped token leaves the policy loss. Names below learner.algorithms.batch_rules.filters."""
     corrections: tuple[Plugin, ...] = ()
-    """Weights against the gap between rollout and learner, multiplied onto the policy loss; names below learner.algorithms.corrections."""
+    """Weights that correct the gap between rollout and learner. The policy loss is multiplied by them. Names below
+    learner.algorithms.corrections."""
     proximal: Literal["rollout", "recompute", "approximate", "ewma"] = "rollout"
-    """The log-probs of π_old: the rollout's own; the learner's at the start of the step; log μ + (1 − 1/lag)(log π − log μ) by version
-    lag; or those of PPO-EWMA (arXiv:2110.00641), an exponential moving average of the policy's weights, as it is at the start of the
-    step. `recompute` costs a forward pass where a step makes several updates, or where a part needs it before the first; under one
-    update the present policy is the one that begins the step, and the ratio is 1. `ewma` always costs a forward pass, and a float32
-    copy of what the policy trains; the correction `decoupled` makes its loss the paper's."""
+    """Source of π_old's log-probs. `rollout`: those of the sampling itself. `recompute`: the learner's at the start of the step, at the
+    cost of a forward pass when a step makes several updates or another part needs them before the first; with one update the ratio is 1.
+    `approximate`: log μ + (1 − 1/lag)(log π − log μ), by version lag. `ewma`: PPO-EWMA (arXiv:2110.00641), those of an exponential moving
+    average of the policy's weights at the start of the step, at the cost of a forward pass and a float32 copy of the trained weights; with
+    the correction `decoupled` the loss is the paper's."""
     proximal_decay: Annotated[float, Field(ge=0, lt=1)] = 0.889
-    """Of `proximal: ewma`, by optimizer update, with no bias towards the first weights. The average is decay/(1 − decay) updates old (its
-    centre of mass; 8 by default); updates on fewer trajectories want as many more. With 0, π_old is that of `recompute`."""
+    """Decay of `proximal: ewma` per optimizer update, without bias towards the first weights. The mean age of the averaged weights is
+    decay/(1 − decay) updates (8 by default). With fewer trajectories per update, use proportionally more updates. 0 is `recompute`."""
     distillation: DistillationConfig | None = None
-    """None: the reference says nothing of tokens that were not sampled."""
     sft: SftConfig | None = None
-    """None learns from trajectories alone."""
     monitor: MonitorConfig = MonitorConfig()
     value: ValueConfig | None = None
-    """None trains no critic."""
 
     @property
     def clips_around_average(self) -> bool:
-        """π_old is an average of the policy's weights, which the learner keeps beside them and which never acts."""
+        """π_old is an average of the policy's weights, which the learner keeps in addition and which never samples."""
         return self.proximal == "ewma"

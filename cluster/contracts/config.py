@@ -1,6 +1,6 @@
-"""The run's configuration: frozen, no unknown keys, every default one we vouch for, every value declared once.
+"""The run's configuration: all sections, and the rules between them. It is frozen and has no unknown keys; each value is declared once.
 
-Here are the sections together, and the rules that hold between them; a section's own rules stand with it.
+The rules within one section are in that section's module.
 """
 
 import math
@@ -29,35 +29,36 @@ from cluster.contracts.upkeep_config import (
 )
 
 _NUM_TRIES = 3
-"""Of an episode whose process dies: beside others, beside others again, alone."""
+"""Tries of an episode whose process dies: with others, with others again, alone."""
 
 
 class RunConfig(Section):
     """One run. The README's quickstart is deploy/runs/quickstart.yaml."""
 
     run_dir: Resources[str] = "runs/run"
-    """Local path, on several nodes one that all of them mount; or s3://, gs:// or az:// with bucket and prefix (docs/object_stores.md)."""
+    """A local path, which all nodes must mount, or s3://, gs:// or az:// with bucket and prefix (docs/object_stores.md)."""
     seed: Mathematics[Annotated[int, Field(ge=0, lt=2**63)]] = 0
-    """Of the order of prompts and of all sampling."""
+    """Seed of the order of prompts and of all sampling."""
     num_steps: Resources[PositiveInt] = 100
-    """A step takes `buffer.groups_per_step` groups, makes the optimizer updates of `learner.epochs` and `learner.mini_batches`, and ends
-    with a new policy version."""
+    """Length of the run in steps. A step takes `buffer.groups_per_step` groups, makes the optimizer updates of `learner.epochs` and
+    `learner.mini_batches`, and ends with a new policy version."""
     deterministic: Mathematics[bool] = False
-    """A CPU run repeats bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample. With
-    `buffer.max_off_policy_steps` above 0 timing decides which policy version samples a token: only what is recorded repeats, where it
-    is learned again."""
+    """Makes a CPU run repeatable bit for bit: fixed batch compositions, one thread order, seeds by prompt and sample. With
+    `buffer.max_off_policy_steps` above 0, timing decides which policy version samples a token; only learning from the record repeats
+    then."""
     model: ModelConfig
     prompts: PromptsConfig
-    """A name below actors.prompts with its parameters, or `sources`. Texts of a file go through the model's chat template where it has
-    one; `text_as: text` sends them as they are, `text_as: user_message` asks for the template."""
+    """A name below actors.prompts with its parameters, or `sources`. Texts in a file are formatted with the model's chat template if it has
+    one; `text_as: text` sends them unchanged, `text_as: user_message` requires the template."""
     recorded: Mathematics[str | None] = None
-    """Run directory, folder of .arrow files, or one file, to learn from instead of sampling: `treadwheel learn` sets it. The log-probs in
-    it are another policy's, of any age: `buffer.max_off_policy_steps` bounds nothing, `algorithm.corrections` weigh the gap."""
+    """Learns from recorded trajectories instead of sampling: a run directory, a folder of .arrow files, or one such file. `treadwheel
+    learn` sets it. The record's log-probs are another policy's, of any age: `buffer.max_off_policy_steps` has no effect, and
+    `algorithm.corrections` weigh the gap."""
     environment: Mathematics[Plugin] = SINGLE_TURN
-    """What speaks with the policy: a name below actors.environments, or a function of yours as 'my_package.module:name', with its
-    parameters. `single_turn` asks once."""
+    """The environment of all prompts: a name below actors.environments, or a function of yours as 'my_package.module:name', with its
+    parameters. `single_turn` samples one completion of each prompt."""
     environments: Mathematics[dict[str, Plugin]] = Field(default={})
-    """Several, by the names that the prompts' column `episodes.column` has."""
+    """Several environments by name. The prompts' column `episodes.column` names the environment of each prompt."""
     episodes: EpisodesConfig = EpisodesConfig()
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
@@ -77,7 +78,7 @@ class RunConfig(Section):
     metrics: MetricsConfig = MetricsConfig()
 
     def environment_of(self, columns: Mapping[str, Any]) -> str:
-        """The name of a prompt's environment, which is a key of `named_environments`. Raises DataError for a prompt that names none."""
+        """Name of a prompt's environment, a key of `named_environments`. Raises DataError for a prompt that names none."""
         if not self.environments:
             return _label(self.environment)
         name = columns.get(self.episodes.column)
@@ -89,45 +90,45 @@ class RunConfig(Section):
 
     @property
     def named_environments(self) -> dict[str, Plugin]:
-        """All of them, by the names under which rows and metrics have them."""
+        """All environments, by their names in rows and metrics."""
         return self.environments or {_label(self.environment): self.environment}
 
     def environment_setting(self, name: str) -> str:
-        """Where the environment of this name stands in a run file."""
+        """The setting of the environment with this name."""
         return f"environments.{name}" if self.environments else "environment"
 
     @property
     def has_episodes(self) -> bool:
-        """Some prompts have more than one turn, or may have."""
+        """Whether some prompts may have more than one turn."""
         return any(map(self.is_played, self.named_environments))
 
     @property
     def judges_nothing(self) -> bool:
-        """Environments alone reward."""
+        """Whether all rewards come from environments."""
         is_single = any(not self.is_played(name) for name in self.named_environments)
         return not is_single and not self.reward.judges_episodes
 
     def is_played(self, environment: str) -> bool:
-        """By an environment of this name; a single turn is sampled without one."""
+        """Whether the environment of this name is run; a single turn is sampled without one."""
         return self.named_environments[environment] != SINGLE_TURN
 
     @model_validator(mode="after")
     def _require_environments_that_are_used(self) -> "RunConfig":
         if self.environments and self.environment != SINGLE_TURN:
             raise ValueError(
-                f"environment={self.environment.name!r} with environments {', '.join(self.environments)}: give it a name among them, or "
-                "leave one out"
+                f"environment={self.environment.name!r} with environments {', '.join(self.environments)}: move it into environments under "
+                "a name, or leave one of them out"
             )
         for name in self.environments:
             if not name.replace("_", "").isalnum():
-                raise ValueError(f"environments.{name}: a name is of letters, digits and _; rename it")
+                raise ValueError(f"environments.{name}: a name has letters, digits and _ only; rename it")
         if self.deterministic and self.has_episodes and not all(map(self.is_played, self.environments)):
             raise ValueError(
-                "deterministic=true with single turns beside environments: when a single turn ends and the next turn of an episode comes "
-                "depends on timing; leave single_turn out of environments"
+                "deterministic=true with single turns and environments: timing decides whether a single turn ends before the next turn "
+                "of an episode starts; leave single_turn out of environments"
             )
         if not self.has_episodes and self.episodes != EpisodesConfig():
-            raise ValueError("episodes is set, and without an environment every prompt has a single turn; leave it out")
+            raise ValueError("episodes is set, but without an environment every prompt has a single turn; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -173,7 +174,7 @@ class RunConfig(Section):
     def _require_an_attention_that_ranks_split(self) -> "RunConfig":
         if self.learner.sequence_parallel_size > 1 and self.model.attention not in ("auto", "sdpa"):
             raise ValueError(
-                f"learner.sequence_parallel_size={self.learner.sequence_parallel_size} splits the attention that packs rows here, and "
+                f"learner.sequence_parallel_size={self.learner.sequence_parallel_size} needs the attention of packed rows, and "
                 f"model.attention={self.model.attention!r} is another; use model.attention=auto"
             )
         return self
@@ -213,20 +214,20 @@ class RunConfig(Section):
     def _require_several_updates_for_target_kl(self) -> "RunConfig":
         if self.optimizer.target_kl is not None and self.learner.updates_per_step == 1:
             raise ValueError(
-                f"optimizer.target_kl={self.optimizer.target_kl:g} measures nothing where a step makes one update, before which the "
-                "policy has not moved; leave it out, or raise learner.epochs or learner.mini_batches"
+                f"optimizer.target_kl={self.optimizer.target_kl:g} measures nothing where a step makes one update: the policy has not "
+                "moved before it; leave it out, or raise learner.epochs or learner.mini_batches"
             )
         return self
 
     @property
     def max_concurrent_trajectories(self) -> int:
-        """That a worker has under way. Episodes that wait for their environment take no place in the engine."""
+        """Per worker. Episodes that wait for their environment use no sequence of the engine."""
         sequences = self.rollout.max_concurrent_sequences
         return (self.episodes.max_concurrent or 2 * sequences) if self.has_episodes else sequences
 
     @property
     def group_deadline_s(self) -> float:
-        """How long a worker may take for its next group. Episodes may have to wait for processes, and to begin anew where these died."""
+        """Deadline of a worker's next group. Episodes may wait for processes, and begin anew when these die."""
         if not self.has_episodes:
             return self.rollout.timeout_s
         episodes, size = self.episodes, self.buffer.trajectories_per_group + self.rollout.extra_trajectories
@@ -236,38 +237,38 @@ class RunConfig(Section):
 
     @property
     def weights_backend(self) -> Literal["gloo", "nccl"]:
-        """Of the process groups that weights are broadcast in. NCCL takes no GPU twice: parts of one are not enough for it."""
+        """Backend of the process groups that broadcast weights. NCCL refuses two processes on one GPU, so it needs whole GPUs."""
         if self.weights.backend != "auto":
             return self.weights.backend
         return "nccl" if self.weights_find_whole_gpus else "gloo"
 
     @property
     def weights_find_whole_gpus(self) -> bool:
-        """On both sides of a broadcast."""
+        """Whether both sides of a broadcast have whole GPUs."""
         return self.learner.gpus_per_rank >= 1 and self.rollout.gpus_per_worker >= 1
 
     @property
     def broadcasts_beside_learning(self) -> bool:
-        """Whether weights travel while the next step learns, whose groups may be of older ones. Not over NCCL, whose kernels would have to
-        share a GPU with the learner's own; nor in a deterministic run, whose batches no timing may decide."""
+        """Whether weights travel while the next step learns, from groups that may be older. Not over NCCL, whose kernels would compete with
+        the learner's for the GPU; not in a deterministic run, where timing may not decide batches."""
         is_over_nccl = self.weights.transport.name == "collective" and self.weights_backend == "nccl"
         return self.buffer.max_off_policy_steps > 0 and not is_over_nccl and not self.deterministic
 
     @property
     def keeps_its_workers(self) -> bool:
-        """The fleet is exactly its first workers: which of them samples what is fixed, or each is beside its rank."""
+        """Whether the fleet always is exactly its first workers: it is fixed which worker samples what, or each shares its rank's GPU."""
         return self.deterministic or self.rollout.colocated
 
     @property
     def published_adapter(self) -> LoraConfig | None:
-        """Of a run whose workers get adapters alone, and keep what these are put on; None where weights come whole."""
+        """LoRA settings of a run that sends only adapters to its workers; None where weights are sent whole."""
         lora = self.learner.lora
         return lora if lora is not None and lora.publish == "adapter" else None
 
     @property
     def learner_scores_reference(self) -> bool:
-        """The reference is what the learner's adapters are put on, and no more than log-probs of sampled tokens is asked of it: the
-        learner makes them itself, with the adapters off."""
+        """Whether the learner computes the reference log-probs with its adapters off: the reference is the base model of the adapters, and
+        only log-probs of sampled tokens are needed."""
         is_base = not (self.reference.path or self.reference.by_source)
         return self.learner.lora is not None and is_base and self.algorithm.distillation is None
 
@@ -279,8 +280,7 @@ class RunConfig(Section):
 
     @property
     def stall_s(self) -> float:
-        """Longest wait without any group starting, finishing or leaving. Every wait below it has a deadline of its own: this one is for
-        what they all missed."""
+        """Longest wait without any group starting, finishing or leaving. It catches what the deadlines of the waits within it missed."""
         judging_s = self.reward.deadline_s * max(self.judged_per_group, self.evaluation.num_samples)
         judging_s += self.reward.hold_s + 60.0
         scoring_s = self.reference.timeout_s + max(
@@ -293,8 +293,8 @@ class RunConfig(Section):
         coefficient = self.algorithm.router_aux_loss_coefficient
         if coefficient and not self.rollout.routing_replay:
             raise ValueError(
-                f"algorithm.router_aux_loss_coefficient={coefficient:g} counts the experts that the engine chose, and "
-                "rollout.routing_replay=false records none; set that to true, or leave the coefficient out"
+                f"algorithm.router_aux_loss_coefficient={coefficient:g} needs the experts that the engine chose, and "
+                "rollout.routing_replay=false does not record them; set that to true, or leave the coefficient out"
             )
         return self
 
@@ -307,8 +307,8 @@ class RunConfig(Section):
             )
         if self.algorithm.selection and self.recorded is not None:
             raise ValueError(
-                f"algorithm.selection={self.algorithm.selection.name!r} with recorded={self.recorded!r}: recorded groups are trained on "
-                "whole, and nothing is sampled to choose from; leave the selection out"
+                f"algorithm.selection={self.algorithm.selection.name!r} with recorded={self.recorded!r}: recorded groups train whole, and "
+                "no candidates are sampled; leave the selection out"
             )
         return self
 
@@ -327,21 +327,20 @@ class RunConfig(Section):
         has_teacher = self.reference.path or self.reference.by_source or self.algorithm.sft
         if self.algorithm.advantage.name == "none" and not has_teacher:
             raise ValueError(
-                "algorithm.advantage='none' learns from the reference, which is the model that the run starts from: name a teacher "
+                "algorithm.advantage='none' learns from the reference only, which is the model that the run starts from: name a teacher "
                 "in reference.path, or use an advantage of the reward such as 'grpo'"
             )
         return self
 
     @model_validator(mode="after")
     def _forbid_truncated_sampling_in_distillation(self) -> "RunConfig":
-        unset = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        if self.algorithm.distillation:
-            for name, value in unset.items():
-                if getattr(self.sampling, name) != value:
-                    raise ValueError(
-                        f"sampling.{name}={getattr(self.sampling, name)} with algorithm.distillation: policy and reference would each drop "
-                        f"tokens that the other keeps, and the KL between them is infinite; leave sampling.{name} out"
-                    )
+        for name, unset in {"top_k": 0, "top_p": 1.0, "min_p": 0.0}.items():
+            value = getattr(self.sampling, name)
+            if self.algorithm.distillation and value != unset:
+                raise ValueError(
+                    f"sampling.{name}={value} with algorithm.distillation: policy and reference would each drop tokens that the other "
+                    f"keeps, which makes the KL between them infinite; leave sampling.{name} out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -349,8 +348,8 @@ class RunConfig(Section):
         counting = self.sampling.not_resumable()
         if self.rollout.on_update == "abort_and_resume" and counting:
             raise ValueError(
-                f"sampling.{counting[0]} with rollout.on_update=abort_and_resume: the engine would apply it to the tokens after the "
-                "interruption alone; use rollout.on_update=continue or finish"
+                f"sampling.{counting[0]} with rollout.on_update=abort_and_resume: the engine would apply it only to the tokens after the "
+                "interruption; use rollout.on_update=continue or finish"
             )
         return self
 
@@ -359,13 +358,13 @@ class RunConfig(Section):
         timed: list[str] = []
         if self.rollout.extra_trajectories and self.algorithm.selection is None:
             timed.append(
-                f"rollout.extra_trajectories={self.rollout.extra_trajectories} with deterministic=true: when the surplus is aborted "
-                "depends on timing, and with it what is computed together; set one of them to its default, or choose by algorithm.selection"
+                f"rollout.extra_trajectories={self.rollout.extra_trajectories} with deterministic=true: timing decides when the surplus is "
+                "aborted, and so which sequences are computed together; set one of them to its default, or choose by algorithm.selection"
             )
         if self.buffer.max_head_of_line_s is not None:
             timed.append(
-                f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: which groups are dropped "
-                "depends on timing; set one of them to its default"
+                f"buffer.max_head_of_line_s={self.buffer.max_head_of_line_s:g} with deterministic=true: timing decides which groups are "
+                "dropped; set one of them to its default"
             )
         if self.deterministic and timed:
             raise ValueError("; ".join(timed))
@@ -375,7 +374,7 @@ class RunConfig(Section):
     def _forbid_what_is_not_compiled_exactly(self) -> "RunConfig":
         if self.learner.compile and self.deterministic:
             raise ValueError(
-                "learner.compile=true with deterministic=true: the pass that comes first decides what is compiled, and so how it rounds, "
+                "learner.compile=true with deterministic=true: the first pass decides what is compiled, and so how it rounds, "
                 "and a resumed run begins with another pass; set one of them to false"
             )
         if self.learner.compile and self.rollout.routing_replay:
@@ -387,5 +386,5 @@ class RunConfig(Section):
 
 
 def _label(environment: Plugin) -> str:
-    """`guess` of `my_package.environments:guess`."""
+    """`guess` for `my_package.environments:guess`."""
     return environment.name.rpartition(":")[2].rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The callables of a package, read from its source: asking for names imports nothing, so a typo does not start torch or vllm."""
+"""Finds the callables of a package in its source code. Nothing is imported, so a typo does not start torch or vllm."""
 
 import ast
 import importlib.util
@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 
 class Takes(NamedTuple):
-    """The parameters of a callable, as far as a caller must know them."""
+    """The names of a callable's parameters."""
 
     names: tuple[str, ...]
     """In order, without `self`."""
     accepts_any: bool
-    """It has `**keywords`."""
+    """Whether it takes `**keywords`."""
 
 
 def callables(home: str) -> dict[str, tuple[str, Takes]]:
-    """Name to module and parameters, for the public callables below `home`, a module or a package.
+    """Name to module and parameters, for the public callables in `home`, a module or a package.
 
-    In a package, a file that defines a callable of its own name (`rewards/regex.py`) holds that one variant, and the rest of it is
-    private to it; any other file offers all that it defines. Names of variants are lower case: a class goes by an alias.
+    In a package, a file with a callable of the file's name (`rewards/regex.py`) holds only that variant; the rest of the file is private to
+    it. Any other file offers all that it defines. Names of variants are lower case, so a class needs an alias.
 
-    A file that is not Python offers its own name: who imports it hears why.
+    A file that is not valid Python offers its own name: importing that variant shows the error.
     """
     found: dict[str, tuple[str, Takes]] = {}
     for module, path in _files(home):

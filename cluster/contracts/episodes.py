@@ -1,7 +1,7 @@
-"""A conversation of the policy with an environment, as an environment sees it and as the model's side sees it.
+"""A conversation of the policy with an environment: the interfaces of the environment's side and of the model's side.
 
 An environment is a function, `async def env(episode, **parameters)`, or `def` for code that blocks. It asks the model, and returns a
-number, a dict with `reward`, a `Reward`, or None where judges decide.
+number, a dict with `reward`, a `Reward`, or None if only judges reward.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,11 @@ from cluster.contracts.tools import Tool
 from cluster.contracts.types import FinishReason, Reward, RewardStatus
 
 Message = Mapping[str, Any]
-"""As chat templates take it: `role`, and as `content` a text; images and other parts are refused."""
+"""A message in the form of chat templates: `role`, and a text as `content`. Images and other parts are refused."""
 Tools = Sequence[Tool | Callable[..., Any]]
-"""A plain function is a tool with the defaults of `@tool`."""
+"""A plain function becomes a tool with the defaults of `@tool`."""
 RawPrompt = str | tuple[int, ...]
-"""A whole context as an agent wrote it, without roles: a text in which control tokens are control tokens, or token ids."""
+"""A whole context that an agent wrote without roles: a text in which control tokens are recognized, or token ids."""
 Returned = float | Mapping[str, Any] | Reward | None
 
 
@@ -27,52 +27,52 @@ class ToolCall:
 
     name: str
     arguments: dict[str, Any] | str
-    """Text where the model did not write a JSON object: a malformed call."""
+    """A text if the model did not write a JSON object: a malformed call."""
     id: str | None = None
-    """None for models whose calls have none."""
+    """None for models whose calls have no id."""
 
     def as_json(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The call in the form of chat templates."""
         named = {} if self.id is None else {"id": self.id}
         return {**named, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What the model said when it was asked."""
+    """The model's answer to an ask."""
 
     text: str
     ending: str = ""
-    """The end of `text`, from the text of `stop` on that ended the turn; empty where none did."""
+    """The end of `text`, from the `stop` text that ended the turn; empty if none did."""
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
-    """None for models that write none."""
+    """None for models without reasoning."""
     finish_reason: FinishReason = FinishReason.STOP
-    """`length`: the turn was cut off at `max_tokens`."""
+    """`length`: the turn was truncated at `max_tokens`."""
     num_tokens: int = 0
-    """Sampled, in all turns since it was asked."""
+    """Tokens sampled in all turns of this ask."""
     num_context_tokens: int = 0
-    """Of the context after it."""
+    """Tokens of the context after the answer."""
     num_calls: int = 0
-    """Tool calls since it was asked."""
+    """Tool calls in all turns of this ask."""
     token_ids: tuple[int, ...] | None = None
-    """Sampled in the last turn. None where `Asked` does not want them, and where there is no model."""
+    """Tokens sampled in the last turn. None unless `Asked.wants_token_ids`, and without a model."""
     prompt_token_ids: tuple[int, ...] | None = None
-    """That the last turn went on from; None as `token_ids`."""
+    """Prompt of the last turn; None as `token_ids`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earned:
     reward: float
-    """For the turn said last."""
+    """Reward for the last turn."""
     name: str | None
-    """None: it is a part of no component."""
+    """The component that the reward belongs to; None: to no component."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
     messages: tuple[Message, ...]
-    """The whole context from here on."""
+    """The whole context from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +83,10 @@ class Logged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
-    """The environment gave up an ask, and never saw what the model said to it, if it said anything."""
+    """The environment cancelled an ask and never saw its answer, if there was one."""
 
     num_turns: int
-    """That it has seen."""
+    """Number of turns that it has seen."""
 
 
 Event = Earned | Rewritten | Logged | Withdrawn
@@ -94,82 +94,81 @@ Event = Earned | Rewritten | Logged | Withdrawn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One turn wanted of the model."""
+    """A request for one turn of the model."""
 
     events: tuple[Event, ...] = ()
-    """Since the turn before, in order: they come before the messages."""
+    """Events since the previous turn, in order. They precede the messages."""
     messages: tuple[Message, ...] = ()
-    """Added to the context, which begins as the prompt."""
+    """Messages added to the context, which begins as the prompt."""
     raw: RawPrompt | None = None
-    """In place of messages and tools: what the context is. Where it begins with all that the context was, the model goes on from there."""
+    """The context, instead of messages and tools. If it begins with the whole previous context, the model continues from there."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Their JSON schemas, as chat templates take them."""
+    """JSON schemas of the tools, in the form of chat templates."""
     max_tokens: int | None = None
-    """Of this turn; None: as many as the run's sampling allows."""
+    """Token limit of this turn; None: the limit of the run's sampling."""
     stop: tuple[str, ...] = ()
-    """Texts beside those of the run's sampling that end the turn."""
+    """Texts that end the turn, in addition to those of the run's sampling."""
     wants_token_ids: bool = False
 
 
 class Converse(Protocol):
-    """The model's side of one episode. One turn at a time."""
+    """The model's side of one episode. It takes one turn at a time."""
 
     async def __call__(self, asked: Asked) -> Said:
-        """Raises EpisodeOver(limit=Limit.CONTEXT) if the turn does not fit, and DataError for messages that do not go through the
-        template and for token ids that the tokenizer does not know: both go to the environment, and nothing is added to the context; the
-        events count. All other errors end the episode, and are its caller's. Cancelled where nobody wants the answer any more."""
+        """Raises EpisodeOver(limit=Limit.CONTEXT) if the turn does not fit, and DataError for messages that the chat template refuses or
+        token ids that the tokenizer does not know. Both errors go to the environment; the context stays as it was, and the events count.
+        All other errors end the episode, and its caller handles them. Cancelled when nobody needs the answer any more."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeTask:
-    """One task, as one episode of its group gets it."""
+    """The task of one episode of a group."""
 
     id: str
-    """Of this episode alone in its run, and stable over retries: for side effects that must not happen twice."""
+    """Unique to this episode in its run, and the same in every retry: for side effects that must not happen twice."""
     prompt: str
-    """As text."""
+    """The prompt as text."""
     messages: tuple[Message, ...]
-    """As given."""
+    """The prompt's messages, unchanged."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the prompt, JSON-able."""
+    """The prompt's columns, JSON-able."""
     seed: int
-    """Equal for all episodes of a group: what differs between them makes their baseline noise."""
+    """The same for all episodes of a group. Other differences between them add noise to their baseline."""
     index: int
-    """Of the episode in its group."""
+    """Index of the episode in its group."""
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The run's values of settings that a request to the endpoint may name, as `temperature`. One that is absent has OpenAI's default."""
+    """The run's values of settings that a request to the endpoint may set, such as `temperature`. An absent one has OpenAI's default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEnd:
-    """How an episode ended. A failure has a status and a stage, and never a reward."""
+    """The end of an episode. A failed episode has a status and a stage, and never a reward."""
 
     reward: float | None = None
-    """What the environment returned, without what was earned. None: it returned none, met a limit, or failed."""
+    """The reward that the environment returned, without earned rewards. None: it returned none, met a limit, or failed."""
     components: dict[str, float | None] = field(default_factory=dict[str, float | None])
     status: RewardStatus = RewardStatus.OK
     failed_stage: str | None = None
-    """`environment`, or `tool:` and its name; None when ok."""
+    """Where it failed: `environment`, or `tool:` and the tool's name; None when ok."""
     message: str | None = None
     """Why it failed; None when ok."""
     limit: Limit | None = None
-    """That the policy met, and the environment did not catch: the trajectory is truncated."""
+    """A limit that the policy met and that the environment did not catch: the trajectory is truncated."""
     events: tuple[Event, ...] = ()
-    """Since the last turn, in order."""
+    """Events since the last turn, in order."""
     num_calls: int = 0
     """Tool calls."""
     num_malformed_calls: int = 0
-    """Of these: unknown tools, arguments that do not fit, and those that the tool refused."""
+    """Tool calls of unknown tools, with arguments that do not fit, or refused by the tool."""
     is_suspect: bool = False
-    """Its process ended while it ran: this episode is the cause, or another one of the process."""
+    """Its process died while it ran. This episode or another one of the process is the cause."""
 
 
 class EpisodeFacts(Protocol):
-    """What both kinds of episode offer."""
+    """The common part of both kinds of episode. The fields are those of `EpisodeTask`."""
 
     id: str
-    """As all of these, of its `EpisodeTask`."""
     prompt: str
     messages: tuple[Message, ...]
     columns: Mapping[str, Any]
@@ -178,35 +177,35 @@ class EpisodeFacts(Protocol):
 
     @property
     def num_turns(self) -> int:
-        """That the model has had."""
+        """Number of turns that the model has had."""
         ...
 
     @property
     def num_context_tokens(self) -> int:
-        """After the last turn; 0 before the first."""
+        """Tokens of the context after the last turn; 0 before the first."""
         ...
 
     @property
     def base_url(self) -> str:
-        """The same conversation as an OpenAI endpoint, for agents with a client of their own. It is there until the episode ends."""
+        """OpenAI endpoint of the same conversation, for agents with their own client. It is served until the episode ends."""
         ...
 
     @property
     def api_key(self) -> str:
-        """For `base_url`."""
+        """API key for `base_url`."""
         ...
 
     def earn(self, reward: float, name: str | None = None) -> None:
-        """A reward for the turn just said, added to the returned one. Raises DataError before the first turn, and for NaN, infinity and
-        anything that is not a number."""
+        """Adds a reward for the last turn to the returned one. Raises DataError before the first turn, and for anything but a finite
+        number."""
         ...
 
     def rewrite(self, messages: Sequence[Message]) -> None:
-        """From here on these messages are the whole context. Raises DataError for anything but messages of text."""
+        """Replaces the whole context by these messages. Raises DataError for anything but messages of text."""
         ...
 
     def log(self, name: str, value: float | str) -> None:
-        """A metric, or a text for the record. Raises DataError for anything else."""
+        """Logs a number as a metric, or a text for the record. Raises DataError for anything else."""
         ...
 
 
@@ -221,15 +220,15 @@ class Episode(EpisodeFacts, Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> Said:
-        """What the model says after the context and these messages; a text is a user's message. The context begins as the prompt.
+        """Adds the messages to the context and returns the model's answer. A text is a user's message. The context begins as the prompt.
 
-        Calls of `tools` are answered, and the model is asked again until it calls nothing. Raises EpisodeOver at a limit.
+        Calls of `tools` are answered, and the model is asked again until it makes no call. Raises EpisodeOver at a limit.
         """
         ...
 
 
 class BlockingEpisode(EpisodeFacts, Protocol):
-    """One conversation, for an environment that blocks, in a process of its own."""
+    """One conversation, for an environment that blocks, in its own process."""
 
     def ask(
         self,

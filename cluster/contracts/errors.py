@@ -1,7 +1,7 @@
-"""Every error that treadwheel raises on purpose: one message for people, and facts as attributes for code.
+"""All errors that treadwheel raises on purpose. Each has one message for people, and facts as attributes for code.
 
-The message names the field or row, the value, and the way out; no code reads it. Errors cross Ray, so they pickle, facts included.
-`ConfigError` ends a command with exit code 2, `PreemptedError` with 75.
+The message names the field or row, its value and the way out; code never reads it. Errors cross Ray, so they can be pickled, facts
+included. `ConfigError` ends a command with exit code 2, `PreemptedError` with 75.
 """
 
 from enum import StrEnum
@@ -9,24 +9,24 @@ from typing import Any
 
 
 class FailureKind(StrEnum):
-    """What happened to an actor, and with it what can be done."""
+    """The failure of an actor, by which the supervisor decides what to do."""
 
     DEATH = "death"
     """The process is gone, or its node is."""
     HANG = "hang"
-    """No answer, or no progress, within the deadline."""
+    """No answer or no progress within the deadline."""
     ERROR = "error"
-    """It raised something that is not one of our deliberate errors."""
+    """The actor raised an error that is not one of ours."""
     REFUSAL = "refusal"
-    """A deliberate error, such as weights that fail attestation: starting again would not change it."""
+    """A deliberate error, such as weights that fail attestation. A restart would not change it."""
     LOST = "lost"
-    """An argument went with the node that held it: nobody's fault, and it can be made again."""
+    """An argument was lost with the node that held it. No actor is at fault, and it can be made again."""
     TERMINATION = "termination"
-    """Its node announced that it goes away."""
+    """The actor's node announced its end."""
 
 
 class TreadwheelError(Exception):
-    """Root of all deliberate errors; catch it at a boundary to tell ours from bugs."""
+    """Base class of all deliberate errors. Catch it at a boundary to tell them from bugs."""
 
     kind = FailureKind.REFUSAL
     details: str | None = None
@@ -41,8 +41,8 @@ class TreadwheelError(Exception):
         stage: str | None = None,
         details: str | None = None,
     ) -> None:
-        """`kind` defaults to the class's own. `actor` failed in `stage`, the method that was called; None when no actor was called.
-        `details` is what the message is a sentence of: a traceback, or Ray's own words."""
+        """`kind` defaults to the class's own. `stage` is the method in which `actor` failed; both are None when no actor was called.
+        `details` is the long form of the message: a traceback, or Ray's own text."""
         super().__init__(message)
         if kind is not None:
             self.kind = kind
@@ -58,11 +58,11 @@ class ConfigError(TreadwheelError):
 
 
 class InUseError(ConfigError):
-    """The run directory has a living driver."""
+    """Another driver is using the run directory."""
 
 
 class DataError(TreadwheelError):
-    """A trajectory, prompt or file breaks its schema; the message names the row and the field, `prompt_id` the prompt."""
+    """A trajectory, prompt or file breaks its schema. The message names the row and the field, `prompt_id` the prompt."""
 
 
 class WeightsError(TreadwheelError):
@@ -70,112 +70,112 @@ class WeightsError(TreadwheelError):
 
 
 class MismatchError(TreadwheelError):
-    """Rollout and learner log-probs disagree beyond the limit that stops a run."""
+    """Rollout and learner log-probs differ by more than the limit that stops a run."""
 
 
 class StalenessError(TreadwheelError):
-    """A token is further off-policy than the bound allows: our own mistake, and never trained on."""
+    """A token is further off-policy than the bound allows. This is a bug in treadwheel; such a token is never trained on."""
 
 
 class DeadlineError(TreadwheelError):
-    """A wait outlasted its deadline; the message names actor, phase, policy version and last progress."""
+    """A wait exceeded its deadline. The message names actor, phase, policy version and last progress."""
 
     kind = FailureKind.HANG
 
 
 class WorkerError(TreadwheelError):
-    """A worker failed in a way that starting it again may heal; the message names the worker."""
+    """A worker failed in a way that a restart may heal. The message names the worker."""
 
     kind = FailureKind.ERROR
 
 
 class UnreachableError(WorkerError):
-    """A worker's node is dead or does not answer: nothing says that the worker's own work ended it."""
+    """A worker's node is dead or does not answer. The worker's own work is not known to be the cause."""
 
     kind = FailureKind.DEATH
 
 
 class EngineError(WorkerError):
-    """A worker's engine ended, and with it everything that it was sampling."""
+    """A worker's engine died, and with it all requests that it was sampling."""
 
 
 class LostError(TreadwheelError):
-    """Objects went with the node that held them; they can be made again."""
+    """Objects were lost with the node that held them. They can be made again."""
 
     kind = FailureKind.LOST
 
 
 class BroadcastError(TreadwheelError):
-    """A process group lost a member in the middle of a broadcast: the others are in order, and get the weights in another group."""
+    """A process group lost a member during a broadcast. The other members are in order and receive the weights in another group."""
 
     kind = FailureKind.LOST
 
 
 class UnavailableError(TreadwheelError):
-    """What a judge calls is away: nothing about the completion is known, and asking later may help."""
+    """A service that a judge calls is unavailable. Nothing is known about the completion, and a later try may succeed."""
 
     def __init__(
         self, message: str, *, endpoint: str | None = None, retry_after_s: float | None = None, **facts: Any
     ) -> None:
-        """`endpoint` names it for people: a URL without secrets. `retry_after_s` tells of a limit of rate, which says nothing of what was
-        asked: the endpoint's own, or without `endpoint` one that was set here."""
+        """`endpoint` is the service's URL without secrets. `retry_after_s` is set for a rate limit, which does not depend on the question:
+        the endpoint's own limit, or without `endpoint` a limit that was set here."""
         super().__init__(message, **facts)
         self.endpoint = endpoint
         self.retry_after_s = retry_after_s
 
 
 class Limit(StrEnum):
-    """Of an episode."""
+    """Limits of an episode."""
 
     TURNS = "max_turns"
-    """The model has had all its turns."""
+    """The model has had all of its turns."""
     CONTEXT = "context"
     """The next turn does not fit into the model's context."""
     TURN_LENGTH = "turn_length"
-    """The last turn was cut off, and such an episode does not go on."""
+    """The last turn was truncated, and `episodes.on_turn_length` ends such an episode."""
     DEADLINE = "timeout_s"
 
     @property
     def is_policys_doing(self) -> bool:
-        """Then the episode ends as `length`, with what it earned; else it fails, and has no reward."""
+        """If so, the episode ends as `length` and keeps what it earned. Otherwise it fails and has no reward."""
         return self is not Limit.DEADLINE
 
 
 class EpisodeOver(TreadwheelError):
-    """An episode asks beyond its `limit`. An environment may catch it and return a reward, but not beyond the deadline."""
+    """The episode asked for more than its `limit` allows. An environment may catch this and return a reward, except after the deadline."""
 
     def __init__(self, message: str, *, limit: Limit = Limit.CONTEXT, **facts: Any) -> None:
-        """The default is of the model's side."""
+        """The model's side raises it with the default limit."""
         super().__init__(message, **facts)
         self.limit = limit
 
 
 class ToolError(TreadwheelError):
-    """The model used a tool wrongly: the message goes to the model, and the episode goes on."""
+    """The model used a tool wrongly. The message goes to the model, and the episode continues."""
 
 
 class NumericsError(TreadwheelError):
-    """Loss or gradient stayed non-finite for more steps in a row than allowed."""
+    """Loss or gradient was not finite for more consecutive updates than allowed."""
 
 
 class CheckpointError(TreadwheelError):
-    """A checkpoint is torn, altered or foreign; the message names it and the one before it."""
+    """A checkpoint is torn, altered or foreign. The message names it and the previous one."""
 
 
 class StorageError(TreadwheelError):
-    """The run directory cannot be read or written (disk full, no permission, in use); the message names the file."""
+    """The run directory cannot be read or written (disk full, no permission, in use). The message names the file."""
 
 
 class DamagedError(StorageError):
-    """A file is there, and its content is not what it should be."""
+    """A file exists, but its content is damaged."""
 
 
 class ClaimLostError(StorageError):
-    """Another driver took the run directory over: this one must end."""
+    """Another driver has taken over the run directory. This one must end."""
 
 
 class AlreadyExistsError(StorageError):
-    """A file that was to be created is there already, with other content."""
+    """A file that was to be created exists with other content."""
 
 
 class LedgerError(TreadwheelError):
@@ -183,27 +183,27 @@ class LedgerError(TreadwheelError):
 
 
 class PreemptedError(TreadwheelError):
-    """A node that the run cannot do without announced its end. The same command goes on elsewhere."""
+    """A node that the run cannot do without announced its end. The same command resumes the run elsewhere."""
 
     kind = FailureKind.TERMINATION
 
     def __init__(self, message: str, *, deadline: float | None = None, **facts: Any) -> None:
-        """`deadline` is the node's end in Unix seconds; None where it does not say."""
+        """`deadline` is the node's end in Unix seconds; None if it is not known."""
         super().__init__(message, **facts)
         self.deadline = deadline
 
 
 OF_ITS_MACHINE = (ConfigError, StorageError, DataError)
-"""What a machine without the model's folder raises, or a hub that does not answer: the same as a wrong setting."""
+"""Errors of a wrong setting, which a machine without the model's folder, or without access to the hub, raises too."""
 
 
 def failure_of_its_actor(error: TreadwheelError) -> WorkerError | DeadlineError:
-    """A deliberate error as a failure of the one actor that raised it: another actor may do better."""
+    """A deliberate error as a failure of the actor that raised it: another actor may succeed."""
     if isinstance(error, WorkerError | DeadlineError):
         return error
     return WorkerError(str(error), kind=FailureKind.ERROR, actor=error.actor, stage=error.stage, details=error.details)
 
 
 def headline(error: BaseException) -> str:
-    """The first line of its message, or its class's name when it has none."""
+    """The first line of the error's message, or its class's name if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""What looks like a secret is shown to nobody: by the name of what holds it, or by its own shape."""
+"""Hides secrets in what is shown. A secret is recognized by the name of its setting, or by its own form."""
 
 import re
 from typing import Any, cast
@@ -8,29 +8,27 @@ _SECRET = re.compile(
     r"|(?-i:[a-z0-9](Password|Secret|Token|Credentials?)))$",
     re.IGNORECASE,
 )
-"""Names of settings, headers and URL parameters whose values are nobody's business: `openai_key`, `X-Api-Key`, `accessToken`,
-`reward.judge.token`."""
+"""Names of settings, headers and URL parameters whose values are secret: `openai_key`, `X-Api-Key`, `accessToken`, `reward.judge.token`."""
 _IN_TEXT = re.compile(
     r"(?<=://)[^/?#\s]+(?=@)|(?i:(?<=\bBearer ))\S+"
-    # Tokens by their shapes: Hugging Face, OpenAI and its like, AWS, GitHub, GitLab, Slack, Google.
+    # Tokens of Hugging Face, OpenAI and similar services, AWS, GitHub, GitLab, Slack, Google.
     r"|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}|\bA[KS]IA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{30,}"
     r"|\bgithub_pat_\w{22,}|\bglpat-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{35}"
 )
 _ASSIGNED = re.compile(r"(-{0,2}[\w.-]+)=.+", re.DOTALL)
-"""A whole text, as a word of a command line has it: `reward.judge.api_key=...`, `--token=...`."""
+"""A whole text with an assignment, as on a command line: `reward.judge.api_key=...`, `--token=...`."""
 _URL_PARAMETER = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
 _SECRET_PARAMETER = re.compile(r"(^|-)(key|sig|signature|auth)$", re.IGNORECASE)
 HIDDEN = "<hidden>"
 
 
 def is_secret(name: str) -> bool:
-    """Whether what stands below a name, that of a setting, header or URL parameter, is a secret whatever its shape."""
+    """Whether all values below this name (of a setting, header or URL parameter) are secret, whatever their form."""
     return _SECRET.search(name) is not None
 
 
 def hidden(value: Any, name: str = "") -> Any:
-    """The value of a setting of this name, with what looks like a secret hidden, and all that stands below a secret's name. Numbers are
-    shown."""
+    """The value of a setting of this name, without texts below a secret's name and secrets in other texts. Numbers are shown."""
     if isinstance(value, dict):
         within = name if is_secret(name) else None
         return {key: hidden(item, within or str(key)) for key, item in cast(dict[Any, Any], value).items()}
@@ -42,17 +40,17 @@ def hidden(value: Any, name: str = "") -> Any:
 
 
 def _without_secrets(text: str) -> str:
-    """A text that is no secret itself may carry one: user:password@ or ?token= in a URL, a bearer's token in a header, --token=."""
+    """Hides the secrets in a text: user:password@ or ?token= in a URL, a bearer's token in a header, --token=."""
     if (assigned := _ASSIGNED.fullmatch(text)) and is_secret(assigned[1]):
         return f"{assigned[1]}={HIDDEN}"
 
-    def shown(parameter: re.Match[str]) -> str:
-        is_hidden = is_secret(parameter[1]) or _SECRET_PARAMETER.search(parameter[1])
-        return f"{parameter[1]}={HIDDEN}" if is_hidden else parameter[0]
+    def parameter(found: re.Match[str]) -> str:
+        is_hidden = is_secret(found[1]) or _SECRET_PARAMETER.search(found[1])
+        return f"{found[1]}={HIDDEN}" if is_hidden else found[0]
 
-    return _URL_PARAMETER.sub(shown, _IN_TEXT.sub(HIDDEN, text))
+    return _URL_PARAMETER.sub(parameter, _IN_TEXT.sub(HIDDEN, text))
 
 
 def shown(value: Any, name: str) -> str:
-    """In an error about a setting of this name, which may hold what belongs to another: a number is hidden too."""
+    """The value in an error about a setting of this name. A number below a secret's name is hidden too: it may be misplaced."""
     return HIDDEN if is_secret(name) else repr(hidden(value))

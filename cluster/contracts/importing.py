@@ -1,7 +1,7 @@
-"""Imports of large libraries, spared the garbage collector, or left for later.
+"""Faster imports of large libraries: without garbage collection, or postponed.
 
-Hundreds of thousands of objects of torch, transformers and vLLM live as long as their process. Python walks all of them again and again
-while more come, a fifth of the time of an import, and half a second for every full collection afterwards.
+Torch, transformers and vLLM create hundreds of thousands of objects that live as long as their process. Python walks all of them again and
+again while they are created, which is a fifth of the time of an import, and half a second for every later full collection.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def importing() -> Generator[None]:
-    """No garbage is collected in the block. What lives at its end is old at once: collections rarely look at it. transformers gets its
-    lists of all installed packages and of all its own models in a fraction of the time."""
+    """Disables garbage collection in the block. At its end all objects move to the oldest generation, which is rarely collected.
+    transformers also gets its lists of all installed packages and of all its models in a fraction of the time."""
     was_enabled, slow = gc.isenabled(), importlib.metadata.packages_distributions
     gc.disable()
     importlib.metadata.packages_distributions = packages_distributions
@@ -31,25 +31,25 @@ def importing() -> Generator[None]:
         sys.meta_path.remove(quick)
         importlib.metadata.packages_distributions = slow
         gc.freeze()
-        gc.unfreeze()  # into the oldest generation
+        gc.unfreeze()  # moves all objects to the oldest generation
         if was_enabled:
             gc.enable()
 
 
 @contextlib.contextmanager
 def importing_for_good() -> Generator[None]:
-    """As `importing`, and no collection ever looks at what lives at the end: for processes that hold nothing of a user's yet."""
+    """As `importing`, and exempts all objects at its end from collections: for processes that hold no objects of a user yet."""
     with importing():
         yield
     gc.freeze()
 
 
 def tokenizers_alone() -> None:
-    """What is imported of transformers' tokenizers and configurations from now on comes without torch's compiler, and takes a third of the
-    time. Models then import what they need.
+    """From now on, transformers' tokenizers and configurations import without torch's compiler, in a third of the time. Models later import
+    what they need.
 
-    The tokenizers need a table of `auto_factory`, which imports the generation of text for one function: it adds that to models whose code
-    comes from the hub.
+    The tokenizers need a table of `auto_factory`. That module imports text generation for one function, which it adds to models with code
+    from the hub.
     """
     name = "transformers.models.auto.auto_factory"
     if name in sys.modules:
@@ -73,7 +73,7 @@ def tokenizers_alone() -> None:
 
 @contextlib.contextmanager
 def hidden(module: str) -> Generator[None]:
-    """In the block the module's import fails, for those who take that; nothing where it was imported before."""
+    """Makes imports of the module fail in the block, for libraries that can do without it. No effect if it was imported before."""
     if module in sys.modules:
         yield
         return
@@ -85,7 +85,7 @@ def hidden(module: str) -> Generator[None]:
 
 
 class _QuickLists:
-    """Finds what transformers lists its models with: it reads all their 2,500 files when it is imported."""
+    """Speeds up the module with which transformers lists its models: at its import it reads all of their 2,500 files."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == "transformers.utils.import_utils" else None
@@ -96,7 +96,7 @@ class _QuickLists:
 
 class _ListsQuickly(SourceFileLoader):
     def exec_module(self, module: Any) -> None:
-        """As ever; then what it looks through of a file, line by line, begins at the last `__all__`, which is what it looks for."""
+        """Executes the module, and then lets `fetch__all__`, which reads a file line by line, begin at the file's last `__all__`."""
         super().exec_module(module)
         slow = module.fetch__all__
 
@@ -107,10 +107,10 @@ class _ListsQuickly(SourceFileLoader):
 
 
 class _Postponed(types.ModuleType):
-    """Stands for a module until something of it is used."""
+    """Stands for a module until one of its attributes is used."""
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__") and attribute != "__path__":  # who looks at all modules uses none
+        if attribute.startswith("__") and attribute != "__path__":  # tools that inspect all modules do not use this one
             raise AttributeError(attribute)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -118,12 +118,12 @@ class _Postponed(types.ModuleType):
 
 
 def postpone(module: str) -> None:
-    """An `import module` from now on imports it when something of it is first used."""
+    """Postpones `import module` until an attribute of the module is used."""
     sys.modules.setdefault(module, _Postponed(module))
 
 
 def packages_distributions() -> dict[str, list[str]]:
-    """As `importlib.metadata.packages_distributions` in Python 3.11, which makes 35,000 paths of an installation's records for it."""
+    """As `importlib.metadata.packages_distributions` of Python 3.11, which creates 35,000 paths from an installation's records."""
     found = defaultdict[str, list[str]](list)
     for distribution in importlib.metadata.distributions():
         name = re.search(r"^Name: *(.+?) *$", distribution.read_text("METADATA") or "", re.MULTILINE)

@@ -1,7 +1,7 @@
-"""The record of learning: what the objective saw of each token of some of a step's trajectories. One row a trajectory, in Arrow.
+"""The record of learning: the objective's numbers for each token of some of a step's trajectories. One row is one trajectory, in Arrow.
 
-Lists are as long as the trajectory's completion; an entry is null where its loss mask is false. The trajectories themselves, with the
-log-probs of the policy that sampled them, are in the step's trajectories, under the same keys. Nothing that learns reads this record.
+Lists are as long as the trajectory's completion; an entry is null where the loss mask is false. The trajectories themselves, with the
+log-probs of the policy that sampled them, are in the step's trajectories, under the same keys. Learning never reads this record.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,27 +22,27 @@ LEARNED_SCHEMA = pa.schema(
     [
         pa.field("ticket_index", pa.int64(), nullable=False),
         pa.field("sample_index", pa.int64(), nullable=False),
-        # Under the policy that the step's first update of this trajectory found, after temperature as all log-probs are.
+        # Under the policy before the step's first update of this trajectory, after temperature as all log-probs are.
         pa.field("policy_logprobs", _FLOATS, nullable=False),
-        # Of the policy that ratios compare with; null where that is the one that sampled, or the one of `policy_logprobs`.
+        # Of the policy in the denominator of ratios; null if that is the policy that sampled, or the one of `policy_logprobs`.
         pa.field("proximal_logprobs", _FLOATS),
-        # Null where a filter took the trajectory out, as are the next two.
+        # This and the next two: null if a filter dropped the trajectory.
         pa.field("advantages", _FLOATS),
-        # Product of the corrections, by which the token's policy loss is multiplied; 0 where a filter took the token out.
+        # Product of the corrections, which multiplies the token's policy loss; 0 if a filter dropped the token.
         pa.field("weights", _FLOATS),
-        # Whether the lower or the upper bound changed the token's loss; null where the loss has no bounds.
+        # Whether the lower or the upper bound changed the token's loss; null if the loss has no bounds.
         pa.field("clipped", pa.list_(pa.field("item", pa.bool_()))),
         # In nats; null in a step that does not measure them.
         pa.field("entropies", _FLOATS),
     ]
 )
-"""Numbers that are not finite stay as they are: they say why an update was skipped."""
+"""Numbers that are not finite are kept: they explain a skipped update."""
 _PER_TOKEN = [name for name in LEARNED_SCHEMA.names if name not in _KEY]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedTrajectory:
-    """One row. Fields mean what the columns of the schema mean; None: the step had no such numbers for this trajectory."""
+    """One row, with the columns of the schema. None: the step had no such numbers for this trajectory."""
 
     policy_logprobs: list[float | None]
     proximal_logprobs: list[float | None] | None
@@ -57,32 +57,32 @@ class Learned:
     """The record of one step."""
 
     policy_version: int
-    """Before the step's updates: the step's number less one."""
+    """Version before the step's updates: the step's number minus 1."""
     rows: pa.RecordBatch
     """In the order of their keys."""
     places: Mapping[tuple[int, int], int]
-    """Of the rows, by (ticket_index, sample_index)."""
+    """Places of the rows, by (ticket_index, sample_index)."""
 
     def trajectory(self, *, ticket_index: int, sample_index: int) -> LearnedTrajectory | None:
-        """None: its group is not among those that were recorded, or no pass of the step came to it."""
+        """None: its group was not recorded, or no pass of the step included it."""
         if (place := self.places.get((ticket_index, sample_index))) is None:
             return None
         return LearnedTrajectory(**{name: self.rows[name][place].as_py() for name in _PER_TOKEN})
 
 
 def written_learned(parts: Iterable[pa.RecordBatch], *, policy_version: int) -> pa.Buffer:
-    """The file of a step, of the rows that each rank has, in any order."""
+    """The file of a step, made of the rows of all ranks, in any order."""
     table = pa.Table.from_batches(parts, schema=LEARNED_SCHEMA).sort_by([(name, "ascending") for name in _KEY])
     facts = {_VERSION: LEARNED_VERSION, _POLICY_VERSION: str(policy_version)}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, LEARNED_SCHEMA.with_metadata(facts)) as writer:
-        # In one batch: `combine_chunks` alone leaves an empty table without any.
+        # As one batch: for an empty table, `combine_chunks` makes none.
         writer.write_batch(pa.record_batch([c.combine_chunks() for c in table.columns], schema=LEARNED_SCHEMA))
     return sink.getvalue()
 
 
 def read_learned(content: "pa.Buffer | bytes") -> Learned:
-    """Of a file's content. Raises DataError, in one sentence, for one that cannot be read: torn, altered, or of another version."""
+    """Reads a file's content. Raises DataError, in one sentence, if it is torn, altered, or of another version."""
     try:
         with pa.ipc.open_file(content) as reader:
             facts = cast("dict[bytes, bytes]", reader.schema.metadata or {})
@@ -91,7 +91,7 @@ def read_learned(content: "pa.Buffer | bytes") -> Learned:
             if not reader.schema.equals(LEARNED_SCHEMA) or reader.num_record_batches != 1:
                 raise DataError("a record of learning with other columns than this build reads")
             rows = reader.get_batch(0)
-            # A wrong offset would be read beyond the file's end.
+            # Otherwise a wrong offset would read beyond the file's end.
             rows.validate(full=True)
         policy_version = int(facts[_POLICY_VERSION.encode()])
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What learns: the model, the optimizer, the learner's ranks, and the reference model."""
+"""Settings of the model, the optimizer, the learner's ranks, and the reference model."""
 
 from typing import Annotated, Literal
 
@@ -10,24 +10,24 @@ from cluster.contracts.settings import Layout, Mark, Mathematics, NumActors, Res
 class ModelConfig(Section, mark=Mark.MATHEMATICS):
     path: str
     """A Hugging Face folder, or a hub name. The model of a checkpoint in an object store (`s3://bucket/run/checkpoints/step-000010/model`)
-    may be named too: each machine downloads it once, into ~/.cache/treadwheel or what TREADWHEEL_CACHE names, and checks it."""
+    may be named too: each machine downloads it once, into ~/.cache/treadwheel or TREADWHEEL_CACHE, and verifies it."""
     revision: str | None = None
     """Hub revision; None is the default branch. Pin it for runs that must repeat."""
     dtype: Literal["auto", "float32", "bfloat16"] = "bfloat16"
-    """Compute type of learner, reference and engine; master weights are float32 either way. auto is bfloat16 where the machine multiplies
-    it fast (GPUs of compute capability 8 or more, processors with AMX, AMD's with AVX512-BF16) and float32 elsewhere. It is chosen before
-    anything starts, on a machine that the run has to itself, and the run keeps it (docs/performance.md)."""
+    """Compute type of learner, reference and engine; master weights are always float32. auto is bfloat16 where the machine multiplies it
+    fast (GPUs of compute capability 8 or more, processors with AMX, AMD's with AVX512-BF16) and float32 elsewhere. It is chosen before
+    anything starts, on a machine that runs nothing else, and the run keeps it (docs/performance.md)."""
     max_context: PositiveInt | None = None
-    """Prompt and completion together, in tokens; None takes the model's own limit."""
+    """Limit of prompt and completion together, in tokens; None takes the model's own limit."""
     chat_template: str | None = None
-    """Jinja text that replaces the tokenizer's; None uses the tokenizer's, an empty text none: prompts are plain text then."""
+    """Jinja text that replaces the tokenizer's chat template. None keeps the tokenizer's. With an empty text prompts are plain text."""
     attention: Layout[Literal["auto", "sdpa", "eager", "flash_attention_2"]] = "auto"
     trust_remote_code: bool = False
-    """Runs code from the model's repository. Off unless you name it; code from the hub needs a commit as `revision`."""
+    """Runs code from the model's repository. For code from the hub, `revision` must be a commit."""
 
     @property
     def item_bytes(self) -> int:
-        """Of one number in the compute type."""
+        """Bytes of one number in the compute type."""
         return 2 if self.dtype == "bfloat16" else 4
 
 
@@ -35,26 +35,26 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
-    """AdamW."""
+    """Settings of AdamW."""
 
     learning_rate: PositiveFloat = 1e-6
-    """After the warm-up."""
+    """Learning rate after the warm-up."""
     betas: tuple[_Decay, _Decay] = (0.9, 0.999)
     epsilon: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled from the gradient. Norms and biases have none."""
+    """Decoupled from the gradient. Norms and biases have no decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up. Linear and cosine end at `min_learning_rate_share` at the last step."""
+    """Learning rate after the warm-up. `linear` and `cosine` reach `min_learning_rate_share` at the last step."""
     warmup_steps: NonNegativeInt = 0
     """Steps in which the learning rate rises linearly to its full value."""
     min_learning_rate_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of `learning_rate` that is left at the last step."""
+    """Share of `learning_rate` at the last step."""
     max_grad_norm: PositiveFloat | None = 1.0
-    """Global L2 norm of an update's gradient; a critic with a backbone of its own is held to it by itself. None does not clip."""
+    """Clips the global L2 norm of an update's gradient; a critic with its own backbone is clipped separately. None does not clip."""
     target_kl: PositiveFloat | None = None
-    """Learning rates, a critic's too, follow the policy's movement: each step whose last update finds a KL above twice this
-    divides them by 1.5, one that finds it below half of this multiplies them by 1.5, within 1/100 and 100 of the schedule. The KL
-    is that of `learner.stop_at_kl`, at its cost; after rsl_rl and skrl. None leaves the schedule alone."""
+    """Adapts the learning rates of policy and critic to the policy's change. When the last update of a step finds a KL above twice this
+    value, they are divided by 1.5; below half of it, multiplied by 1.5, within 1/100 and 100 times the schedule. The KL is that of
+    `learner.stop_at_kl` and costs the same; after rsl_rl and skrl. None keeps the schedule."""
 
 
 class LoraConfig(Section, mark=Mark.MATHEMATICS):
@@ -63,64 +63,63 @@ class LoraConfig(Section, mark=Mark.MATHEMATICS):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     publish: Layout[Literal["merged", "adapter"]] = "merged"
-    """What workers receive: whole merged weights, or the adapter alone, which is small and which the engine multiplies in."""
+    """The weights that workers receive: the whole merged model, or only the adapter, which is small and which the engine applies."""
 
 
 class LearnerConfig(Section):
     num_ranks: Layout[NumActors] = 1
-    """Data-parallel ranks, sharded by FSDP2 when more than one."""
+    """Number of data-parallel ranks, sharded by FSDP2 if more than one."""
     sequence_parallel_size: Layout[PositiveInt] = 1
-    """Neighbouring ranks that share each pass, a slice of its tokens each (Ulysses, arXiv:2309.14509): for sequences whose activations
-    do not fit on one rank. It must divide `num_ranks` and the model's attention heads; so many groups of ranks are data-parallel then."""
+    """Number of neighbouring ranks that share each pass, each with a slice of its tokens (Ulysses, arXiv:2309.14509), for sequences whose
+    activations do not fit on one rank. It must divide `num_ranks` and the number of the model's attention heads. Data parallelism is then
+    between these groups of ranks."""
     cpus_per_rank: Layout[PositiveFloat] = 1.0
-    """Places a rank, and limits nothing. Where all actors together ask for more CPUs than there are, they share them."""
+    """CPUs reserved to place a rank; they do not limit it. If all actors ask for more CPUs than exist, they share them."""
     gpus_per_rank: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
     """Torch threads of a rank; None is its CPUs, rounded up."""
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
-    """Prompt and completion tokens of a rank in one forward pass, padding included. All segments of an episode are in one pass, and must
-    fit. Ranks that share a pass (`sequence_parallel_size`) have room for so many each."""
+    """Prompt and completion tokens of a rank in one forward pass, padding included. All segments of an episode go through one pass and must
+    fit. With `sequence_parallel_size`, each rank that shares a pass adds this many."""
     packing: Layout[Literal["auto", "packed", "padded"]] = "auto"
-    """auto packs sequences into one row where the attention implementation keeps them apart; otherwise it pads buckets of sequences
-    of about the same length."""
+    """auto packs sequences into one row if the attention implementation keeps them apart. Otherwise it pads sequences of similar length."""
     head_chunk_tokens: Layout[PositiveInt | None] = None
-    """Completion positions whose logits are made at one time, for some thousands of tokens of the vocabulary each. None is 1,024 on CPUs
-    and 16,384 on GPUs."""
+    """Completion positions whose logits are computed at once, some thousands of tokens at a time. None is 1,024 on CPUs, 16,384 on GPUs."""
     kept_logits_bytes: Resources[NonNegativeInt] = 0
-    """Bytes of logits that a pass keeps for its backward pass; all of them are 4 bytes x completion tokens x vocabulary. What is not kept
-    is computed again, as a fourth large product beside three. It pays on GPUs with memory to spare. A pass that has no more than 64 MiB
-    of them keeps all."""
+    """Bytes of logits that a pass keeps for its backward pass; all of them are 4 bytes x completion tokens x vocabulary. The others are
+    computed again, which is a fourth large matrix product in addition to three. Useful on GPUs with free memory. A pass with at most 64 MiB
+    keeps all."""
     activation_checkpointing: Layout[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     compile: Layout[bool] = False
-    """Compiles the decoder layers (torch.compile), which the first step waits for (docs/performance.md). On CPUs it needs a C++ compiler,
-    g++ or what CXX names. Not with `deterministic`: what is compiled, and so how it rounds, follows from the pass that comes first."""
+    """Compiles the decoder layers (torch.compile) in the first step, which takes longer (docs/performance.md). CPUs need a C++ compiler:
+    g++ or the one that CXX names. Not with `deterministic`: the first pass decides what is compiled, and so how it rounds."""
     lora: Mathematics[LoraConfig | None] = None
     epochs: Mathematics[PositiveInt] = 1
-    """Times that a step trains on its trajectories. Advantages are those of the step; ratios are against the policy that
-    `algorithm.proximal` names."""
+    """Number of times that a step trains on its trajectories. Advantages are computed once a step; ratios are relative to the policy that
+    `algorithm.proximal` selects."""
     mini_batches: Mathematics[PositiveInt] = 1
-    """Parts that an epoch splits the step's trajectories into, dealt anew in every epoch; each makes one optimizer update, whose
-    aggregation counts its own trajectories. Fewer where failed rewards leave fewer groups than this."""
+    """Number of parts into which every epoch splits the step's trajectories, shuffled anew each time. Each part makes one optimizer update,
+    whose aggregation counts only its own trajectories. There are fewer parts when failed rewards leave fewer groups than this."""
     split_by: Mathematics[Literal["groups", "trajectories"]] = "groups"
-    """What is dealt to mini-batches: groups stay whole, or trajectories go one by one."""
+    """Unit that is distributed to mini-batches: whole groups, or single trajectories."""
     stop_at_kl: Mathematics[PositiveFloat | None] = None
-    """An update is not made, and no later one of its step, once its KL to the policy that began the step is larger: the mean of
-    ρ − 1 − log ρ over its tokens, in nats per token (0.01 to 0.05 is usual), whatever `algorithm.proximal` names. Without
-    `proximal: recompute` it costs a forward pass. The first update is always made. None makes them all."""
+    """Ends a step before the first update whose KL to the policy at the step's start exceeds this: the mean of ρ − 1 − log ρ over the
+    update's tokens, in nats per token (usually 0.01 to 0.05), for every `algorithm.proximal`. The first update is always made. Costs a
+    forward pass without `proximal: recompute`. None makes all updates."""
     max_non_finite_updates: Resources[NonNegativeInt] = 3
-    """An update whose loss or gradient is not finite is skipped. More skipped updates in a row than this stop the run."""
+    """An update whose loss or gradient is not finite is skipped. More consecutive skipped updates than this stop the run."""
     timeout_s: Resources[PositiveFloat] = 1800.0
-    """Deadline of the updates of one step."""
+    """Deadline for the updates of one step."""
 
     @property
     def updates_per_step(self) -> int:
-        """At most."""
+        """Upper limit: a step may make fewer."""
         return self.epochs * self.mini_batches
 
     @property
     def data_parallel_size(self) -> int:
-        """Ranks, or groups of ranks that share their passes, that each learn from a part of the trajectories."""
+        """Number of ranks, or of groups of ranks that share their passes, that each learn from a part of the trajectories."""
         return self.num_ranks // self.sequence_parallel_size
 
     @model_validator(mode="after")
@@ -156,13 +155,13 @@ class ReferenceConfig(Section):
     gpus: Layout[NonNegativeFloat] = 0.0
     num_threads: Layout[PositiveInt | None] = None
     path: Mathematics[str | None] = None
-    """Model that the KL pulls towards, or that teaches (`preset: on_policy_distillation`); None is the model the run starts from. It must
-    have the policy's vocabulary."""
+    """Model that the KL refers to, or the teacher (`preset: on_policy_distillation`), with the policy's vocabulary. None is the run's
+    starting model."""
     by_source: Mathematics[dict[str, str]] = Field(default={})
-    """Other models for some prompts, `{math: path, code: path}`: for those whose `source_column` says so. `path` is for all others. Each
-    is loaded beside it, from its hub's default branch, and may bring no code."""
+    """Models for the prompts of some sources, by the value of `source_column`: `{math: path, code: path}`. `path` is for all other prompts.
+    Each model is loaded in addition, from the default branch of its hub repository and without code of its own."""
     source_column: Mathematics[str] = "source"
-    """The prompt's column that `by_source` goes by."""
+    """The prompt's column with the keys of `by_source`."""
     revision: Mathematics[str | None] = None
     """Hub revision of `path`; None is the default branch."""
     trust_remote_code: Mathematics[bool] = False

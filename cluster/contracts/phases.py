@@ -1,6 +1,6 @@
-"""Who did what when. An actor keeps a timeline of its phases, one after the other without gaps, and tells it to those that ask.
+"""Timelines: which phases an actor went through and when, one after another without gaps.
 
-An answer may be lost: who asks says until when it was told, and hears all that came after. Times are of the actor's own clock.
+An answer may be lost, so each request says up to when it has the phases, and receives all later ones. Times are of the actor's clock.
 """
 
 import threading
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 CAUSES = ("busy", "learner", "rollouts", "rewards", "prompts", "weights", "restart")
-"""What an actor's time went to: its own work, or a wait for one of these."""
+"""Uses of an actor's time: its own work, or a wait for one of these."""
 IDLE = frozenset({"idle", "waiting", "serving"})
-"""Phases of actors that have nothing to do, and cannot know why."""
+"""Phases of actors that have nothing to do and cannot know the cause."""
 WAITING_FOR = "waiting for "
 _CAUSE_OF = {
     "loading weights": "weights",
@@ -31,7 +31,7 @@ class Phase:
     """Unix seconds."""
     end: float
     step: int | None = None
-    """That the learner works for, or whose weights a worker samples under; None where it is neither."""
+    """The step that the learner works for, or whose weights a worker samples under; None for other phases."""
 
     @property
     def seconds(self) -> float:
@@ -45,10 +45,10 @@ class Phase:
 
 
 class Timeline:
-    """Of one actor. Several threads may use it. Of too many phases the oldest are kept in pairs, by the name of the longer."""
+    """The phases of one actor. Several threads may use it. Of too many the oldest are merged in pairs, under the longer one's name."""
 
     def __init__(self, first: str, *, now: Callable[[], float] = time.time, most: int = _MOST_KEPT) -> None:
-        """Keeps `most` phases that nobody asked for."""
+        """Keeps up to `most` phases between two requests."""
         self._now, self._most = now, most
         self._present = Phase(name=first, start=(began := now()), end=began)
         self._past: list[Phase] = []
@@ -56,11 +56,11 @@ class Timeline:
 
     @property
     def phase(self) -> tuple[str, float]:
-        """What the actor does, and since when."""
+        """The present phase, and its start."""
         return self._present.name, self._present.start
 
     def enter(self, name: str, *, step: int | None = None) -> None:
-        """Goes on with the present phase where it is the same."""
+        """Begins a phase, unless it is the present one."""
         with self._lock:
             if (self._present.name, self._present.step) == (name, step):
                 return
@@ -71,14 +71,14 @@ class Timeline:
                 newest = self._most // 2
                 self._past = [*_in_pairs(self._past[:-newest]), *self._past[-newest:]]
 
-    def after(self, told: float) -> tuple[Phase, ...]:
-        """The phases from `told` until now; what was before it is forgotten."""
+    def after(self, known: float) -> tuple[Phase, ...]:
+        """The phases from `known` until now. Earlier ones are forgotten."""
         with self._lock:
-            self._past = [phase for phase in self._past if phase.end > told]
-            return cut([*self._past, self._so_far()], start=told)
+            self._past = [phase for phase in self._past if phase.end > known]
+            return cut([*self._past, self._so_far()], start=known)
 
     def lead_with(self, earlier: "Timeline") -> None:
-        """What came before this timeline began: the actor's, until it had this one's object."""
+        """Adds the phases of a timeline that the same actor kept before this one began."""
         with self._lock:
             began = min(phase.start for phase in (*self._past, self._present))
             self._past = [*cut(earlier.after(0.0), end=began), *self._past]
@@ -88,13 +88,13 @@ class Timeline:
 
 
 def cut(phases: Sequence[Phase], *, start: float = float("-inf"), end: float = float("inf")) -> tuple[Phase, ...]:
-    """What of them lies between, in their order."""
+    """The parts of phases between `start` and `end`, in their order."""
     within = (replace(phase, start=max(phase.start, start), end=min(phase.end, end)) for phase in phases)
     return tuple(phase for phase in within if phase.end > phase.start)
 
 
 def coalesced(phases: Sequence[Phase], *, most: int) -> list[Phase]:
-    """The same stretch in `most` phases: neighbours that are alike become one, then the shortest goes to the longer of its neighbours."""
+    """The same time in `most` phases. Equal neighbours become one; then the shortest phase is merged into its longer neighbour."""
     kept = _joined(phases)
     while len(kept) > 4 * max(most, 1):
         kept = _joined(_in_pairs(kept))
@@ -109,7 +109,7 @@ def coalesced(phases: Sequence[Phase], *, most: int) -> list[Phase]:
 
 
 def _in_pairs(phases: Sequence[Phase]) -> list[Phase]:
-    """Half as many phases: two neighbours become one, of the longer one's kind. One pass, as the actor waits meanwhile."""
+    """Half as many phases: two neighbours become one, under the longer one's name. In one pass, since the actor waits for it."""
     pairs = (phases[place : place + 2] for place in range(0, len(phases), 2))
     return [replace(max(pair, key=lambda each: each.seconds), start=pair[0].start, end=pair[-1].end) for pair in pairs]
 

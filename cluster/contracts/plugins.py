@@ -1,8 +1,8 @@
 """Variants by name: one registry for every kind of plug-in.
 
-A variant is one function or class. It registers by living in the home package of its kind with the right signature, and config names
-it by its import path below that package: `grpo` below `learner.algorithms.advantages`, `math_verify` below `actors.rewards`. A user's
-own goes by full path, `my_pkg.rewards:judge`. Parameters are checked against signature and annotations before anything starts.
+A variant is one function or class. It is registered by lying in the home package of its kind with the right signature. Settings name it by
+its import path below that package: `grpo` below `learner.algorithms.advantages`, `math_verify` below `actors.rewards`. A user's own variant
+has its full path, `my_pkg.rewards:judge`. Parameters are checked against signature and annotations before anything starts.
 """
 
 import difflib
@@ -36,36 +36,36 @@ from cluster.contracts.unimported import why_not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where the variants of one kind live, and how they are called."""
+    """The package of the variants of one kind, and how they are called."""
 
     package: str
     """A package, or a module of functions."""
     called_with: tuple[str, ...] = ()
-    """Arguments that every call passes, by keyword: a variant takes them all."""
+    """Arguments that every call passes by keyword. A variant must take them all."""
     offers: frozenset[str] = frozenset()
     """Arguments that a variant gets if it has a parameter of that name."""
     reserved: frozenset[str] = frozenset()
-    """Names that no parameter may have: they will mean something."""
+    """Names that no parameter may have, since they will get a meaning."""
     works_on: frozenset[str] = frozenset()
-    """A variant's first parameter is one of these, which tells this kind from its neighbours. Empty: it may be any."""
+    """Allowed names of a variant's first parameter, which distinguish this kind from similar ones. Empty: any name."""
     advice: str = ""
-    """For users whose own function needs what is given to none."""
+    """Added to the error about a missing parameter of a user's own function."""
 
     @property
     def given(self) -> frozenset[str]:
-        """Parameters that config may not set: the caller supplies them."""
+        """Parameters that settings may not set, since the caller supplies them."""
         return self.offers | frozenset(self.called_with)
 
     def refusal(self, takes: Takes) -> str | None:
-        """Why a callable with these parameters is no variant of this kind; None: it is one."""
+        """Why a callable with these parameters is not a variant of this kind; None if it is one."""
         missing = [name for name in self.called_with if name not in takes.names and not takes.accepts_any]
         if missing:
             return f"does not take {', '.join(missing)}; it is called with {', '.join(self.called_with)}"
         if taken := sorted(self.reserved & {*takes.names}):
-            return f"has the parameter {taken[0]}, a name that is reserved; call it something else"
+            return f"has the parameter {taken[0]}, which is a reserved name; rename it"
         first = takes.names[0] if takes.names else "missing"
         if self.works_on and first not in self.works_on:
-            return f"works on the wrong thing: its first parameter is {first}, and must be one of {', '.join(sorted(self.works_on))}"
+            return f"is of another kind: its first parameter is {first}, and must be one of {', '.join(sorted(self.works_on))}"
         return None
 
 
@@ -78,9 +78,9 @@ OF_ONE_OR_ALL = {
     "seed": "seeds",
     "scores": "all_scores",
 }
-"""What a judge of one trajectory may ask for, and the same as a list, for a judge of the whole group."""
+"""Parameters of a judge of one trajectory, and their lists for a judge of the whole group."""
 OF_EITHER = ("columns", "rewards", "servers")
-"""What both kinds of judge may ask for: the prompt's columns, what the other parts gave, and the URLs of `reward.servers`."""
+"""Parameters of both kinds of judge: the prompt's columns, the rewards of the other parts, and the URLs of `reward.servers`."""
 
 REWARDS = Home(
     package="actors.rewards",
@@ -88,7 +88,7 @@ REWARDS = Home(
     advice="columns of the prompt are in the parameter `columns`, and a function written for TRL, verl or OpenRLHF is called by the judge "
     "of that name, as {name: trl, function: 'my_package.module:name'}",
 )
-# `episodes`: for environments that play a whole group.
+# `episodes` is reserved for environments of a whole group.
 ENVIRONMENTS = Home(package="actors.environments", called_with=("episode",), reserved=frozenset({"episodes"}))
 REPLY_PARSERS = Home(package="actors.reply_parsers", called_with=("text", "tools"))
 PROMPTS = Home(package="actors.prompts")
@@ -117,16 +117,16 @@ class Plugin(BaseModel):
             if fields.get("name") is not None:
                 return {**own, "params": params}
             unnamed = [key for key in params if not difflib.get_close_matches(str(key), own_names, cutoff=0.8)]
-            if unnamed and "sources" not in own:  # beside several sources it is the parameter of none
+            if unnamed and "sources" not in own:  # with several sources it is a parameter of none of them
                 first = unnamed[0]
                 given = shown(params[first], str(first))
-                raise ValueError(f"{first}={given} stands beside no name; write {{name: NAME, {first}: ...}}")
+                raise ValueError(f"{first}={given} is given without a name; write {{name: NAME, {first}: ...}}")
             return fields
         return cast(Any, value)
 
     @classmethod
     def _is_own(cls, key: str, value: Any) -> bool:
-        """Whether it is a setting of this class, and no parameter of the variant."""
+        """Whether a key is a setting of this class and not a parameter of the variant."""
         return key in cls.model_fields
 
     @model_serializer(mode="wrap")
@@ -138,23 +138,22 @@ class Plugin(BaseModel):
 
 
 def names(home: Home) -> list[str]:
-    """Every variant below a home. Nothing is imported."""
+    """All variants of a home. Nothing is imported."""
     return sorted(_modules(home))
 
 
 def parameter_names(name: str, *, home: Home) -> tuple[str, ...]:
-    """The parameters of a variant, or of a user's own function by full path; none if it is not there. Nothing of it is imported."""
+    """The parameters of a variant, or of a user's own function by full path; empty if it does not exist. Nothing is imported."""
     module, _, attribute = name.partition(":")
     try:
         found = callables(module).get(attribute) if attribute else callables(home.package).get(name)
-    except (ImportError, ValueError, OSError):  # no such package, or one of Python's own without a file
+    except (ImportError, ValueError, OSError):  # no such package, or a built-in module without a file
         return ()
     return found[1].names if found else ()
 
 
 def refuse_unknown(plugin: Plugin, *, home: Home, field: str) -> None:
-    """Raises ConfigError as `resolve` does for a variant that is not there, or that has no parameter of a given name. Nothing is imported:
-    a user's own function passes."""
+    """Raises ConfigError as `resolve` for an unknown variant or parameter. A user's own function passes: nothing is imported."""
     if ":" in plugin.name:
         return
     _module_of(plugin.name, home=home, field=field)
@@ -164,7 +163,7 @@ def refuse_unknown(plugin: Plugin, *, home: Home, field: str) -> None:
 
 
 def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
-    """The callable that `plugin.name` means. Raises ConfigError naming `field` if there is none, or it is none of this kind."""
+    """The callable that `plugin.name` names. Raises ConfigError naming `field` if there is none, or if it is of another kind."""
     module, colon, attribute = plugin.name.partition(":")
     if not colon:
         module, attribute = _module_of(plugin.name, home=home, field=field), plugin.name
@@ -186,7 +185,7 @@ def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
         takes = _takes(found)
     except ValueError as error:
         raise ConfigError(
-            f"{field}={plugin.name!r} has no signature, as some functions in C have none; call it in a function of your own"
+            f"{field}={plugin.name!r} has no signature, like some functions in C; call it in a function of your own"
         ) from error
     if why := home.refusal(takes):
         raise ConfigError(f"{field}={plugin.name!r} {why}")
@@ -196,15 +195,15 @@ def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
 def resolve(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
     """The callable with the plug-in's parameters bound; the caller supplies the rest.
 
-    Raises ConfigError as `find` does, and for an unknown parameter, one of a wrong type, a missing one, or one that the caller supplies.
+    Raises ConfigError as `find` does, and for a parameter that is unknown, missing, of a wrong type, or supplied by the caller.
     """
     found = find(plugin, home=home, field=field)
     return functools.partial(found, **check_params(found, plugin, home=home, field=field))
 
 
 def prompt_source(plugin: Plugin, *, field: str) -> PromptSource:
-    """A source, opened. Raises ConfigError as `resolve` does, and for a source that refuses its parameters or a row, that raises while it
-    opens, is empty, or whose first prompt is no `Prompt`."""
+    """An opened prompt source. Raises ConfigError as `resolve` does, and for a source that refuses its parameters or a row, raises an error
+    while it opens, is empty, or whose first prompt is not a `Prompt`."""
     found = resolve(plugin, home=PROMPTS, field=field)
     try:
         source: PromptSource = found()
@@ -218,17 +217,15 @@ def prompt_source(plugin: Plugin, *, field: str) -> PromptSource:
         raise ConfigError(f"{field}={plugin.name!r} has no prompts; give a source with at least one")
     if not isinstance(first, Prompt):
         raise ConfigError(
-            f"{field}={plugin.name!r} gives a {type(first).__name__} where a cluster.contracts.types.Prompt is asked for"
+            f"{field}={plugin.name!r} gives a {type(first).__name__}; it must give a cluster.contracts.types.Prompt"
         )
     return source
 
 
 def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field: str) -> dict[str, Any]:
     """The parameters, converted to their annotated types. Raises ConfigError as `resolve` does."""
-    signature = inspect.signature(found)
-    accepts_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
     own = parameters(found, home=home)
-    _refuse_unknown_params(plugin, [*own], accepts_any=accepts_any, home=home, field=field)
+    _refuse_unknown_params(plugin, [*own], accepts_any=_takes(found).accepts_any, home=home, field=field)
     hints = type_hints(found, include_extras=True)
     checked = {
         name: _convert(value, hints.get(name, Any), field=f"{field}.{name}") for name, value in plugin.params.items()
@@ -243,7 +240,7 @@ def check_params(found: Callable[..., Any], plugin: Plugin, *, home: Home, field
 
 
 def parameters(found: Callable[..., Any], *, home: Home) -> dict[str, inspect.Parameter]:
-    """The parameters that config may set."""
+    """The parameters that settings may set."""
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     every = inspect.signature(found).parameters.items()
     return {name: parameter for name, parameter in every if name not in home.given and parameter.kind in named}
@@ -265,7 +262,7 @@ def _refuse_unknown_params(plugin: Plugin, own: Sequence[str], *, accepts_any: b
 
 @functools.cache
 def _modules(home: Home) -> dict[str, str]:
-    """Variant to the module that defines it. Read once: every variant of every objective asks."""
+    """Variant to its module. Cached, since every variant of every objective asks."""
     return {name: module for name, (module, takes) in callables(home.package).items() if home.refusal(takes) is None}
 
 
@@ -276,19 +273,19 @@ def _module_of(name: str, *, home: Home, field: str) -> str:
     close = difflib.get_close_matches(name, modules, n=1)
     stem, dot, end = name.rpartition(".")
     if home is PROMPTS and end in _DATA:
-        hint = f"a file goes as {{name: file, path: {name}}}; "
+        hint = f"write a file as {{name: file, path: {name}}}; "
     elif dot:
         hint = f"did you mean '{stem}:{end}'? "
     else:
         hint = f"did you mean {close[0]!r}? " if close else ""
     raise ConfigError(
         f"{field}={name!r} is not there; {hint}{home.package} has: {', '.join(sorted(modules)) or 'nothing'}; "
-        "your own goes by full path, 'my_package.module:name'"
+        "write your own with its full path, 'my_package.module:name'"
     )
 
 
 _DATA = ("json", "jsonl", "ndjson", "parquet", "arrow", "feather", "csv")
-"""How files of prompts end, those too that are none here."""
+"""Extensions of files of prompts, including unsupported ones."""
 
 
 def _takes(found: Callable[..., Any]) -> Takes:
@@ -301,24 +298,24 @@ def _takes(found: Callable[..., Any]) -> Takes:
 
 
 def is_async(call: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await; looks through bound parameters and callable objects."""
+    """Whether a call returns an awaitable. Looks through bound parameters and callable objects."""
     inner = inspect.unwrap(getattr(call, "func", call))
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
 
 def type_hints(found: Callable[..., Any], *, include_extras: bool = False) -> dict[str, Any]:
-    """`include_extras` keeps what `Annotated` adds: bounds, and when a parameter acts."""
+    """Type hints of the parameters. `include_extras` keeps the arguments of `Annotated`: bounds, and when a parameter acts."""
     target = found.__init__ if inspect.isclass(found) else found
     try:
         return typing.get_type_hints(target, include_extras=include_extras)
-    except (NameError, TypeError):  # annotations only importable for a type checker: names are still checked
+    except (NameError, TypeError):  # annotations that only a type checker can import: names are still checked
         return {}
 
 
 def _convert(value: Any, hint: Any, *, field: str) -> Any:
     if hint is Any:
         return value
-    # A model has a configuration of its own.
+    # A model has its own configuration.
     config = None if _is_model(hint) else ConfigDict(arbitrary_types_allowed=True)
     try:
         return TypeAdapter(hint, config=config).validate_python(value)
@@ -328,12 +325,12 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
         why, given = first["msg"], first["input"]
         if model := next((each for each in (hint, *typing.get_args(hint)) if _is_model(each)), None):
             inner = ".".join(map(str, (field, *first["loc"])))
-            number = f"={given}" if isinstance(given, int | float) else ""  # a token may stand in a text
+            number = f"={given}" if isinstance(given, int | float) else ""  # a text may contain a token
             known = ", ".join(model.model_fields)
             raise ConfigError(
                 f"{inner}{number}: {why.removeprefix('Value error, ')}; {field} takes: {known}"
             ) from error
-        # A function by its path is of any kind.
+        # A function named by its path may be of any kind.
         way_out = "name one that imports, as 'my_package.module:name'" if kind is None else f"it must be {kind}"
         raise ConfigError(f"{field}={shown(value, field.rpartition('.')[2])} is not valid: {why}; {way_out}") from error
 
@@ -354,7 +351,7 @@ _KINDS: Mapping[Any, str | None] = {
 
 
 def _in_words(hint: Any) -> str | None:
-    """A parameter's type for people who write YAML; None for one that may be anything."""
+    """A parameter's type for people who write YAML; None for any type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return _in_words(inner[0])

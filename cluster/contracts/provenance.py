@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run that made it, besides its configuration. JSON in a manifest; no times and no places."""
+"""Facts in a checkpoint about the run that made it, in addition to its configuration. JSON in a manifest, without times and paths."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,24 +11,24 @@ KEY = "provenance"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     passport_digest: str | None = None
-    """SHA-256 of the passport's mathematics; None where the run has no passport yet."""
+    """SHA-256 of the passport's mathematics; None while the run has no passport."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Package to version, as the passport has them; empty without one."""
+    """Package to version, from the passport; empty without one."""
     evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
-    """Policy version to the numbers (`eval/...`) of its held-out evaluation, up to this checkpoint's version."""
+    """Policy version to the metrics (`eval/...`) of its held-out evaluation, up to this checkpoint's version."""
 
     @classmethod
     def of(cls, extra: Mapping[str, Any]) -> Self:
-        """From a checkpoint's `extra`; of one that says nothing, nothing is known."""
-        told = dict(extra.get(KEY, {}))
-        evaluations = {int(version): numbers for version, numbers in told.pop("evaluations", {}).items()}
-        return cls(evaluations=evaluations, **told)
+        """From a checkpoint's `extra`, which may have no provenance."""
+        known = dict(extra.get(KEY, {}))
+        evaluations = {int(version): numbers for version, numbers in known.pop("evaluations", {}).items()}
+        return cls(evaluations=evaluations, **known)
 
     def as_extra(self) -> dict[str, Any]:
-        told = asdict(self)
-        return {KEY: told | {"evaluations": {str(version): each for version, each in self.evaluations.items()}}}
+        evaluations = {str(version): numbers for version, numbers in self.evaluations.items()}
+        return {KEY: asdict(self) | {"evaluations": evaluations}}
 
 
 def unknown(version: int) -> Provenance:
-    """Of a run that tells nothing, whatever the version."""
+    """An empty provenance, for every version."""
     return Provenance()

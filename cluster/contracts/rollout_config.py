@@ -1,4 +1,4 @@
-"""What samples: the groups of a step, the workers, and how new weights reach them."""
+"""Settings of sampling: the groups of a step, the workers, and how new weights reach them."""
 
 from typing import Annotated, Literal
 
@@ -12,35 +12,34 @@ class BufferConfig(Section):
     groups_per_step: Mathematics[PositiveInt] = 64
     """Groups in one step."""
     trajectories_per_group: Mathematics[PositiveInt] = 8
-    """Completions of one prompt."""
+    """Trajectories of one prompt."""
     max_off_policy_steps: Mathematics[NonNegativeInt] = 0
-    """Learner version minus the version that sampled a token, at most. 0 is on-policy: sampling waits for the learner."""
+    """Maximum staleness: the learner's version minus the version that sampled a token. 0 is on-policy: sampling waits for the learner."""
     max_size_bytes: Layout[PositiveInt] = 2 * 1024**3
-    """Limit on the trajectories that wait in the object store. A new group counts as large as the largest of the recent groups. The groups
-    of the next step start even beyond the limit, or the run would stop."""
+    """Limit on the trajectories that wait in the object store. The size of a new group is estimated as that of the largest recent group.
+    The groups of the next step start even beyond the limit; otherwise the run would stop."""
     max_head_of_line_s: Mathematics[PositiveFloat | None] = None
-    """Drops stragglers. The clock runs while the learner waits for unfinished groups and enough finished groups for its step stand
-    behind them. When it runs out, the unfinished groups are dropped (event `drop`, reason `straggler`), their requests are aborted, and
-    other groups start in their place. This is a bias: prompts that take long are seen less often. None drops none."""
+    """Drops stragglers. The clock runs while the learner waits for unfinished groups although enough later groups for its step are
+    finished. When the time is up, the unfinished groups are dropped (event `drop`, reason `straggler`), their requests are aborted, and
+    other groups start in their place. This is a bias: slow prompts train less often. None drops no stragglers."""
     max_dropped_steps: Resources[PositiveInt] = 20
-    """The run gives up when so many steps' worth of groups were dropped in a row, by a filter, for failed rewards or since the engine
-    refused them, and none was kept: nothing can be learned from such groups. As DAPO's max_num_gen_batches, which counts the batches
-    sampled for one step."""
+    """The run stops when this many steps' worth of groups were dropped in a row, because of a filter, failed rewards or a refusal of the
+    engine: nothing can be learned from such groups. Like DAPO's max_num_gen_batches, which counts the batches sampled for one step."""
     max_failed_share: Mathematics[Annotated[float, Field(ge=0, le=1)]] = 0.5
-    """A group with a larger share of failed rewards is dropped, and another one is sampled. In any other group the trajectories
-    whose reward is known are trained on."""
+    """A group with a larger share of failed rewards is replaced by another. In every other group all trajectories with a known reward
+    train."""
 
     @property
     def most_under_way(self) -> int:
-        """Groups that may be under way at once, inside the staleness bound."""
+        """Maximum number of groups under way at once within the staleness bound."""
         return self.groups_per_step * (self.max_off_policy_steps + 1)
 
     @model_validator(mode="after")
     def _require_async_for_straggler_drop(self) -> "BufferConfig":
         if self.max_head_of_line_s is not None and self.max_off_policy_steps == 0:
             raise ValueError(
-                f"max_head_of_line_s={self.max_head_of_line_s:g} drops nothing with max_off_policy_steps=0: only the groups of one step "
-                "start then, and none stand behind them; leave it out, or raise max_off_policy_steps to 1 or more"
+                f"max_head_of_line_s={self.max_head_of_line_s:g} drops nothing with max_off_policy_steps=0, where only the groups of one "
+                "step start and no later group can finish first; leave it out, or raise max_off_policy_steps to 1 or more"
             )
         return self
 
@@ -48,64 +47,63 @@ class BufferConfig(Section):
 class RolloutConfig(Section):
     num_workers: Layout[NumActors] = 1
     cpus_per_worker: Layout[PositiveFloat] = 1.0
-    """Places a worker, as `learner.cpus_per_rank` places a rank. A worker that joins a run whose actors share CPUs shares them too, unless
-    the run is elastic: then it waits for a node."""
+    """CPUs that Ray reserves to place a worker, as `learner.cpus_per_rank`. A worker that joins a run whose actors share CPUs shares them
+    too; in an elastic run it waits for a node instead."""
     gpus_per_worker: Layout[NonNegativeFloat] = 0.0
     colocated: Layout[bool] = False
-    """Each worker shares the GPU of the learner's rank of its number, and they have it in turn: engines sleep while the learner learns, and
-    its ranks keep their state in the host's memory while engines sample. For synchronous runs: no GPU waits for the other side
-    (docs/gpus.md)."""
+    """Each worker shares the GPU of the learner rank with its number, and they use it in turn. The engines sleep while the learner learns;
+    the ranks keep their state in host memory while the engines sample. For synchronous runs: no GPU waits (docs/gpus.md)."""
     num_threads: Layout[PositiveInt | None] = None
-    """OpenMP threads of a worker's engine; None is its CPUs, rounded up. Processes of one engine share them, and have one each at least."""
+    """OpenMP threads of a worker's engine; None is its CPUs, rounded up. The processes of one engine share them, at least one each."""
     tensor_parallel_size: Layout[PositiveInt] = 1
-    """Processes of one engine, each with a share of every layer and of the cache: on GPUs one for each of gpus_per_worker, on CPUs as
-    many on the worker's cores. It must divide the model's attention heads."""
+    """Processes of one engine, each with a share of every layer and of the cache: on GPUs one for each of gpus_per_worker, on CPUs all on
+    the worker's cores. It must divide the number of the model's attention heads."""
     max_concurrent_sequences: Layout[PositiveInt] = 256
-    """Sequences in one engine step."""
+    """Maximum number of sequences in one engine step."""
     kv_cache_bytes: Layout[PositiveInt | None] = None
-    """Key-value cache of a CPU engine, all its processes together; None is 1 GiB. A GPU engine uses gpu_memory_utilization."""
+    """Size of a CPU engine's key-value cache, over all its processes; None is 1 GiB. A GPU engine uses gpu_memory_utilization."""
     gpu_memory_utilization: Layout[Annotated[float, Field(gt=0, le=1)]] = 0.85
-    """Share of a GPU's memory that its engine takes, weights and cache together."""
+    """Share of a GPU's memory that its engine uses for weights and cache together."""
     enforce_eager: Layout[bool] = True
-    """True starts in seconds; False compiles first and samples faster on long runs."""
+    """True starts in seconds. False compiles first and samples faster, for long runs."""
     head_dtype: Layout[Literal["auto", "model", "float32"]] = "auto"
-    """Type in which the engine computes logits. The learner's are float32; a head in bfloat16 rounds them, which is most of what engine
-    and learner differ by. auto is float32 on GPUs, where it costs nothing, and the model's own on CPUs, where a head of a large
-    vocabulary in float32 halves the speed of sampling."""
+    """Compute type of the engine's logits. The learner's are float32. A bfloat16 head rounds them, which is the largest part of the
+    difference between engine and learner. auto is float32 on GPUs, where it costs nothing, and the model's type on CPUs, where float32
+    halves the sampling speed of a model with a large vocabulary."""
     quantization: Mathematics[
         Literal["fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "int8_per_channel"] | None
     ] = None
-    """The engine's linear layers in 8 bits, by a scheme of this name: weights are rounded from the learner's type whenever they arrive,
-    inputs as they pass. The learner stays as it is, so that tokens come from another policy than the one that learns:
-    `mismatch/mean_abs_nats` measures the gap, `algorithm.corrections` weigh it. None rounds nothing. It needs
-    `model.dtype: bfloat16`, on CPUs int8_per_channel or fp8_per_channel, and for FP8 on GPUs compute capability 8.9."""
+    """Scheme for 8-bit linear layers in the engine: weights are rounded whenever they arrive, inputs in each pass. The learner is not
+    quantized, so another policy samples than the one that learns: `mismatch/mean_abs_nats` measures the gap, `algorithm.corrections` weigh
+    it. None does not quantize. Needs `model.dtype: bfloat16`; on CPUs int8_per_channel or fp8_per_channel; for FP8 on GPUs compute
+    capability 8.9."""
     prefix_caching: Layout[bool] = True
-    """Keys and values of a common beginning are computed once."""
+    """Computes keys and values of a common prefix only once."""
     on_update: Layout[Literal["continue", "finish", "abort_and_resume"]] = "continue"
-    """What running requests do when new weights come. `continue`: they wait while the weights are loaded between two engine steps, and
-    go on. `finish`: they end first. `abort_and_resume`: they stop and go on as partial rollouts; keys and values of the tokens so far are
+    """Treatment of running requests when new weights arrive. `continue`: they pause between two engine steps while the weights load, and
+    continue. `finish`: they finish first. `abort_and_resume`: they stop and resume as partial rollouts; keys and values of their tokens are
     computed again under the new weights."""
     routing_replay: Mathematics[bool] = False
-    """Of a mixture of experts: the engine returns the experts that it chose, and the learner computes with these, not with those that its
-    own routers would choose; how much each counts is still its routers' own, with gradients. Rounding flips choices between engine and
-    learner, which is most of the mismatch of such models. Rollout routing replay, R3 (arXiv:2510.11370). A trajectory grows by a byte per
-    position, layer and expert of a token (two above 256 experts)."""
+    """For a mixture of experts: the engine returns the experts that it chose, and the learner uses them instead of its own routers' choice.
+    Their weights still come from the learner's routers, with gradients. Otherwise rounding makes engine and learner choose different
+    experts, which is most of the mismatch of such models. Rollout routing replay, R3 (arXiv:2510.11370). A trajectory grows by one byte per
+    position, layer and expert per token (two bytes above 256 experts)."""
     extra_trajectories: Mathematics[NonNegativeInt] = 0
-    """Over-sampling inside a group: so many trajectories are started beyond buffer.trajectories_per_group. With `algorithm.selection` all
-    are judged, and it chooses the group by their rewards. Without it the first ones to end make the group, and the others are aborted:
-    short completions are favoured, a bias that no ratio corrects, which is why it is off by default. Those left out leave no row. After
-    APRIL (arXiv:2509.18521), which resumes later what it aborted, and PODS (arXiv:2504.13818), which chooses."""
+    """Number of trajectories that a group starts in addition to buffer.trajectories_per_group. With `algorithm.selection` all are judged,
+    and the selection chooses by reward. Otherwise the first to finish form the group, and the rest are aborted. That favours short
+    completions, a bias that no ratio corrects, so it is off by default. Trajectories that are left out leave no row. After APRIL
+    (arXiv:2509.18521), which later resumes what it aborted, and PODS (arXiv:2504.13818), which selects."""
     timeout_s: Resources[PositiveFloat] = 600.0
     """Deadline of one group, and of an engine that makes no progress."""
 
     @property
     def cpu_cache_bytes(self) -> int:
-        """Of the key-value cache of an engine on CPUs."""
+        """Size of the key-value cache of an engine on CPUs."""
         return self.kv_cache_bytes or 1024**3
 
     @property
     def cpu_cache_bytes_per_process(self) -> int:
-        """Each has the keys and values of its own heads."""
+        """Each process caches the keys and values of its own heads."""
         return self.cpu_cache_bytes // self.tensor_parallel_size
 
     @model_validator(mode="after")
@@ -124,18 +122,19 @@ class RolloutConfig(Section):
 class WeightsConfig(Section):
     transport: Resources[Plugin] = Plugin(name="object_store")
     backend: Resources[Literal["auto", "gloo", "nccl"]] = "auto"
-    """Of the process groups of `weights.transport=collective`. auto is nccl where the learner's ranks and the engines have whole GPUs, and
-    gloo, through the hosts' memory, elsewhere."""
+    """Backend of the process groups of `weights.transport=collective`. auto is nccl if the learner's ranks and the engines have whole GPUs,
+    and otherwise gloo, through the memory of the hosts."""
     bucket_bytes: Resources[PositiveInt] = 256 * 1024**2
-    """Weights travel in buckets of at most this size (one tensor at least)."""
+    """Largest size of the buckets in which weights travel. A bucket holds at least one tensor."""
     deltas: Resources[bool] = False
-    """Workers that serve the version before get what changed since it, where that is at most half of the whole. For whole models in
+    """Workers that serve the previous version receive only the changes, if these are at most half of the whole. For whole models in
     bfloat16. The learner's first rank and every worker keep a copy of the weights for it."""
     canary_tokens: Resources[Annotated[int, Field(ge=2)]] = 64
-    """Length of the probe whose log-probs engine and learner must agree on: bos, then the run's own first prompts."""
+    """Length of the canary, on whose log-probs engine and learner must agree: bos, then the run's own first prompts."""
     canary_tolerance: Resources[PositiveFloat | None] = None
-    """Largest mean absolute difference, in nats. None measures it: three times what engine and learner differ by under the files
-    that both start from, which may be 0.001 at most in float32, 0.2 in bfloat16, and 0.5 with rollout.quantization."""
+    """Largest mean absolute difference on the canary, in nats. None measures it: three times the difference under the files from which
+    engine and learner both start, which may be at most 0.001 in float32, 0.2 in bfloat16, and 0.5 with rollout.quantization."""
     repair_tied_head: Mathematics[bool] = True
-    """vLLM on CPU keeps the old vocabulary head of tied models after a reload; this packs it again. Off only to see the canary catch it."""
+    """vLLM on CPUs keeps the old vocabulary head of tied models after a reload; this packs it again. Off only to see the canary catch
+    it."""
     timeout_s: Resources[PositiveFloat] = 600.0

@@ -1,4 +1,4 @@
-"""How completions are sampled: for training, and for evaluation."""
+"""Settings of sampling, for training and for evaluation."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,49 +11,48 @@ Text = Annotated[str, Field(min_length=1)]
 OwnSetting = Literal["max_tokens", "json_schema", "regex", "choice", "grammar"]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 STRUCTURES = ("json_schema", "regex", "choice", "grammar")
-"""Settings that force what a completion is."""
+"""Settings that force the format of a completion."""
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _BIASED = ("min_tokens", *PENALTIES, "logit_bias", "bad_words", *STRUCTURES)
-"""Settings that shape what the engine draws from, and that the learner does not compute."""
+"""Settings that change the engine's distribution and that the learner does not compute."""
 
 
 class SamplingConfig(Section, mark=Mark.MATHEMATICS):
-    """How completions are sampled. `rollout_logprobs` are those of the distribution that a token was drawn from, whatever shapes it.
+    """Sampling of completions. `rollout_logprobs` are those of the distribution from which a token was drawn, with all settings applied.
 
-    Learner and reference compute the same for temperature, top_k, top_p and min_p. A setting marked *biased* they leave out: their
-    log-probs are of the distribution without it, and `mismatch/*` measures the difference. See "Sampling and log-probs" in
-    docs/algorithms.md.
+    Learner and reference apply temperature, top_k, top_p and min_p too. They ignore a setting marked *biased*: their log-probs are of the
+    distribution without it, and `mismatch/*` measures the difference. See "Sampling and log-probs" in docs/algorithms.md.
     """
 
     max_tokens: PositiveInt = 1024
-    """Completion tokens at most."""
+    """Maximum number of tokens in a completion."""
     min_tokens: NonNegativeInt = 0
-    """Nothing ends a completion before so many tokens. *Biased* where it holds an end back."""
+    """Minimum number of tokens in a completion. *Biased* where it prevents an end."""
     temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
-    """The learner divides logits by it too, so that log-probs mean the same on both sides. vLLM refuses more than 2, and would sample at
-    0.01 for less."""
+    """The learner divides its logits by it too, so that log-probs are comparable. vLLM refuses values above 2, and raises values below
+    0.01."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Samples from the most likely tokens that have this probability together; 1 means all tokens."""
+    """Samples from the most likely tokens whose probabilities add up to this; 1 means all tokens."""
     top_k: NonNegativeInt = 0
-    """Samples from so many most likely tokens; 0 means all."""
+    """Samples from this number of most likely tokens; 0 means all."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Samples from the tokens that are at least this times as likely as the likeliest; 0 means all."""
+    """Samples from the tokens with at least this share of the likeliest token's probability; 0 means all."""
     presence_penalty: Penalty = 0.0
-    """Taken off the logit of a token that the completion has. *Biased*."""
+    """Subtracted from the logit of each token that is already in the completion. *Biased*."""
     frequency_penalty: Penalty = 0.0
-    """Taken off the logit of a token as often as the completion has it. *Biased*."""
+    """Subtracted from the logit of a token once for each time that it is already in the completion. *Biased*."""
     repetition_penalty: PositiveFloat = 1.0
-    """Divides a logit above 0, multiplies one below, of a token that prompt or completion has. *Biased*."""
+    """For each token that is already in prompt or completion, divides a logit above 0 and multiplies one below 0. *Biased*."""
     logit_bias: dict[NonNegativeInt, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict[int, float])
-    """Token id to what is added to its logit. *Biased*."""
+    """Token id to the number that is added to its logit. *Biased*."""
     stop: tuple[Text, ...] = ()
     """Texts that end a completion."""
     ignore_eos: bool = False
-    """Goes on after an end-of-sequence token."""
+    """Continues after an end-of-sequence token."""
     bad_words: tuple[Text, ...] = ()
-    """Texts that are never completed. *Biased*."""
+    """Texts that are never sampled. *Biased*."""
     json_schema: dict[str, Any] | None = None
-    """Completions are JSON of this schema. *Biased*, as all such masks are; at most one of json_schema, regex, choice and grammar."""
+    """Completions are JSON of this schema. *Biased*, like all such masks. At most one of json_schema, regex, choice and grammar."""
     regex: Text | None = None
     """Completions match this regular expression. *Biased*."""
     choice: tuple[Text, ...] = ()
@@ -61,11 +60,11 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
     grammar: Text | None = None
     """Completions follow this grammar, in EBNF. *Biased*."""
     columns: dict[OwnSetting, str] = Field(default_factory=dict[OwnSetting, str])
-    """Setting to the prompt column with a prompt's own value: `{regex: answer_format}`. It stands in place of the run's value; a
-    prompt without one has the run's. A prompt's max_tokens is from the run's min_tokens to the run's max_tokens."""
+    """Setting to the prompt column that holds a prompt's own value: `{regex: answer_format}`. It replaces the run's value for that prompt;
+    a prompt without a value uses the run's. A prompt's max_tokens must lie between the run's min_tokens and max_tokens."""
 
     def biased(self) -> list[str]:
-        """Settings in effect that learner and reference leave out."""
+        """Settings in effect that learner and reference ignore."""
         fields = SamplingConfig.model_fields
         changed = [
             each for each in _BIASED if getattr(self, each) != fields[each].get_default(call_default_factory=True)
@@ -73,7 +72,7 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
         return changed + [f"columns.{name}" for name in self.columns if name in _BIASED]
 
     def not_resumable(self) -> list[str]:
-        """Settings in effect that count a completion's own tokens. A resumed request's first tokens are prompt to the engine."""
+        """Settings in effect that count a completion's own tokens. In a resumed request its first tokens count as prompt to the engine."""
         return [name for name in self.biased() if name not in ("min_tokens", "repetition_penalty", "logit_bias")]
 
     @model_validator(mode="after")
@@ -86,9 +85,11 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
             )
         forced = [name for name in self.biased() if name.removeprefix("columns.") in STRUCTURES]
         if len(own := [name for name in forced if name in STRUCTURES]) > 1:
-            raise ValueError(f"{' and '.join(own)} are set, and the engine takes one of them; leave the others out")
+            raise ValueError(
+                f"{' and '.join(own)} are set, and the engine takes only one of them; leave the others out"
+            )
         if self.ignore_eos and forced:
-            raise ValueError(f"ignore_eos=true with {forced[0]}: a complete text can only end; leave one of them out")
+            raise ValueError(f"ignore_eos=true with {forced[0]}: a complete text must end; leave one of them out")
         if self.ignore_eos and self.min_tokens and not self.stop:
             raise ValueError(
                 f"min_tokens={self.min_tokens} with ignore_eos=true and without `stop`: nothing ends a completion early; leave it out"
@@ -101,27 +102,27 @@ class EvaluationConfig(Section, mark=Mark.RESOURCES):
     """Held-out prompts, written as `prompts`, without weights and `difficulty`. A resumed run may change them; None does not evaluate."""
     num_prompts: PositiveInt = 256
     every_steps: PositiveInt | None = None
-    """None evaluates before the first and after the last step only."""
+    """Steps between two evaluations. The run also evaluates before the first and after the last step; None only then."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """0 is greedy. Everything else is as `sampling` says."""
+    """0 is greedy. All other settings are those of `sampling`."""
     num_samples: PositiveInt = 1
-    """Completions of each prompt. More than 1 reports pass@k, for k = 1, the powers of 2, and this number."""
+    """Completions of each prompt. With more than 1, pass@k is reported for k = 1, the powers of 2, and this number."""
     success_at: float = 1.0
-    """A completion is a success when its reward is this or more: what `eval/accuracy` and pass@k count."""
+    """A completion succeeds if its reward is at least this. `eval/accuracy` and pass@k count successes."""
     source_column: str | None = None
-    """Prompt column that names a prompt's source; reward and accuracy are reported for each source too."""
+    """The prompt's column with its source's name. Reward and accuracy are also reported for each source."""
 
     @model_validator(mode="after")
-    def _forbid_what_acts_in_training_alone(self) -> "EvaluationConfig":
+    def _forbid_settings_of_training_only(self) -> "EvaluationConfig":
         if self.prompts and self.prompts.difficulty:
             raise ValueError(
-                "prompts.difficulty acts in training alone: held-out prompts are the same at every evaluation; leave it out"
+                "prompts.difficulty acts in training only: held-out prompts are the same at every evaluation; leave it out"
             )
         for name, source in (self.prompts.sources if self.prompts else {}).items():
             if source.weight != 1:
                 raise ValueError(
-                    f"prompts.sources.{name}.weight={source.weight:g} acts in training alone: an evaluation takes the sources by their "
-                    "sizes; leave it out"
+                    f"prompts.sources.{name}.weight={source.weight:g} acts in training only: an evaluation takes the sources in proportion "
+                    "to their sizes; leave it out"
                 )
         return self
 

@@ -1,9 +1,8 @@
-"""The one Arrow schema of a trajectory: engine to learner to disk. One row a segment of a trajectory, and a trajectory is one segment
-unless its history was rewritten (`cluster.contracts.segments`); no pickle anywhere.
+"""The Arrow schema of trajectories, from engine to learner to disk, without pickle. A row is a segment of a trajectory. A trajectory is one
+segment unless its history was rewritten (`cluster.contracts.segments`).
 
-A group is sampled as one batch; what scores it adds columns, which stay small batches of their own until `joined` makes one of all.
-`validate` stands at every boundary: a batch from another actor or from disk goes through it before it is used. One of an earlier
-version leaves it in the present one.
+A group is sampled as one batch. Scorers add columns, which stay small batches of their own until `joined` makes one batch of all. Every
+batch from another actor or from disk passes `validate` before it is used, which also upgrades earlier versions of the schema.
 """
 
 import json
@@ -24,9 +23,9 @@ SCHEMA_VERSION = "4"
 
 _OF_REWARDS = ["reward", "reward_status", "reward_components", "reward_message"]
 _KEY = ["group_id", "sample_index", "segment_index"]
-"""Columns with which a batch of added columns begins: they say whose they are."""
+"""First columns of a batch of added columns: they identify its rows."""
 _MOST_REWARD_FAILURES = 4
-"""Ways to fail that a summary tells of."""
+"""Maximum number of kinds of failure in a summary."""
 
 _TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 _FLOATS = pa.list_(pa.field("item", pa.float32(), nullable=False))
@@ -44,54 +43,54 @@ SCHEMA = pa.schema(
         pa.field("group_id", pa.string(), nullable=False),
         pa.field("ticket_index", pa.int64(), nullable=False),
         pa.field("sample_index", pa.int32(), nullable=False),
-        # Of the trajectory's rows, from 0. Each has the trajectory's reward; the prompt of a later one is the history as it was rewritten.
+        # Index among the trajectory's rows, from 0. Each has the trajectory's reward; a later one's prompt is the rewritten history.
         pa.field("segment_index", pa.int32(), nullable=False),
         pa.field("num_segments", pa.int32(), nullable=False),
         pa.field("prompt_id", pa.string(), nullable=False),
         pa.field("prompt_token_ids", _TOKENS, nullable=False),
-        # Empty where an episode failed before its first token: its reward status says that it failed, and it never trains.
+        # Empty only if an episode failed before its first token: its reward status says so, and it never trains.
         pa.field("completion_token_ids", _TOKENS, nullable=False),
-        # False where a tool or the environment wrote the token: no loss there.
+        # False for tokens of a tool or the environment, which have no loss.
         pa.field("loss_mask", pa.list_(pa.field("item", pa.bool_(), nullable=False)), nullable=False),
-        # Natural log after temperature, under the weights that sampled; 0 where loss_mask is false. Null where no one knows: imported text.
+        # Natural log after temperature, under the weights that sampled; 0 where loss_mask is false. Null if unknown, in imported text.
         pa.field("rollout_logprobs", _FLOATS),
         pa.field("policy_versions", _TOKENS, nullable=False),
-        # Ids of the experts that the engine chose, [positions, layers, experts per token]: a byte each, or two, little-endian, where the
-        # model has more than 256 experts. Positions are those of prompt and completion but the last token's, which is never read; layers
-        # are all of the model's, 0 in those without experts. Null without `rollout.routing_replay`, and where the engine had none to give.
+        # Ids of the experts that the engine chose, [positions, layers, experts per token], one byte each, or two (little-endian) if the
+        # model has more than 256 experts. Positions: those of prompt and completion except the last token's, which is never read. Layers:
+        # all of the model's, 0 in those without experts. Null without `rollout.routing_replay`, and if the engine returned none.
         pa.field("routed_experts", pa.large_binary()),
         pa.field("reference_logprobs", _FLOATS),
-        # The reference's K likeliest tokens per completion token, token after token; null where no one asks for them.
+        # The reference's K likeliest tokens for each completion token, token after token; null if not needed.
         pa.field("reference_top_ids", _TOKENS),
-        # K + 1 per completion token: theirs, and that of all other tokens together.
+        # K + 1 for each completion token: those of the K tokens, and that of all other tokens together.
         pa.field("reference_top_logprobs", _FLOATS),
         pa.field("reward", pa.float64()),
         pa.field("reward_status", pa.string()),
-        # Null: the judge knows the component, and this trajectory does not have it.
+        # Null: this trajectory does not have the component.
         pa.field("reward_components", pa.map_(pa.string(), pa.float64()), nullable=False),
-        # Per completion token, for episodes that earn along the way; null when the reward is for the whole.
+        # For each completion token, in episodes with earned rewards; null if the only reward is that of the whole trajectory.
         pa.field("token_rewards", _FLOATS),
         pa.field("finish_reason", pa.string(), nullable=False),
-        # What the policy sampled at a time, from start to before end of the completion; null where that is the whole completion.
+        # Spans of the completion that the policy sampled, from start to before end; null if that is the whole completion.
         pa.field("turns", pa.list_(pa.field("item", _TURN, nullable=False))),
         pa.field("prompt_text", pa.string(), nullable=False),
         pa.field("completion_text", pa.string(), nullable=False),
-        # JSON: the prompt's messages and other columns, and whatever the environment reports.
+        # JSON: the prompt's messages and other columns, and the environment's report.
         pa.field("info", pa.string(), nullable=False),
-        # JSON: the segment's conversation by role, its prompt first, results of tools and errors among it; null where prompt and completion
-        # say it all.
+        # JSON: the segment's conversation by role, beginning with its prompt, with tool results and errors; null if prompt and completion
+        # contain all of it.
         pa.field("messages", pa.string()),
         pa.field("environment", pa.string(), nullable=False),
-        # JSON: `num_calls` of tools, `num_malformed_calls` among them, `num_uncanonical_turns` whose prompt the template would write
-        # otherwise (null where nobody looked), `num_written_tokens` between turns by the role of the last message before a turn,
-        # `num_retries` after a process of the environment died, `replies`, the places of each segment's turns among its messages, and
-        # `log`, what the environment logged; null for a single turn.
+        # JSON: `num_calls` of tools; `num_malformed_calls` of these; `num_uncanonical_turns`, whose prompt the template would render
+        # differently (null if not compared); `num_written_tokens` between turns, by the role of the last message before a turn;
+        # `num_retries` after a process of the environment died; `replies`, the places of each segment's turns among its messages; `log`,
+        # the environment's logs. Null for a single turn.
         pa.field("episode", pa.string()),
-        # `environment`, `tool:search`, `judge:style`, `sandbox`, `engine`; null where nothing failed, or no one says where.
+        # `environment`, `tool:search`, `judge:style`, `sandbox`, `engine`; null if nothing failed or the stage is unknown.
         pa.field("failed_stage", pa.string()),
         pa.field("reward_message", pa.string()),
         pa.field("worker", pa.string(), nullable=False),
-        # Seconds in which the model spoke or was waited for; the rest of the time from start to finish is the environment's.
+        # Seconds in which the model sampled or was waited for; the rest of the time from start to finish is the environment's.
         pa.field("model_seconds", pa.float64()),
         pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("finished_at", pa.timestamp("us", tz="UTC"), nullable=False),
@@ -102,19 +101,19 @@ SCHEMA = pa.schema(
 
 _DEFAULTS: dict[str, Any] = {"segment_index": 0, "num_segments": 1, "environment": "single_turn"}
 _FIELDS = [(field.name, field.type, _DEFAULTS.get(field.name)) for field in SCHEMA]
-"""Name, type and default of each. Arrow makes name and type anew whenever a field is asked, which takes as long as the values of a row."""
+"""Name, type and default of each field. Arrow computes name and type at each access, which takes as long as the values of a row."""
 _REQUIRED = frozenset(field.name for field in SCHEMA if not field.nullable)
 _SINCE_4 = frozenset({"routed_experts"})
 _MISSING = {
     "3": _SINCE_4,
     "2": _SINCE_4 | {*_DEFAULTS, "turns", "messages", "failed_stage", "episode", "model_seconds"},
 }
-"""The versions before this one that are read too, and the fields that they do not have."""
+"""Earlier versions that are read too, with the fields that they lack."""
 
 
 def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """Rows as a validated batch. Missing nullable fields become null, and a row is the only segment of its trajectory unless it says
-    otherwise; raises DataError naming row and field."""
+    """Rows as a validated batch. Missing nullable fields become null; by default a row is the only segment of its trajectory. Raises
+    DataError naming row and field."""
     arrays: list[pa.Array] = []
     for name, kind, default in _FIELDS:
         values = [row.get(name, default) for row in rows]
@@ -130,10 +129,9 @@ def to_batch(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def validate(batch: pa.RecordBatch, names: Collection[str] = SCHEMA.names) -> pa.RecordBatch:
-    """The batch, `upgraded`, if it is what the schema says; of these fields, if they hold what they may. Raises DataError naming row and
-    field.
+    """The batch, `upgraded`. Checks the schema, and the contents of the fields in `names`. Raises DataError naming row and field.
 
-    Who reads a few fields of what another actor has validated need not look at every token again.
+    To read a few fields that another actor validated, name only these: the tokens are then not checked again.
     """
     batch = upgraded(batch)
     _check_types(batch)
@@ -141,7 +139,7 @@ def validate(batch: pa.RecordBatch, names: Collection[str] = SCHEMA.names) -> pa
 
 
 def as_one(groups: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all, in order, as `validate` returns it: to look at many small groups one by one takes ten times as long.
+    """All groups as one validated batch, in order. To validate many small groups one by one would take ten times as long.
 
     Raises DataError also for texts that are too long together.
     """
@@ -149,7 +147,7 @@ def as_one(groups: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     for group in groups:
         _check_types(group)
     everything, *beyond = pa.Table.from_batches(groups).combine_chunks().to_batches()
-    if beyond:  # Arrow counts the bytes of texts in 32 bits
+    if beyond:  # Arrow counts the bytes of a text column in 32 bits
         sizes = {
             field.name: sum(group[field.name].nbytes for group in groups)
             for field in SCHEMA
@@ -157,14 +155,14 @@ def as_one(groups: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         }
         longest = max(sizes, key=lambda name: sizes[name])
         raise DataError(
-            f"field {longest!r} of the step's rows has {sizes[longest]:,} bytes, and may have {2**31 - 1:,}; take fewer groups_per_step, "
+            f"field {longest!r} of the step's rows has {sizes[longest]:,} bytes, of at most {2**31 - 1:,}; take fewer groups_per_step, "
             "or leave long columns out of the prompts"
         )
     return _checked(everything, SCHEMA.names)
 
 
 def upgraded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of an earlier version in the present one, its new fields at their defaults; any other batch as it is."""
+    """A batch of an earlier version in the present one, with defaults in its new fields; any other batch unchanged."""
     missing = _MISSING.get(_version_of(batch))
     if missing is None:
         return batch
@@ -181,7 +179,7 @@ def upgraded(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _checked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
-    """The batch, whose fields of these names hold what they may."""
+    """The batch, after a check of the contents of these fields."""
     given: list[str] = []
     for name in names:
         num_nulls = batch[name].null_count
@@ -194,8 +192,8 @@ def _checked(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
 
 
 def summarize(batch: pa.RecordBatch) -> GroupSummary:
-    """What the controller may know of a group: counts, versions and rewards, no tokens. Each trajectory counts once, with all its
-    segments. Raises DataError for one that is incomplete."""
+    """The facts about a group for the controller: counts, versions and rewards, no tokens. Each trajectory counts once, with all its
+    segments. Raises DataError for an incomplete trajectory."""
     batch = whole(batch)
     spans = _spans(batch["loss_mask"])
     is_sampled = batch["loss_mask"].flatten().to_numpy(zero_copy_only=False)
@@ -218,14 +216,14 @@ _OF_EPISODES = ("environment", "turns", "episode", "failed_stage", "model_second
 
 
 def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
-    """Of whole trajectories; None for single turns."""
+    """Statistics of whole trajectories; None for single turns."""
     if trajectories["episode"].null_count == trajectories.num_rows:
         return None
     rows = [row for row in trajectories.select(_OF_EPISODES).to_pylist() if row["episode"] is not None]
-    told = [json.loads(row["episode"]) for row in rows]
+    reports = [json.loads(row["episode"]) for row in rows]
     logs: dict[str, list[float]] = {}
     written: Counter[str] = Counter()
-    for each in told:
+    for each in reports:
         written.update(each.get("num_written_tokens", {}))
         for name, value in each["log"].items():
             if not isinstance(value, str):
@@ -236,18 +234,18 @@ def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
         environment=rows[0]["environment"],
         num_episodes=len(rows),
         num_turns=sum(len(row["turns"] or ()) for row in rows),
-        num_calls=sum(each["num_calls"] for each in told),
-        num_malformed_calls=sum(each["num_malformed_calls"] for each in told),
+        num_calls=sum(each["num_calls"] for each in reports),
+        num_malformed_calls=sum(each["num_malformed_calls"] for each in reports),
         num_compared_turns=sum(
             len(row["turns"] or ())
-            for row, each in zip(rows, told, strict=True)
+            for row, each in zip(rows, reports, strict=True)
             if each.get("num_uncanonical_turns") is not None
         ),
-        num_uncanonical_turns=sum(each.get("num_uncanonical_turns") or 0 for each in told),
+        num_uncanonical_turns=sum(each.get("num_uncanonical_turns") or 0 for each in reports),
         num_sampled_tokens=num_sampled,
         num_written_tokens=len(is_sampled) - num_sampled,
         written_by_role=dict(written),
-        num_retries=sum(each.get("num_retries", 0) for each in told),
+        num_retries=sum(each.get("num_retries", 0) for each in reports),
         failed_stages=dict(Counter(row["failed_stage"] for row in rows if row["failed_stage"] is not None)),
         logs={name: tuple(values) for name, values in logs.items()},
         seconds=sum((row["finished_at"] - row["started_at"]).total_seconds() for row in rows),
@@ -256,21 +254,21 @@ def _episode_stats(trajectories: pa.RecordBatch) -> EpisodeStats | None:
 
 
 def added(columns: pa.RecordBatch) -> dict[str, Any]:
-    """What columns tell a GroupSummary, by its fields: their size, and the rewards if these are among them."""
-    told: dict[str, Any] = {"size_bytes": columns.nbytes}
+    """Values for fields of a GroupSummary: the size of the columns, and the rewards if these are among them."""
+    facts: dict[str, Any] = {"size_bytes": columns.nbytes}
     if "reward" in columns.schema.names:
-        # All segments of a trajectory have its reward: the first one tells it.
+        # All segments of a trajectory have its reward: the first is enough.
         if any(places := columns["segment_index"].to_pylist()):
             columns = columns.filter(pa.array([place == 0 for place in places]))
         statuses = columns["reward_status"].to_pylist()
-        told |= {
+        facts |= {
             "rewards": tuple(columns["reward"].to_pylist()) if any(statuses) else (),
             "reward_components": _components(columns["reward_components"]),
             "num_reward_errors": statuses.count(RewardStatus.ERROR),
             "num_reward_timeouts": statuses.count(RewardStatus.TIMEOUT),
             "reward_failures": _reward_failures(statuses, columns["reward_message"].to_pylist()),
         }
-    return told
+    return facts
 
 
 def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBatch:
@@ -285,15 +283,15 @@ def with_columns(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBa
 
 
 def columns_of(batch: pa.RecordBatch, **columns: Sequence[Any]) -> pa.RecordBatch:
-    """A batch of these columns alone, to be joined with the one that they are of. Raises as `with_columns`."""
+    """A batch of these columns only, to be joined with `batch` later. Raises as `with_columns`."""
     return with_columns(batch, **columns).select([*_KEY, *columns])
 
 
 def joined(pieces: Iterable[pa.RecordBatch | list[int]]) -> list[pa.RecordBatch]:
-    """Whole groups from their pieces, one group after another: a batch, then columns that were added and trajectories that were chosen,
-    by their places, in order.
+    """Whole groups from their pieces, one group after another: a batch, then in order its added columns and lists of chosen trajectories,
+    by their places.
 
-    Raises DataError for columns of other rows or of another schema; what they hold was checked when they were made.
+    Raises DataError for columns of other rows or of another schema. Their contents were checked when they were made.
     """
     groups: list[pa.RecordBatch] = []
     for piece in pieces:
@@ -326,13 +324,13 @@ def _with(batch: pa.RecordBatch, columns: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _spans(column: pa.ListArray) -> list[slice]:
-    """Of each row's values among those of all rows."""
+    """Each row's place among the flattened values of all rows."""
     lengths: list[int] = pc.list_value_length(column).to_pylist()
     return [slice(start, end) for start, end in pairwise(accumulate(lengths, initial=0))]
 
 
 def _oldest_versions(trajectories: pa.RecordBatch, is_trained: Any, spans: Iterable[slice]) -> Iterator[int | None]:
-    """Of each trajectory; None where it has no token."""
+    """The oldest version of each trajectory; None without tokens."""
     versions = trajectories["policy_versions"].flatten().to_numpy()
     for own in spans:
         counted = counted_versions(versions[own], is_trained[own])
@@ -340,7 +338,7 @@ def _oldest_versions(trajectories: pa.RecordBatch, is_trained: Any, spans: Itera
 
 
 def counted_versions(versions: Any, is_trained: Any) -> Any:
-    """Those of a trajectory's tokens that train, as arrays of NumPy; of all of its tokens where none trains."""
+    """Versions of a trajectory's tokens that train, or of all its tokens if none trains; NumPy arrays."""
     trained = versions[is_trained]
     return trained if len(trained) else versions
 
@@ -360,14 +358,14 @@ _FAILURES = {RewardStatus.TIMEOUT: "timeout", RewardStatus.OK: PART_LEFT}
 
 
 def _reward_failures(statuses: Sequence[str | None], messages: Sequence[str | None]) -> tuple[RewardFailure, ...]:
-    """One per type of exception: its texts may differ from trajectory to trajectory, and the first one stands for all."""
+    """One failure for each type of exception. Messages may differ between trajectories; the first stands for all."""
     messages_by_kind: dict[str, list[str]] = {}
     for status, message in zip(statuses, messages, strict=True):
         if status in (RewardStatus.ERROR, RewardStatus.TIMEOUT) or message:
-            said = " ".join((message or "no message").split())
-            kind = _FAILURES.get(cast(RewardStatus, status)) or said.partition(": ")[0].removesuffix(":")
-            messages_by_kind.setdefault(kind, []).append(said)
-    failures = [RewardFailure(kind=kind, message=said[0], count=len(said)) for kind, said in messages_by_kind.items()]
+            line = " ".join((message or "no message").split())
+            kind = _FAILURES.get(cast(RewardStatus, status)) or line.partition(": ")[0].removesuffix(":")
+            messages_by_kind.setdefault(kind, []).append(line)
+    failures = [RewardFailure(kind=kind, message=own[0], count=len(own)) for kind, own in messages_by_kind.items()]
     return tuple(sorted(failures, key=lambda failure: -failure.count)[:_MOST_REWARD_FAILURES])
 
 

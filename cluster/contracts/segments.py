@@ -1,9 +1,8 @@
-"""Episodes of several segments. A segment is a row: a stretch of the episode whose prompts extend one another. (group_id, sample_index) is
-an episode's key, and its rows stand one after another, in the order of its segments.
+"""Episodes of several segments. A segment is a row: a stretch of the episode in which each prompt continues the one before. The key of an
+episode is (group_id, sample_index). Its rows are adjacent, in the order of its segments.
 
-All that is computed of a trajectory is computed of `whole`, which has one row an episode: the completion is those of its segments, one
-after another. So an episode has one reward, one baseline and one weight however many segments it has, and each sampled token stands in it
-once.
+All computations on trajectories use `whole`, which has one row for each episode, with the joined completions of its segments. So an episode
+has one reward, one baseline and one weight, however many segments it has, and contains each sampled token once.
 """
 
 from collections.abc import Sequence
@@ -25,13 +24,13 @@ _PER_TOKEN = frozenset(
     }
 )
 _OF_THE_END = frozenset({"finish_reason", "finished_at", "messages", "episode", "model_seconds"})
-"""Columns in which the last segment speaks for its episode; in all others that are not joined the first one does."""
+"""Columns whose value is that of the last segment. All other columns that are not joined have the first segment's value."""
 _OF_ALL = ("reward", "reward_status", "failed_stage")
-"""Columns in which the segments of an episode are equal."""
+"""Columns that are equal in all segments of an episode."""
 
 
 def episodes(batch: pa.RecordBatch) -> list[range]:
-    """The rows of each episode. Raises DataError for an episode of which a segment is missing or in another place, by group and sample."""
+    """The rows of each episode. Raises DataError, naming group and sample, if a segment is missing or misplaced."""
     indices, sizes = (batch[name].to_pylist() for name in SEGMENT)
     if max(indices) == 0 and max(sizes) == 1:
         return [range(row, row + 1) for row in range(batch.num_rows)]
@@ -42,16 +41,16 @@ def episodes(batch: pa.RecordBatch) -> list[range]:
         have = [indices[row] for row in episode if keys[row] == keys[start] and sizes[row] == sizes[start]]
         if have != list(range(sizes[start])):
             raise DataError(
-                f"{name_of(batch, start)}: the episode is incomplete: it has {sizes[start]} segments, and at row {start} stand "
-                f"segments {have[:8]}; the rows of an episode must stand together, from segment 0 to the last"
+                f"{name_of(batch, start)}: the episode is incomplete: it has {sizes[start]} segments, but the rows from {start} are "
+                f"segments {have[:8]}; the rows of an episode must be adjacent, from segment 0 to the last"
             )
         found.append(episode)
     return found
 
 
 def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One row an episode, of the columns that the batch has; the batch itself where each episode is one segment. Raises as `episodes`,
-    and DataError where segments of an episode have different rewards, or only some of them a nullable column."""
+    """One row for each episode, with the columns of the batch; the batch itself if each episode is one segment. Raises as `episodes`, and
+    DataError if segments of an episode have different rewards, or if only some of them have a value in a nullable column."""
     found = episodes(batch)
     if len(found) == batch.num_rows:
         return batch
@@ -71,7 +70,7 @@ def _of_episodes(batch: pa.RecordBatch, name: str, found: Sequence[range]) -> pa
         texts = column.to_pylist()
         return pa.array(["".join(texts[row] for row in rows) for rows in found], type=column.type)
     if name == "routed_experts":
-        # They are of positions, each segment's behind a prompt of its own.
+        # Experts belong to positions, and each segment has its own prompt before them.
         return pa.nulls(len(found), column.type)
     if name in SEGMENT:
         return pa.array([SEGMENT.index(name)] * len(found), type=column.type)
@@ -85,7 +84,7 @@ def _joined(batch: pa.RecordBatch, name: str, found: Sequence[range]) -> pa.Arra
     for rows in found:
         if len({is_null[row] for row in rows}) > 1:
             raise DataError(
-                f"{name_of(batch, rows.start)}, field {name!r}: is null, while other segments of the episode have it"
+                f"{name_of(batch, rows.start)}, field {name!r}: is null, but other segments of the episode have a value"
             )
     offsets = list(accumulate(pc.fill_null(pc.list_value_length(column), 0).to_pylist(), initial=0))
     bounds = [offsets[row] for row in (*(rows.start for rows in found), batch.num_rows)]
@@ -94,17 +93,17 @@ def _joined(batch: pa.RecordBatch, name: str, found: Sequence[range]) -> pa.Arra
 
 
 def _turns(batch: pa.RecordBatch, rows: range) -> list[dict[str, Any]]:
-    """Of an episode, by their places in its completion. A segment without a list of its own is one turn."""
-    told: list[dict[str, Any]] = []
+    """The turns of an episode, by their places in its completion. A segment without a list of turns is one turn."""
+    found: list[dict[str, Any]] = []
     before = 0
     for row in rows:
         length = len(batch["completion_token_ids"][row])
         one = {"start": 0, "end": length, "finish_reason": batch["finish_reason"][row].as_py()}
         of_row = batch["turns"][row].as_py()
         for turn in ([one] if length else []) if of_row is None else of_row:
-            told.append(turn | {"start": before + turn["start"], "end": before + turn["end"]})
+            found.append(turn | {"start": before + turn["start"], "end": before + turn["end"]})
         before += length
-    return told
+    return found
 
 
 def _refuse_different(batch: pa.RecordBatch, name: str, found: Sequence[range]) -> None:

@@ -1,7 +1,7 @@
-"""What a setting is: a field of a section, marked where it is declared with what it decides.
+"""Settings: fields of sections, each with a mark that says what the setting decides.
 
-A field is marked by its type (`num_ranks: Layout[PositiveInt] = 1`), or by the default of its section
-(`class SamplingConfig(Section, mark=Mark.MATHEMATICS)`). The marks say what a resumed run may change.
+The mark is in the field's type (`num_ranks: Layout[PositiveInt] = 1`), or is the default of its section (`class SamplingConfig(Section,
+mark=Mark.MATHEMATICS)`). The marks decide what a resumed run may change.
 """
 
 import math
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 class Mark(StrEnum):
     MATHEMATICS = "mathematics"
-    """Decides what is computed. Fixed for the life of a run."""
+    """Decides what is computed. Fixed for the whole run."""
     LAYOUT = "layout"
-    """Decides where and in which portions the same mathematics is computed: resources that change the rounding, or the order in
-    which groups meet the weights. A resumed run may change it unless it is deterministic."""
+    """Decides where and in which portions the same mathematics is computed: resources that change the rounding, or the order in which
+    groups meet the weights. A resumed run may change it unless it is deterministic."""
     RESOURCES = "resources"
     """Changes no number that is learned. A resumed run may always change it."""
 
@@ -31,7 +31,7 @@ Mathematics = Annotated[T, Mark.MATHEMATICS]
 Layout = Annotated[T, Mark.LAYOUT]
 Resources = Annotated[T, Mark.RESOURCES]
 NumActors = Annotated[int, Field(gt=0, le=100_000)]
-"""A slip of the hand would fill the driver's memory with plans for them."""
+"""The limit catches typing mistakes, which would fill the driver's memory with plans."""
 
 
 class Section(BaseModel):
@@ -41,7 +41,7 @@ class Section(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
     default_mark: ClassVar[Mark | None] = None
-    """Of the fields that carry no mark of their own; None demands one of each."""
+    """Mark of the fields without one of their own; None: each field must have one."""
 
     def __init_subclass__(cls, *, mark: Mark | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -49,7 +49,7 @@ class Section(BaseModel):
 
 
 def fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every setting of `section` by its full name, sections before their own settings."""
+    """All settings of `section` by full name, sections before their own settings."""
     for name, field in section.model_fields.items():
         yield f"{prefix}{name}", field
         inner = section_in(field)
@@ -58,7 +58,7 @@ def fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fi
 
 
 def section_in(field: FieldInfo) -> type[Section] | None:
-    """The section that a field holds, None for a plain value or a plug-in."""
+    """The section that a field holds; None for a plain value or a plug-in."""
     for kind in (field.annotation, *typing.get_args(field.annotation)):
         if isinstance(kind, type) and not isinstance(kind, types.GenericAlias) and issubclass(kind, Section):
             return kind
@@ -66,9 +66,9 @@ def section_in(field: FieldInfo) -> type[Section] | None:
 
 
 def marks(section: type[Section], prefix: str = "", mark: Mark | None = None) -> Iterator[tuple[str, Mark | None]]:
-    """The mark of every setting by its full name; None for one that has none, and for a section whose settings differ in theirs.
+    """The mark of every setting by full name; None for a setting without one, and for a section whose settings have different marks.
 
-    `mark`, which a section has where it is declared, is that of its settings without one.
+    `mark`, given where a section is declared as a field, applies to its settings without a mark.
     """
     for name, field in section.model_fields.items():
         inner = section_in(field)
@@ -80,7 +80,7 @@ def marks(section: type[Section], prefix: str = "", mark: Mark | None = None) ->
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings by its full name: `("learner.num_ranks", 1)`."""
+    """All values of nested mappings by full name: `("learner.num_ranks", 1)`."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
@@ -89,7 +89,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def in_words(value: Any) -> Any:
-    """The value with infinities and NaN as words, `-inf`: JSON has no numbers for them."""
+    """The value with infinities and NaN as texts, `-inf`, since JSON has no numbers for them."""
     if isinstance(value, Mapping):
         return {name: in_words(each) for name, each in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list | tuple):
@@ -98,6 +98,6 @@ def in_words(value: Any) -> Any:
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Values of nested mappings that are not equal, by full name: name -> (left, right), None for one that is not there."""
+    """Unequal values of nested mappings: full name -> (left, right), with None for a missing value."""
     a, b = dict(flat(left)), dict(flat(right))
     return {name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}

@@ -1,4 +1,4 @@
-"""Tools that a model may call: typed functions, with a JSON schema made from their signatures and docstrings, or one that is given."""
+"""Tools that a model may call: typed functions with a JSON schema, which is given or made from their signatures and docstrings."""
 
 import dataclasses
 import inspect
@@ -17,29 +17,28 @@ OnError = Literal["fail", "tell"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function with a schema. In a class it is a method, and may be called as one."""
+    """A function with a schema. Defined in a class, it is a method and can be called as one."""
 
     name: str
     call: Callable[..., Any]
     schema: dict[str, Any]
-    """As chat templates take it."""
+    """In the form of chat templates."""
     timeout_s: float
     """Deadline of a call."""
     on_error: OnError
-    """What an exception, or a call over its deadline, is. `fail`: the environment's failure. `tell`: text for the model, as for a
-    ToolError."""
+    """Effect of an exception or a missed deadline. `fail`: the environment fails. `tell`: the model gets it as text, like a ToolError."""
     check: Callable[[dict[str, Any]], dict[str, Any]]
-    """The arguments, converted to the types of the parameters. Raises ToolError, with all that is wrong."""
+    """Converts the arguments to the types of the parameters. Raises ToolError with all mistakes."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """As the function itself, unchecked."""
+        """Calls the function itself, without checks."""
         return self.call(*args, **named)
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Tool":
         return self if instance is None else dataclasses.replace(self, call=self.call.__get__(instance, owner))
 
     def checked(self, arguments: dict[str, Any] | str) -> dict[str, Any]:
-        """As `check`, of what a model wrote."""
+        """As `check`, for arguments that a model wrote."""
         if isinstance(arguments, str):
             raise ToolError(f"the arguments of {self.name} must be a JSON object, not {arguments[:200]!r}")
         return self.check(arguments)
@@ -52,7 +51,7 @@ def tool(*, timeout_s: float = ..., on_error: OnError = ...) -> Callable[[Callab
 def tool(
     function: Callable[..., Any] | None = None, /, *, timeout_s: float = 60.0, on_error: OnError = "fail"
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Makes a tool of a function, synchronous or not, as `@tool` or `@tool(timeout_s=2)`.
+    """Makes a function, synchronous or not, into a tool, as `@tool` or `@tool(timeout_s=2)`.
 
     Raises ConfigError for a function without a docstring, or with a parameter that has no type.
     """
@@ -61,7 +60,7 @@ def tool(
         name = function.__name__
         described, described_each = _docstring(function)
         if not described:
-            raise ConfigError(f"tool {name!r} has no docstring, by which the model knows what it does")
+            raise ConfigError(f"tool {name!r} has no docstring, which tells the model what it does")
         arguments = _arguments(function, described_each)
         return Tool(
             name=name,
@@ -76,7 +75,7 @@ def tool(
 
 
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """As chat templates take it. `parameters` is a JSON schema."""
+    """A function in the form of chat templates. `parameters` is a JSON schema."""
     about = {"name": name, "description": description, "parameters": dict(parameters)}
     return {"type": "function", "function": about}
 
@@ -95,13 +94,13 @@ def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any
 
 
 def wrong_arguments(name: str, mistakes: Iterable[tuple[Iterable[str | int], str]]) -> ToolError:
-    """Each mistake by its place in the arguments."""
+    """An error with all mistakes. Each is a place in the arguments and a reason."""
     wrong = "; ".join(": ".join(filter(None, [".".join(map(str, place)), why])) for place, why in mistakes)
     return ToolError(f"wrong arguments of {name}: {wrong}")
 
 
 def _arguments(function: Callable[..., Any], described: dict[str, str]) -> type[BaseModel]:
-    """A model of the parameters. Its fields have numbers for names: a parameter may be called as a method of models is."""
+    """A pydantic model of the parameters. Its fields are numbered, since a parameter may have the name of a method of models."""
     hints = type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for number, parameter in enumerate(_parameters(function)):
@@ -124,13 +123,13 @@ def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """What stands before `Args:`, and what stands there of each parameter."""
+    """The text before `Args:`, and the text about each parameter after it."""
     text, _, listed = (inspect.getdoc(function) or "").partition("Args:\n")
     return text.strip(), dict(re.findall(r"^\s+(\w+)\s*(?:\([^)]*\))?:\s*(.+)$", listed, re.MULTILINE))
 
 
 def _untitled(schema: Any) -> Any:
-    """Without the titles that pydantic adds: they say the names again. A parameter named `title` has a schema there, not a text."""
+    """The schema without pydantic's titles, which repeat the names. A parameter named `title` has a schema there, not a text."""
     if isinstance(schema, list):
         return [_untitled(each) for each in cast(list[Any], schema)]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""The nouns. Frozen, keyword-only, stdlib only; whatever travels between actors is one of these or an Arrow batch."""
+"""The nouns: frozen, keyword-only, stdlib only. Only these and Arrow batches travel between actors."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,32 +29,32 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """The token limit: the completion is truncated."""
     ABORTED = "aborted"
-    """Given up, never trained on."""
+    """Stopped before its end; never trained on."""
 
 
 class RewardStatus(StrEnum):
     OK = "ok"
     ERROR = "error"
-    """The reward raised. Not a zero: counted, quarantined, never trained on."""
+    """The judge raised an error. Not a zero reward: counted, quarantined, never trained on."""
     TIMEOUT = "timeout"
-    """The reward overran its deadline. Not a zero either."""
+    """The judge missed its deadline. Not a zero reward either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One task for the policy, as a prompt source yields it."""
+    """One task for the policy, from a prompt source."""
 
     prompt_id: str
     """Stable across runs and machines: the source's name and the row's index or seed."""
     messages: list[dict[str, Any]] | None = None
     """Chat messages, for the model's chat template."""
     text: str | None = None
-    """Plain text, which no template changes. With `messages` too, a model that has a chat template gets these, any other one the text."""
+    """Plain text, used without a template. With `messages` too, only a model without a chat template gets the text."""
     columns: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Everything else the source knows (answer, metadata), JSON-able; handed to the reward untouched."""
+    """All other data of the source (answer, metadata), JSON-able; passed to the judges unchanged."""
 
     def info(self) -> dict[str, Any]:
-        """What travels with its trajectories: the columns, and under `messages` its messages and nothing else: a column of that name is a
+        """Data that trajectories carry: the columns, and the messages as `messages`. A column of that name is left out, since it is a
         conversation that the policy did not see."""
         columns = {name: value for name, value in self.columns.items() if name != "messages"}
         return columns if self.messages is None else {"messages": self.messages, **columns}
@@ -65,17 +65,17 @@ _BEFORE_ALL = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """The right to start one group, handed out in order. Results are taken in this order, never as they finish."""
+    """The right to start one group. Tickets are issued in order, and results are taken in this order, never as they finish."""
 
     index: int
     """Place in the run's start order, from 0; never used twice."""
     prompt: Prompt
     num_trajectories: int
-    """How many make the group."""
+    """Size of the group."""
     num_extra_trajectories: int = 0
-    """Started beside them: the group is made of those that end first, and the others are given up."""
+    """Started in addition. The first to finish form the group; the others are aborted."""
     seed: int
-    """Seed of the group; sample i uses `sample_seed(seed, i)`, so nothing depends on which worker samples."""
+    """Seed of the group. Sample i uses `sample_seed(seed, i)`, whichever worker samples it."""
     policy_version: int
     """Newest attested version when the ticket was issued."""
     sampling: "SamplingConfig"
@@ -86,13 +86,13 @@ class Ticket:
 
     @property
     def place(self) -> int:
-        """In a line: held-out groups (negative indices) first, then in the order in which the learner takes them."""
+        """Place in a queue: held-out groups (negative indices) first, then in the order in which the learner takes them."""
         return self.index if self.index >= 0 else abs(self.index) - _BEFORE_ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine sampled for one request."""
+    """The result of one request to an engine."""
 
     token_ids: list[int]
     rollout_logprobs: list[float]
@@ -106,18 +106,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """One trajectory's judgement. `value` is None unless `status` is ok."""
+    """The reward of one trajectory. `value` is None unless `status` is ok."""
 
     value: float | None
     status: RewardStatus = RewardStatus.OK
     components: dict[str, float | None] = field(default_factory=dict[str, float | None])
-    """None: this trajectory does not have it."""
+    """A value of None: this trajectory does not have the component."""
     message: str | None = None
-    """Why it failed, for events and the quarantine; None when ok."""
+    """Why the reward failed, for events and the quarantine; None when ok."""
 
 
 PART_LEFT = "part left"
-"""Kind of a failure that left the reward known, without one of its parts."""
+"""Kind of a failure that left out a part of the reward, which is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,101 +125,100 @@ class RewardFailure:
     """Trajectories of one group whose rewards failed in one way."""
 
     kind: str
-    """The type of the judge's exception, after its stage where the reward has parts (`judge:style KeyError`); `timeout` for those that
-    overran their deadline, `PART_LEFT`."""
+    """Type of the judge's exception, after its stage if the reward has parts (`judge:style KeyError`); `timeout`; or `PART_LEFT`."""
     message: str
-    """Of the first of them, on one line."""
+    """Message of the first failure, on one line."""
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStats:
-    """What judging one group took of one part of the reward."""
+    """Statistics of one reward part for one group."""
 
     seconds: float
     num_failed: int
-    """Trajectories for which the part failed, whether it left the recipe or not."""
+    """Trajectories for which the part failed, whether or not it was left out."""
     verdicts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """To keep, by the digest of what was asked: JSON of [value, components] of each trajectory of a call."""
+    """Verdicts to keep, by the digest of the question: JSON of [value, components] of each trajectory of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeStats:
-    """What the episodes of one group did, in sums over them."""
+    """Statistics of the episodes of one group, summed over them."""
 
     environment: str
     num_episodes: int
     num_turns: int
-    """Of the model."""
+    """Turns of the model."""
     num_calls: int
-    """Of tools."""
+    """Tool calls."""
     num_malformed_calls: int
     num_compared_turns: int = 0
-    """Whose prompts were held against what the template writes."""
+    """Turns whose prompts were compared with the template's rendering."""
     num_uncanonical_turns: int = 0
-    """Of these, those that the template would write otherwise."""
+    """Compared turns that the template would render differently."""
     num_sampled_tokens: int
     num_written_tokens: int
-    """Between turns: by the template, tools and the environment."""
+    """Tokens between turns, written by the template, tools and the environment."""
     written_by_role: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The same, by the role of the last message before a turn; empty for a record that does not tell it."""
+    """The same, by the role of the last message before a turn; empty if the record does not have it."""
     num_retries: int = 0
-    """Times that one of them began anew, since a process of the environment died."""
+    """Times that an episode began anew because a process of the environment died."""
     failed_stages: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many failed, by stage."""
+    """Stage to the number of episodes that failed in it."""
     logs: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
-    """Numbers that the environment logged, by name: one of each episode that did."""
+    """Numbers that the environment logged, by name: one for each episode that logged it."""
     seconds: float
-    """From start to end."""
+    """Seconds from start to end."""
     model_seconds: float
-    """Of these, those in which the model spoke or was waited for."""
+    """Seconds in which the model sampled or was waited for."""
 
 
 Scores = dict[str, dict[str, float] | str]
-"""Of one trajectory, by reward model: the score of every label, or why there is none."""
+"""For one trajectory, by reward model: the score of every label, or why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSummary:
-    """What the controller knows of a group whose trajectories stay in the object store."""
+    """The facts about a group that the controller has. The trajectories stay in the object store."""
 
     group_id: str
     prompt_id: str
     num_trajectories: int
     num_tokens: int
-    """Completion tokens sampled."""
+    """Sampled completion tokens."""
     size_bytes: int
     oldest_versions: tuple[int | None, ...]
-    """One per trajectory: the oldest policy version of its trained tokens, of all where none trains; None where it has no token."""
+    """For each trajectory, the oldest policy version of its tokens that train, or of all tokens if none trains; None without tokens."""
     rewards: tuple[float | None, ...] = ()
-    """One per trajectory once scored; None where the reward failed."""
+    """For each trajectory, once judged; None if the reward failed."""
     reward_components: dict[str, tuple[float | None, ...]] = field(default_factory=dict[str, tuple[float | None, ...]])
-    """By name, one per trajectory; None where the judge returned none of that name."""
+    """Name to the values of all trajectories; None where the judge returned none."""
     num_reward_errors: int = 0
     num_reward_timeouts: int = 0
     reward_failures: tuple[RewardFailure, ...] = ()
-    """Why rewards failed, the most frequent way first; the rare ways of a long list are left out, and still counted above."""
+    """Failures of rewards, the most frequent kind first. Of many kinds the rare ones are left out, but counted above."""
     part_stats: dict[str, PartStats] = field(default_factory=dict[str, PartStats])
-    """By part, as it was judged; empty for a group that is read from its record. The name of the only judge is empty."""
+    """Part to its statistics; empty for a group that is read from its record. The name of an only judge is empty."""
     completion_lengths: tuple[int, ...] = ()
-    """Completion tokens, one per trajectory; of an episode those of its environment too."""
+    """Completion tokens of each trajectory, those of an environment included."""
     sampled_lengths: tuple[int, ...] = ()
-    """Those that were sampled; `num_tokens` are all of them."""
+    """Sampled tokens of each trajectory; `num_tokens` is their sum."""
     truncated: tuple[bool, ...] = ()
-    """One per trajectory."""
+    """For each trajectory."""
     episodes: EpisodeStats | None = None
-    """As they were sampled, those that failed among them; None for single turns."""
+    """Statistics of the group's episodes, failed ones included; None for single turns."""
     is_chosen: bool = False
-    """Of trajectories that `algorithm.selection` chose: how many rewards failed before, it does not tell."""
+    """Whether `algorithm.selection` chose these trajectories. The rewards that failed before the choice are then not counted here."""
 
     @property
     def min_policy_version(self) -> int:
-        """The staleness bound is measured against it. Of a group with at least one token, as each that trains has."""
+        """Version that the staleness bound applies to. The group has at least one token, as every group that trains."""
         return min(version for version in self.oldest_versions if version is not None)
 
     @property
     def known_rewards(self) -> tuple[float, ...]:
-        """Without those that failed."""
+        """Rewards that did not fail."""
         return tuple(value for value in self.rewards if value is not None)
 
     @property
@@ -227,7 +226,7 @@ class GroupSummary:
         return self.num_reward_errors + self.num_reward_timeouts
 
     def of(self, rows: Sequence[int]) -> "GroupSummary":
-        """Of these trajectories alone, with known rewards. The size stays the same: the others stay in the object store."""
+        """The summary of these trajectories, whose rewards are known. The size stays, since all stay in the object store."""
         lengths, sampled = (
             tuple(each[row] for row in rows) for each in (self.completion_lengths, self.sampled_lengths)
         )
@@ -250,8 +249,7 @@ class GroupSummary:
         )
 
     def can_train(self, *, max_failed_share: float) -> bool:
-        """Whether enough rewards are known (`buffer.max_failed_share`). One that is left of several has nothing to be compared with: no
-        group advantage is defined for it."""
+        """Whether enough rewards are known (`buffer.max_failed_share`). A single one left of several has no group advantage."""
         num_known, num_failed = len(self.known_rewards), self.num_failed_rewards
         is_left_alone = num_known == 1 and num_failed > 0
         return num_known > 0 and not is_left_alone and num_failed <= max_failed_share * self.num_trajectories
@@ -259,7 +257,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A group that cannot be sampled, whichever worker tries: its prompt does not fit, or does not go through the template."""
+    """A group that no worker can sample: its prompt is too long, or the chat template refuses it."""
 
     group_id: str
     prompt_id: str
@@ -268,31 +266,31 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A finished group: where its trajectories are, and what the controller knows of them."""
+    """A finished group: references to its trajectories, and its summary."""
 
     pieces: tuple[Any, ...]
-    """In this order: the object ref of the batch as it was sampled; then columns that were added to it, large ones as refs, and lists of
-    the rows that were chosen. The driver passes them on and fetches none; `schema.joined` makes one batch of them."""
+    """First the object ref of the sampled batch; then, in order, columns that were added (large ones as refs) and lists of chosen rows. The
+    driver passes refs on without fetching them; `schema.joined` makes one batch of all."""
     summary: GroupSummary
 
     def with_columns(self, columns: Any, added: Mapping[str, Any]) -> "Group":
-        """With columns, or a ref of them, of which `schema.added` says this."""
+        """The group with more columns, or a ref of them. `added` is `schema.added` of these columns."""
         size_bytes = self.summary.size_bytes + added["size_bytes"]
         summary = replace(self.summary, **{**added, "size_bytes": size_bytes})
         return Group(pieces=(*self.pieces, columns), summary=summary)
 
     def moved(self, copies: Mapping[Any, Any]) -> "Group":
-        """With copies in place of the pieces that they are copies of."""
+        """The group with some pieces replaced by their copies."""
         return replace(self, pieces=tuple(_copy_or_itself(piece, copies) for piece in self.pieces))
 
     def of(self, rows: list[int]) -> "Group":
-        """These trajectories alone, whose rewards are known."""
+        """The group with these trajectories only, whose rewards are known."""
         return Group(pieces=(*self.pieces, rows), summary=self.summary.of(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """What one optimizer step did."""
+    """Results of one step of the learner."""
 
     policy_version: int
     """Version after the step."""
@@ -305,16 +303,16 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How an engine's log-probs of the probe compare with the learner's; all in nats."""
+    """Comparison of an engine's log-probs of the canary with the learner's, in nats."""
 
     canary_mean_error: float
     canary_max_error: float
     tolerance: float
-    """Of the mean error: beyond it the engine is refused."""
+    """Largest allowed mean error. Beyond it the engine is refused."""
     noise_floor: float
-    """The mean error under the files that engine and learner started from: what is noise of this model, type and hardware."""
+    """Mean error under the files from which engine and learner started: the noise of this model, compute type and hardware."""
     distinguishable: bool
-    """False when the version is so near to the one before that noise could hide the difference: the proof then shows no step."""
+    """False if the version is so near to the previous one that noise could hide the difference. The proof then does not show the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,55 +322,54 @@ class Attestation(Proof):
     worker: str
     policy_version: int
     digest: str
-    """Of the bytes that it loaded."""
+    """Digest of the bytes that it loaded."""
     seconds: float
     pause_seconds: float
-    """How long sampling stood still for it."""
+    """Seconds that sampling paused for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastStats:
-    """What one broadcast did."""
+    """Results of one broadcast."""
 
     policy_version: int
     digest: str
     size_bytes: int
-    """Of the whole weights."""
+    """Size of the whole weights."""
     seconds: float
-    """From asking the learner to the last worker's proof; of `publish` or `deliver` alone, that part."""
+    """Seconds from the request to the learner to the last worker's proof; for `publish` or `deliver` alone, those of that part."""
     attestations: tuple[Attestation, ...]
     publish_seconds: float = 0.0
-    """Of these, until the learner had published everything."""
+    """The part of `seconds` until the learner had published everything."""
     failures: tuple[tuple[str, TreadwheelError], ...] = ()
-    """Names of the workers that did not prove the version, and why. They serve nothing."""
+    """Name and error of each worker that did not prove the version. Such a worker serves nothing."""
     sent_bytes: int | None = None
-    """To all workers that proved the version together; None where each got the whole weights."""
+    """Bytes sent to all workers that proved the version; None if each got the whole weights."""
     changed_share: float | None = None
-    """Of the elements of the weights, since the version before; None where that is not known."""
+    """Share of the weights' elements that changed since the previous version; None if not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Weights that the learner's first rank keeps, to send them to rank groups; `policy_version`, `digest` and `total_bytes` are their
-    manifest's."""
+    """Weights that the learner's first rank keeps for rank groups; with `policy_version`, `digest` and `total_bytes` of their manifest."""
 
     policy_version: int
     digest: str
     total_bytes: int
     sender: str
-    """Of that rank's process: another one has nothing of these."""
+    """Id of the process that keeps them. No other process can send them."""
     address: str
-    """host:port of the store where the members of a group find each other; the sender listens there."""
+    """host:port of the sender's store, at which the members of a group meet."""
     backend: Literal["gloo", "nccl"]
     receivers_per_worker: int
     """Processes of a rollout worker's engine."""
     delta: Mapping[str, Any] | None = None
-    """What their manifest says of the changes, which are kept as well; None: there are none."""
+    """The manifest's entry about the changes, which are kept too; None: no changes are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
-    """A process group, and its next broadcast. The learner's first rank is rank 0 and sends, engines' processes receive. Other members are
+    """A process group and its next broadcast. The learner's first rank is rank 0 and sends; engines' processes receive. Other members make
     another group."""
 
     name: str
@@ -381,18 +378,18 @@ class RankGroup:
     address: str
     backend: Literal["gloo", "nccl"]
     timeout_s: float
-    """How long a broadcast may take a member, the wait for the others included."""
+    """Longest time of a broadcast for a member, including the wait for the others."""
     lasts: bool
-    """Until a member leaves; else for one broadcast."""
+    """Whether the group lasts until a member leaves, or for one broadcast."""
     digest: str
-    """Of the weights that are sent."""
+    """Digest of the weights that are sent."""
     base_digest: str | None = None
-    """Of those that all receivers have: what changed since them is sent. None: the whole is."""
+    """Digest of the weights that all receivers have; only the changes since these are sent. None: the whole weights are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A part of the reward whose calls wait, because what they need is away."""
+    """A part of the reward whose calls wait because a service that they need is unavailable."""
 
     part: str
     """Empty for the only judge of a reward without parts."""
@@ -404,16 +401,16 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUse:
-    """How full an engine is."""
+    """The load of an engine."""
 
     num_running: int = 0
     num_waiting: int = 0
-    """Requests that it was given and does not run: the cache has no room for them."""
+    """Requests that wait for room in the cache."""
     cache_share: float = 0.0
-    """Of the key-value cache, the share that running requests take."""
+    """Share of the key-value cache that running requests use."""
 
     def most(self, other: "EngineUse") -> "EngineUse":
-        """The larger of each."""
+        """The larger value of each field."""
         return EngineUse(
             num_running=max(self.num_running, other.num_running),
             num_waiting=max(self.num_waiting, other.num_waiting),
@@ -423,17 +420,17 @@ class EngineUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """What code of a user's printed in an actor."""
+    """Lines that user code printed in an actor."""
 
     lines: tuple[str, ...] = ()
-    """The last few."""
+    """The last few lines."""
     num_lines: int = 0
-    """Since the actor began."""
+    """Number of lines since the actor began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What an actor is doing now, for deadlines and `treadwheel info`."""
+    """An actor's present state, for deadlines and `treadwheel info`."""
 
     actor: str
     phase: str
@@ -446,12 +443,12 @@ class Progress:
     detail: str = ""
     holds: tuple[Hold, ...] = ()
     engine: EngineUse | None = None
-    """The most under the weights that it serves and those before; None for actors without an engine."""
+    """The largest load under the present and the previous weights; None for actors without an engine."""
     printed: Printed = Printed()
 
 
 def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:
-    """Lists of rows and small columns travel with the group, and are no keys."""
+    """Lists of rows and small columns are not refs and cannot be keys."""
     try:
         return copies.get(piece, piece)
     except TypeError:
@@ -459,21 +456,21 @@ def _copy_or_itself(piece: Any, copies: Mapping[Any, Any]) -> Any:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Of one number at least, the same in whatever order they come; also of the largest ones, whose sum is none."""
+    """Mean of at least one number, independent of their order. It does not overflow where their sum would."""
     try:
         return math.fsum(values) / len(values)
-    except (OverflowError, ValueError):  # ValueError: infinity and its opposite
+    except (OverflowError, ValueError):  # ValueError: infinities of both signs
         return mean(values)
 
 
 def is_success(reward: float, *, at: float) -> bool:
-    """Whether the reward is `at` or more, as the run file adds it up: 0.7 + 0.29 + 0.01 are a bit less than 1 in floating point, and what
-    the steps of an episode earned is kept with 7 digits."""
+    """Whether the reward is at least `at`, within rounding: 0.7 + 0.29 + 0.01 is less than 1 in floating point, and earned rewards have 7
+    digits."""
     return reward >= at - 1e-6 * abs(at)
 
 
 def sample_seed(group_seed: int, sample_index: int) -> int:
-    """Seed of one sample, 31 bits: a function of the group's seed and the sample's place alone."""
+    """Seed of one sample, 31 bits. It depends only on the group's seed and the sample's index."""
     mixed = (group_seed * 0x9E3779B97F4A7C15 + (sample_index + 1) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     mixed ^= mixed >> 31
     mixed = (mixed * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -1,4 +1,4 @@
-"""Why a user's function does not import by its path, `my_package.module:name`, and the way out."""
+"""Explains why a user's function does not import by its path, `my_package.module:name`, and what to do."""
 
 import difflib
 import sys
@@ -7,10 +7,10 @@ from types import ModuleType
 
 
 def why_not(path: str, error: BaseException) -> str:
-    """Of the `error` that the import raised."""
+    """The explanation of `error`, which the import raised."""
     module, _, attribute = path.partition(":")
     if "/" in module or module.endswith(".py"):
-        return f"a module goes without folder and .py: {PurePath(module).stem}:{attribute}"
+        return f"write the module without folder and .py: {PurePath(module).stem}:{attribute}"
     found = sys.modules.get(module)
     if isinstance(error, AttributeError) and found is not None and error.obj is found and error.name == attribute:
         return _absent(found, attribute)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line a step, for `treadwheel info`, the curves and your own scripts."""
+"""metrics.jsonl: one line for each step, for `treadwheel info`, the curves and your own scripts."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ class JsonLines:
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._waiting: list[dict[str, Any]] = []
-        """Lines that the disk or the object store did not take yet. Each step tries them again."""
+        """Lines that are not written yet because the disk or the object store failed. Each step tries again."""
         self._last = max((line["policy_version"] for line in directory.read_json_lines(METRICS)), default=-1)
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
@@ -24,10 +24,10 @@ class JsonLines:
             self._write_waiting()
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """Events have a file of their own."""
+        """Events have their own file."""
 
     def close(self) -> None:
-        """Raises StorageError for lines that can still not be written."""
+        """Raises StorageError for lines that still cannot be written."""
         self._write_waiting()
 
     def _write_waiting(self) -> None:
@@ -41,7 +41,7 @@ class JsonLines:
             del self._waiting[0]
 
     def _replace(self, line: Mapping[str, Any]) -> None:
-        """The later numbers count. What a step does not say again stays: its evaluation, and when it was first made."""
+        """The later numbers count. Numbers that are not repeated stay, such as its evaluation, and so does the time of the first line."""
         lines = {each["policy_version"]: each for each in self._directory.read_json_lines(METRICS)}
         before = lines.get(line["policy_version"], {})
         first_made = {"time": before["time"]} if before else {}
@@ -54,13 +54,13 @@ def jsonl(*, directory: RunDirectory, num_steps: int) -> JsonLines:
 
 
 def read_lines(directory: RunDirectory) -> list[dict[str, Any]]:
-    """A line for each policy version, in order: the last one."""
+    """The last line of each policy version, in order."""
     lines = {line["policy_version"]: line for line in directory.read_json_lines(METRICS)}
     return [lines[version] for version in sorted(lines)]
 
 
 def read_steps(directory: RunDirectory) -> dict[int, dict[str, float]]:
-    """Numbers by policy version. A number that is not finite is left out."""
+    """Numbers by policy version, without those that are not finite."""
     return {
         line.pop("policy_version"): {name: value for name, value in line.items() if value is not None}
         for line in read_lines(directory)

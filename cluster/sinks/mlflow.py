@@ -1,6 +1,6 @@
-"""MLflow. One run however often the driver starts; steps are policy versions, and of numbers logged twice the later count.
+"""MLflow. All drivers of a run log to one MLflow run. Steps are policy versions; if a number is logged twice, the later one counts.
 
-The server is MLFLOW_TRACKING_URI, its password or token are MLflow's own variables. Without it a SQLite store in the run directory is used.
+MLFLOW_TRACKING_URI names the server; password or token are MLflow's own variables. Without it, a SQLite store in the run directory is used.
 """
 
 import os
@@ -17,9 +17,9 @@ from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker
 _mlflow = tracker("mlflow")
 _ID = "treadwheel.id"
 _STATUSES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "preempted": "SCHEDULED"}
-"""A preempted run goes on later: MLflow's word for that is SCHEDULED."""
+"""A preempted run continues later, which MLflow calls SCHEDULED."""
 _BATCH = 100
-"""Parameters that a server takes at once."""
+"""Maximum number of parameters that a server takes at once."""
 
 
 class MLflow(Tracked):
@@ -42,10 +42,10 @@ class MLflow(Tracked):
             self._client.set_terminated(self._run, _STATUSES[ending])
 
     def close(self) -> None:
-        """The last event has ended the run. One without stays RUNNING until its next driver ends it."""
+        """The last event has ended the run. Without such an event it stays RUNNING until its next driver ends it."""
 
     def _check_place(self, directory: RunDirectory) -> None:
-        """Raises ConfigError without a server for a run in an object store, and for a path that MLflow reads as another."""
+        """Without a server, raises ConfigError for a run in an object store, and for a path that MLflow would misread."""
         if "MLFLOW_TRACKING_URI" in os.environ:
             return
         if not directory.is_local:
@@ -54,17 +54,17 @@ class MLflow(Tracked):
             )
         if re.search(r"\?|%[0-9a-fA-F]{2}", directory.path()):
             raise ConfigError(
-                f"run_dir={directory.url!r}: mlflow reads `?` and `%2F` in a path otherwise, and its files would lie elsewhere; name "
+                f"run_dir={directory.url!r}: mlflow reads `?` and `%2F` in a path differently, so its files would lie elsewhere; name "
                 "another run_dir, or a server in MLFLOW_TRACKING_URI, or leave mlflow out"
             )
 
     @property
     def _uri(self) -> str | None:
-        """None where a server is named."""
+        """None if a server is named."""
         return None if "MLFLOW_TRACKING_URI" in os.environ else f"sqlite:///{self._directory.path('mlflow.db')}"
 
     def _opened(self) -> str:
-        """The run of this identity, made if it is not there; running again if it had ended."""
+        """Opens the run with this identity: creates it, or sets an ended one to running again."""
         self._client = _mlflow.MlflowClient(tracking_uri=self._uri)
         experiment = self._client.get_experiment_by_name(self._project)
         if experiment is None:
@@ -81,7 +81,7 @@ class MLflow(Tracked):
         return run.info.run_id
 
     def _log_parameters(self, run: Any) -> None:
-        """MLflow changes no parameter: a setting that a resumed run changed is a tag `resumed.<setting>`."""
+        """MLflow cannot change a parameter, so a setting that a resumed run changed becomes a tag `resumed.<setting>`."""
         settings = {_allowed(name): str(value) for name, value in parameters(self._directory).items()}
         new = [_mlflow.entities.Param(name, value) for name, value in settings.items() if name not in run.data.params]
         for start in range(0, len(new), _BATCH):
@@ -95,7 +95,7 @@ mlflow = MLflow
 
 
 def _allowed(name: str) -> str:
-    """MLflow takes letters and digits of any script and `_-./ `, 250, of which files could be named: no part may be empty, `.` or `..`."""
+    """A name for MLflow: up to 250 letters and digits of any script and `_-./ `, usable as a path: no part is empty, `.` or `..`."""
     cut = re.sub(r"[^\w\-./ ]", lambda found: in_ascii(found[0]), name)[:250] or "_"
     filled = re.sub(r"^/|/(?=/|$)", "_", cut)
     return "/".join("_" * len(part) if part in (".", "..") else part for part in filled.split("/"))

@@ -1,7 +1,7 @@
-"""Ray's own metrics, which its Prometheus endpoint exports: `ray_treadwheel_reward_mean` and so on, tagged with the run.
+"""Ray's own metrics, exported at its Prometheus endpoint: `ray_treadwheel_reward_mean` and so on, tagged with the run.
 
-A gauge keeps its last number for as long as the run goes on, and stops with it. Events count by kind: `launched` and the end
-(`finished`, `stopped` or `failed`) among them, so that a driver that died shows as a launch without an end.
+A gauge keeps its last number until the run ends. Events are counted by kind, `launched` and the run's end (`finished`, `stopped` or
+`failed`) among them, so a driver that died shows as a launch without an end.
 """
 
 import re
@@ -17,11 +17,11 @@ from cluster.metrics import ENDS, METRICS, in_ascii
 from cluster.record.run_directory import RunDirectory
 
 REPEAT_S = 5.0
-"""Ray exports every 10 s what was set since the export before, and forgets a gauge that two exports lacked."""
+"""Ray exports every 10 s the gauges set since the last export, and drops a gauge that two exports lacked."""
 
 
 class RayMetrics:
-    """Gauges and counters of a run. Before Ray is connected, numbers and events wait: Ray would drop them without a word."""
+    """Gauges and counters of a run. Numbers and events wait until Ray is connected, since it would silently drop them before."""
 
     def __init__(self, run: str, *, now: Callable[[], float] = time.time) -> None:
         self._tags = {"run": run}
@@ -50,7 +50,7 @@ class RayMetrics:
             self.close()
 
     def repeat(self) -> None:
-        """Sets every gauge to the last number that it had, and counts the events that waited."""
+        """Sets every gauge to its last number again, and counts the waiting events."""
         with self._lock:
             if not is_initialized():
                 return
@@ -78,5 +78,5 @@ def ray(*, directory: RunDirectory, num_steps: int) -> RayMetrics:
 
 
 def exported_name(name: str) -> str:
-    """Prometheus knows ASCII letters, digits and underscores."""
+    """A name for Prometheus: ASCII letters, digits and underscores."""
     return f"treadwheel_{re.sub(r'[^a-zA-Z0-9_]', lambda found: in_ascii(found[0]), name)}"

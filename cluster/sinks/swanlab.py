@@ -1,6 +1,6 @@
-"""SwanLab. One run however often the driver starts; steps are policy versions.
+"""SwanLab. All drivers of a run log to one SwanLab run. Steps are policy versions.
 
-The key comes from SWANLAB_API_KEY. Without one, and without SWANLAB_MODE, the run is kept offline in the run directory.
+The key comes from SWANLAB_API_KEY. Without it and without SWANLAB_MODE, the run is kept offline in the run directory.
 """
 
 import os
@@ -11,7 +11,7 @@ from cluster.sinks.tracked import Tracked, finite_only, parameters, tracker, wit
 
 _package = tracker("swanlab")
 _STATES = {"finished": "success", "failed": "crashed"}
-"""All else is aborted, with the reason."""
+"""Every other end is `aborted`, with the reason."""
 
 
 class SwanLab(Tracked):
@@ -37,8 +37,8 @@ class SwanLab(Tracked):
             return
         kind, reason = self._ending.kind or "the driver ended", self._ending.reason
         state = _STATES.get(kind, "aborted")
-        told = f"{kind}: {reason}" if reason else kind
-        self._run.finish(state=state, error=None if state == "success" else told)
+        error = None if state == "success" else f"{kind}: {reason}" if reason else kind
+        self._run.finish(state=state, error=error)
 
     @without_terminal()
     def _opened(self) -> Any:
@@ -51,7 +51,7 @@ class SwanLab(Tracked):
             log_dir=self._directory.path("swanlab") if self._directory.is_local else None,
             mode=None if has_key or "SWANLAB_MODE" in os.environ else "offline",
             config=parameters(self._directory),
-            # What the terminal shows may be anything, and in the command line secrets may stand: neither is swanlab's to send.
+            # Neither the terminal's output nor the command line is sent: both may contain secrets.
             settings=_package.Settings(
                 terminal={"proxy_type": "none"}, probe={"git": False, "requirements": False, "runtime": False}
             ),

@@ -1,4 +1,5 @@
-"""tensorboard/: the same names as in metrics.jsonl. For a run in an object store the file is written here, and uploaded now and then."""
+"""tensorboard/: the same metrics as in metrics.jsonl. For a run in an object store, the file is written locally and uploaded every
+minute."""
 
 import contextlib
 import os
@@ -15,14 +16,14 @@ from cluster.contracts.importing import hidden
 from cluster.record.run_directory import TENSORBOARD, RunDirectory
 from cluster.sinks.jsonl import read_steps
 
-with hidden("botocore"):  # which TensorBoard imports, with boto3, for files in S3: it gets none
+with hidden("botocore"):  # TensorBoard would import it, with boto3, for files in S3, of which it gets none
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 _UPLOAD_EVERY_S = 60.0
 
 
 class TensorBoard:
-    """One event file a driver. A resumed run's file begins with its first step: TensorBoard drops what earlier files have from there on."""
+    """One event file for each driver. A resumed run's file begins with its first step: TensorBoard drops later steps of earlier files."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -38,13 +39,13 @@ class TensorBoard:
         if time.monotonic() - self._uploaded_s >= _UPLOAD_EVERY_S:
             self._uploaded_s = time.monotonic()
             self._writer.flush()
-            with contextlib.suppress(StorageError):  # a later upload has it all
+            with contextlib.suppress(StorageError):  # the next upload contains everything
                 self._upload()
 
     def _begun(self, version: int) -> dict[int, dict[str, float]]:
-        """What TensorBoard drops and a step that is learned again does not say again: its evaluation, its timing.
+        """Begins the file. Returns the numbers that TensorBoard drops and a step that is learned again lacks: evaluation, timing.
 
-        In an object store the steps before it are drawn again that a killed driver may not have uploaded."""
+        In an object store, the last steps before are drawn again, since a killed driver may not have uploaded them."""
         steps = read_steps(self._directory)
         earlier = sorted(each for each in steps if each < version) if self._here else []
         since = max((steps[each].get("time", 0.0) for each in earlier), default=0.0) - 2 * _UPLOAD_EVERY_S
@@ -53,14 +54,14 @@ class TensorBoard:
         self._writer.add_event(Event(step=min([*unsure, version]), session_log=start, wall_time=time.time()))
         for each in unsure:
             self._draw(each, steps[each], at=steps[each].get("time", 0.0))
-        return {each: said for each, said in steps.items() if each >= version}
+        return {each: numbers for each, numbers in steps.items() if each >= version}
 
     def _draw(self, version: int, numbers: Mapping[str, float], *, at: float) -> None:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items() if name != "time"]
         self._writer.add_event(Event(step=version, summary=Summary(value=values), wall_time=at))
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """TensorBoard shows numbers."""
+        """TensorBoard shows only numbers."""
 
     def close(self) -> None:
         self._writer.close()

@@ -1,4 +1,4 @@
-"""What every tracker is told of a run: which run it is, its settings and passport as flat parameters, a few trajectories of a step."""
+"""The common part of all trackers: the run's identity, its settings and passport as flat parameters, and a few trajectories of a step."""
 
 import contextlib
 import importlib
@@ -18,21 +18,21 @@ from cluster.record.recorder import step_of
 from cluster.record.run_directory import PASSPORT, TRACKED, TRAJECTORIES, RunDirectory
 
 _MAX_CHARACTERS = 500
-"""Of a parameter: every tracker takes as many."""
+"""Longest parameter; every tracker takes this many characters."""
 _TRAJECTORY = ("group_id", "sample_index", "reward", "finish_reason", "prompt_text", "completion_text")
 
 
 class Ending:
-    """How a driver ends, by the events that it was told. A killed one tells none."""
+    """How a driver ends, according to its events. A killed driver sends none."""
 
     def __init__(self) -> None:
         self.kind: str | None = None
-        """One of `ENDS`, or `preempted`: stopped because a node went away. None before the end."""
+        """One of `ENDS`, or `preempted`: stopped because a node announced its end. None before the end."""
         self.reason = ""
         self._notice = ""
 
     def hear(self, record: Mapping[str, Any]) -> str | None:
-        """The kind, if this is the end."""
+        """Returns the kind of end if this event is the end."""
         if record["kind"] == "preempted":
             self._notice = str(record.get("message") or "a node went away")
         if record["kind"] not in ENDS:
@@ -45,7 +45,7 @@ class Ending:
 
 class Tracked:
     in_store: tuple[str, ...] = ()
-    """Variables of which a run in an object store needs one: without any, its files would stay where the driver ran."""
+    """Variables of which a run in an object store needs one. Otherwise the tracker's files would stay on the driver's machine."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Tracked:
         name: str | None = None,
         num_trajectories: int = 4,
     ) -> None:
-        """What the sink of a tracker knows of its run, which it opens with the first step. Raises ConfigError as `_check_place`."""
+        """The tracker's run is opened with the first step. Raises ConfigError as `_check_place`."""
         self._check_place(directory)
         self._directory = directory
         self._id = identity(directory)
@@ -76,7 +76,7 @@ class Tracked:
             )
 
     def _trajectories(self, version: int) -> list[dict[str, Any]]:
-        """Some of the step that made policy `version`; none of one that was told before."""
+        """Some trajectories of the step that made policy `version`; none if that step was logged before."""
         is_new, self._told = version > self._told, version
         return trajectories(self._directory, version, self._num_trajectories) if is_new else []
 
@@ -91,8 +91,8 @@ def tracker(package: str) -> Any:
 
 @contextlib.contextmanager
 def without_terminal() -> Iterator[None]:
-    """A tracker that has no login raises, where it would ask the terminal for one. That shows the run, so nobody answers, and a thread that
-    still waits for a line when the run has ended ends the process with a fatal error."""
+    """Makes a tracker without a login raise an error instead of asking the terminal for one. The terminal shows the run, so nobody would
+    answer, and a thread that still waits for a line at the run's end makes the process end with a fatal error."""
     before = sys.stdin
     with open(os.devnull, encoding="utf-8") as nothing:
         sys.stdin = nothing
@@ -103,7 +103,7 @@ def without_terminal() -> Iterator[None]:
 
 
 def identity(directory: RunDirectory) -> str:
-    """Sixteen letters and digits, the same for every driver of this run. Kept in the run directory, whose owner calls this."""
+    """Sixteen letters and digits, the same for every driver of this run. They are kept in the run directory, whose owner calls this."""
     if known := directory.read_json(TRACKED):
         return known["id"]
     made = uuid.uuid4().hex[:16]
@@ -112,19 +112,19 @@ def identity(directory: RunDirectory) -> str:
 
 
 def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
-    """Settings by their full names, and the passport's facts after `passport.`. Both files hide secrets. The passport is written before
-    the first step."""
+    """Settings by full name, and the passport's entries below `passport.`. Both hide secrets. The passport is there from the first step
+    on."""
     return {**dict(_flat(directory.settings())), **dict(_flat(directory.read_json(PASSPORT), "passport."))}
 
 
 def trajectories(directory: RunDirectory, version: int, number: int) -> list[dict[str, Any]]:
-    """At most so many of the step that made policy `version`, from the best reward to the worst; none where none can be read."""
+    """Up to `number` trajectories of the step that made policy `version`, the best reward first; empty if they cannot be read."""
     try:
         files = [name for name in directory.names(TRAJECTORIES) if step_of(name) == version] if number else []
-        if len(files) != 1:  # two in an object store: the ledger knows which counts, and a tracker can do without
+        if len(files) != 1:  # two in an object store: only the ledger knows which counts, and a tracker needs none
             return []
         content = directory.read_file(f"{TRAJECTORIES}/{files[0]}")
-    except StorageError:  # removed meanwhile (`record.keep_trajectories`), or the store is away: the numbers count
+    except StorageError:  # removed (`record.keep_trajectories`), or the store is unavailable: the numbers count
         return []
     with pa.ipc.open_file(content) as reader:
         rows = reader.read_all().select(_TRAJECTORY).to_pylist()

@@ -1,7 +1,7 @@
-"""Trackio. One run however often the driver starts, with a few trajectories a step as traces, and what needs attention as alerts.
+"""Trackio. All drivers of a run log to one Trackio run, with a few trajectories of each step as traces, and warnings as alerts.
 
-Its files lie in TRACKIO_DIR, where `trackio show` finds them; TRACKIO_SPACE_ID sends them to a Space, with HF_TOKEN. A Space that this
-makes is private unless `private` is false.
+Its files lie in TRACKIO_DIR, where `trackio show` finds them. TRACKIO_SPACE_ID sends them to a Space, with HF_TOKEN. A new Space is private
+unless `private` is false.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class Trackio(Tracked):
     def _opened(self) -> Any:
         return _package.init(
             project=self._project,
-            name=f"{self._name}-{self._id}",  # Trackio resumes a run by its name alone
+            name=f"{self._name}-{self._id}",  # Trackio finds a run to resume only by its name
             resume="allow",
             config=parameters(self._directory),
             private=self._is_private,  # Trackio's own default is public

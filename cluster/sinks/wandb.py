@@ -1,6 +1,6 @@
-"""Weights & Biases. One run however often the driver starts; steps by `policy_version`, since a resumed run logs some again.
+"""Weights & Biases. All drivers of a run log to one W&B run. The x-axis is `policy_version`, since a resumed run logs some steps again.
 
-The key comes from WANDB_API_KEY. Without one, and without WANDB_MODE, the run is kept offline in the run directory.
+The key comes from WANDB_API_KEY. Without it and without WANDB_MODE, the run is kept offline in the run directory.
 """
 
 import os
@@ -49,7 +49,7 @@ class Wandb(Tracked):
             dir=self._directory.path() if self._directory.is_local else None,
             mode=None if has_key or "WANDB_MODE" in os.environ else "offline",
             config=parameters(self._directory),
-            # Of the machine it would also send the command line, where secrets may stand.
+            # The machine's facts are not sent: they include the command line, which may contain secrets.
             settings=_package.Settings(console="off", disable_git=True, save_code=False, x_disable_meta=True),
         )
         run.define_metric(_STEP)

@@ -1,4 +1,4 @@
-"""The run in the terminal: a live table (rich); where there is no terminal, one plain line a step."""
+"""The run in the terminal: a live table, or without a terminal one plain line for each step."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ _STATUS_EVERY_S = 2.0
 
 
 def console(*, directory: RunDirectory, num_steps: int, quiet: bool = False) -> Sink:
-    """`quiet`: warnings alone."""
+    """`quiet`: shows only warnings."""
     if quiet:
         return Warnings(stream=sys.stderr)
     if num_steps == 0 or not is_live(sys.stdout):
@@ -33,7 +33,7 @@ def console(*, directory: RunDirectory, num_steps: int, quiet: bool = False) -> 
 def standing_of(
     directory: RunDirectory, *, num_steps: int | None = None, now: Callable[[], float] = time.time
 ) -> Standing:
-    """Of a run of which nothing is known yet but its settings. They are only read: another version may have written them."""
+    """State of a run of which only the settings are known. They are not validated: another version may have written them."""
     settings = directory.settings()
     return Standing(
         title=directory.url,
@@ -44,7 +44,7 @@ def standing_of(
 
 
 class LiveTable:
-    """Numbers in place, warnings above them as lines that stay."""
+    """Numbers drawn in place, with warnings as permanent lines above them."""
 
     def __init__(self, directory: RunDirectory, *, num_steps: int) -> None:
         self._directory = directory
@@ -69,7 +69,7 @@ class LiveTable:
         self._shown.close()
 
     def _draw(self) -> RenderableType:
-        # A look into an object store costs time and money, for what a run's own events say as well.
+        # Reading an object store costs time and money, and the run's own events say the same.
         if self._directory.is_local and self._standing.now() - self._read_at > _STATUS_EVERY_S:
             self._read_at = self._standing.now()
             status = status_of(self._directory)
@@ -79,7 +79,7 @@ class LiveTable:
 
 
 def status_of(directory: RunDirectory) -> dict[str, Any]:
-    """status.json, which says what every actor does; empty where it cannot be read."""
+    """status.json, with the phase of every actor; empty if it cannot be read."""
     with contextlib.suppress(StorageError):
         return directory.read_json(STATUS)
     return {}

@@ -1,4 +1,4 @@
-"""Draws where a run stands, for a terminal of any width: a panel of its numbers, and its last events below."""
+"""Draws the state of a run for a terminal of any width: a panel with its numbers, and its last events below."""
 
 import itertools
 import math
@@ -17,13 +17,13 @@ from cluster.sinks.console.standing import Standing
 from cluster.sinks.console.words import Told, Weight
 
 _WIDE = 84
-"""Columns from which numbers stand in two columns."""
+"""Width from which the numbers are in two columns."""
 _WIDEST = 112
 _SPARK_WIDTH = 16
 _BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 _MOST_EVENTS = 5
 _SLOW = 3.0
-"""A step that takes so many times the usual is told of."""
+"""A step that takes this many times the usual is reported."""
 _PHASE_STYLES = {"running": "green", "finished": "green", "failed": "bold red", "gone": "bold red"}
 _EVENT_STYLES = {Weight.NOTE: "", Weight.WARNING: "yellow", Weight.FAILURE: "bold red"}
 
@@ -31,7 +31,7 @@ Row = tuple[str, Text]
 
 
 class Drawn:
-    """A rich renderable of `standing` as it is at that moment."""
+    """A rich renderable that draws the present state of `standing`."""
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
@@ -63,8 +63,8 @@ def _parts(standing: Standing, console: Console, options: ConsoleOptions) -> Ite
 
 
 def spark(values: Sequence[float], *, width: int, blocks: str = _BLOCKS) -> str:
-    """The course of `values` in `width` characters or fewer: each is a mean, the lowest is the lowest block. Flat where all are equal,
-    and where no scale holds them."""
+    """A curve of `values` in up to `width` characters. Each is a mean, and the lowest mean is the lowest block. Flat if all means are equal
+    or too far apart for a scale."""
     if not values:
         return ""
     width = min(width, len(values))
@@ -77,13 +77,13 @@ def spark(values: Sequence[float], *, width: int, blocks: str = _BLOCKS) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0:42`, `1:02:03`, `2 days, 1:00:00`: what is left, or has gone by."""
+    """`0:42`, `1:02:03`, `2 days, 1:00:00`."""
     whole = round(seconds)
     return f"{whole // 60}:{whole % 60:02d}" if whole < 3600 else str(timedelta(seconds=whole))
 
 
 def _tail(title: str, most: int) -> str:
-    """A path says most at its end."""
+    """The end of a path, its most informative part."""
     return title if len(title) <= max(most, 12) else f"…{title[-max(most, 12) + 1 :]}"
 
 
@@ -94,7 +94,7 @@ def _state(standing: Standing) -> Text:
 
 
 def _progress(standing: Standing, width: int) -> RenderableType:
-    """Bar, pace and time left; what is waited for before the first step."""
+    """Bar, pace and time left; before the first step, the present stage."""
     total = max(standing.num_steps, 1)
     bar = ProgressBar(
         total=total,
@@ -166,7 +166,7 @@ def _grid(rows: Sequence[Row]) -> Table:
 
 
 def _learning(standing: Standing, blocks: str) -> Iterator[Row]:
-    """What the model learns."""
+    """Rows about learning."""
     yield "reward", _course(standing.rewards, standing, blocks, style="bold green")
     if standing.accuracies:
         yield "held-out", _course(standing.accuracies, standing, blocks, style="bold cyan")
@@ -194,7 +194,7 @@ def _course(points: Sequence[tuple[int, float]], standing: Standing, blocks: str
 
 
 def _flow(standing: Standing) -> Iterator[Row]:
-    """How fast, and how fresh."""
+    """Rows about speed and staleness."""
     numbers = standing.numbers
     for label, name in (("sampling", "speed/sampling_tokens_per_s"), ("learning", "speed/learning_tokens_per_s")):
         if name in numbers:

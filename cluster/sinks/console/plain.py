@@ -1,4 +1,4 @@
-"""Lines for logs, CI and `ray job submit`: one a step, one for each event that people should know of."""
+"""Lines for logs, CI and `ray job submit`: one for each step, and one for each event that people should see."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ _SHOWN = (
 
 
 def line_of(metrics: Mapping[str, float]) -> str:
-    """What a step shows: `reward 0.612  KL to reference 0.0031  sampling 3,412 tok/s`. One KL is enough."""
+    """The numbers of a step: `reward 0.612  KL to reference 0.0031  sampling 3,412 tok/s`. Of two KLs, only that to the reference."""
     shown = {label: form.format(metrics[name]) for label, name, form in _SHOWN if name in metrics}
     if "KL to reference" in shown:
         shown.pop("KL to old policy", None)
@@ -29,17 +29,17 @@ def line_of(metrics: Mapping[str, float]) -> str:
 
 
 class PlainLines:
-    """Steps, messages, and whatever is a warning."""
+    """Steps, messages and warnings."""
 
     def __init__(self, num_steps: int, *, stream: TextIO, now: Callable[[], float] = time.time) -> None:
         self._num_steps = num_steps
         self._stream = stream
         self._now = now
         self._pace = Pace()
-        self._is_starting = num_steps > 0  # an evaluation says its scores alone
+        self._is_starting = num_steps > 0  # an evaluation prints only its scores
 
     def step(self, version: int, metrics: Mapping[str, float], *, at: float | None = None) -> None:
-        """`at` is when the step was made, in Unix seconds; now, unless given."""
+        """`at`: when the step was made, in Unix seconds; None is now."""
         self._is_starting = False
         self._pace.step(version, self._now() if at is None else at, is_sampled="time/step_s" in metrics)
         left = self._pace.seconds_left(self._num_steps)
@@ -47,7 +47,7 @@ class PlainLines:
         _write_line(f"step {version}/{self._num_steps}  {line_of(metrics)}{ending}", self._stream)
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """The command itself says last why a run failed."""
+        """Why a run failed is not printed here: the command prints it last."""
         for line in printed(record):
             _write_line(line, self._stream)
         sentence = told(record)
@@ -60,7 +60,7 @@ class PlainLines:
 
 
 class Warnings:
-    """`--quiet`: nothing but what somebody may want to look at."""
+    """`--quiet`: only warnings."""
 
     def __init__(self, *, stream: TextIO) -> None:
         self._stream = stream
@@ -76,6 +76,6 @@ class Warnings:
 
 
 def _write_line(line: str, stream: TextIO) -> None:
-    """A character that the stream has no code for is a question mark: prompts and errors may hold any."""
+    """A character that the stream cannot encode becomes a question mark: prompts and errors may contain any."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     print(line.encode(encoding, errors="replace").decode(encoding), file=stream, flush=True)

@@ -1,4 +1,4 @@
-"""Where a run stands: what its steps, events and status come to, for a table that is drawn again and again."""
+"""The state of a run, computed from its steps, events and status, for a table that is redrawn repeatedly."""
 
 import threading
 from collections import deque
@@ -10,16 +10,16 @@ from cluster.metrics import ENDS
 from cluster.sinks.console.words import Told, stage, told
 
 _PACE_STEPS = 50
-"""The pace is that of so many last steps, evaluations and saves included."""
+"""The pace is measured over this many last steps, evaluations and saves included."""
 _LONGEST_S = 1e10
-"""Of the time left: three centuries. Calendars have an end."""
+"""Maximum of the time left: three centuries, since dates have a limit."""
 _MOST_TOLD = 20
 _MOST_POINTS = 4000
-"""Rewards that are kept for the spark line; beyond that every second one goes."""
+"""Rewards kept for the curve. Beyond that, every second one is dropped."""
 
 
 class Pace:
-    """Seconds from step to step. Only a step that was sampled tells them: one that is learned again takes a fraction of its time."""
+    """Seconds from step to step. Only sampled steps count: learning a recorded step again takes a fraction of the time."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS + 1)
@@ -31,7 +31,7 @@ class Pace:
             self._steps.append((version, at))
 
     def forget(self) -> None:
-        """The run was away: the time until its next step is not a step's."""
+        """Forgets the steps of an earlier driver. The time between drivers is not a step's."""
         self._steps.clear()
 
     @property
@@ -47,7 +47,7 @@ class Pace:
         return self._steps[-1][1] if self._steps else None
 
     def seconds_left(self, num_steps: int, *, now: float | None = None) -> float | None:
-        """Until the last of `num_steps`. With `now` it counts down within a step, and waits at zero for one that takes longer."""
+        """Seconds until the last of `num_steps`. With `now` it counts down within a step, and stays at zero if that takes longer."""
         pace = self.seconds_per_step
         if pace is None:
             return None
@@ -58,7 +58,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doing:
-    """What an actor does."""
+    """The present phase of an actor."""
 
     actor: str
     phase: str
@@ -71,24 +71,24 @@ class Doing:
 
 
 class Standing:
-    """One run. `lock` is held by the thread that feeds it or draws it."""
+    """The state of one run. The thread that updates or draws it holds `lock`."""
 
     def __init__(
         self, *, title: str, num_steps: int, max_off_policy_steps: int | None, now: Callable[[], float]
     ) -> None:
-        """`now` is Unix time. `max_off_policy_steps` is the staleness bound, None where it is not known."""
+        """`now` is Unix time. `max_off_policy_steps` is the staleness bound; None if not known."""
         self.title, self.num_steps, self.max_off_policy_steps = title, num_steps, max_off_policy_steps
         self.now = now
         self.lock = threading.Lock()
         self.began = now()
-        """Of this driver; a run that was resumed has had others."""
+        """Start of this driver; a resumed run has had earlier ones."""
         self.up_since: float | None = None
-        """When all its actors were up; None before."""
+        """When all of its actors were up; None before."""
         self.version = 0
         self.is_learning_again = False
         """Whether the last step came from the record."""
         self.numbers: dict[str, float] = {}
-        """The last known value of each: not every step evaluates."""
+        """The last known value of each metric: not every step has all."""
         self.rewards: list[tuple[int, float]] = []
         self.accuracies: list[tuple[int, float]] = []
         self.pace = Pace()
@@ -99,12 +99,12 @@ class Standing:
         self.phase = "starting"
         """starting, running, stopping, or how the run ended: finished, stopped, failed, gone."""
         self.stage: str | None = None
-        """What it waits for, in words; None where steps follow each other."""
+        """What the run waits for; None while steps follow each other."""
         self.ended: float | None = None
         self.is_preempted = False
         self._away: set[str] = set()
 
-    # What comes in
+    # Updates
 
     def step(self, version: int, metrics: Mapping[str, float], *, at: float) -> None:
         self.version = version
@@ -121,7 +121,7 @@ class Standing:
             self.num_wanted = int(metrics["rollout/num_wanted"])
 
     def event(self, record: Mapping[str, Any]) -> Told | None:
-        """Takes it in; returns it in words."""
+        """Updates the state with an event, and returns the event in words."""
         kind = record["kind"]
         self.stage = None if kind == "started" else stage(record) or self.stage
         if kind == "launched":
@@ -148,13 +148,13 @@ class Standing:
         return sentence
 
     def status(self, status: Mapping[str, Any]) -> None:
-        """status.json, or an empty one. What it says of an earlier driver's actors is over."""
+        """Updates the state with status.json, which may be empty. Actors of an earlier driver are ignored."""
         actors: Sequence[Mapping[str, Any]] = status["actors"] if status.get("time", 0.0) >= self.began else ()
         self.actors = tuple(
             Doing(actor=str(each["actor"]), phase=str(each["phase"]), since=float(each["since"])) for each in actors
         )
 
-    # What it comes to
+    # The state
 
     @property
     def is_over(self) -> bool:
@@ -162,7 +162,7 @@ class Standing:
 
     @property
     def num_serving(self) -> int | None:
-        """Rollout workers; None before that is known."""
+        """Rollout workers that serve; None before that is known."""
         if workers := [each for each in self.actors if each.actor.startswith("rollout")]:
             return sum(each.is_up and each.actor not in self._away for each in workers)
         if "rollout/num_workers" not in self.numbers:
@@ -172,18 +172,18 @@ class Standing:
 
     @property
     def num_known(self) -> int:
-        """Rollout workers, serving or not, that are known of."""
+        """Known rollout workers, serving or not."""
         seen = sum(each.actor.startswith("rollout") for each in self.actors)
         return max(self.num_wanted or 0, self.num_serving or 0, seen)
 
     @property
     def not_up(self) -> list[Doing]:
-        """Actors that start, or start again, the longest first."""
+        """Actors that start or restart, the longest first."""
         return sorted((each for each in self.actors if not each.is_up), key=lambda each: each.since)
 
 
 def _put(points: list[tuple[int, float]], version: int, value: float | None) -> None:
-    """A run that comes back to a version says it again: the later number counts."""
+    """Adds a point. If the run comes back to an earlier version, the later value counts."""
     if value is None or value != value:
         return
     while points and points[-1][0] >= version:

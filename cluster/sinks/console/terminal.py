@@ -1,6 +1,6 @@
-"""A live table at the bottom of a terminal. Whatever else is printed meanwhile scrolls by above it, whole.
+"""A live table at the bottom of a terminal. All other output scrolls by above it, complete.
 
-Only the cursor's position is ever changed, no mode of the terminal: a process that is killed leaves a sane one, with the last numbers.
+Only the cursor's position is changed, no mode of the terminal: after a kill the terminal works, and shows the last numbers.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from rich.text import Text
 _PER_SECOND = 2.0
 _STANDARD = (1, 2)
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
-"""Around a frame: terminals that know them show it at once, the others ignore them."""
+"""Marks around a frame. Terminals that know them show it at once; others ignore them."""
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal in which a line can be drawn anew."""
+    """Whether `stream` is a terminal in which a line can be redrawn."""
     return stream.isatty() and not Console(file=stream).is_dumb_terminal
 
 
 class _Frames:
-    """A terminal's file, written a frame at a time."""
+    """The file of a terminal, written frame by frame."""
 
     def __init__(self, descriptor: int, *, encoding: str) -> None:
         self._descriptor = descriptor
@@ -36,7 +36,7 @@ class _Frames:
 
     def write(self, text: str) -> int:
         waiting = f"{_BEGIN}{text}{_END}".encode(self.encoding, errors="replace") if text else b""
-        # A terminal that was closed, as by a lost connection, is no reason for a run to end.
+        # A closed terminal, for example after a lost connection, must not end a run.
         with contextlib.suppress(OSError):
             while waiting:
                 waiting = waiting[os.write(self._descriptor, waiting) :]
@@ -55,7 +55,7 @@ class _Frames:
 
 
 class _Terminal(Console):
-    """The terminal itself, whatever standard output is for the rest of the process."""
+    """The terminal itself, also while standard output is redirected."""
 
     def __init__(self, frames: _Frames) -> None:
         super().__init__(file=frames, force_terminal=True, highlight=False, markup=False, emoji=False)  # pyright: ignore[reportArgumentType]
@@ -63,19 +63,19 @@ class _Terminal(Console):
         self.frame_lock = threading.RLock()
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """No frame is drawn between where this begins and what it writes: Rich would draw it below the one before, which stays."""
+        """Prevents a frame between the start of this call and its output: Rich would draw it below the previous one, which would stay."""
         with self.frame_lock:
             super().print(*objects, **options)
 
     @property
     def size(self) -> ConsoleDimensions:
-        columns = lines = 0  # as a terminal says that nobody told it how large it is
+        columns = lines = 0  # the value of a terminal that does not know its size
         with contextlib.suppress(OSError):
             columns, lines = os.get_terminal_size(self._frames.fileno())
         return ConsoleDimensions(columns or 80, lines or 25)
 
     def show_cursor(self, show: bool = True) -> bool:
-        """It stays where it can be seen: who could show it again after a kill?"""
+        """Keeps the cursor visible: after a kill nothing would show it again."""
         return False
 
 
@@ -83,7 +83,7 @@ class _Terminal(Console):
 def live(
     draw: Callable[[], RenderableType], *, per_second: float = _PER_SECOND, is_transient: bool = False
 ) -> Iterator[Console]:
-    """Draws until the block ends, and once more then: the last numbers stay, unless it is transient. The console prints above."""
+    """Draws until the block ends, and once at its end: the last numbers stay, unless it is transient. The console prints above them."""
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.ExitStack() as at_the_end:
@@ -106,7 +106,7 @@ def live(
 
 @contextlib.contextmanager
 def _printed_above(terminal: Console) -> Iterator[None]:
-    """What this process and its children write, by whatever library, comes through a pipe: written past the table it would tear it."""
+    """Sends the output of this process, its libraries and its children through a pipe: written directly, it would tear the table."""
     ours = {number: os.dup(number) for number in _STANDARD if os.isatty(number)}
     reading, writing = os.pipe()
     woken, wake = os.pipe()
@@ -116,7 +116,7 @@ def _printed_above(terminal: Console) -> Iterator[None]:
     for number in ours:
         os.dup2(writing, number)
     os.close(writing)
-    if 2 in ours:  # a process that is torn down by a signal tells it to the terminal
+    if 2 in ours:  # the traceback of a process that a signal ends goes to the terminal
         faulthandler.enable(file=ours[2])
     try:
         yield
@@ -135,7 +135,7 @@ def _printed_above(terminal: Console) -> Iterator[None]:
 
 
 def _print_lines(reading: int, woken: int, terminal: Console) -> None:
-    """Until `woken` is closed at its other end, and everything is read: a child may hold the pipe open for longer."""
+    """Prints until the other end of `woken` is closed and everything is read. A child may keep the pipe open for longer."""
     waiting = b""
     while True:
         ready, _, _ = select.select([reading, woken], [], [])
@@ -152,6 +152,6 @@ def _print_lines(reading: int, woken: int, terminal: Console) -> None:
 
 def _print(lines: list[bytes], terminal: Console) -> None:
     if lines:
-        # What a carriage return would overwrite is not shown: a bar of a library is its last state.
+        # Text that a carriage return would overwrite is not shown: of a library's progress bar only the last state.
         texts = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
         terminal.print(Text.from_ansi("\n".join(texts)), soft_wrap=True)

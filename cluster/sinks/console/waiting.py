@@ -1,4 +1,4 @@
-"""What a command does before it has anything to show: in a terminal a spinner, which leaves nothing behind."""
+"""A spinner for the time before a command has anything to show. It appears only in a terminal, and leaves nothing behind."""
 
 import contextlib
 import sys
@@ -16,7 +16,7 @@ _PER_SECOND = 8.0
 
 @contextlib.contextmanager
 def waiting(doing: str) -> Iterator[None]:
-    """While the block runs. What is printed meanwhile stays, above the spinner."""
+    """Shows the spinner while the block runs. Other output stays, above it."""
     if not is_live(sys.stdout):
         yield
         return

@@ -1,4 +1,4 @@
-"""Events in words: one sentence for people, and how much it matters."""
+"""Events in words: one sentence for people, with its importance."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,16 +11,16 @@ _CONTROLS = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?"  # sequences: CSI, OSC, others
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
 )
-"""A terminal acts on these and does not show them. Judges print what a model wrote, and errors quote it."""
+"""Characters that a terminal executes instead of showing. Judges print text of a model, and errors quote it."""
 
 
 class Weight(IntEnum):
-    """How much an event matters to somebody who looks on."""
+    """Importance of an event."""
 
     NOTE = 0
-    """As it should be."""
+    """Normal."""
     WARNING = 1
-    """The run goes on; somebody may want to look."""
+    """The run continues; someone may want to look."""
     FAILURE = 2
     """The run ends."""
 
@@ -38,7 +38,7 @@ class Told:
 
 
 def stage(record: Record) -> str | None:
-    """What a run waits for from this event on, until the next one or its next step; None for an event that begins no wait."""
+    """What a run waits for from this event until the next one or its next step; None for an event that begins no wait."""
     words = _STAGES.get(str(record["kind"]))
     return words and words(record)
 
@@ -53,13 +53,13 @@ def printed(record: Record) -> list[str]:
 
 
 def for_terminal(text: str) -> str:
-    """Lines without what a terminal acts on and does not show; a question mark stands for half a character, which no stream takes."""
+    """Lines without characters that a terminal executes. Half a surrogate pair, which no stream can encode, becomes a question mark."""
     shown = "\n".join(_CONTROLS.sub("", line) for line in text.split("\n"))
     return shown.encode(errors="replace").decode()
 
 
 def told(record: Record) -> Told | None:
-    """The event in words, safe for a terminal; None for one that only programs read."""
+    """The event in words, safe for a terminal; None for an event that only programs read."""
     kind = str(record["kind"])
     sentence = _SENTENCES.get(kind)
     words = record.get("message") or (sentence and sentence(record))
@@ -87,7 +87,7 @@ def _failure(record: Record) -> str:
 
 
 def _of_actor(record: Record) -> str:
-    """The reason, with the actor's name before it where the reason does not begin with it."""
+    """The reason, after the actor's name unless it begins with that."""
     actor, reason = str(record.get("actor") or "an actor"), str(record.get("reason") or "it failed")
     return reason if reason.startswith(actor) else f"{actor}: {reason}"
 
@@ -141,7 +141,7 @@ _SENTENCES: dict[str, Callable[[Record], str]] = {
     "worker_left": lambda record: f"{record.get('actor')} left",
     "worker_not_joined": lambda record: f"{_of_actor(record)}; it did not join",
 }
-"""For events without a `message` of their own."""
+"""Sentences for events without a `message`."""
 _STAGES: dict[str, Callable[[Record], str]] = {
     "launched": lambda _: "the record and the model's files are checked",
     "connecting": _connecting,
@@ -157,4 +157,4 @@ _NOTES = frozenset(
     ("compute_type", "groups_handed_over", "groups_saved", "learner_loaded", "nothing_left", "placement", "recorded", "reward_resumed",
      "stopping", "waiting_for_nodes")
 )  # fmt: skip
-"""With a `message`, and yet no warning."""
+"""Events with a `message` that are not warnings."""

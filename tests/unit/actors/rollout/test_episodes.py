@@ -464,7 +464,7 @@ async def test_surplus_episodes_take_the_places_of_failed_ones(environment):
 
 async def test_a_deterministic_run_mixes_no_single_turns_with_episodes():
     both = {"plain": "single_turn", "game": f"{HERE}:two_turns"}
-    with pytest.raises(ValueError, match="deterministic=true with single turns beside environments"):
+    with pytest.raises(ValueError, match="deterministic=true with single turns and environments"):
         config_of(environments=both, deterministic=True)
 
 

@@ -14,8 +14,8 @@ def configured(**sections) -> RunConfig:
     return RunConfig.model_validate({"model": {"path": "none"}, "prompts": "none", **sections})
 
 
-def test_dropping_stragglers_that_nothing_stands_behind_is_refused():
-    with pytest.raises(ValidationError, match="only the groups of one step start then, and none stand behind them"):
+def test_dropping_stragglers_without_later_groups_is_refused():
+    with pytest.raises(ValidationError, match="where only the groups of one step start and no later group can"):
         configured(buffer={"max_head_of_line_s": 5})
     assert configured(buffer={"max_head_of_line_s": 5, "max_off_policy_steps": 1}).buffer.max_head_of_line_s == 5
 
@@ -108,16 +108,16 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ({"prompts": {"name": "file", **MATHS}}, "name='file' beside sources"),
-        ({"prompts": {"name": "mixture", **MATHS, "dedupe": True}}, "name='mixture' beside sources"),
+        ({"prompts": {"name": "file", **MATHS}}, "name='file' with sources"),
+        ({"prompts": {"name": "mixture", **MATHS, "dedupe": True}}, "name='mixture' with sources"),
         ({"prompts": {"name": None, **MATHS, "dedupe": True}}, r"prompts\.dedupe\n  Extra inputs are not permitted"),
-        ({"prompts": MATHS | {"params": {"dedupe": True}}}, "beside sources"),
+        ({"prompts": MATHS | {"params": {"dedupe": True}}}, "with sources"),
         (
             {"prompts": {"name": "file", "difficulty": 0.3}},
             r"difficulty=0\.3 must be a mapping; write difficulty: {target: 0\.5}",
         ),
         ({"prompts": {"sources": {"maths": {"name": "file", "weight": math.inf}}}}, "should be a finite number"),
-        ({"prompts": {}}, "no source; write"),
+        ({"prompts": {}}, "no prompt source; write"),
         ({"prompts": MATHS, "reward": PARTS | {"by_source": {"chat": ["right"]}}}, "no entry for the source 'maths'"),
         (
             {"prompts": MATHS, "reward": PARTS | {"by_source": {"maths": ["right"], "chat": ["right"]}}},
@@ -126,10 +126,10 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
         ({"reward": {"source_column": "kind"}}, "source_column='kind' says nothing without"),
         (
             {"evaluation": {"prompts": {"name": "file", "difficulty": {"target": 0.5}}}},
-            r"prompts\.difficulty acts in training alone",
+            r"prompts\.difficulty acts in training only",
         ),
-        ({"prompts": {"name": "file", "on_long_prompt": "drop"}}, "acts beyond max_prompt_tokens alone"),
-        ({"evaluation": {"prompts": MATHS}}, r"prompts\.sources\.maths\.weight=2 acts in training alone"),
+        ({"prompts": {"name": "file", "on_long_prompt": "drop"}}, "has no effect without max_prompt_tokens"),
+        ({"evaluation": {"prompts": MATHS}}, r"prompts\.sources\.maths\.weight=2 acts in training only"),
     ],
 )
 def test_sources_have_names_that_the_reward_knows(sections, named):
@@ -170,7 +170,7 @@ def test_a_resumed_run_may_evaluate_other_prompts_and_not_train_on_them():
     "spot", ["spot", "=spot", "market=", "a=b=c", "market=!spot", "-a=b", "a b=c", "x" * 64 + "=y"]
 )
 def test_a_mark_of_spot_nodes_that_is_no_label_is_refused(spot):
-    with pytest.raises(ValidationError, match=r"is no label; write key=value, such as ray\.io/market-type=spot"):
+    with pytest.raises(ValidationError, match=r"is not a label; write key=value, such as ray\.io/market-type=spot"):
         configured(elastic={"spot": spot})
 
 
@@ -212,7 +212,7 @@ def test_routing_is_replayed_where_the_engine_returns_experts(rollout, message):
         ),
         (
             {"learner": {"sequence_parallel_size": 2, "num_ranks": 2}, "model": {"path": "none", "attention": "eager"}},
-            "learner.sequence_parallel_size=2 splits the attention that packs rows here, and model.attention='eager' is another",
+            "learner.sequence_parallel_size=2 needs the attention of packed rows, and model.attention='eager' is another",
         ),
         (
             {
@@ -238,7 +238,7 @@ def test_experts_are_balanced_where_they_are_recorded():
     balancing = {"algorithm": {"router_aux_loss_coefficient": 0.01}}
     configured(**balancing, rollout={"routing_replay": True})
     with pytest.raises(
-        ValidationError, match=r"router_aux_loss_coefficient=0\.01 counts the experts that the engine chose"
+        ValidationError, match=r"router_aux_loss_coefficient=0\.01 needs the experts that the engine chose"
     ):
         configured(**balancing)
 

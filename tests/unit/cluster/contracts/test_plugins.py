@@ -102,7 +102,7 @@ def test_a_full_path_needs_no_home():
     ("plugin", "message"),
     [
         (Plugin(name="doubld"), "my.field='doubld' is not there; did you mean 'doubled'?"),
-        (Plugin(name="absent"), "has: anything, doubled, of_every_kind, scaled, twice; your own"),
+        (Plugin(name="absent"), "has: anything, doubled, of_every_kind, scaled, twice; write your own"),
         (
             Plugin(name="no.such:thing"),
             "my.field='no.such:thing' does not import: there is no module 'no'; start the command in the folder of no.py, or name that "
@@ -114,8 +114,8 @@ def test_a_full_path_needs_no_home():
             f"{__file__} has no 'without_value'; did you mean 'without_the_value'? ",
         ),
         (Plugin(name=f"{__name__}:QQQ"), f"{__file__} has no 'QQQ'; it has: "),
-        (Plugin(name="./mine/rewards.py:judge"), "a module goes without folder and .py: rewards:judge"),
-        (Plugin(name="rewards.py:judge"), "a module goes without folder and .py: rewards:judge"),
+        (Plugin(name="./mine/rewards.py:judge"), "write the module without folder and .py: rewards:judge"),
+        (Plugin(name="rewards.py:judge"), "write the module without folder and .py: rewards:judge"),
         (
             Plugin(name="my_rewards.judge"),
             "my.field='my_rewards.judge' is not there; did you mean 'my_rewards:judge'? ",
@@ -162,7 +162,7 @@ def test_what_may_be_a_secret_is_in_no_error(params, message):
 
 
 def test_a_secret_beside_no_name_is_in_no_error():
-    with pytest.raises(ValueError, match="stands beside no name") as caught:
+    with pytest.raises(ValueError, match="is given without a name") as caught:
         Plugin.model_validate({"api_key": "4711"})
     assert "api_key=<hidden>" in caught.value.errors()[0]["msg"]
 
@@ -172,7 +172,7 @@ def of_a_group(episode: object, *, episodes: int = 4) -> float:
 
 
 def test_the_name_for_environments_of_whole_groups_is_reserved():
-    with pytest.raises(ConfigError, match="has the parameter episodes, a name that is reserved"):
+    with pytest.raises(ConfigError, match="has the parameter episodes, which is a reserved name"):
         resolve(Plugin(name=f"{__name__}:of_a_group"), home=ENVIRONMENTS, field="environment")
 
 
@@ -189,7 +189,7 @@ def of_texts() -> list[str]:
     ("source", "message"),
     [
         ("Unreachable", "cannot be opened: OSError: no such table"),
-        ("of_texts", "gives a str where a cluster.contracts.types.Prompt is asked for"),
+        ("of_texts", "gives a str; it must give a cluster.contracts.types.Prompt"),
     ],
 )
 def test_a_source_of_a_users_that_gives_no_prompts_is_one_clear_error(source, message):
@@ -271,7 +271,7 @@ def test_an_own_module_that_raises_or_misses_another_one_says_why(package, tmp_p
 
 @pytest.mark.parametrize("name", ["train.jsonl", "data/train.parquet"])
 def test_a_file_in_the_place_of_a_source_of_prompts_is_told_how_files_go(name):
-    with pytest.raises(ConfigError, match=rf"x='{name}' is not there; a file goes as {{name: file, path: {name}}}; "):
+    with pytest.raises(ConfigError, match=rf"x='{name}' is not there; write a file as {{name: file, path: {name}}}; "):
         find(Plugin(name=name), home=PROMPTS, field="x")
 
 

@@ -12,7 +12,7 @@ from cluster.record.resume_rules import differing
     ("settings", "message"),
     [
         ({"judge": "regex", "parts": {"a": {"judge": "none"}}}, "judge='regex' with parts a"),
-        ({"parts": {"mean": {"judge": "none"}}}, "parts.mean: a part is named by letters"),
+        ({"parts": {"mean": {"judge": "none"}}}, "parts.mean: a part's name has letters"),
         ({"parts": {"a/b": {"judge": "none"}}}, "parts.a/b"),
         ({"parts": {"a": {"judge": "none", "weight": 0}}}, "every part has weight 0"),
         ({"parts": {"a": {"judge": "none", "weight": math.nan}}}, "a finite number"),
@@ -36,7 +36,7 @@ MODELS = {"helpful": {"path": "a"}, "harmless": {"path": "b"}}
         ({"name": "reward_model", "model": "kind"}, MODELS, r"judge.model='kind' is not among reward.models, which has: helpful, harm"),
         ({"name": "reward_model"}, MODELS, "judge.model='None' is not among reward.models"),
         ({"name": "reward_model", "model": "helpful"}, MODELS, "models.harmless judges nothing; give a part the judge"),
-        ("exact_match", {"a/b": {"path": "a"}}, "models.a/b: a name is of letters"),
+        ("exact_match", {"a/b": {"path": "a"}}, "models.a/b: a name has letters"),
     ],
 )  # fmt: skip
 def test_models_that_judge_nothing_and_judges_without_a_model_are_refused(judge, models, message):
@@ -67,7 +67,7 @@ GRADER = {"grader": {"path": "x"}}
     [
         ({"judge": {"name": "pairwise", "server": "grader"}}, "judge.server='grader' is not among reward.servers, which has: none"),
         ({"servers": GRADER}, "servers.grader judges nothing; give a part the judge {name: llm_judge, server: grader"),
-        ({"servers": {"a b": {"path": "x"}}}, "servers.a b: a name is of letters"),
+        ({"servers": {"a b": {"path": "x"}}}, "servers.a b: a name has letters"),
         ({"servers": {"grader": {"path": "x", "gpus": 1.5}}}, "servers.grader[^;]*gpus=1.5: a model is split over whole GPUs; use 1 or 2"),
     ],
 )  # fmt: skip

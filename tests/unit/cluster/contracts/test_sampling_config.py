@@ -11,8 +11,8 @@ from cluster.contracts.config import EvaluationConfig, RunConfig, SamplingConfig
     [
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens=9 is above max_tokens=8; lower it"),
         ({"top_k": 1}, "top_k=1 leaves one token, of log-prob 0: there is nothing to learn"),
-        ({"regex": "a+", "choice": ["a"]}, "regex and choice are set, and the engine takes one of them"),
-        ({"ignore_eos": True, "regex": "a+"}, "ignore_eos=true with regex: a complete text can only end"),
+        ({"regex": "a+", "choice": ["a"]}, "regex and choice are set, and the engine takes only one of them"),
+        ({"ignore_eos": True, "regex": "a+"}, "ignore_eos=true with regex: a complete text must end"),
         ({"ignore_eos": True, "columns": {"grammar": "g"}}, "ignore_eos=true with columns.grammar: a complete text"),
         ({"ignore_eos": True, "min_tokens": 4}, "min_tokens=4 with ignore_eos=true and without `stop`"),
         ({"temperature": 0.001}, "temperature"),  # vLLM would sample at 0.01
@@ -49,7 +49,7 @@ def test_what_counts_a_completions_own_tokens_cannot_be_resumed(sampling):
         run = {"model": {"path": "none"}, "prompts": "none", "sampling": sampling, "rollout": {"on_update": on_update}}
         return RunConfig.model_validate(run)
 
-    with pytest.raises(ValidationError, match="abort_and_resume: the engine would apply it to the"):
+    with pytest.raises(ValidationError, match="abort_and_resume: the engine would apply it only to the"):
         configured("abort_and_resume")
     assert configured("finish").rollout.on_update == "finish"
 

@@ -64,6 +64,12 @@ def test_a_batch_survives_the_wire():
         ({"group_id": None}, "group_id"),
         ({"completion_token_ids": [3, "four", 5]}, "completion_token_ids"),
         ({"ticket_index": 2**70}, "ticket_index"),
+        ({"prompt_token_ids": [1, None]}, "prompt_token_ids"),
+        ({"completion_token_ids": [3, None, 5]}, "completion_token_ids"),
+        ({"loss_mask": [True, None, True]}, "loss_mask"),
+        ({"policy_versions": [None, 2, 3]}, "policy_versions"),
+        ({"rollout_logprobs": [-0.5, None, -1.0]}, "rollout_logprobs"),
+        ({"turns": [None]}, "turns"),
     ],
 )
 def test_a_broken_row_is_named_with_its_field(changed, field):

@@ -72,7 +72,7 @@ def test_an_episode_without_one_of_its_segments_is_refused_by_name(rows):
     ("changed", "message"),
     [
         ({"reward": (1.0, 0.5)}, r"field 'reward': segments of one episode differ: \[1.0, 0.5\]"),
-        ({"token_rewards": ([1.0], None)}, "field 'token_rewards': is null, while other segments"),
+        ({"token_rewards": ([1.0], None)}, "field 'token_rewards': is null, but other segments"),
     ],
 )
 def test_segments_that_say_different_things_of_their_episode_are_refused(changed, message):

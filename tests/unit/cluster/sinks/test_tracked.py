@@ -108,7 +108,7 @@ def test_sources_with_names_in_any_script_stay_apart_in_mlflow():
 def test_mlflow_without_a_server_refuses_a_path_that_it_would_read_as_another(name, is_read, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     directory = RunDirectory(str(tmp_path / name))
-    refusal = pytest.raises(ConfigError, match=r"mlflow reads .* otherwise")
+    refusal = pytest.raises(ConfigError, match=r"mlflow reads .* differently")
     with contextlib.nullcontext() if is_read else refusal:
         assert make_url(MLflow(directory=directory, num_steps=1)._uri or "").database == directory.path("mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server")

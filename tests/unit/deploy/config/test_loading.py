@@ -174,7 +174,7 @@ def test_a_missing_file_says_so(tmp_path):
             "reward.parts={right: {judge: regex, wieght: 1}}",
             "reward.parts.right.wieght=1 is not a setting; did you mean reward.parts.weight?",
         ),
-        ("prompts={path: a.jsonl}", "prompts: path='a.jsonl' stands beside no name; write {name: NAME, path: ...}"),
+        ("prompts={path: a.jsonl}", "prompts: path='a.jsonl' is given without a name; write {name: NAME, path: ...}"),
         ("prompts={source: {}}", "prompts.source={} is not a setting; did you mean prompts.sources?"),
         ("prompts.difficulty.success_at=.nan", "prompts.difficulty.success_at=nan is not valid"),
         ("num_steps", "override 'num_steps' is not of the form"),

@@ -122,5 +122,5 @@ def test_of_mixed_prompts_judges_are_tried_on_single_turns_alone(tmp_path, model
 
 
 def test_settings_of_episodes_without_an_environment_are_refused(tmp_path, model):
-    with pytest.raises(ConfigError, match="episodes is set, and without an environment every prompt has a single turn"):
+    with pytest.raises(ConfigError, match="episodes is set, but without an environment every prompt has a single turn"):
         run(tmp_path, model, "episodes.max_turns=3")

@@ -190,7 +190,7 @@ def test_contradictions_are_refused_before_anything_starts(fields, message):
             r"'k1' has an expected gradient of 0 .*use 'unbiased' here",
         ),
         ({"rollout": {"coefficient": 0.1, "estimator": "k1"}}, r"'k1' has an expected gradient of 0 .*'drift'"),
-        ({"reward": {"coefficient": 0.1, "estimator": "unbiased"}}, r"the present ratio, which a reward .*use 'k1'"),
+        ({"reward": {"coefficient": 0.1, "estimator": "unbiased"}}, r"the current ratio, which a reward .*use 'k1'"),
         ({"loss": {"adaptive": {}}}, r"loss.coefficient\n.*Field required"),
     ],
 )
