@@ -146,7 +146,7 @@ async def _initialized(address: str, initialize: Callable[[], None]) -> AsyncIte
         if "Version mismatch" not in str(error):
             raise
         raise ConfigError(
-            f"address={address!r} runs another version: {' '.join(str(error).split())}; install the same Ray and Python on both sides; on "
+            f"address={address!r} runs another version: {' '.join(str(error).split())}; install the same Ray and Python here and there; on "
             "Kubernetes use an image built from this version of treadwheel"
         ) from error
     if threading.current_thread() is threading.main_thread():

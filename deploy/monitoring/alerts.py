@@ -91,7 +91,7 @@ ALERTS = (
         severity="warning",
         summary="the learner waits for groups in {{ $value | humanizePercentage }} of a step",
         advice="Sampling or judging is too slow for the learner. Use more workers (`treadwheel scale RUN_DIR rollout_workers=N`, or a "
-        "larger `elastic.max_workers`), shorter completions, or more reward services if judging takes longer than sampling (row Rewards).",
+        "larger `elastic.max_workers`), shorter completions, or more reward services if judging takes longer (row Rewards).",
     ),
     Alert(
         name="TreadwheelWorkersMissing",
@@ -99,15 +99,15 @@ ALERTS = (
         lasts="20m",
         severity="warning",
         summary="{{ $value }} of the wanted rollout workers do not serve",
-        advice="Event `worker_waits` names the workers without a node, and the autoscaler's reason (quota, stock). `treadwheel info RUN_DIR` "
-        "names the workers that start or load weights. The run goes on with the others.",
+        advice="Event `worker_waits` names the workers without a node, and the autoscaler's reason (quota, stock). `treadwheel info "
+        "RUN_DIR` names the workers that start or load weights. The run goes on with the others.",
     ),
     Alert(
         name="TreadwheelWorkerFlapping",
         expression=f"{came('failure', within='30m')} > 3",
         severity="warning",
         summary="actors failed {{ $value }} times in half an hour",
-        advice="Events `failure` in events.jsonl name actor, node and reason. If all are on one node, remove it. If memory is short, lower "
+        advice="Events `failure` in events.jsonl name actor, node and reason. All on one node: remove it. Short of memory: lower "
         "`rollout.kv_cache_bytes` or `learner.max_tokens_per_micro_batch`. The run stops by itself after `supervision.max_restarts`.",
     ),
     Alert(
@@ -116,7 +116,7 @@ ALERTS = (
         lasts="10m",
         severity="warning",
         summary="{{ $value | humanizePercentage }} of the trajectories have no reward: their judge raised",
-        advice="Events `reward_failure` have the judge's message. These trajectories do not train. A judge that fails on one kind of answer "
+        advice="Events `reward_failure` have the judge's message. The trajectories do not train. A judge that fails on one kind of answer "
         "biases the run.",
     ),
     Alert(
@@ -199,7 +199,7 @@ ALERTS = (
         f"and on (run) {series('last_step_time')}",
         severity="warning",
         summary="no checkpoint for six hours",
-        advice="A crash loses no recorded step, but all steps since the last checkpoint are learned again. Lower `checkpoint.every_steps`, "
+        advice="A crash loses no recorded step, but steps since the last checkpoint are learned again. Lower `checkpoint.every_steps`, "
         "and look for `checkpoint_failed` in events.jsonl.",
     ),
     Alert(
@@ -224,8 +224,8 @@ ALERTS = (
         lasts="10m",
         severity="warning",
         summary="waiting trajectories fill {{ $value | humanizePercentage }} of `buffer.max_size_bytes`",
-        advice="A full buffer stops sampling until the learner takes groups. Raise `buffer.max_size_bytes` and the nodes' object stores, or "
-        "lower `buffer.max_off_policy_steps`.",
+        advice="A full buffer stops sampling until the learner takes groups. Raise `buffer.max_size_bytes` and the nodes' object stores, "
+        "or lower `buffer.max_off_policy_steps`.",
     ),
     Alert(
         name="TreadwheelEvaluationRegressed",

@@ -75,7 +75,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel("Mismatch of log-probs", "mismatch/mean_abs_nats", "mismatch/max_abs_nats"),
         _panel("Staleness", "staleness/mean", "staleness/max", "staleness/bound"),
         _panel("Weights refused", "weights/num_refused", "weights/num_indistinguishable"),
-        _panel("Skipped updates", "learner/skipped", "learner/empty_updates", "learner/stopped_at_kl"),
+        _panel("Updates not made", "learner/skipped", "learner/empty_updates", "learner/stopped_at_kl"),
         _panel("Effective sample size", "learner/importance_weight_ess", "learner/trajectory_weight_ess"),
     ),
     "Flow": (
