@@ -7,12 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.provenance import Provenance, unknown
-from cluster.contracts.types import GroupSummary, StepStats
+from cluster.contracts.types import GroupSummary, Progress, StepStats
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -221,7 +220,7 @@ async def _watch(
         if production is not None:
             production.note_progress()
         doing = [*(place.progress() for place in places()), *(rank.last_progress for rank in learner.actors())]
-        _write_status(run_dir, [asdict(each) for each in doing if each])
+        _write_status(run_dir, doing)
         timesheet.hear(_living(learner, places()))
 
     await heartbeats(lambda: _living(learner, places()), supervisor, heal=heal, report=report, early=timesheet.asked)
@@ -246,7 +245,7 @@ async def _tell_starts(
 ) -> None:
     """Writes to status.json which places wait for an actor and since when, until all actors are up and can be asked."""
     while True:
-        _write_status(run_dir, [asdict(each) for place in places() if (each := place.progress())])
+        _write_status(run_dir, [place.progress() for place in places()])
         await asyncio.sleep(every_s)
 
 
@@ -254,11 +253,11 @@ def _living(learner: LearnerGroup, places: Sequence[SupervisedActor]) -> list[Re
     return [*(place.actor for place in places if place.actor), *learner.actors()]
 
 
-def _write_status(run_dir: RunDirectory, actors: list[dict[str, Any]]) -> None:
+def _write_status(run_dir: RunDirectory, actors: Sequence[Progress | None]) -> None:
     """Writes the actors' progress for `treadwheel info`. Writes nothing to a directory that this driver only reads."""
     if not run_dir.is_claimed:
         return
-    status = {"time": time.time(), "driver_pid": os.getpid(), "actors": actors}
+    status = {"time": time.time(), "driver_pid": os.getpid(), "actors": [asdict(each) for each in actors if each]}
 
     def write() -> None:
         # A full disk must not end the heartbeats.

@@ -68,8 +68,10 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     if isinstance(algorithm, dict):
         values = {name: section for name, section in values.items() if name != "algorithm"}
         with _noting(problems):  # of a section with an unknown preset, only that problem counts
+            from learner.algorithms.registry.resolving import resolved
+
             is_played = any(map(_is_played, _environments(values)))
-            values["algorithm"] = _resolved(
+            values["algorithm"] = resolved(
                 algorithm,
                 max_tokens=_value(values, "sampling", "max_tokens", of=SamplingConfig),
                 max_turns=_value(values, "episodes", "max_turns", of=EpisodesConfig) if is_played else None,
@@ -159,13 +161,6 @@ def _default_plugin(name: str) -> dict[str, Any]:
     """The default of a plug-in field, so that one of its parameters can be set alone; empty for a section."""
     field = dict(fields(RunConfig)).get(name)
     return {"name": field.default.name, **field.default.params} if field and isinstance(field.default, Plugin) else {}
-
-
-def _resolved(algorithm: dict[str, Any], *, max_tokens: int, max_turns: int | None) -> dict[str, Any]:
-    """The algorithm section without a preset, and with the longest completion as a parameter of variants that take it."""
-    from learner.algorithms.registry.resolving import resolved
-
-    return resolved(algorithm, max_tokens=max_tokens, max_turns=max_turns)
 
 
 def _value(values: Mapping[str, Any], section: str, name: str, *, of: type[Section]) -> Any:

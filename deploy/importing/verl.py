@@ -93,38 +93,19 @@ _DEFAULTS: dict[str, Any] = {
     **_at("distillation", enabled=False),
 }
 
-_TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
-    (
-        *(
-            "trainer.total_training_steps",
-            "num_prompts",
-            "data.gen_batch_size",
-            "data.train_max_samples",
-            "data.val_max_samples",
-        ),
-        *(
-            f"{each}.{name}"
-            for each in (_KWARGS, _LEGACY_KWARGS)
-            for name in ("max_resp_len", "overlong_buffer_cfg.len")
-        ),
-        *(
-            f"{_ACTOR}.{name}"
-            for name in ("clip_ratio_low", "clip_ratio_high", "loss_scale_factor", "policy_loss.dro_beta")
-        ),
-        *(f"{each}.optim.{name}" for each in (_ACTOR, "critic") for name in ("lr_warmup_steps", "min_lr_ratio")),
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        ("trainer.total_training_steps", "num_prompts", "data.gen_batch_size", "data.train_max_samples", "data.val_max_samples",
+         *(f"{each}.{name}" for each in (_KWARGS, _LEGACY_KWARGS) for name in ("max_resp_len", "overlong_buffer_cfg.len")),
+         *(f"{_ACTOR}.{name}" for name in ("clip_ratio_low", "clip_ratio_high", "loss_scale_factor", "policy_loss.dro_beta")),
+         *(f"{each}.optim.{name}" for each in (_ACTOR, "critic") for name in ("lr_warmup_steps", "min_lr_ratio"))), NO_NUMBER,
     ),
-    NO_NUMBER,
-) | {
-    f"{_CORRECTION}.rollout_is_threshold": (*NUMBER, str),
-    _COMPUTED: (str, int, type(None)),
+    **dict.fromkeys((f"{_MODEL}.override_config", "data.apply_chat_template_kwargs"), (dict, type(None))),
+    **dict.fromkeys(("data.train_files", "data.val_files"), (str, list, type(None))),
+    **dict.fromkeys(("reward.custom_reward_function.path", "custom_reward_function.path"), (str, type(None))),
+    f"{_CORRECTION}.rollout_is_threshold": (*NUMBER, str), _COMPUTED: (str, int, type(None)),
     f"{_MODEL}.target_modules": (str, list),
-    f"{_MODEL}.override_config": (dict, type(None)),
-    "data.apply_chat_template_kwargs": (dict, type(None)),
-    "data.train_files": (str, list, type(None)),
-    "data.val_files": (str, list, type(None)),
-    "reward.custom_reward_function.path": (str, type(None)),
-    "custom_reward_function.path": (str, type(None)),
-}
+}  # fmt: skip
 
 _DROPPED = {
     "resources and engines have settings of their own in `learner`, `rollout` and `elastic`": (

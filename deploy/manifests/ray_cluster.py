@@ -86,16 +86,6 @@ def _spec(site: Site, head: Manifest, on_head: Pods | None, *, groups: list[Mani
     }
 
 
-def cluster(site: Site, sizes: Sizes, *, name: str, image: str, stop_wait_s: int) -> Manifest:
-    """A lasting cluster, for `ray job submit`."""
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayCluster",
-        "metadata": metadata(site, name),
-        "spec": spec(site, sizes, image=image, config_map=None, stop_wait_s=stop_wait_s),
-    }
-
-
 def metadata(site: Site, name: str) -> Manifest:
     where = {"namespace": site.namespace} if site.namespace else {}
     return {"name": name, **where, "labels": {**pods.LABELS, "app.kubernetes.io/instance": name}}

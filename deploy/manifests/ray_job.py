@@ -17,7 +17,7 @@ from deploy.config.yaml_text import dumped
 from deploy.manifests import ray_cluster
 from deploy.manifests.pods import CONFIG, RUN, Manifest
 from deploy.manifests.site import NAME, Site, looks_secret
-from deploy.manifests.sizes import Sizes, sizes
+from deploy.manifests.sizes import sizes
 
 LARGEST_NAME = 47
 _PRE_RUNNING_S = 3600
@@ -95,7 +95,6 @@ def job(run: Run, site: Site) -> list[Manifest]:
         )
     name = named(site, run.name, most=LARGEST_NAME)
     run_dir = run_directory(run.config.run_dir)
-    sized = sized_for(run, site)
     config_map = f"{name}-run"
     ours = {"run_dir": run_dir, "elastic.spot": ray_cluster.COMES_AND_GOES}
     theirs = [each for each in run.overrides if each.partition("=")[0] not in ours]
@@ -115,13 +114,7 @@ def job(run: Run, site: Site) -> list[Manifest]:
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": site.keep_s,
         "metadata": {"run_dir": run_dir, "viewer": shlex.join(["treadwheel", "view", run_dir])},
-        "rayClusterSpec": ray_cluster.spec(
-            site,
-            sized,
-            image=image(site, needs_gpus=sized.needs_gpus),
-            config_map=config_map,
-            stop_wait_s=run.stop_wait_s,
-        ),
+        "rayClusterSpec": _cluster_spec(run, site, config_map=config_map),
     }
     metadata = ray_cluster.metadata(site, name)
     if site.queue:
@@ -139,21 +132,24 @@ def job(run: Run, site: Site) -> list[Manifest]:
 
 
 def cluster(run: Run, site: Site) -> list[Manifest]:
-    """A RayCluster of the run's size, for `ray job submit`."""
+    """A lasting RayCluster of the run's size, for `ray job submit`."""
     name = named(site, run.name, most=ray_cluster.LARGEST_NAME)
-    sized = sized_for(run, site)
     return [
-        ray_cluster.cluster(
-            site, sized, name=name, image=image(site, needs_gpus=sized.needs_gpus), stop_wait_s=run.stop_wait_s
-        )
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": ray_cluster.metadata(site, name),
+            "spec": _cluster_spec(run, site, config_map=None),
+        }
     ]
 
 
-def sized_for(run: Run, site: Site) -> Sizes:
+def _cluster_spec(run: Run, site: Site, *, config_map: str | None) -> Manifest:
     largest = Node(cpus=site.largest_pod_cpus, gpus=site.largest_pod_gpus)
-    return sizes(
-        run.config, run.needs, largest=largest, shares_files=site.run_claim is not None, upload_gib=run.upload_gib
-    )
+    shares_files = site.run_claim is not None
+    sized = sizes(run.config, run.needs, largest=largest, shares_files=shares_files, upload_gib=run.upload_gib)
+    made_of = image(site, needs_gpus=sized.needs_gpus)
+    return ray_cluster.spec(site, sized, image=made_of, config_map=config_map, stop_wait_s=run.stop_wait_s)
 
 
 def image(site: Site, *, needs_gpus: bool) -> str:

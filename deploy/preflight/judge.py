@@ -57,12 +57,11 @@ def judge_samples(
     does not load, if a server that it calls is unavailable, or if it or one of its parts fails on every sample of a source. Failures on
     some samples are not an error.
     """
-    failing = dict[tuple[str, str], bool]()
     if (tried := check_servers(config)) is None:
         return []
     config = tried
     try:
-        samples = asyncio.run(_judged(config, sources, formatter, models, group_sizes, failing))
+        samples, failing = asyncio.run(_judged(config, sources, formatter, models, group_sizes))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     except UnavailableError as error:
@@ -97,15 +96,15 @@ async def _judged(
     formatter: "ChatFormatter | None",
     models: Mapping[str, "Reading"],
     group_sizes: Mapping[str, int],
-    failing: dict[tuple[str, str], bool],
-) -> list[Sample]:
-    """Stops after a prompt on which a judge overran its deadline, as it may do so on all others.
+) -> tuple[list[Sample], dict[tuple[str, str], bool]]:
+    """The samples, and by field and part whether the part failed on all trajectories.
 
-    Writes into `failing`, by field and part, whether the part failed on all trajectories.
+    Stops after a prompt on which a judge overran its deadline, as it may do so on all others.
     """
     from actors.reward_service.service import Asked, RewardService
 
-    service, samples = RewardService(config.model_copy(update={"hold_s": 0.0})), list[Sample]()
+    service = RewardService(config.model_copy(update={"hold_s": 0.0}))
+    samples, failing = list[Sample](), dict[tuple[str, str], bool]()
     try:
         for field, source in sources.items():
             size = min(group_sizes[field], _MOST_IN_GROUP)
@@ -123,10 +122,10 @@ async def _judged(
                     for described, reward in zip(completions, rewards, strict=False)  # the others repeat these
                 ]
                 if any(reward.status is RewardStatus.TIMEOUT for reward in rewards):
-                    return samples
+                    return samples, failing
     finally:
         await service.close()
-    return samples
+    return samples, failing
 
 
 def _groups(source: PromptSource, config: RewardConfig, *, size: int) -> Iterator[tuple[Prompt, dict[str, str]]]:
