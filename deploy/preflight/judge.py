@@ -188,7 +188,7 @@ def _completions(prompt: Prompt) -> Iterator[tuple[str, str]]:
     yield "an empty completion", ""
     named = (name for name in _ANSWER_COLUMNS if isinstance(prompt.columns.get(name), str | int | float))
     for name in islice(named, 1):
-        yield f"what the column {name!r} says", str(prompt.columns[name])
+        yield f"the text of column {name!r}", str(prompt.columns[name])
 
 
 def _text(prompt: Prompt, formatter: "ChatFormatter | None") -> str:

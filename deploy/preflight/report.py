@@ -64,13 +64,13 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
     num_groups = config.num_steps * config.buffer.groups_per_step
     for source, weight in zip(mixture.sources, mixture.weights, strict=True):
         share = float(weight / sum(mixture.weights))
-        repeats = f" and {source.num_duplicates:,} duplicates, left out" if config.prompts.deduplicate else ""
-        epochs = f"{config.num_steps} steps see each {_few_digits(num_groups * share / len(source.rows))} times"
+        repeats = f", without {source.num_duplicates:,} duplicate(s)" if config.prompts.deduplicate else ""
+        epochs = f"{config.num_steps} steps use each {_few_digits(num_groups * share / len(source.rows))} times"
         name = source.name or config.prompts.name or ""
         yield (
             "prompts",
             name,
-            f"{len(source.rows):,}{repeats}; {f'{share:.1%} of groups; ' if source.name else ''}{epochs}",
+            f"{len(source.rows):,} prompts{repeats}; {f'{share:.1%} of groups; ' if source.name else ''}{epochs}",
         )
     if looks.num_scanned < len(mixture):
         yield "prompts", "lengths checked", f"only of the first {looks.num_scanned:,}"
