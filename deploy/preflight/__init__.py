@@ -27,7 +27,7 @@ from deploy.preflight import (
     settings,
 )
 from deploy.preflight.asked_memory import Ask, asks_nobody
-from deploy.preflight.at_once import begun
+from deploy.preflight.at_once import begun, check_sampling
 from deploy.preflight.compute_type import of_type, with_compute_type
 from deploy.preflight.hardware import Hardware
 from deploy.preflight.judge import Sample
@@ -63,9 +63,7 @@ def check(
     config, chosen = _typed(config, problems, address)
     problems.attempt(settings.check_run_dir, config)
     config = with_local_models(config)
-    problems.attempt(settings.check_tensor_parallel, config)
-    problems.attempt(quantization.check_quantization, config, is_local=is_local)
-    problems.attempt(settings.check_environment, config, is_local=is_local)
+    check_sampling(config, problems, is_local=is_local)
     objective = _check_settings(config, problems)
     needs = objective.needs if objective else frozenset[str]()
     if problems.are_none:
@@ -140,9 +138,7 @@ def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
     problems, is_local = begun(config, address)
     config, _ = _typed(config, problems, address)
     config = with_local_models(config)
-    problems.attempt(settings.check_tensor_parallel, config)
-    problems.attempt(quantization.check_quantization, config, is_local=is_local)
-    problems.attempt(settings.check_environment, config, is_local=is_local)
+    check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_weights, config)
     objective = problems.attempt(settings.check_mathematics, config)

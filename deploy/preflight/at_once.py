@@ -32,7 +32,7 @@ def begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
 
 def check_settings(config: RunConfig, *, address: str | None = None) -> None:
     problems, is_local = begun(config, address)
-    _check_sampling(config, problems, is_local=is_local)
+    check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_effects, config)
     problems.attempt(settings.check_ranks_apart, config)
     _check_names(config, problems)
@@ -49,16 +49,16 @@ def check_settings_of_learning(config: RunConfig, *, address: str | None = None)
 
 def check_settings_of_evaluation(config: RunConfig, *, address: str | None = None) -> None:
     problems, is_local = begun(config, address)
-    _check_sampling(config, problems, is_local=is_local)
+    check_sampling(config, problems, is_local=is_local)
     _check_names(config, problems, unread=_OF_STEPS)
     problems.raise_all()
 
 
-def _check_sampling(config: RunConfig, problems: Problems, *, is_local: bool) -> None:
+def check_sampling(config: RunConfig, problems: Problems, *, is_local: bool) -> None:
     problems.attempt(settings.check_tensor_parallel, config)
-    problems.attempt(settings.check_environment, config, is_local=is_local)
     if config.model.dtype != "auto":  # finding that type takes longer
         problems.attempt(quantization.check_quantization, config, is_local=is_local)
+    problems.attempt(settings.check_environment, config, is_local=is_local)
 
 
 def _check_names(config: RunConfig, problems: Problems, *, unread: tuple[str, ...] = ()) -> None:
