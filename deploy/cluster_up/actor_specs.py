@@ -64,7 +64,7 @@ class ActorSpecs:
     def recorder(self) -> ActorSpec:
         """In the seat of the first rank, without resources. Without a seat it could be on any node, and a node with an actor never counts
         as idle."""
-        beside = self._placement.of(ActorKind.LEARNER)[0]
+        first_rank = self._placement.of(ActorKind.LEARNER)[0]
         return ActorSpec(
             name="recorder",
             kind=ActorKind.RECORDER,
@@ -74,7 +74,7 @@ class ActorSpecs:
                 "keep_steps": self._config.record.keep_trajectories,
                 "keep_checkpoints": self._config.checkpoint.keep_last,
             },
-            bundle=self._seats[beside],
+            bundle=self._seats[first_rank],
             node_labels=self._config.elastic.off_spot,
             run=self._run,
         )

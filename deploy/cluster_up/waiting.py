@@ -67,7 +67,7 @@ class AwaitedNodes:
                         f"elastic.wait_for_nodes_s={self._wait_s:g} is over: {missing}; start nodes that have room, raise the limits of "
                         "the autoscaler's groups or the quota, wait longer, or ask for less"
                     )
-                self._say(missing)
+                self._report(missing)
                 has_waited = True
             placed.result()
         finally:
@@ -75,7 +75,7 @@ class AwaitedNodes:
         self._found.update(asked.seats)
         num_seats = len(self._placement.bundles)
         if has_waited or (self._said and len(self._found) == num_seats):
-            self._say(f"{len(self._found)} of {num_seats} seats are reserved")
+            self._report(f"{len(self._found)} of {num_seats} seats are reserved")
 
     def _left_s(self) -> float:
         return self._began + self._wait_s - self._loop.time()
@@ -102,13 +102,13 @@ class AwaitedNodes:
             is_impossible=report is not None and group_id in report.impossible,
         )
 
-    def _say(self, words: str) -> None:
-        now, essence = self._loop.time(), _SECONDS.sub("", words)
+    def _report(self, text: str) -> None:
+        now, essence = self._loop.time(), _SECONDS.sub("", text)
         if essence == self._said and now < self._said_at + _SAY_AGAIN_S:
             return
         self._said, self._said_at = essence, now
         waited_s = now - self._began
-        message = f"{waited_s:.0f} of {self._wait_s:g} s: {words}"
+        message = f"{waited_s:.0f} of {self._wait_s:g} s: {text}"
         self._events.event("waiting_for_nodes", waited_s=waited_s, message=message)
 
 

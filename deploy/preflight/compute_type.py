@@ -80,5 +80,5 @@ def asked_of_gpus(question: str) -> bool:
     """The answer of the function `question` of `learner.model.compute_type`. Raises OSError or SubprocessError without an answer."""
     # In another process: the driver would hold memory of the GPU as long as it lives.
     ask = f"from learner.model.compute_type import {question} as asked; print(asked())"
-    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASK_S, check=True)
-    return said.stdout.split()[-1:] == ["True"]
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASK_S, check=True)
+    return done.stdout.split()[-1:] == ["True"]

@@ -81,14 +81,14 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     weights = rank.num_parameters * config.model.item_bytes
     num_workers = config.rollout.num_workers if config.recorded is None else 0
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
-    beside = config.rollout.cpu_cache_bytes + arriving_bytes(config, weights)
+    extra = config.rollout.cpu_cache_bytes + arriving_bytes(config, weights)
     served = weights_bytes(
         read_config(config.model).get_text_config(),
         num_parameters=rank.num_parameters,
         item=config.model.item_bytes,
         is_quantized=config.rollout.quantization is not None,
     )
-    worker = served + (0 if on_gpus else beside)
+    worker = served + (0 if on_gpus else extra)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
     judging, on_cpu = dict[str, int](), 0
     for name, model in config.reward.models.items() if config.recorded is None else ():

@@ -134,13 +134,13 @@ def long_warmup(config: RunConfig) -> str | None:
     warmup, before = optimizer.warmup_steps, 0 if value is None else value.warmup_steps
     steps = config.num_steps - before
     after = f" after algorithm.value.warmup_steps={before}" if before else ""
-    beside = f"optimizer.warmup_steps={warmup} with num_steps={config.num_steps}{after}"
+    settings = f"optimizer.warmup_steps={warmup} with num_steps={config.num_steps}{after}"
     if warmup > steps:
-        return f"{beside}: the last step reaches only {steps / warmup:.0%} of optimizer.learning_rate; use fewer warmup steps"
+        return f"{settings}: the last step reaches only {steps / warmup:.0%} of optimizer.learning_rate; use fewer warmup steps"
     falls = optimizer.schedule != "constant" and optimizer.min_learning_rate_share < 1
     if falls and 0 < warmup >= steps - 1:
         never = f"optimizer.schedule={optimizer.schedule!r} never lowers it"
-        return f"{beside}: the last step has the highest learning rate, and {never}; use fewer warmup steps"
+        return f"{settings}: the last step has the highest learning rate, and {never}; use fewer warmup steps"
     return None
 
 

@@ -66,9 +66,9 @@ def check_effects(config: RunConfig) -> None:
             f"elastic.max_workers={most} with deterministic=true: which worker samples what is fixed, so none joins or leaves; leave it "
             "out, and set rollout.num_workers"
         )
-    for names, act, beside in _ACTING:
+    for names, act, case in _ACTING:
         idle = {} if act(config) else _changeable(config, names)
-        problems += [f"{name}={value!r} says nothing {beside}; leave it out" for name, value in idle.items()]
+        problems += [f"{name}={value!r} has no effect {case}; leave it out" for name, value in idle.items()]
     if problems:
         raise ConfigError("; ".join(problems))
 

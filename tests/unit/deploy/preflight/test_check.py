@@ -221,19 +221,22 @@ def test_settings_that_others_leave_without_effect_are_refused(tmp_path, model):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["elastic.min_workers=2"], ["elastic.min_workers=2 says nothing without elastic.max_workers; leave it out"]),
+        (["elastic.min_workers=2"], ["elastic.min_workers=2 has no effect without elastic.max_workers; leave it out"]),
         (
             ["elastic.max_step_factor=3", "elastic.scale_up_wait_share=0.5", "elastic.scale_down_full_steps=3"],
-            [f"elastic.{each} says nothing without" for each in ("max_step_factor=3.0", "scale_up_wait_share=0.5")],
+            [f"elastic.{each} has no effect without" for each in ("max_step_factor=3.0", "scale_up_wait_share=0.5")],
         ),
-        (["optimizer.min_learning_rate_share=0"], ["says nothing with optimizer.schedule='constant'; leave it out"]),
-        (["weights.backend=nccl"], ["weights.backend='nccl' says nothing with weights.transport='object_store'"]),
-        (["reference.source_column=kind"], ["reference.source_column='kind' says nothing without reference.by_source"]),
+        (["optimizer.min_learning_rate_share=0"], ["has no effect with optimizer.schedule='constant'; leave it out"]),
+        (["weights.backend=nccl"], ["weights.backend='nccl' has no effect with weights.transport='object_store'"]),
+        (
+            ["reference.source_column=kind"],
+            ["reference.source_column='kind' has no effect without reference.by_source"],
+        ),
         (
             ["environment=guess", "episodes.column=kind"],
-            ["episodes.column='kind' says nothing without environments; leave it out"],
+            ["episodes.column='kind' has no effect without environments; leave it out"],
         ),
-        (["reward.environment_weight=2"], ["reward.environment_weight=2.0 says nothing without an environment"]),
+        (["reward.environment_weight=2"], ["reward.environment_weight=2.0 has no effect without an environment"]),
     ],
     ids=lambda each: each[0].partition("=")[0],
 )
@@ -250,7 +253,9 @@ def test_a_run_that_began_with_what_nothing_reads_goes_on_unless_it_may_leave_it
     begun.claim(resolved_yaml(config))
     begun.release()
     check(config)
-    assert refusal(run(tmp_path, model, *fixed, "elastic.min_workers=2")).startswith("elastic.min_workers=2 says")
+    assert refusal(run(tmp_path, model, *fixed, "elastic.min_workers=2")).startswith(
+        "elastic.min_workers=2 has no effect"
+    )
 
 
 @pytest.mark.parametrize(
