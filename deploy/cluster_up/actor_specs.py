@@ -1,4 +1,4 @@
-"""What each actor is made of, and which seat of the placement plan it takes."""
+"""Specifications of a run's actors: factory, arguments, resources, and the seat of the placement plan."""
 
 import os
 import sys
@@ -15,8 +15,6 @@ from deploy.cluster_up.probe import probe_token_ids
 
 
 class ActorSpecs:
-    """What each actor is made of and where it goes."""
-
     def __init__(self, config: RunConfig, placement: PlacementPlan, run_dir: RunDirectory) -> None:
         self._config = config
         self._placement = placement
@@ -35,7 +33,7 @@ class ActorSpecs:
         return [self._rollout_worker(bundle) for bundle in self._placement.of(ActorKind.ROLLOUT_WORKER)]
 
     def reward_services(self) -> list[ActorSpec]:
-        """One is called `reward`, several `reward-0`, `reward-1`."""
+        """A single service is named `reward`, several `reward-0`, `reward-1`."""
         bundles = self._placement.of(ActorKind.REWARD_SERVICE)
         names = ["reward"] if len(bundles) == 1 else [f"reward-{bundle.index}" for bundle in bundles]
         return [self._reward_service(bundle, name) for bundle, name in zip(bundles, names, strict=True)]
@@ -59,14 +57,14 @@ class ActorSpecs:
         return specs
 
     def reference_scorer(self) -> ActorSpec | None:
-        """None when nothing in the mathematics needs reference log-probs."""
+        """None if the objective needs no reference log-probs."""
         bundles = self._placement.of(ActorKind.REFERENCE_SCORER)
         return self._seated(bundles[0], "reference", "reference_scorer") if bundles else None
 
     def recorder(self) -> ActorSpec:
-        """In the seat of the first rank, of which it takes nothing: an actor without a seat may be anywhere, and a node with an actor is
-        never idle."""
-        beside = self._placement.of(ActorKind.LEARNER)[0]
+        """In the seat of the first rank, without resources. Without a seat it could be on any node, and a node with an actor never counts
+        as idle."""
+        first_rank = self._placement.of(ActorKind.LEARNER)[0]
         return ActorSpec(
             name="recorder",
             kind=ActorKind.RECORDER,
@@ -76,7 +74,7 @@ class ActorSpecs:
                 "keep_steps": self._config.record.keep_trajectories,
                 "keep_checkpoints": self._config.checkpoint.keep_last,
             },
-            bundle=self._seats[beside],
+            bundle=self._seats[first_rank],
             node_labels=self._config.elastic.off_spot,
             run=self._run,
         )
@@ -93,9 +91,10 @@ class ActorSpecs:
         return self._reward_service(bundle, f"reward-{number}")
 
     def _unplanned(self, kind: ActorKind, number: int, *, cpus: float) -> Bundle:
-        """It is no seat of the plan: Ray finds a place, or its autoscaler a node.
+        """Not a seat of the plan: Ray finds a place, or its autoscaler a node.
 
-        Actors that share CPUs hold all of them. One more shares them too and asks for none, unless the run is elastic: it waits for nodes.
+        Actors that share CPUs hold all of them. Another actor shares them too and asks for none, unless the run is elastic: then it waits
+        for nodes.
         """
         shares = self._placement.is_time_shared and self._config.elastic.max_workers is None
         return replace(self._placement.of(kind)[0], index=number, cpus=0.0 if shares else cpus)

@@ -1,4 +1,4 @@
-"""A run's own Ray comes up while the run is still checked, and what its actors need is imported: all take seconds."""
+"""Starts a run's own Ray and imports its actors' modules while the run is still checked: each takes seconds."""
 
 import contextlib
 import importlib.metadata
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from cluster.remote.fork_server import ForkServer
 
 IMPORTS = ("deploy.cluster_up.factories:import_actors", "deploy.cluster_up.factories:import_engine")
-"""For a fork server: what actors need."""
+"""Functions for the fork server, which import the actors' modules."""
 
 
 class RayAhead:
-    """At most one local Ray, none where the run goes to a cluster at `address` or RAY_ADDRESS. It is ended with the block, whether or not a
-    run has taken it."""
+    """At most one local Ray; none if the run goes to a cluster at `address` or RAY_ADDRESS. It ends with the block, whether or not a run
+    has used it."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
@@ -36,14 +36,14 @@ class RayAhead:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with _deaf_to_ctrl_c():
-            self._imports.close()  # first: a Ray that still starts waits for it
+            self._imports.close()  # first: a starting Ray waits for it
             self._at_the_end.close()
 
     def import_for(self, config: "RunConfig") -> None:
-        """Begins to import what the run's actors need, in a process of which they are forked then; and returns at once.
+        """Begins to import the actors' modules in the process from which actors will be forked. Returns at once.
 
-        Not with a torch that knows GPUs, which a fork breaks, nor for what is compiled: torch's compiler is not imported. Nor where the
-        environment names such a process already.
+        Does nothing with a torch for GPUs, which a fork breaks, nor for a run that compiles, because torch's compiler is not imported, nor
+        if the environment names such a process already.
         """
         from cluster.remote.fork_server import fork_server
         from cluster.remote.forked_worker import ADDRESS
@@ -53,18 +53,18 @@ class RayAhead:
         if self._is_importing or ADDRESS in os.environ or compiles or not is_own or not _can_fork():
             return
         self._is_importing = True
-        with contextlib.suppress(OSError):  # no room for a socket: Ray starts its workers itself
+        with contextlib.suppress(OSError):  # no socket: Ray starts its workers itself
             self._server = self._imports.enter_context(fork_server(*IMPORTS))
 
     def ask(self, function: str, question: str) -> Callable[[], str | None]:
-        """What the function of that import path answers in the process that imports, where there is one; None: ask here."""
+        """Asks `function`, an import path, in the importing process. The result waits for the answer; None: there is no such process."""
         if self._server is None:
             return lambda: None
         self._server.ask(function, question)
         return self._server.answer
 
     def start(self) -> None:
-        """Begins, and returns at once."""
+        """Begins to start Ray, and returns at once."""
         from deploy.cluster_up import connection  # imports Ray
 
         if self._start is not None or connection.named(self._address) is not None:
@@ -81,7 +81,7 @@ class RayAhead:
         return self._start is not None
 
     def wait(self) -> None:
-        """Returns when Ray is up. Raises what its start raised."""
+        """Returns when Ray is up. Raises the error of its start."""
         assert self._start is not None
         self._start.result()
 
@@ -92,7 +92,7 @@ def _can_fork() -> bool:
 
 @contextlib.contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """A Ray that still starts cannot be ended, and one that ends needs its token: both take a moment."""
+    """Ignores Ctrl-C for a moment: a starting Ray cannot be ended, and an ending one needs its token."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

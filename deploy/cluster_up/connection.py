@@ -1,4 +1,4 @@
-"""The Ray cluster that a run stands on: one that is there already, or a local one for this run alone."""
+"""Connects a run to its Ray cluster: a running one, or a local one for this run alone."""
 
 import asyncio
 import contextlib
@@ -26,22 +26,22 @@ from deploy.cluster_up.ahead import RayAhead
 from deploy.reports.provenance import digest_of
 
 _ANSWER_S = 10.0
-"""A cluster that does not take a connection within so long is not there; Ray itself would try for many minutes."""
+"""Time limit for a cluster to accept a connection; Ray itself would try for many minutes."""
 
 _TRIES = 3
-"""Ray gives its own first node 30 s, which nothing can change and a busy machine may not keep."""
+"""Attempts to start Ray. Each has 30 s, Ray's fixed limit for its first node, which a busy machine may exceed."""
 
 _STARTS_WORKERS_AHEAD = "prestart_worker_first_driver"
-"""Ray's setting to start as many workers as the machine has processors when the driver comes. It would answer only once they are all there,
-and no thread of the driver would run until then."""
+"""Ray's setting to start as many workers as the machine has processors when the driver connects. Ray would answer only once all of them
+are up, and no thread of the driver would run until then."""
 
 _NICENESS = "RAY_worker_niceness"
 
 
 class _Job(JobConfig):
-    """A job whose workers do not search the driver's folder before everything else, where a user's `actors.py` would stand for our package.
+    """A job whose workers do not search the driver's folder first, where a user's `actors.py` would hide our package.
 
-    `SEARCH_PATH` tells actors where the driver's modules lie.
+    Actors find the driver's modules through `SEARCH_PATH`.
     """
 
     def _runtime_env_has_working_dir(self) -> bool:
@@ -49,9 +49,9 @@ class _Job(JobConfig):
 
 
 class _Node(ray._private.node.Node):
-    """The first node of a cluster of our own, without processes that nobody asks anything: a dashboard without modules, for which Ray waits
-    even where it is told to leave it out; an autoscaler's monitor; one of logs, whose lines the driver does not take. Its workers are
-    forked where there is a server for that. Ray has no public way to say so."""
+    """The first node of our own cluster, without processes that serve nobody: the dashboard, for which Ray waits even if it is turned off,
+    the autoscaler's monitor, and the log monitor, whose lines the driver does not read. Its workers are forked if there is a fork server.
+    Ray has no public setting for any of this."""
 
     def __init__(self, ray_params: Any, **more: Any) -> None:
         if forked_worker.ADDRESS in os.environ:
@@ -70,10 +70,10 @@ class _Node(ray._private.node.Node):
 async def connected(
     address: str | None, *, run_dir: RunDirectory | None = None, ahead: RayAhead | None = None
 ) -> AsyncIterator[None]:
-    """The cluster at `address` or RAY_ADDRESS (which `ray job submit` sets), else a local one, ended with this: the one of `ahead`, where
-    that has begun.
+    """Connects to the cluster at `address` or RAY_ADDRESS (which `ray job submit` sets). Without either it takes the local cluster that
+    `ahead` has begun to start, or starts one, which ends with the block.
 
-    Ray's dashboard tells of `run_dir` in the job's metadata. Raises ConfigError for a cluster that does not answer, or refuses us.
+    Ray's dashboard shows `run_dir` in the job's metadata. Raises ConfigError for a cluster that does not answer or refuses us.
     """
     address = named(address)
     if address is not None:
@@ -92,25 +92,25 @@ async def connected(
 
 @contextlib.contextmanager
 def own_cluster() -> Iterator[None]:
-    """In the block, a cluster that starts and ends is this process's own."""
+    """The block must contain start and end of a local cluster."""
     with _environment_of_own_cluster(), _few_processes():
         yield
 
 
 def start_own() -> None:
-    """A local Ray, which has no dashboard that would tell of the run. Its processes are deaf to SIGHUP, as they are to Ctrl-C: a terminal
-    that closes sends it to them too, and the driver saves first."""
+    """Starts a local Ray, without a dashboard. Its processes ignore SIGHUP, as they do Ctrl-C: a terminal that closes sends it to them
+    too, and the driver must save first."""
     system = {_STARTS_WORKERS_AHEAD: False}
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def end() -> None:
-    """`ray.shutdown`, with the garbage collected before and not meanwhile: where an object ref in it is dropped in another thread just
-    then, Ray ends the process. Nothing, where it has ended."""
+    """`ray.shutdown`, with a garbage collection before it and none during it: if another thread drops an object ref meanwhile, Ray ends
+    the process. Does nothing if Ray has ended already."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -122,14 +122,14 @@ def end() -> None:
 
 
 def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
-    """Where the run is, how it is looked at, and the digest of its passport, which a run has once its first driver has started it."""
-    told = {"run_dir": run_dir.path(), "viewer": shlex.join(["treadwheel", "view", run_dir.path()])}
+    """The run directory, the command that shows the run, and the digest of its passport, which the run's first driver writes."""
+    metadata = {"run_dir": run_dir.path(), "viewer": shlex.join(["treadwheel", "view", run_dir.path()])}
     passport_digest = digest_of(run_dir.read_json(PASSPORT))
-    return told | ({"passport": passport_digest} if passport_digest else {})
+    return metadata | ({"passport": passport_digest} if passport_digest else {})
 
 
 def named(address: str | None) -> str | None:
-    """The cluster that is there already; None for a local one of the run's own."""
+    """Address of the running cluster; None for a local one of the run's own."""
     return address or os.environ.get("RAY_ADDRESS")
 
 
@@ -140,17 +140,17 @@ async def _initialized(address: str, initialize: Callable[[], None]) -> AsyncIte
     except (ConnectionError, ray.exceptions.AuthenticationError) as error:
         raise ConfigError(
             f"address={address!r} is no Ray cluster that lets us in: {error}; start one with `ray start --head`, "
-            "and where it asks for a token, set RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN"
+            "and if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
         ) from error
     except RuntimeError as error:
         if "Version mismatch" not in str(error):
             raise
         raise ConfigError(
-            f"address={address!r} runs another version: {' '.join(str(error).split())}; install the same Ray and Python here and there, on "
-            "Kubernetes by an image that is made from this version of treadwheel"
+            f"address={address!r} runs another version: {' '.join(str(error).split())}; install the same Ray and Python here and there; on "
+            "Kubernetes use an image built from this version of treadwheel"
         ) from error
     if threading.current_thread() is threading.main_thread():
-        # Ray's own handler now stands below ours and would end the process at once, with a stack trace: ours again.
+        # Ray has set its own handler, which would end the process at once, with a stack trace. This sets ours again.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     try:
         yield
@@ -177,13 +177,13 @@ def _start(address: str, metadata: dict[str, str], **more: Any) -> None:
             end()
             late = error
     raise WorkerError(
-        f"Ray did not start on this machine within {_TRIES} times 30 s; end what else keeps its processors busy, then start the same "
-        "command again"
+        f"Ray did not start on this machine within {_TRIES} times 30 s; end other processes that keep the processors busy, then start "
+        "the same command again"
     ) from late
 
 
 async def _started(initialize: Callable[[], Any]) -> None:
-    """Returns when Ray is up. A cancel ends it as soon as it is."""
+    """Returns when Ray is up. After a cancel it ends Ray as soon as it is up."""
     try:
         await _to_its_end(initialize)
     except asyncio.CancelledError:
@@ -192,7 +192,8 @@ async def _started(initialize: Callable[[], Any]) -> None:
 
 
 async def _to_its_end(call: Callable[[], Any]) -> None:
-    """In a thread; cancels are raised after it. A Ray that still starts cannot be ended, and one that ends needs its token."""
+    """Calls in a thread, and raises cancels only after the call: a Ray that starts cannot be ended yet, and a Ray that ends needs its
+    token."""
     calling = asyncio.ensure_future(asyncio.to_thread(call))
     is_cancelled = False
     while not calling.done():
@@ -209,10 +210,10 @@ async def _to_its_end(call: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def _environment_of_own_cluster() -> Iterator[None]:
-    """A token that no other process has, and workers at our own priority: Ray's default is niceness 15, behind all else on a laptop.
+    """Sets a token that no other process has, and our own priority for workers: Ray's default is niceness 15, behind all other programs.
 
-    Ray takes both from the environment, which its processes inherit. Afterwards it is as before: a token mode left in this process
-    would be asked of every later cluster.
+    Ray takes both from the environment, which its processes inherit. The block's end restores the environment: a token mode left in this
+    process would apply to every later cluster.
     """
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), _NICENESS: os.environ.get(_NICENESS, "0")}
     before = {name: os.environ.get(name) for name in own}
@@ -228,7 +229,7 @@ def _environment_of_own_cluster() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _few_processes() -> Iterator[None]:
-    """And a small agent of the node, as where Ray is installed without its dashboard: nobody asks an own cluster's for anything."""
+    """Starts local nodes as `_Node`, and with the small node agent of a Ray that is installed without its dashboard."""
     node, error = ray._private.node.Node, ray._private.utils.get_dashboard_dependency_error
     ray._private.node.Node = _Node
     ray._private.utils.get_dashboard_dependency_error = lambda: ImportError("left out")
@@ -239,19 +240,19 @@ def _few_processes() -> Iterator[None]:
 
 
 def _read_environment_again() -> None:
-    """Ray remembers it, and has no public way to forget. The mode goes first: a thread that still ends must not miss its token."""
+    """Clears Ray's cached copy of it, which has no public way. The mode goes first: a thread that is ending must not miss its token."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
 async def _check_answers(address: str) -> None:
     host, _, port = address.rpartition("://")[2].partition(":")
-    if not port.isdecimal():  # `auto`, `local`: Ray knows where
+    if not port.isdecimal():  # `auto`, `local`: Ray finds the address
         return
     try:
         async with asyncio.timeout(_ANSWER_S):
             _, writer = await asyncio.open_connection(host, int(port))
-    except (OSError, OverflowError, UnicodeError) as error:  # a deadline; a port beyond 65,535; a name such as a..b
+    except (OSError, OverflowError, UnicodeError) as error:  # or a deadline; a port above 65,535; a name such as a..b
         raise ConfigError(
             f"address={address!r} does not answer; start a cluster there with `ray start --head`, or leave the address out "
             "(and RAY_ADDRESS unset) for a local one"

@@ -1,5 +1,4 @@
-"""Builds the plain object that each actor hosts, from models that are on its machine then. The only place that knows both sides; imported
-inside the actors."""
+"""Builds the plain object that each actor hosts, and first fetches its models to the actor's machine. Imported inside the actors."""
 
 import importlib
 import socket
@@ -19,19 +18,19 @@ _IMPORTED_BY_ACTORS = (
     "cluster.record.recorder",
     "learner.learner",
     "learner.model.sequence_classification",
-    "pydantic.v1.fields",  # which Ray looks for in each worker
+    "pydantic.v1.fields",  # Ray imports it in each worker
 )
 
 
 def import_actors() -> None:
-    """What actors on CPUs import, where nothing is compiled, but for an engine: for a process of which they are forked."""
+    """Imports the modules of all actors on CPUs that compile nothing, except the engine's: for the process from which they are forked."""
     with importing_for_good():
         for module in _IMPORTED_BY_ACTORS:
             importlib.import_module(module)
 
 
 def import_engine() -> None:
-    """The rest of it."""
+    """Imports the engine's modules."""
     from actors.rollout.vllm_engine import import_all
 
     with importing_for_good():
@@ -129,7 +128,7 @@ def demonstrations(config: RunConfig) -> Demonstrations | None:
 
 
 def _with_local_policy(config: RunConfig) -> RunConfig:
-    """That alone: no machine downloads what its actors do not load."""
+    """Fetches only the policy: no machine downloads a model that its actors do not load."""
     return config.model_copy(update={"model": local_model(config.model, field="model")})
 
 

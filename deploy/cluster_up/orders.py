@@ -1,5 +1,5 @@
-"""Orders to a living run: `treadwheel scale` leaves them in the run directory, its driver obeys. Imports nothing heavy: the command
-answers at once, beside a run that has all cores."""
+"""Orders to a living run: `treadwheel scale` writes them to the run directory, and the run's driver obeys. Only light imports, so that the
+command answers at once while the run uses all cores."""
 
 import time
 import uuid
@@ -13,13 +13,13 @@ from cluster.supervision.autoscaling import most_workers
 from deploy.reports.run_info import config_of
 
 _ORDER, _SUFFIX = "order-", ".json"
-"""Of files in the run directory. Each order is one of its own, which the driver removes: none replaces another, or is removed unread."""
+"""Names of files in the run directory. Each order is its own file, which the driver removes: no order replaces another."""
 SETTINGS = {"rollout_workers": "rollout.num_workers", "reward_services": "reward.num_services"}
-"""What an order may change, and the setting that a run starts with."""
+"""Actors that an order may change, and the setting with their number at the start."""
 
 
 class Order(BaseModel):
-    """What a file of orders asks for; None leaves a number as it is."""
+    """Content of an order's file. None leaves a number unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -28,8 +28,8 @@ class Order(BaseModel):
 
 
 def scale(run_dir: RunDirectory, *, actors: str, number: int) -> None:
-    """Asks the run's driver for so many of `actors`, a name in `SETTINGS`; it obeys within seconds. Raises ConfigError when it would not,
-    or there is none."""
+    """Asks the run's driver for `number` of `actors`, a name in `SETTINGS`; it obeys within seconds. Raises ConfigError if it would refuse,
+    or if the run has no driver."""
     config = config_of(run_dir)
     if run_dir.owner() is None:
         raise ConfigError(f"{run_dir.url!r} has no living driver; set {SETTINGS[actors]} and start the run")
@@ -38,12 +38,12 @@ def scale(run_dir: RunDirectory, *, actors: str, number: int) -> None:
 
 
 def waiting_orders(run_dir: RunDirectory) -> list[str]:
-    """Names of their files, the first one first."""
+    """Names of their files, oldest first."""
     return [name for name in run_dir.names() if name.startswith(_ORDER) and name.endswith(_SUFFIX)]
 
 
 def check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
-    """Raises ConfigError when the run at `url` would not have so many."""
+    """Raises ConfigError if the run at `url` would refuse `number` of `actors`."""
     asked = f"{actors}={number}"
     if number < 1:
         raise ConfigError(f"{asked}: a run needs at least 1; ask for 1 or more")
@@ -73,7 +73,7 @@ def check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
             else f"the {most_useful} groups under way at once"
         )
         raise ConfigError(
-            f"{asked} is outside what {url!r} keeps to, elastic.min_workers={elastic.min_workers} to {upper}; "
+            f"{asked} is outside the bounds of {url!r}, elastic.min_workers={elastic.min_workers} to {upper}; "
             "ask for a number between them, or start the run again with other bounds"
         )
 

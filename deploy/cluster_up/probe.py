@@ -1,6 +1,6 @@
-"""The probe that attests a run's weights: text that the model finds likely, since the run is about to ask it just that.
+"""The probe that attests a run's weights: the run's own prompts, which the model finds likely.
 
-Rounding is relative to a token's nats: unlikely text blurs the difference between two versions that likely text shows.
+Rounding grows with a token's nats: unlikely text would hide a difference between two versions that likely text shows.
 """
 
 import itertools
@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
 
 _MAX_PROMPTS = 64
-"""Prompts that are looked at, dropped ones aside; those are read again where they are too short for the probe."""
+"""Largest number of prompts that are read, without dropped ones. Prompts that are too short for the probe are repeated."""
 
 
 def probe_token_ids(config: RunConfig) -> list[int]:
-    """bos where the model has one, then the first prompts as the model sees them: `weights.canary_tokens`, or what the context holds.
+    """bos if the model has one, then the first prompts as the model sees them: `weights.canary_tokens` tokens, or as many as the context
+    holds.
 
-    A function of the configuration alone: the same after a resume, and in a replay. Raises DataError when no prompt can be encoded.
+    Depends only on the configuration: the same after a resume and in a replay. Raises DataError if no prompt can be encoded.
     """
     formatter = load_formatter(config.model)
     source = open_prompts(config.prompts, field="prompts", source_column=config.reward.source_column)
@@ -36,7 +37,7 @@ def probe_token_ids(config: RunConfig) -> list[int]:
 
 
 def one_text(prompts: Sequence[Sequence[int]], *, bos: int | None, num_tokens: int) -> list[int]:
-    """bos once, then `num_tokens` in all of the prompts one after the other, and from the first one again at their end."""
+    """`num_tokens` tokens: bos once, then the prompts in order, repeated as needed."""
     bare = [list(ids[1:] if ids[0] == bos else ids) for ids in prompts]
     text = [token for ids in bare for token in ids]
     front = [] if bos is None else [bos]
@@ -46,7 +47,7 @@ def one_text(prompts: Sequence[Sequence[int]], *, bos: int | None, num_tokens: i
 def _encoded(
     source: PromptSource, formatter: "ChatFormatter", limit: PromptLimit, *, num_tokens: int
 ) -> list[list[int]]:
-    """The first prompts that are sampled, until they are `num_tokens` long; one that is refused is its group's problem, later."""
+    """Token ids of the first prompts, until they have `num_tokens` together. Refused prompts are skipped: their groups fail later."""
     encoded: list[list[int]] = []
     refused: list[DataError] = []
     for index in range(len(source)):

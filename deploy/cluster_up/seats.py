@@ -1,4 +1,4 @@
-"""The seats of a run: placement groups on the connected cluster, and actors that take their places in them."""
+"""The seats of a run: placement groups on the connected cluster, and the actors in them."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ from cluster.supervision.tasks import background
 from deploy.cluster_up.waiting import AwaitedNode
 
 _SEAT_CHECK_S = 2.0
-"""How often a worker that waits for a node looks whether a seat is vacant."""
+"""Seconds between two looks of a waiting worker for a vacant seat."""
 
 
 class Seats:
-    """Placement groups that are ours."""
+    """The run's placement groups. Starts actors in their seats or outside them."""
 
     def __init__(self, seats: Mapping[int, Seat], *, start_s: float, events: Events) -> None:
-        """`seats` are by the index of the bundle that they hold. `start_s` is the deadline for an actor to come up."""
+        """`seats` are by the index of their bundle. `start_s` is the deadline for an actor to come up."""
         self._seats = dict(seats)
         self._gone = {index: asyncio.Event() for index in seats}
         """Set when the seat is given back."""
@@ -35,12 +35,12 @@ class Seats:
         self._events = events
         self._vacant: list[ActorSpec] = []
         self._taken: dict[str, ActorSpec] = {}
-        """Seats that were vacant, by the name of the worker that joined."""
+        """Formerly vacant seats, by the name of the joined worker."""
         self._waits: dict[str, AwaitedNode] = {}
-        """Of actors for which no node came in time, and which may be asked for again."""
+        """By the name of an actor for which no node came in time, and which may be started again."""
 
     async def start(self, spec: ActorSpec) -> RemoteActor:
-        """A running actor whose object is built. Raises the object's own error, WorkerError or DeadlineError."""
+        """Returns a running actor whose object is built. Raises the object's own error, WorkerError or DeadlineError."""
         actor = await self.spawn(spec)
         try:
             await actor.build(deadline_s=self._start_s)
@@ -50,11 +50,11 @@ class Seats:
         return actor
 
     async def spawn(self, spec: ActorSpec) -> RemoteActor:
-        """A process with nothing in it yet: ranks must know each other's address to be built.
+        """Returns a process without an object: ranks must know each other's address before they are built.
 
-        A joining worker takes a vacant seat of its kind: nothing outside the group can use what it holds. Without one, or when its seat
-        was given back, it looks for a node outside, until a seat is vacant. A seat whose node is dead or goes away is nobody's until
-        Ray finds another node for it.
+        A joining worker takes a vacant seat of its kind, because nothing else can use its resources. Without a vacant seat, or if its own
+        was given back, it looks for a node outside the seats until a seat is vacant. A seat whose node is dead or draining is unusable
+        until Ray finds another node for it.
         """
         wait = self._waits.pop(spec.name, None) or AwaitedNode(spec, events=self._events)
         try:
@@ -77,24 +77,24 @@ class Seats:
         return actor
 
     def vacate(self, spec: ActorSpec) -> None:
-        """The worker has left for good. Its seat, if it had one, is for a worker that waits, or for the next that joins."""
+        """The worker has left for good. Its seat, if it had one, goes to a waiting worker, or to the next one that joins."""
         seat = self._seated(spec)
         if self._seat_of(seat) is not None:
             self._vacant.append(seat)
         self._taken.pop(spec.name, None)
 
     async def give_back_lost(self, alone: Collection[int]) -> None:
-        """Gives back those of the seats `alone`, each a placement group of its own, whose node died and for which Ray has no other node.
-        Their workers look for nodes like those that join. Returns when none is left.
+        """Gives back the seats among `alone` whose node died and for which Ray has no other node. Each is its own placement group. Their
+        workers then look for nodes like joining workers. Returns when no seat is left.
 
-        Ray's head looks for another place without a pause, as long as living nodes would have one if nobody else were there: it takes a
-        core and answers nobody in time (Ray 2.60; ray-project/ray#65007).
+        Otherwise Ray's head searches without a pause for a place that living nodes would have if they were idle: it takes a core and
+        answers nobody in time (Ray 2.60; ray-project/ray#65007).
         """
         places = {self._seats[index].group: index for index in alone}
         watched, given_up = LostGroups(places), set[Any]()
         while places or given_up:
             await asyncio.sleep(_SEAT_CHECK_S)
-            with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: it is asked again
+            with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: the next look asks again
                 given_up |= (lost := await watched.take())
                 for group in lost:
                     self._forget(places.pop(group))
@@ -109,17 +109,17 @@ class Seats:
         self._taken = {name: seat for name, seat in self._taken.items() if seat.bundle != index}
 
     async def _has_no_node(self, spec: ActorSpec) -> bool:
-        """Of an actor that has not started yet."""
+        """Whether an actor that has not started yet has no seat, or lost its seat's node."""
         seat = self._seat_of(spec)
         return seat is None or await is_seat_lost(seat)
 
     def _seated(self, spec: ActorSpec) -> ActorSpec:
-        """As it is in the seat that it took, where it took one."""
+        """The actor in the seat that it took; unchanged if it took none."""
         seat = self._taken.get(spec.name)
         return spec if seat is None else replace(spec, bundle=seat.bundle, num_cpus=seat.num_cpus)
 
     def _seat_of(self, spec: ActorSpec) -> Seat | None:
-        """None too when it was given back."""
+        """None: it has no seat, or the seat was given back."""
         index = self._seated(spec).bundle
         return None if index is None else self._seats.get(index)
 
@@ -128,7 +128,7 @@ class Seats:
         return None if seat is None else seat.group
 
     async def _takes_seat(self, spec: ActorSpec) -> bool:
-        """Whether a vacant seat is the worker's from now on."""
+        """Gives the worker a vacant seat. False if there is none."""
         for seat in [each for each in self._vacant if each.kind is spec.kind]:
             if await self._is_good(seat) and seat in self._vacant:  # another worker may have taken it meanwhile
                 self._vacant.remove(seat)
@@ -141,13 +141,13 @@ class Seats:
         seat = self._seats.get(vacant.bundle)
         try:
             return seat is not None and not await is_seat_lost(seat)
-        except TreadwheelError:  # nobody knows: the worker asks again, or finds a node
+        except TreadwheelError:  # unknown: the worker asks again, or finds a node
             return False
 
     async def _spawn_outside(self, spec: ActorSpec, wait: AwaitedNode) -> RemoteActor | None:
-        """None when the worker took a seat before it found a node.
+        """None: the worker took a seat before it found a node.
 
-        It waits without end: what is asked for again and again, Ray's autoscaler would look for again and again.
+        Waits without a deadline: Ray's autoscaler would handle each new attempt as a new request.
         """
         now = asyncio.get_running_loop().time
         began = said_at = now()
@@ -169,7 +169,7 @@ class Seats:
             outside.cancel()
 
     async def _spawn_seated(self, spec: ActorSpec) -> RemoteActor | None:
-        """None when the seat is given back before a process is there: Ray would not say so, and leave the actor waiting."""
+        """None: the seat was given back before the process was up. Ray would leave the actor waiting, without an error."""
         seated, seat = self._seated(spec), self._seat_of(spec)
         assert seat is not None and seated.bundle is not None
         gone = self._gone[seated.bundle]
@@ -185,15 +185,15 @@ class Seats:
 
 
 Reserved = Callable[[Any, SeatGroup], Awaitable[None]]
-"""Returns when Ray has reserved its placement group for the seats. Raises WorkerError when it does not."""
+"""Returns when Ray has reserved the placement group for the seats. Raises WorkerError if it does not."""
 
 
 @contextlib.asynccontextmanager
 async def seats(
     placement: PlacementPlan, *, start_s: float, events: Events, reserved: Reserved | None = None
 ) -> AsyncIterator[Seats]:
-    """Reserves what the plan asks for, and gives it back at the end. `start_s` is the deadline for an actor to come up, and without
-    `reserved` for the cluster to free its resources: raises WorkerError when that takes longer."""
+    """Reserves the plan's seats, and gives them back at the end. `start_s` is the deadline for an actor to come up. Without `reserved` it
+    is also the deadline for the cluster to free its resources: raises WorkerError after it."""
     reserved = reserved or partial(_freed, within_s=start_s)
     groups: list[Any] = []
     found: dict[int, Seat] = {}
@@ -211,14 +211,14 @@ async def seats(
             tasks.create_task(taken.give_back_lost([each.seats[0] for each in others if len(each.seats) == 1]))
             yield taken
     finally:
-        # Where Ray's head is away, why the run ends matters more, and groups end with their driver.
+        # Without Ray's head, the error that ends the run matters more. Groups end with their driver anyway.
         with contextlib.suppress(RayError):
             for group in groups:
                 remove_placement_group(group)
 
 
 def _asked(asked: SeatGroup) -> Any:
-    """A placement group, which is reserved later."""
+    """Asks Ray for a placement group, which is reserved later."""
     labels = [asked.node_labels] * len(asked.resources)
     return placement_group(asked.resources, strategy=asked.strategy, bundle_label_selector=labels)
 
@@ -230,5 +230,5 @@ async def _freed(group: Any, asked: SeatGroup, *, within_s: float) -> None:
     except TimeoutError:
         raise WorkerError(
             f"the cluster did not free {asked.resources} within {within_s:g} s; "
-            "others hold its resources: wait, or ask for less"
+            "other programs hold its resources: wait, or ask for less"
         ) from None

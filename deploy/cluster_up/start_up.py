@@ -1,4 +1,4 @@
-"""Brings a run's actors up: placed, the learner restored, its weights attested; and takes them down again."""
+"""Starts a run's actors, restores the learner and has its weights attested, and ends the actors again."""
 
 import asyncio
 import contextlib
@@ -7,12 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.provenance import Provenance, unknown
-from cluster.contracts.types import GroupSummary, StepStats
+from cluster.contracts.types import GroupSummary, Progress, StepStats
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -47,11 +46,11 @@ async def cluster(
     wait_for_nodes_s: float | None = None,
     provenance: Callable[[int], Provenance] = unknown,
 ) -> AsyncIterator[Cluster]:
-    """All actors up, the learner restored, its weights on the workers and attested. Ends them all at the end.
+    """In the block all actors are up, the learner is restored, and the workers have attested its weights. Its end ends all actors.
 
-    A failure beside the block, which no restart heals, cancels the block and is raised as itself. `office` hands out the groups to
-    train on; without it the cluster only evaluates. `wait_for_nodes_s` as in the configuration, for a cluster that nodes can join;
-    `provenance` as for the `LearnerGroup`.
+    A failure outside the block that no restart heals cancels the block and is raised as itself. `office` hands out the groups to train
+    on; without it the cluster only evaluates. `wait_for_nodes_s` is the setting, for a cluster that nodes can join. `provenance` as for
+    the `LearnerGroup`.
     """
     if wait_for_nodes_s is None:
         placement, reserved = placement_of(config), None
@@ -78,11 +77,11 @@ async def cluster(
             office=office,
             provenance=provenance,
         )
-        at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace what ends
+        at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace ended actors
         telling = tasks.create_task(_tell_starts(run_dir, made.places, every_s=config.supervision.heartbeat_s))
         log.event("starting")
         learner_up = asyncio.Event()
-        # A worker's start is the longest. Where actors share cores, the two that load the model after it take turns, and leave it one.
+        # A worker takes longest to start. If actors share cores, learner and reference load their models in turn, to leave it one core.
         waits_for = learner_up if placement.is_time_shared else None
         await together(
             made.production.start(reference_waits_for=waits_for),
@@ -113,8 +112,8 @@ async def learner_alone(
     provenance: Callable[[int], Provenance],
     with_reference: bool = True,
 ) -> AsyncIterator[tuple[LearnerGroup, SupervisedActor | None]]:
-    """Only what learns: the learner on its initial weights, with the recorder that feeds it, and the reference scorer where the
-    mathematics needs one, which starts at its first call. What was scored already needs none (`with_reference`)."""
+    """Only the learner on its initial weights, the recorder that feeds it, and the reference scorer if the objective needs one. The scorer
+    starts at its first call. `with_reference=False`: all groups are scored already."""
     placement = placement_of(config, partial(plan_learning, with_reference=with_reference))
     async with (
         seats(placement, start_s=config.supervision.start_s, events=log) as taken,
@@ -146,7 +145,7 @@ async def learner_alone(
 
 
 def placement_of(config: RunConfig, planned: Callable[..., PlacementPlan] = plan) -> PlacementPlan:
-    """Which actor gets which share of the connected cluster. Raises ConfigError when it is too small."""
+    """Places the actors on the connected cluster. Raises ConfigError if the cluster is too small."""
     return planned(config, available(config.elastic), needs=_needs(config))
 
 
@@ -169,7 +168,7 @@ async def _learn_and_publish(
 
 
 async def restore(learner: LearnerGroup, log: Log) -> None:
-    """Goes to where the record stands. What is learned again is told before its checkpoint says that it need not be told again."""
+    """Restores the learner to the last recorded step. Steps that are learned again are logged before a checkpoint covers them."""
 
     async def tell(stats: StepStats, summaries: list[GroupSummary]) -> None:
         log.step(stats.policy_version, step_metrics(summaries, stats))
@@ -183,7 +182,7 @@ async def restore(learner: LearnerGroup, log: Log) -> None:
 async def note_passport(
     run_dir: RunDirectory, config: RunConfig, learner: LearnerGroup, *, weights_digest: str
 ) -> None:
-    """Writes it, unless an earlier part of the run did. `weights_digest` is of the weights that the run starts from."""
+    """Writes passport.json, unless an earlier driver of the run did. `weights_digest`: of the weights that the run starts from."""
     if not await asyncio.to_thread(run_dir.exists, PASSPORT):
         await asyncio.to_thread(
             write_passport,
@@ -205,8 +204,8 @@ async def _watch(
     tasks: asyncio.TaskGroup,
     production: Production | None = None,
 ) -> None:
-    """Replaces actors that died or hang, and says what all do: in status.json and phases.jsonl, and in events where the reward waits.
-    `production` has the rollout workers and reward services among `places`."""
+    """Replaces actors that died or hang, and writes the actors' progress to status.json and phases.jsonl. `production` has the rollout
+    workers and reward services among `places`."""
 
     def heal(actor: RemoteActor, error: TreadwheelError) -> None:
         if production is not None and (pool := production.pool_of(actor.spec.kind)):
@@ -221,7 +220,7 @@ async def _watch(
         if production is not None:
             production.note_progress()
         doing = [*(place.progress() for place in places()), *(rank.last_progress for rank in learner.actors())]
-        _write_status(run_dir, [asdict(each) for each in doing if each])
+        _write_status(run_dir, doing)
         timesheet.hear(_living(learner, places()))
 
     await heartbeats(lambda: _living(learner, places()), supervisor, heal=heal, report=report, early=timesheet.asked)
@@ -229,7 +228,7 @@ async def _watch(
 
 @contextlib.asynccontextmanager
 async def _told_to_the_end(actors: Callable[[], Sequence[RemoteActor]], timesheet: Timesheet) -> AsyncIterator[None]:
-    """At the end the timesheet has what actors did since the last heartbeat, of those that say so at once."""
+    """At the end the timesheet gets the progress since the last heartbeat, from the actors that answer at once."""
     try:
         yield
     finally:
@@ -244,9 +243,9 @@ async def _told_to_the_end(actors: Callable[[], Sequence[RemoteActor]], timeshee
 async def _tell_starts(
     run_dir: RunDirectory, places: Callable[[], Sequence[SupervisedActor]], *, every_s: float
 ) -> None:
-    """In status.json, which places wait for an actor and since when, until all are up and can be asked."""
+    """Writes to status.json which places wait for an actor and since when, until all actors are up and can be asked."""
     while True:
-        _write_status(run_dir, [asdict(each) for place in places() if (each := place.progress())])
+        _write_status(run_dir, [place.progress() for place in places()])
         await asyncio.sleep(every_s)
 
 
@@ -254,14 +253,14 @@ def _living(learner: LearnerGroup, places: Sequence[SupervisedActor]) -> list[Re
     return [*(place.actor for place in places if place.actor), *learner.actors()]
 
 
-def _write_status(run_dir: RunDirectory, actors: list[dict[str, Any]]) -> None:
-    """What every actor is doing and since when, for `treadwheel info` on a live run. A directory that is only read is left alone."""
+def _write_status(run_dir: RunDirectory, actors: Sequence[Progress | None]) -> None:
+    """Writes the actors' progress for `treadwheel info`. Writes nothing to a directory that this driver only reads."""
     if not run_dir.is_claimed:
         return
-    status = {"time": time.time(), "driver_pid": os.getpid(), "actors": actors}
+    status = {"time": time.time(), "driver_pid": os.getpid(), "actors": [asdict(each) for each in actors if each]}
 
     def write() -> None:
-        # A full disk must not end the heartbeats; events.jsonl says what happens.
+        # A full disk must not end the heartbeats.
         with contextlib.suppress(StorageError):
             run_dir.write_json(STATUS, status)
 

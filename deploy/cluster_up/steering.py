@@ -1,5 +1,4 @@
-"""Changes how many workers and reward services a run has: by orders, by the rule of `elastic`, and for nodes that announce that they
-go away."""
+"""Changes the number of rollout workers and reward services: by orders, by the rule of `elastic`, and when nodes announce their end."""
 
 import asyncio
 import contextlib
@@ -21,13 +20,13 @@ from deploy.cluster_up.orders import Order, check, order_of, waiting_orders
 from deploy.cluster_up.wiring import Cluster
 
 _POLL_S, _STORE_POLL_S = 1.0, 5.0
-"""How often an order is looked for: on a disk, and in an object store, which bills each look."""
+"""Seconds between two looks for orders: on a disk, and in an object store, which bills each look."""
 _CLUSTER_POLL_S = 1.0
-"""How often Ray's head node is asked which nodes go away."""
+"""Seconds between two questions to Ray's head node about draining nodes."""
 
 
 def _inputs(decided: Decision, fleet: Fleet) -> dict[str, float | None]:
-    """What the event says of why."""
+    """The numbers behind the decision, for its event."""
     return {
         "wait_share": decided.wait_share,
         "idle_share": decided.idle_share,
@@ -37,8 +36,8 @@ def _inputs(decided: Decision, fleet: Fleet) -> dict[str, float | None]:
 
 
 class Steering:
-    """Watches, and tells the fleet and the reward services how many to be. Deterministic and colocated runs keep their workers: what
-    each samples is fixed, or where it is. A reward is the same whichever service judges."""
+    """Sets the wanted number of rollout workers and reward services. Deterministic and colocated runs keep their workers: either their
+    work or their place is fixed. Reward services may always change: each gives the same rewards."""
 
     def __init__(self, config: RunConfig, *, cluster: Cluster, run_dir: RunDirectory, log: MetricLog) -> None:
         self._config = config
@@ -62,7 +61,7 @@ class Steering:
                 self._set("rollout_workers", self._config.rollout.num_workers, why="asked for")
             yield
 
-    # A metric sink: what the steps say.
+    # A metric sink, for the load of the steps.
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         if "buffer/learner_wait_s" not in metrics:
@@ -92,7 +91,7 @@ class Steering:
             await look()
         except (PreemptedError, ClaimLostError):
             raise
-        except TreadwheelError as error:  # a look that failed is taken again: the run does not hang on it
+        except TreadwheelError as error:  # the next look tries again: the run does not depend on it
             self._log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
 
     async def _look(self) -> None:
@@ -105,7 +104,7 @@ class Steering:
             return
         fleet = self._fleet_now()
         if fleet.num_coming != self._num_coming:
-            self._loads.clear()  # with another number of serving workers a step takes another time
+            self._loads.clear()  # step times of another number of workers do not count
         self._num_coming = fleet.num_coming
         decided = decide(self._loads, fleet, self._config.elastic)
         self._set("rollout_workers", decided.num_workers, why="elastic", **_inputs(decided, fleet))
@@ -128,7 +127,7 @@ class Steering:
         pool.want(number)
 
     def _asked(self) -> Order | None:
-        """The first that waits, if one does."""
+        """Removes and returns the first waiting order."""
         if not (waiting := waiting_orders(self._run_dir)):
             return None
         order = self._run_dir.read_text(waiting[0])
@@ -139,12 +138,12 @@ class Steering:
         draining = await draining_nodes()
         for node_id in {drivers_node(), *(rank.node_id for rank in self._learner.actors())} & draining.keys():
             raise self._preempted(node_id, draining[node_id])
-        # Beside the next looks: copies may take a minute, and the learner's own node may be the next to go.
+        # As a task, so that looks go on: copies may take a minute, and the learner's own node may drain next.
         tasks.create_task(self._take(partial(self._production.leave, draining)))
 
     def _preempted(self, node_id: str, deadline: float | None) -> PreemptedError:
-        what = "the driver's" if node_id == drivers_node() else "a learner's"
+        owner = "the driver's" if node_id == drivers_node() else "a learner's"
         left_s, notice = notice_of(node_id, deadline, now=time.time())
-        message = f"{what} {notice}"
+        message = f"{owner} {notice}"
         self._log.event("preempted", node_id=node_id, deadline=deadline, seconds_left=left_s, message=message)
         return PreemptedError(message, deadline=deadline)

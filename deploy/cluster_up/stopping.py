@@ -1,5 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP and the word of a callback: a run saves what it has learned, ends its actors, and says how the same command
-goes on."""
+"""Stops a run on Ctrl-C, SIGTERM, SIGHUP or a callback's order: it saves a checkpoint, ends its actors, and says how to go on."""
 
 import asyncio
 import contextlib
@@ -21,19 +20,19 @@ from cluster.record.run_directory import RunDirectory
 T = TypeVar("T")
 
 _ANSWERS = {1: "stopping; a second Ctrl-C skips what takes long", 2: "stopping at once"}
-"""To the first signal, and to later ones."""
+"""Answers to the first signal, and to later ones."""
 _ENDING_S = 2.0
-"""What is left of a node's time for the driver to end."""
+"""Part of a draining node's time that is kept for the driver to end."""
 _TELL_IF_GONE = """trap '' HUP INT TERM; read -r _ || printf '%s\\n' "$0" >&2"""
-"""For a shell whose input is a pipe of this process's: it ends with the process, or has a line before."""
+"""Shell script that reads a pipe from this process. It prints its argument if the pipe closes before it has a line."""
 
 
 @contextlib.contextmanager
 def told_if_gone(message: str) -> Iterator[None]:
-    """Where this process is gone before the end of the block, another one says so. It cannot itself: kill -9 ends it at once, and so does
-    Ray's own code in it, as soon as it misses Ray's processes on this machine, or its head."""
+    """If this process ends inside the block, another process prints `message`. This process cannot: kill -9 ends it at once, and so does
+    Ray's code in it when Ray's processes on this machine or the head are gone."""
     watching = None
-    with contextlib.suppress(OSError):  # no room for another process
+    with contextlib.suppress(OSError):  # no memory for another process
         watching = subprocess.Popen(
             ["/bin/sh", "-c", _TELL_IF_GONE, message],
             stdin=subprocess.PIPE,
@@ -57,14 +56,14 @@ class Stop:
         self.is_asked = False
 
     def ask(self) -> None:
-        """Stops the work, unless it stops already. Work that has not begun stops when it does."""
+        """Stops the work, unless it is stopping already. Work that has not begun yet stops when it begins."""
         with self._lock:
             self.is_asked = True
             if self._ask:
                 self._ask()
 
     def press(self) -> None:
-        """As Ctrl-C does: the second one counts too."""
+        """As Ctrl-C: a second call also cancels the saving."""
         with self._lock:
             self.is_asked = True
             if self._press:
@@ -86,11 +85,11 @@ class Stop:
 async def until_interrupted(
     work: Coroutine[Any, Any, T], *, interrupted: asyncio.Event | None = None, stop: Stop | None = None
 ) -> T:
-    """Ctrl-C, SIGTERM, SIGHUP and `stop` cancel the work, which then saves and ends its actors; the caller gets KeyboardInterrupt.
+    """Ctrl-C, SIGTERM, SIGHUP and `stop` cancel the work, which then saves and ends its actors. Raises KeyboardInterrupt then.
 
-    A second signal cancels the saving too. A third one has the system's own effect. `interrupted` is set by the first: a failure
-    cancels work as well. SIGHUP counts once, since a terminal that closes sends it more than once, and not at all under nohup. Beside the
-    main thread, which alone hears of signals, there is `stop` alone.
+    A second signal also cancels the saving. A third has the system's default effect. The first sets `interrupted`, which tells it from a
+    cancel by a failure. SIGHUP counts only once, since a closing terminal sends it more than once, and never under nohup. Only the main
+    thread receives signals: in another thread only `stop` works.
     """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
@@ -108,7 +107,7 @@ async def until_interrupted(
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         task.cancel()
-        with contextlib.suppress(OSError, ValueError):  # whoever read it may be gone, by the same Ctrl-C
+        with contextlib.suppress(OSError, ValueError):  # the same Ctrl-C may have ended the reader
             print(f"treadwheel: {_ANSWERS[min(num_received, 2)]}", file=sys.stderr, flush=True)
 
     def ask() -> None:
@@ -118,10 +117,10 @@ async def until_interrupted(
     interrupts = lambda *_: loop.call_soon_threadsafe(interrupt)
     asks = lambda *_: loop.call_soon_threadsafe(ask)
     for number, handler in before.items():
-        if number == signal.SIGHUP and handler == signal.SIG_IGN:  # as nohup has it
+        if number == signal.SIGHUP and handler == signal.SIG_IGN:  # under nohup
             continue
-        # Not `loop.add_signal_handler`, which hears of a signal through a pipe. A child that is forked and not yet another program has
-        # the pipe too: Ctrl-C, which reaches both, would count twice.
+        # Not `loop.add_signal_handler`, which sends signals through a pipe. A forked child shares the pipe until it executes another
+        # program: Ctrl-C, which reaches both, would count twice.
         signal.signal(number, asks if number == signal.SIGHUP else interrupts)
         signal.siginterrupt(number, False)
     try:
@@ -138,10 +137,10 @@ async def until_interrupted(
 async def saved_when_stopped(
     learner: LearnerGroup, *, interrupted: asyncio.Event, timeout_s: float, log: Log
 ) -> AsyncIterator[None]:
-    """When the block is cancelled or preempted, the steps that it learned are saved first, if that takes no longer than `timeout_s`
-    (0: not at all), and than the node has. When it fails, the checkpoint that is being written is finished, in that time.
+    """When the block is cancelled or preempted, its learned steps are saved first, within `timeout_s` (0: never) and within the node's
+    time. When it fails, the checkpoint that is being written is finished, within the same time.
 
-    `interrupted` says whether a signal cancels it, or a failure beside the block.
+    `interrupted` is set if a signal cancels the block, and not if a failure outside the block does.
     """
     try:
         yield
@@ -178,7 +177,7 @@ async def saved_when_stopped(
 
 
 def _preempted_before(error: BaseException) -> PreemptedError | None:
-    """For a signal that came while the block still ended, since its node goes away."""
+    """The preemption behind a cancel: a signal may come while the block still ends because its node drains."""
     group = error.__cause__
     if not isinstance(error, asyncio.CancelledError) or not isinstance(group, BaseExceptionGroup):
         return None
@@ -186,7 +185,7 @@ def _preempted_before(error: BaseException) -> PreemptedError | None:
 
 
 async def _within(timeout_s: float, saving: Coroutine[Any, Any, None], log: Log, *, otherwise: str, limit: str) -> None:
-    """Logs `otherwise` and why, where it fails or takes longer than the `limit` in words."""
+    """If saving fails or takes too long, logs `otherwise` and the reason. `limit`: the time limit in words."""
     try:
         async with asyncio.timeout(timeout_s):
             await saving
@@ -196,8 +195,8 @@ async def _within(timeout_s: float, saving: Coroutine[Any, Any, None], log: Log,
 
 
 async def _through_a_first_signal(saving: Coroutine[Any, Any, None], *, interrupted: asyncio.Event) -> None:
-    """Where no signal has come yet, the run ends by itself: the first one only sets `interrupted`, and the next one ends the saving alone.
-    The run ends with its own error then. A failure beside it cancels the saving and the run."""
+    """If no signal has come yet, the run ends by its own error: the first signal only sets `interrupted`, and the next cancels only the
+    saving. A failure outside the saving cancels saving and run."""
     if interrupted.is_set():
         return await saving
     task, work = asyncio.current_task(), asyncio.ensure_future(saving)
@@ -222,7 +221,7 @@ def _limit(stopped: BaseException, timeout_s: float) -> str:
 
 
 def how_it_goes_on(run_dir: RunDirectory) -> str:
-    """What the command that was stopped will do when it is started again, as far as the run directory can be read now."""
+    """A sentence on what the stopped command will do when it is started again, from the run directory."""
     try:
         recorded = Ledger(run_dir).version
         saved = max(run_dir.checkpoints(), default=0)

@@ -1,4 +1,4 @@
-"""Waits for nodes: those that a run starts with, and the one of an actor that comes later. Each says meanwhile what is missing."""
+"""Waits for the nodes that a run starts with, and for the node of a later actor. Meanwhile each wait reports what is missing."""
 
 import asyncio
 import contextlib
@@ -21,14 +21,14 @@ from cluster.supervision.supervisor import note_waiting
 
 _LOOK_S = 2.0
 _SAY_AGAIN_S = 60.0
-"""What is missing is said when it changes, and again after so long."""
+"""Seconds until an unchanged report of missing nodes is repeated."""
 _NEWS_S = 10.0
-"""How often an actor that waits asks what the autoscaler says. One whose node is there has started by then."""
+"""Seconds between two questions of a waiting actor to the autoscaler. An actor whose node is up has started by then."""
 _SECONDS = re.compile(r" for \d+ s\b")
 
 
 class _NodesComing:
-    """For how long nodes have been coming, as one report after the other says."""
+    """How long nodes have been coming, from successive reports."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
@@ -41,7 +41,7 @@ class _NodesComing:
 
 
 class AwaitedNodes:
-    """One wait for all groups of a plan, from now on."""
+    """One wait for all groups of a plan. Its time begins now."""
 
     def __init__(self, placement: PlacementPlan, *, elastic: ElasticConfig, wait_s: float, events: Events) -> None:
         self._placement = placement
@@ -51,12 +51,12 @@ class AwaitedNodes:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._found: set[int] = set()
-        """Seats that are reserved."""
+        """Reserved seats."""
         self._coming = _NodesComing()
         self._said, self._said_at = "", 0.0
 
     async def reserved(self, group: Any, asked: SeatGroup) -> None:
-        """Returns when Ray has reserved `group`. Raises WorkerError when the time is over."""
+        """Returns when Ray has reserved `group`. Raises WorkerError after the time limit."""
         placed = asyncio.ensure_future(_placed(group))
         has_waited = False
         try:
@@ -67,7 +67,7 @@ class AwaitedNodes:
                         f"elastic.wait_for_nodes_s={self._wait_s:g} is over: {missing}; start nodes that have room, raise the limits of "
                         "the autoscaler's groups or the quota, wait longer, or ask for less"
                     )
-                self._say(missing)
+                self._report(missing)
                 has_waited = True
             placed.result()
         finally:
@@ -75,7 +75,7 @@ class AwaitedNodes:
         self._found.update(asked.seats)
         num_seats = len(self._placement.bundles)
         if has_waited or (self._said and len(self._found) == num_seats):
-            self._say(f"{len(self._found)} of {num_seats} seats are reserved")
+            self._report(f"{len(self._found)} of {num_seats} seats are reserved")
 
     def _left_s(self) -> float:
         return self._began + self._wait_s - self._loop.time()
@@ -89,7 +89,7 @@ class AwaitedNodes:
         return self.in_words(there, report, group_id=group_id)
 
     def in_words(self, there: ClusterResources, report: AutoscalerReport | None, *, group_id: str) -> str:
-        """`there` are the nodes, `group_id` is of the group that waits now."""
+        """The report of what is missing. `there`: the living nodes. `group_id`: of the group that waits now."""
         bundles = self._placement.bundles
         left = without_room(bundles, there, staying_first=bool(self._placement.off_spot))
         found = {bundles[seat] for seat in self._found}
@@ -102,13 +102,13 @@ class AwaitedNodes:
             is_impossible=report is not None and group_id in report.impossible,
         )
 
-    def _say(self, words: str) -> None:
-        now, essence = self._loop.time(), _SECONDS.sub("", words)
+    def _report(self, text: str) -> None:
+        now, essence = self._loop.time(), _SECONDS.sub("", text)
         if essence == self._said and now < self._said_at + _SAY_AGAIN_S:
             return
         self._said, self._said_at = essence, now
         waited_s = now - self._began
-        message = f"{waited_s:.0f} of {self._wait_s:g} s: {words}"
+        message = f"{waited_s:.0f} of {self._wait_s:g} s: {text}"
         self._events.event("waiting_for_nodes", waited_s=waited_s, message=message)
 
 
@@ -123,18 +123,18 @@ class AwaitedNode:
         self._heard = ""
 
     async def news(self, waits: Callable[[], Awaitable[bool]], *, group: Callable[[], Any]) -> None:
-        """Says what the autoscaler does about it, after a moment and when that changes, while the actor `waits`. Never returns.
+        """While the actor `waits`, reports the autoscaler's answer, first after `_NEWS_S` and then when it changes. Never returns.
 
-        `group` says in which placement group it has its seat now, None: in none.
+        `group` returns the placement group of the actor's present seat; None: it has none.
         """
         while True:
             await asyncio.sleep(_NEWS_S)
-            with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: it is asked again
+            with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: the next look asks again
                 if await waits():
                     self._hear(await autoscaler_report(), group=group())
 
     def said_with(self, reason: str) -> str:
-        """`reason`, and what the autoscaler said last if it was asked."""
+        """`reason`, and the autoscaler's last report if there is one."""
         return f"{reason}; {self._heard}" if self._heard else reason
 
     def too_late(self, error: DeadlineError) -> DeadlineError:
@@ -158,7 +158,7 @@ async def _placed(group: Any) -> None:
 
 
 def available(config: ElasticConfig) -> ClusterResources:
-    """What the connected cluster's living nodes have."""
+    """Resources of the connected cluster's living nodes."""
     return ClusterResources(
         nodes=tuple(
             Node(

@@ -1,4 +1,4 @@
-"""What a run is made of: each part is built here, and handed to the parts that need it. Nothing starts."""
+"""Builds the parts of a run, and hands each part to the parts that need it. Starts nothing."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from learner.algorithms.objective import Objective
 
 _TELL_S = 60.0
-"""Deadline for a reward service to take what is known, tens of megabytes at most."""
+"""Deadline for a reward service to receive the known verdicts, tens of megabytes at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Cluster:
     timesheet: Timesheet
 
     def places(self) -> list[SupervisedActor]:
-        """Where actors other than the learner's ranks are, or will be again."""
+        """Places of all actors except the learner's ranks."""
         return [*self.production.places(), self.recorder]
 
     async def stop(self) -> None:
@@ -73,7 +73,7 @@ def wire(
     office: TicketOffice | None,
     provenance: Callable[[int], Provenance],
 ) -> Cluster:
-    """`tasks` run what goes on beside the loop; without an `office` the cluster only evaluates."""
+    """`tasks` hold the background work. Without an `office` the cluster only evaluates."""
     supervisor, timesheet = Supervisor(config.supervision, log), timesheet_of(run_dir)
 
     async def lose(worker: Any, error: TreadwheelError) -> None:
@@ -147,10 +147,10 @@ def wire(
 
 
 def timesheet_of(run_dir: RunDirectory) -> Timesheet:
-    """Writes phases.jsonl. A directory that is only read is left alone."""
+    """A timesheet that writes phases.jsonl. Writes nothing to a directory that this driver only reads."""
 
     def write(lines: Sequence[Mapping[str, Any]]) -> None:
-        # A full disk must not end the heartbeats; events.jsonl says what happens.
+        # A full disk must not end the heartbeats.
         with contextlib.suppress(StorageError):
             for line in lines:
                 run_dir.append_json(PHASES, line)
@@ -174,7 +174,7 @@ def learning(
     pass_rates: Callable[[int], dict[str, float]] | None = None,
     turns: GpuTurns | None = None,
 ) -> tuple[SupervisedActor, LearnerGroup]:
-    """The recorder, and the learner that it feeds. `checkpoints`, `provenance`, `pass_rates` and `turns` as for the `LearnerGroup`."""
+    """The recorder and the learner. `checkpoints`, `provenance`, `pass_rates` and `turns` as for the `LearnerGroup`."""
     recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
     learner = LearnerGroup(
         config=config,
@@ -205,7 +205,7 @@ def make_scorers(
     tasks: asyncio.TaskGroup,
     keep: Callable[[Mapping[str, str]], None],
 ) -> Scorers:
-    """`services`, and what they need, which `start` and `spawn` start. `keep` as for the `Scorers`."""
+    """`services` with their models, servers and reference, which `start` and `spawn` start. `keep` as for the `Scorers`."""
     return Scorers(
         services=services,
         models={name: SupervisedActor(spec, start=start, supervisor=supervisor) for name, spec in models.items()},
@@ -232,7 +232,7 @@ def production(
     office: TicketOffice | None,
     note_work: Callable[..., None],
 ) -> Production:
-    """Everything that makes groups on `fleet`, which `scorers` judge."""
+    """The production of groups: `fleet` samples them, and `scorers` judge them."""
     from learner.algorithms.objective import Objective  # imports torch
 
     events = supervisor.events
@@ -276,10 +276,11 @@ def production(
 
 
 def judging_deadline_s(config: RunConfig) -> float:
-    """For a call of the reward service, which keeps a deadline per trajectory itself: everything that may be queued before it.
+    """Deadline for a call of the reward service: time for all trajectories that may be queued before it. The service keeps a deadline per
+    trajectory itself.
 
-    That is the groups of all steps inside the bound, an evaluation, and an outage that the service waits out. Only a service that answers
-    heartbeats and yet judges nothing meets this deadline; a dead or silent one is found much sooner.
+    The queue holds the groups of all steps inside the bound and an evaluation, and the service may wait out an outage. Only a service
+    that answers heartbeats but judges nothing meets this deadline. A dead or silent one is found much sooner.
     """
     evaluation = config.evaluation
     num_queued = config.buffer.most_under_way * config.judged_per_group
@@ -289,8 +290,8 @@ def judging_deadline_s(config: RunConfig) -> float:
 
 
 def wanting_reference(config: RunConfig, objective: "Objective") -> Callable[[int], bool]:
-    """Whether the reference scores a group, by its place in the start order: known as it starts, and the same after a restart.
+    """Whether the reference scores a group, by its place in the start order: known when it starts, and the same after a restart.
 
-    That is where it trains, but for groups that are dropped before it.
+    The place says in which step the group trains, unless groups before it are dropped.
     """
     return lambda index: objective.wants_reference(index // config.buffer.groups_per_step)

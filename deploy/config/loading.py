@@ -1,4 +1,4 @@
-"""From a YAML file and `a.b=c` overrides to a validated RunConfig, and back. All mistakes in one ConfigError, each with its way out."""
+"""Loads a validated RunConfig from a YAML file and `a.b=c` overrides, and writes it back. One ConfigError names all mistakes."""
 
 import contextlib
 import difflib
@@ -22,21 +22,21 @@ from deploy.config.spelling import spelled_out
 from deploy.config.yaml_text import dumped, parse, read_yaml
 
 _NAMED_BY_USERS = ("sources", "by_source", "parts", "models", "servers")
-"""Settings below which a name is the user's."""
+"""Settings whose keys are names of the user's."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The run that `path` and `overrides` (`optimizer.learning_rate=3e-4`) describe.
 
-    An override of null gives a setting that has no null its default back; `algorithm.preset=ppo` replaces the file's algorithm section.
+    An override of null resets a setting that cannot be null to its default. `algorithm.preset=ppo` replaces the file's algorithm section.
 
-    Raises one ConfigError for everything that is wrong with it: field, value, what to do.
+    Raises one ConfigError for all mistakes: setting, value, way out.
     """
     return validated(read(path) or {}, overrides, source=str(path))
 
 
 def quiet(config: RunConfig) -> RunConfig:
-    """The same run, with a console that prints warnings alone."""
+    """The same run, with a console that prints only warnings."""
     sinks = tuple(
         sink.model_copy(update={"params": {**sink.params, "quiet": True}}) if sink.name == "console" else sink
         for sink in config.metrics.sinks
@@ -45,12 +45,12 @@ def quiet(config: RunConfig) -> RunConfig:
 
 
 def read(path: str | Path) -> Any:
-    """What the run file says, before it is checked."""
+    """The run file's values, not yet checked."""
     return read_yaml(path, way_out="name a run file; `treadwheel init` makes one")
 
 
 def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the configuration") -> RunConfig:
-    """As `load`, from values that were read already."""
+    """As `load`, from values that are read already."""
     if not isinstance(values, dict):
         raise ConfigError(f"{source} must be a mapping of sections such as 'model:', got {type(values).__name__}")
     problems: list[str] = []
@@ -59,7 +59,7 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
         with _noting(problems):
             settings.append(_setting(override))
     if any(name == "algorithm.preset" and value is not None for name, value in settings):
-        # The preset stands for the whole section, and not only for what the file leaves out.
+        # The preset replaces the whole section, not only the settings that the file leaves out.
         values = values | {"algorithm": {}}
     for name, value in settings:
         with _noting(problems):
@@ -67,12 +67,14 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     algorithm = values.get("algorithm")
     if isinstance(algorithm, dict):
         values = {name: section for name, section in values.items() if name != "algorithm"}
-        with _noting(problems):  # a section whose preset is not known has no other problem that is
+        with _noting(problems):  # of a section with an unknown preset, only that problem counts
+            from learner.algorithms.registry.resolving import resolved
+
             is_played = any(map(_is_played, _environments(values)))
-            values["algorithm"] = _resolved(
+            values["algorithm"] = resolved(
                 algorithm,
-                max_tokens=_said(values, "sampling", "max_tokens", of=SamplingConfig),
-                max_turns=_said(values, "episodes", "max_turns", of=EpisodesConfig) if is_played else None,
+                max_tokens=_value(values, "sampling", "max_tokens", of=SamplingConfig),
+                max_turns=_value(values, "episodes", "max_turns", of=EpisodesConfig) if is_played else None,
             )
     try:
         config = RunConfig.model_validate(values)
@@ -85,7 +87,7 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
 
 
 def explained(error: ValidationError, *, within: str | None = None) -> list[str]:
-    """Its problems, each with the setting and a way out. `within` is the section that was made, if it was no whole run."""
+    """The error's problems, each with the setting and a way out. `within`: the validated section, if it was not a whole run."""
     details = error.errors(include_url=False)
     for detail in details:
         detail["loc"] = (*([within] if within else ()), *detail["loc"])
@@ -93,18 +95,18 @@ def explained(error: ValidationError, *, within: str | None = None) -> list[str]
 
 
 def resolved_yaml(config: RunConfig) -> str:
-    """Every setting with its value, as run.yaml keeps it. What looks like a secret is hidden: secrets come from the environment."""
+    """Every setting with its value, as in run.yaml. Values that look like secrets are hidden: secrets come from the environment."""
     return dumped(hidden(config.model_dump(mode="json")))
 
 
 def full_yaml(config: RunConfig) -> str:
-    """As `resolved_yaml`, with every parameter of every variant: what a preset stands for, as a run file that says the same without it."""
+    """As `resolved_yaml`, with every parameter of every variant: an equivalent run file without presets and defaults."""
     return dumped(hidden(spelled_out(config.model_dump(mode="json"))))
 
 
 @contextlib.contextmanager
 def _noting(problems: list[str]) -> Iterator[None]:
-    """A ConfigError inside is one more of the problems."""
+    """Adds a ConfigError of the block to `problems`."""
     try:
         yield
     except ConfigError as error:
@@ -112,7 +114,7 @@ def _noting(problems: list[str]) -> Iterator[None]:
 
 
 def _setting(override: str) -> tuple[str, Any]:
-    """As `parsed`. Raises ConfigError for an empty value too: `run_dir=$OUT` of a shell that knows no OUT would mean the default."""
+    """As `parsed`. Also raises ConfigError for an empty value: `run_dir=$OUT` with an unset OUT would mean the default."""
     name, value = parsed(override)
     if not override.partition("=")[2].strip():
         raise ConfigError(f"override {override!r} has no value; write one, or {name}=null for the default")
@@ -120,7 +122,7 @@ def _setting(override: str) -> tuple[str, Any]:
 
 
 def parsed(override: str) -> tuple[str, Any]:
-    """Name and value."""
+    """Name and value of an override."""
     name, equals, text = override.partition("=")
     if not equals or not all(name.split(".")):
         raise ConfigError(f"override {override!r} is not of the form section.setting=value, such as num_steps=20")
@@ -151,7 +153,7 @@ def _enter(place: dict[str, Any], key: str, *, name: str) -> dict[str, Any]:
         inner = _default_plugin(name)
     if not isinstance(inner, dict):
         raise ConfigError(f"{name}={inner!r} has no settings below it; override {name} itself")
-    place[key] = own = {**inner}  # an anchor's other places keep what they say
+    place[key] = own = {**inner}  # a copy: other places of a YAML anchor keep their values
     return own
 
 
@@ -161,19 +163,12 @@ def _default_plugin(name: str) -> dict[str, Any]:
     return {"name": field.default.name, **field.default.params} if field and isinstance(field.default, Plugin) else {}
 
 
-def _resolved(algorithm: dict[str, Any], *, max_tokens: int, max_turns: int | None) -> dict[str, Any]:
-    """Without a preset, and with the longest completion where a variant takes it."""
-    from learner.algorithms.registry.resolving import resolved
-
-    return resolved(algorithm, max_tokens=max_tokens, max_turns=max_turns)
-
-
-def _said(values: Mapping[str, Any], section: str, name: str, *, of: type[Section]) -> Any:
-    """A setting of a run file, or its default, also in the place of what is refused with all other mistakes."""
-    given = values.get(section)
+def _value(values: Mapping[str, Any], section: str, name: str, *, of: type[Section]) -> Any:
+    """A setting's value in a run file, or its default. An invalid value counts as the default; it is reported with all other mistakes."""
+    written = values.get(section)
     try:
         return getattr(
-            of.model_validate({name: given[name]} if isinstance(given, dict) and name in given else {}), name
+            of.model_validate({name: written[name]} if isinstance(written, dict) and name in written else {}), name
         )
     except ValidationError:
         return of.model_fields[name].default
@@ -185,7 +180,7 @@ def _environments(values: Mapping[str, Any]) -> list[Any]:
 
 
 def _is_played(environment: Any) -> bool:
-    """As `RunConfig.is_played`, of what a run file says."""
+    """As `RunConfig.is_played`, for an environment as a run file writes it."""
     return environment not in (None, "single_turn", {"name": "single_turn"})
 
 
@@ -224,15 +219,15 @@ _IN_WORDS = {
     "tuple_type": "a list",
     "dict_type": "a mapping",
 }
-"""Kinds of pydantic's errors, for people who write YAML."""
+"""Kinds of pydantic's errors, in the terms of YAML."""
 
 
 def _form(setting: str, known: Mapping[str, FieldInfo]) -> str:
-    """Of a setting that is a mapping: a section, or a variant with parameters."""
+    """The required form of a setting that is a mapping: a section, or a variant with parameters."""
     inner = section_in(known[setting]) if setting in known else None
     if inner is None or issubclass(inner, Plugin):
         return "it must be a name, or a mapping of name and parameters"
-    # It is replaced by what it stands for, before anything is checked.
+    # The preset is expanded before validation, so the section's class lacks it.
     preset = ("preset",) if inner is AlgorithmConfig else ()
     return f"it must be a mapping of settings; there are: {', '.join((*preset, *inner.model_fields))}"
 
@@ -248,7 +243,7 @@ def _unknown(detail: ErrorDetails, known: Mapping[str, FieldInfo]) -> str:
 
 
 def _setting_of(location: Sequence[int | str]) -> str:
-    """`reward.parts.right.weight` is the setting `reward.parts.weight`."""
+    """The setting's name without names of the user's: of `reward.parts.right.weight` it is `reward.parts.weight`."""
     around = zip((None, *location), location, strict=False)
     return _name_of([part for before, part in around if before not in _NAMED_BY_USERS])
 

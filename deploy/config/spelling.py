@@ -1,4 +1,4 @@
-"""A resolved configuration with its variants in full: two spellings of one variant become the same."""
+"""Writes out the variants of a resolved configuration with all parameters, so that two spellings of one variant become equal."""
 
 import inspect
 from collections.abc import Mapping
@@ -28,16 +28,17 @@ _HOMES = {
     "weights.transport": TRANSPORTS,
     "metrics.sinks": SINKS,
 }
-"""By the setting that names a variant, for those that are none of the mathematics."""
+"""Homes of the variants outside the mathematics, by the setting that names them."""
 
 
 def spelled_out(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Each variant as a mapping of its name and all its parameters, defaults too. One that does not import keeps what is written."""
+    """The run with each variant as a mapping of its name and all its parameters, defaults included. A variant that does not import stays
+    as written."""
     return _spelled_section(run, "", homes_in(run))
 
 
 def homes_in(run: Mapping[str, Any]) -> dict[str, Home]:
-    """By the full name of each setting of a resolved configuration that names a variant, or several."""
+    """Home of the variants of each setting of a resolved configuration that names one or several, by the setting's full name."""
     from learner.algorithms.registry.homes import HOMES
 
     parts = {f"reward.parts.{name}.judge": REWARDS for name in run.get("reward", {}).get("parts", {})}
@@ -75,5 +76,5 @@ def _defaults(plugin: Plugin, home: Home) -> dict[str, Any]:
     except ConfigError:
         return {}
     defaults = {name: each.default for name, each in taken.items() if each.default is not inspect.Parameter.empty}
-    # As YAML gives them back, which has no tuples.
+    # YAML has no tuples.
     return {name: list(each) if isinstance(each, tuple) else each for name, each in defaults.items()}

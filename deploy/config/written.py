@@ -1,4 +1,4 @@
-"""What a run directory says that its run was asked to be."""
+"""Reads the settings that a run directory keeps of its run."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from deploy.config.yaml_text import parse
 
 
 def settings_in(directory: RunDirectory) -> dict[str, Any]:
-    """What its run.yaml says. Raises ConfigError naming the file for one that is damaged."""
+    """The settings in its run.yaml. Raises ConfigError naming the file if it is damaged."""
     source = directory.path(RUN_YAML)
     try:
         values = parse(directory.read_text(RUN_YAML), source=source)

@@ -1,4 +1,4 @@
-"""YAML as people mean it: `3e-4` is a number, `on` and `no` are words, a key given twice is a mistake."""
+"""YAML as people expect it: `3e-4` is a number, `on` and `no` are texts, and a key given twice is an error."""
 
 import math
 import re
@@ -10,14 +10,13 @@ import yaml
 from cluster.contracts.errors import ConfigError, headline
 
 NO_VALUE = (ValueError, LookupError, AttributeError, RecursionError)
-"""What PyYAML raises besides its own errors: for a text that is no value of its kind (`2024-13-45`), and for one nested too deeply."""
-
+"""PyYAML's errors that are not its own classes: for an invalid value of a type (`2024-13-45`), and for too deep nesting."""
 
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 class StrictLoader(yaml.SafeLoader):
-    """PyYAML's, of which the last one counts, where a key is given twice. Here it is a mistake."""
+    """PyYAML's loader takes the last value of a key that is given twice. Here that is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE]
@@ -28,32 +27,32 @@ class StrictLoader(yaml.SafeLoader):
 
 
 class _Loader(StrictLoader):
-    """YAML 1.2 numbers and booleans on top of PyYAML's 1.1. As there, a date is a text, and no key merges mappings (`<<`)."""
+    """YAML 1.2 numbers and booleans instead of PyYAML's 1.1. As in 1.2, a date is a text, and there are no merge keys (`<<`)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         for key, _ in node.value:
             if key.tag == _MERGE:
-                problem = "'<<' merges nothing here, write out what it stands for"
+                problem = "'<<' is not supported, write out the mapping that it merges"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         return super().construct_mapping(node, deep=deep)
 
     def construct_document(self, node: yaml.Node) -> Any:
-        """At once: what is filled in later may hold itself."""
+        """Constructs all values at once: mappings that are filled in later may contain themselves."""
         made = self.construct_object(node, deep=True)
         self.constructed_objects, self.recursive_objects = {}, {}
         return made
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node in self.recursive_objects:
-            raise yaml.constructor.ConstructorError(None, None, "an anchor holds itself", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "an anchor contains itself", node.start_mark)
         try:
             return super().construct_object(node, deep=deep)
         except (ValueError, LookupError, AttributeError) as error:  # `!!int abc`, a number of 5,000 digits
-            problem = f"{str(node.value)[:40]!r} is no value of its kind"
+            problem = f"{str(node.value)[:40]!r} is not a value of its type"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
-        """A character that is written in two halves, as JSON writes those beyond U+FFFF, is one."""
+        """Joins a character that is written in two halves, as JSON writes characters above U+FFFF."""
         return _HALVES.sub(
             lambda found: found[0].encode("utf-16", "surrogatepass").decode("utf-16"), super().construct_yaml_str(node)
         )
@@ -87,8 +86,8 @@ _HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class Dumper(yaml.SafeDumper):
-    """Puts quotes around a text that either YAML reads as a number, and double ones around one with a rare end of a line, such as U+0085:
-    in other quotes that would be read as a space."""
+    """Quotes a text that YAML 1.1 or 1.2 would read as a number. A text with a rare line end, such as U+0085, gets double quotes: in single
+    quotes it would be read as a space."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         style = '"' if _LINE_ENDS.search(data) else None
@@ -102,7 +101,7 @@ Dumper.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789")
 
 
 def parse(text: str, *, source: str) -> Any:
-    """The document's values. Raises ConfigError naming `source` and the line."""
+    """The document's values. Raises ConfigError with `source` and the line."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -117,18 +116,18 @@ def parse(text: str, *, source: str) -> Any:
 
 
 def read_yaml(path: str | Path, *, way_out: str) -> Any:
-    """A file's values. Raises ConfigError as `read_text` and `parse`."""
+    """A file's values. Raises the errors of `read_text` and `parse`."""
     return parse(read_text(path, way_out=way_out), source=str(path))
 
 
 def read_text(path: str | Path, *, way_out: str) -> str:
-    """Raises ConfigError naming the file, and `way_out` where there is none that can be read."""
+    """The file's text. Raises ConfigError with the file's name, and with `way_out` if there is no readable file."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; {way_out}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}; save it as that, or {way_out}") from error
+        raise ConfigError(f"{path} is not UTF-8: {error}; save it as UTF-8, or {way_out}") from error
 
 
 def dumped(values: Any) -> str:

@@ -1,4 +1,4 @@
-"""Pages made from the code and from the prose in this folder, so that they cannot go stale: `make docs` writes them, a test compares."""
+"""Pages made from the code and from the prose in this folder. `make docs` writes them, and a test finds stale ones."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ _PROSE = Path(__file__).parent
 
 
 def write(files: Mapping[str, str], *, folder: str) -> None:
-    """Generated files by their names in the folder, which is told from the checkout."""
+    """Writes generated files, by name, to `folder`, a path from the checkout."""
     for name, content in files.items():
         Path(folder, name).write_text(content, encoding="utf-8")
         print(f"{folder}/{name}")
@@ -23,10 +23,10 @@ def filled(page: str, **parts: str) -> str:
 
 
 def rows(cells: Iterable[tuple[str, ...]]) -> str:
-    """Of a Markdown table, whatever is in its cells."""
+    """Rows of a Markdown table, with any text in its cells."""
     return "\n".join(f"| {' | '.join(map(cell, each))} |" for each in cells)
 
 
 def cell(text: str) -> str:
-    """One line that a Markdown table can hold."""
+    """The text as one line for a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")

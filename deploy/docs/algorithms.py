@@ -86,7 +86,7 @@ def _presets() -> str:
 
 
 def _golden() -> str:
-    def told(reasons: Mapping[str, Any]) -> str:
+    def listed(reasons: Mapping[str, Any]) -> str:
         """Number and reason of each."""
         return "; ".join(
             f"{each if isinstance(each, int) else len(each)}: {reason}" for reason, each in reasons.items()
@@ -97,8 +97,8 @@ def _golden() -> str:
             peer,
             f"`{function}`",
             str(row["passed"]),
-            told(row["unsupported"]),
-            told(row["not_compared"]),
+            listed(row["unsupported"]),
+            listed(row["not_compared"]),
             str(row["peer_raised"] or ""),
         )
         for peer, functions in json.loads(_RESULTS.read_text()).items()

@@ -1,4 +1,4 @@
-"""docs/coming_from.md: settings of other systems and what they are here, from the tables that the importers are."""
+"""docs/coming_from.md: settings of other systems and their equivalents here, from the importers' tables."""
 
 from deploy.docs import filled, rows
 from deploy.importing import PEERS
@@ -24,7 +24,7 @@ def _tables(peer: Peer) -> str:
             "Refused at another value:",
             _table((peer.title, "what to do"), [(_settings(row, peer), row.note) for row in checked]),
             "Dropped:",
-            _table((peer.title, "because"), [(_names(names), why) for why, names in peer.dropped.items()]),
+            _table((peer.title, "reason"), [(_names(names), why) for why, names in peer.dropped.items()]),
         ]
     )
 

@@ -18,12 +18,12 @@ from learner.algorithms.registry.presets import PRESETS
 PRESET = FieldInfo(
     annotation=typing.Literal[*PRESETS],  # pyright: ignore[reportArgumentType]  made at run time
     default=None,
-    description="A named bundle of the settings below, which those that you give override; `docs/algorithms.md` has what each stands for.",
+    description="A named bundle of values for the settings below; your own values override them. `docs/algorithms.md` lists each bundle.",
 )
-"""`algorithm.preset`, which a run file may have and a validated configuration has not: it is expanded before."""
+"""`algorithm.preset`, a setting of the run file alone: it is expanded before validation."""
 
 _AS_PROMPTS = "evaluation.prompts"
-"""Its settings are in the table of `prompts`."""
+"""A section whose settings are in the table of `prompts`."""
 
 
 def schema() -> str:
@@ -36,7 +36,7 @@ def schema() -> str:
 
 
 def configuration() -> str:
-    """Every setting: name, default, meaning."""
+    """The page: name, default and meaning of every setting."""
     top = [(name, field) for name, field in fields(RunConfig) if "." not in name and section_in(field) is None]
     sections = [
         (name, field)

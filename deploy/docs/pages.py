@@ -1,4 +1,4 @@
-"""All generated pages, and the short ones themselves: docs/metrics.md, and docs/monitoring.md with what each alert means."""
+"""All generated pages. docs/metrics.md and docs/monitoring.md, with the meaning of each alert, are made here."""
 
 import re
 from collections.abc import Iterator

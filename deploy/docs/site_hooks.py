@@ -1,4 +1,4 @@
-"""The documentation site beyond mkdocs.yml: the viewer's icon, and links that leave docs/, where the site has no page."""
+"""Hooks of mkdocs: the viewer's icon, and links to files outside docs/, for which the site has no page."""
 
 import re
 from pathlib import Path
@@ -20,5 +20,5 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def _as_path(text: str, path: str) -> str:
-    """What stood there as a link: the file's path in the repository, after the text that says more than its name."""
+    """Replacement of a link: its text, unless that is the file's name, and the file's path in the repository."""
     return f"`{path}`" if path.endswith(text.strip("`")) else f"{text} (`{path}`)"

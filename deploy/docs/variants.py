@@ -1,4 +1,4 @@
-"""docs/variants.md: judges, prompt sources, sinks and transports, the built-in ones and the form of your own."""
+"""docs/variants.md: judges, prompt sources, sinks and transports, both the built-in ones and the interface for the user's own."""
 
 import inspect
 from typing import Any
@@ -31,7 +31,7 @@ def _table(word: str) -> str:
 
 
 def _protocol(protocol: type[Any]) -> str:
-    """The methods of one of your own."""
+    """The methods that an implementation needs."""
     methods = [(name, item) for name, item in vars(protocol).items() if inspect.isfunction(item) and item.__doc__]
     lines = [" ".join((inspect.getdoc(protocol) or "").split()), ""]
     for name, item in methods:

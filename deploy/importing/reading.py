@@ -1,4 +1,4 @@
-"""What a peer's configuration says, as settings by full name: YAML or JSON, or the `key=value` words of a shell script."""
+"""Reads a peer's configuration as settings by full name: YAML, JSON, or the `key=value` words of a shell script."""
 
 import json
 from collections import Counter
@@ -15,30 +15,32 @@ _WAY_OUT = "name the configuration: a .yaml or .json file"
 
 
 def flat(path: str, more: Sequence[str]) -> dict[str, Any]:
-    """Settings of a file without sections, in which a mapping is a value; with those of `more` (`key=value`) in their place.
+    """Settings of a file without sections, in which a mapping is a value. Settings of `more` (`key=value`) replace the file's.
 
-    Raises ConfigError for a file that cannot be read, and for a word of another form.
+    Raises ConfigError for a file that cannot be read, and for another form of `more`.
     """
-    return {str(name): value for name, value in _mapping(path, _WAY_OUT).items()} | _said(more)
+    return {str(name): value for name, value in _mapping(path, _WAY_OUT).items()} | _overrides(more)
 
 
 def hydra(path: str, more: Sequence[str]) -> dict[str, Any]:
-    """As `flat`, for a file of hydra's, or a shell script. Names of sections and settings are joined by dots. A value with `${...}`, which
-    stands for another, is unresolved."""
+    """As `flat`, for a hydra file or a shell script. Names of sections and settings are joined by dots. A value with an interpolation,
+    `${...}`, is unresolved."""
     way_out = f"{_WAY_OUT}, or a script with key=value"
     if Path(path).suffix.lower() in (".yaml", ".yml", ".json"):
         values = _joined(_mapping(path, way_out))
     else:
         values = script.settings(path, way_out=way_out)
-    return {name: _as_it_stands(value) for name, value in (values | _said(more)).items()}
+    return {
+        name: Unresolved(value) if "${" in str(value) else value for name, value in (values | _overrides(more)).items()
+    }
 
 
-def _said(more: Sequence[str]) -> dict[str, Any]:
+def _overrides(more: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in more:
         found = script.WORD.fullmatch(word)
         if found is None:
-            raise ConfigError(f"--set {word!r} is not of the form setting=value")
+            raise ConfigError(f"--set {word!r} is not of the form setting=value, such as --set learning_rate=1e-6")
         values[script.named(found)] = parse(found["text"], source=f"--set {word!r}")
     return values
 
@@ -46,19 +48,19 @@ def _said(more: Sequence[str]) -> dict[str, Any]:
 def _mapping(path: str, way_out: str) -> Mapping[str, Any]:
     found = _json(path, way_out) if Path(path).suffix.lower() == ".json" else read_yaml(path, way_out=way_out)
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no settings by name; {way_out}")
+        raise ConfigError(f"{path} is not a mapping of settings; {way_out}")
     return cast("dict[str, Any]", found)
 
 
 def _json(path: str, way_out: str) -> Any:
-    """YAML reads most of it, and neither tabs between values nor characters beyond U+FFFF, which JSON writes in two halves."""
+    """Not by the YAML parser, which reads neither tabs between values nor characters above U+FFFF, which JSON writes in two halves."""
     try:
-        return json.loads(read_text(path, way_out=way_out), object_pairs_hook=_of_different_names)
+        return json.loads(read_text(path, way_out=way_out), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}; correct it") from error
 
 
-def _of_different_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     for name, count in Counter(name for name, _ in pairs).items():
         if count > 1:
             raise ValueError(f"{name!r} is given {count} times")
@@ -66,17 +68,11 @@ def _of_different_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """An empty mapping is a value."""
+    """Values by full name. An empty mapping is a value."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        inner = (
-            _joined(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
-            if isinstance(value, Mapping) and value
-            else None
-        )
-        found |= {f"{prefix}{key}": value} if inner is None else inner
+        if isinstance(value, Mapping) and value:
+            found |= _joined(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
     return found
-
-
-def _as_it_stands(value: Any) -> Any:
-    return Unresolved(value) if "${" in str(value) else value

@@ -1,4 +1,4 @@
-"""Settings of hydra in a shell script, which is read for its words and never run."""
+"""Reads hydra settings from the words of a shell script. The script never runs."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from deploy.config.yaml_text import parse
 
 WORD = re.compile(r"(?P<mark>[+~]{0,2})(?P<name>[\w./@-]+)(?P<more>\+?)=(?P<text>.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([^\W\d]\w*)|\{([^\W\d]\w*)([^\[\]]*)\})")
-"""`$name`, `${name}`, or `${name:-...}` and the like, as a word. Not `"${name[@]}"`: words of an array are read where it is filled."""
+"""A word that is `$name`, `${name}`, or `${name:-...}` and the like. Not `"${name[@]}"`: words of an array are read where it is filled."""
 _ENDS = "\n;&|()"
 _MARKED = re.compile(
     r"""(?P<quoted>'[^']*'|"(?:[^"\\]|\\.)*"|\\[^\n])"""
@@ -20,21 +20,20 @@ _MARKED = re.compile(
     r"""|\\\n|`\#[^`]*`|(?<![^\s;&|()])\#[^\n]*""",
     re.DOTALL,
 )
-"""Continued lines and comments, which are left out where they are not quoted, and `$(...)`, which is kept as one word."""
+"""Line continuations and comments, which are removed unless they are quoted, and `$(...)`, which stays one word."""
 
 
 class Unresolved(str):
-    """The text of a value that the file alone does not say."""
+    """The text of a value that the file does not determine."""
 
     __slots__ = ()
 
 
 def settings(path: str, *, way_out: str) -> dict[str, Any]:
-    """Words `a.b=value` are settings. Words `name=value` are variables, which stand for `$name` and `${name}` in what follows. Nothing
-    else of a shell is understood: another `$` is unresolved. So is a variable or a setting that gets a second value, as which of the two
-    a shell takes may depend on an `if`.
+    """Words `a.b=value` are settings. Words `name=value` set variables, which replace `$name` and `${name}` in later words. Any other `$`
+    is unresolved. So is a variable or setting that gets a second value: which one a shell takes may depend on an `if`.
 
-    Raises ConfigError for a file that cannot be read, or has no settings.
+    Raises ConfigError for a file that cannot be read or has no settings.
     """
     try:
         commands = list(_commands(Path(path).read_text(encoding="utf-8-sig")))
@@ -44,20 +43,20 @@ def settings(path: str, *, way_out: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for words in commands:
         for name, value in _of_a_command(words, variables, source=path).items():
-            before = values.get(name, value)
-            values[name] = value if before == value else Unresolved(f"{before} or {value}")
+            earlier = values.get(name, value)
+            values[name] = value if earlier == value else Unresolved(f"{earlier} or {value}")
     if not values:
         raise ConfigError(f"{path} holds no settings as key=value; {way_out}")
     return values
 
 
 def named(word: re.Match[str]) -> str:
-    """Without hydra's +; a setting that hydra takes away keeps its ~, and is refused as unknown."""
+    """The name without hydra's +. A setting that hydra removes keeps its ~, and is refused as unknown."""
     return word["name"] if word["mark"] != "~" else f"~{word['name']}"
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """Words of each command, and of each array."""
+    """The words of each command, and of each array."""
 
     def read(found: re.Match[str]) -> str:
         return shlex.quote(found["computed"]) if found["computed"] else (found["quoted"] or "").replace("\\\n", "")
@@ -78,28 +77,28 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: str) -> dict[str, Any]:
-    """Of two values in one command hydra takes the later one. Sets `variables`."""
+    """Settings of one command, in which hydra takes the later of two values. Sets `variables`."""
     found: dict[str, Any] = {}
     unknown: list[str] = []
     has_begun = False
     for word in _expanded(words, variables):
-        has_begun = has_begun or word == "-m" or bool(found)  # before that stand options of what starts the program
+        has_begun = has_begun or word == "-m" or bool(found)  # options of the launcher come before
         if has_begun and _VARIABLE.fullmatch(word):
             unknown.append(word)
-        said = WORD.fullmatch(word)
-        if said is None:
+        setting = WORD.fullmatch(word)
+        if setting is None:
             continue
-        name, text = said["name"], Template(said["text"]).safe_substitute(variables)
-        if "." not in name and not said["mark"] and not name.startswith("-"):
-            is_clear = not said["more"] and variables.get(name, text) == text
+        name, text = setting["name"], Template(setting["text"]).safe_substitute(variables)
+        if "." not in name and not setting["mark"] and not name.startswith("-"):
+            is_clear = not setting["more"] and variables.get(name, text) == text
             variables[name] = text if is_clear else Unresolved(f"${name}")
         else:
-            found[named(said)] = Unresolved(text) if "$" in text else parse(text, source=f"{source}, {name}")
+            found[named(setting)] = Unresolved(text) if "$" in text else parse(text, source=f"{source}, {name}")
     return found | ({word: Unresolved(word) for word in unknown} if found else {})
 
 
 def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
-    """Words, and in the place of a known `$name` those of its value: a shell splits it at spaces and reads no quotes in it."""
+    """The words, with the words of its value in the place of a known `$name`: a shell splits it at spaces and ignores quotes in it."""
     for word in words:
         found = _VARIABLE.fullmatch(word)
         text = variables.get(found[1] or found[2]) if found and not found[3] else None

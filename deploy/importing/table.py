@@ -1,4 +1,4 @@
-"""The table of a peer: each row says which of its settings make which of ours. What no row makes is refused or dropped by name."""
+"""The table of a peer: each row makes some of our settings from some of the peer's. A setting without a row is dropped or refused."""
 
 import fnmatch
 import math
@@ -12,12 +12,12 @@ from deploy.importing.script import Unresolved
 from learner.algorithms.objective.inert import waits_for_ratios
 
 Made = dict[str, Any]
-"""Our settings by their full names."""
+"""Our settings by full name."""
 
 NUMBER, NO_NUMBER = (int, float), (int, float, type(None))
-"""Types of a setting that must be a number, and of one that may be null too."""
+"""Types of a setting that must be a number, and of a setting that may also be null."""
 
-_SAID = {
+_TYPE_NAMES = {
     bool: "true or false",
     int: "a number",
     float: "a number",
@@ -30,19 +30,19 @@ _SAID = {
 
 @dataclass(kw_only=True)
 class Given:
-    """A peer's configuration, as the rows read it: what the file says, else the peer's default."""
+    """A peer's configuration for the rows: the file's values, else the peer's defaults."""
 
     values: Mapping[str, Any]
-    """By full name, as the file has them."""
+    """The file's values, by full name."""
     defaults: Mapping[str, Any]
-    """Of all settings that a row may read. A value must be of its default's type; a default of None takes any."""
+    """Defaults of all settings that a row may read. A value must have its default's type; with the default None any type."""
     types: Mapping[str, tuple[type, ...]] = field(default_factory=dict[str, tuple[type, ...]])
-    """Of settings whose default does not say it."""
+    """Types of settings whose default does not determine them."""
     problems: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
-    """What the run file says of the import as a whole."""
+    """Comments at the head of the run file."""
     read: list[str] = field(default_factory=list[str])
-    """Names since the last `drain_read`, in order."""
+    """Names read since the last `drain_read`, in order."""
 
     def __getitem__(self, name: str) -> Any:
         default = self.defaults[name]
@@ -54,7 +54,7 @@ class Given:
             return default
         allowed = self.types.get(name) or _types_like(default)
         if allowed and type(value) not in allowed:
-            self.refuse(name, f"must be {' or '.join(dict.fromkeys(_SAID[each] for each in allowed))}")
+            self.refuse(name, f"must be {' or '.join(dict.fromkeys(_TYPE_NAMES[each] for each in allowed))}")
             return default
         if isinstance(value, float) and not math.isfinite(value):
             self.refuse(name, "must be a finite number")
@@ -62,7 +62,7 @@ class Given:
         return value
 
     def counts(self, *names: str) -> list[int]:
-        """Settings that must be whole numbers above 0; one that is not is refused, and counts as 1."""
+        """Settings that must be whole numbers above 0. Another value is refused, and counts as 1."""
         found: list[int] = []
         for name in names:
             value = self[name]
@@ -81,11 +81,11 @@ class Given:
             self.notes.append(text)
 
     def drain_read(self) -> str:
-        """What was read since the last call, for a comment: `beta=0.04`, of defaults alone `epsilon=0.2 (default)`."""
-        said = [f"{name}={self.values[name]}" for name in self.read if name in self.values]
-        left = [f"{name}={self.defaults[name]} (default)" for name in self.read if self.defaults[name] is not None]
+        """The settings read since the last call, for a comment: `beta=0.04`, or `epsilon=0.2 (default)` if all are defaults."""
+        written = [f"{name}={self.values[name]}" for name in self.read if name in self.values]
+        defaults = [f"{name}={self.defaults[name]} (default)" for name in self.read if self.defaults[name] is not None]
         self.read.clear()
-        return ", ".join(said or left)
+        return ", ".join(written or defaults)
 
 
 def _types_like(default: Any) -> tuple[type, ...]:
@@ -96,31 +96,31 @@ def _types_like(default: Any) -> tuple[type, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Settings of the peer that make settings of ours."""
+    """Makes some of our settings from some of the peer's."""
 
     of: str
-    """The peer's settings, all that `make` reads, with spaces between them."""
+    """All settings of the peer that `make` reads, with spaces between them."""
     ours: str
-    """What `make` may set, written so too; empty for a row that only checks."""
+    """All of our settings that `make` may set, with spaces between them; empty for a row that only checks."""
     make: Callable[[Given], Made]
-    """Our settings. It refuses what it cannot say faithfully, and then what it returns does not matter."""
+    """Returns our settings. Refuses values without an exact equivalent; its result is unused then."""
     note: str = ""
-    """What else a reader should know, in the documentation."""
+    """Remark in the documentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
     title: str
     version: str
-    """The release whose settings the table has."""
+    """The release from which the table was made."""
     read: Callable[[str, Sequence[str]], dict[str, Any]]
-    """Settings of a file by its path, and of more words `key=value`."""
+    """Reads the settings of a file, and those of words `key=value`, which replace them."""
     defaults: Mapping[str, Any]
     types: Mapping[str, tuple[type, ...]]
     """See `Given`."""
     rows: tuple[Row, ...]
     dropped: Mapping[str, str]
-    """Reason to settings that change no mathematics here, with spaces between them; `*` stands for any characters."""
+    """Settings that do not change the mathematics here, by the reason, with spaces between them. `*` matches any characters."""
 
     def reason_to_drop(self, name: str) -> str | None:
         for reason, patterns in self.dropped.items():
@@ -133,14 +133,14 @@ class Peer:
 class Imported:
     settings: Made
     comments: Mapping[str, str]
-    """What each of our settings was made of."""
+    """The peer's settings from which each of our settings was made."""
     notes: tuple[str, ...]
     dropped: Mapping[str, tuple[str, ...]]
-    """Reason to settings of the file."""
+    """Dropped settings of the file, by the reason."""
 
 
 def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
-    """Our settings for a peer's. Raises one ConfigError for all that cannot be said here: setting, value, way out."""
+    """Makes our settings from a peer's. Raises one ConfigError for all settings without an equivalent: setting, value, way out."""
     values = _with_whole_mappings(values, peer)
     given = Given(values=values, defaults=peer.defaults, types=peer.types)
     dropped: dict[str, tuple[str, ...]] = {}
@@ -153,7 +153,7 @@ def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
         elif name not in peer.defaults:
             given.refuse(
                 name,
-                f"is no setting of {peer.title} {peer.version} that is known here; write that release's, or leave it out",
+                f"is not a known setting of {peer.title} {peer.version}; write that release's setting, or leave it out",
             )
     settings: Made = {}
     comments: dict[str, str] = {}
@@ -165,13 +165,12 @@ def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
         settings |= made
         comments |= dict.fromkeys(made, given.drain_read())
     silent = [name for name in values if name in peer.defaults and name not in origins]
-    dropped["so it is here already"] = tuple(name for name in silent if name in checked)
-    dropped["without effect beside the other settings"] = tuple(name for name in silent if name not in checked)
-    if not given.problems:
-        _leave_out_what_cannot_act(settings, given)
+    dropped["treadwheel does the same anyway"] = tuple(name for name in silent if name in checked)
+    dropped["without effect with the other settings"] = tuple(name for name in silent if name not in checked)
     if given.problems:
         found = list(dict.fromkeys(given.problems))
-        raise ConfigError(f"{source}: {len(found)} to settle\n  " + "\n  ".join(found))
+        raise ConfigError(f"{source}: {len(found)} problem(s)\n  " + "\n  ".join(found))
+    _remove_idle_bounds(settings, given)
     return Imported(
         settings=settings,
         comments=comments,
@@ -181,7 +180,7 @@ def imported(values: Mapping[str, Any], peer: Peer, *, source: str) -> Imported:
 
 
 def _with_whole_mappings(values: Mapping[str, Any], peer: Peer) -> dict[str, Any]:
-    """A mapping that is one setting of the table, which a file of hydra's has key by key."""
+    """Joins the keys of a mapping that is one setting in the table: `hydra` reads them one by one."""
     whole: dict[str, Any] = {}
     for name, value in values.items():
         is_known = name in peer.defaults or peer.reason_to_drop(name) is not None
@@ -193,8 +192,8 @@ def _with_whole_mappings(values: Mapping[str, Any], peer: Peer) -> dict[str, Any
     return whole
 
 
-def _leave_out_what_cannot_act(settings: Made, given: Given) -> None:
-    """Bounds on ratios, where a step makes one update. A peer takes them silently; here a run that sets one is refused."""
+def _remove_idle_bounds(settings: Made, given: Given) -> None:
+    """Removes bounds on ratios if a step makes one update. A peer ignores them silently; here they are an error."""
     if settings["learner.epochs"] * settings["learner.mini_batches"] > 1:
         return
     losses = [settings["algorithm.policy_loss"]] if settings.get("algorithm.proximal") == "recompute" else []
@@ -205,14 +204,14 @@ def _leave_out_what_cannot_act(settings: Made, given: Given) -> None:
         if inert:
             shown = ", ".join(f"{name}: {value}" for name, value in inert.items())
             given.note(
-                f"A step makes one update, at whose ratio of 1 no bound acts. With several updates, give {plugin.name} back: {shown}."
+                f"A step makes one update, whose ratios are 1, so no bound acts. With several updates, give {plugin.name} back: {shown}."
             )
 
 
 def last_share(kind: str, length: int, *, steps: int | None = None, lowest: float = 0.0) -> float:
-    """Share of the peak rate at the last of `steps`, by default all, of a peer's decay, which reaches `lowest` after `length` steps.
+    """Share of the peak rate at the last of `steps` (None: of all) in a peer's decay that reaches `lowest` after `length` steps.
 
-    Our decay ends at the last step: with `lowest` there, a run of two steps would learn in one.
+    Our decay ends at the last step: if that had the rate `lowest`, 0 by default, it would learn nothing.
     """
     made = (length if steps is None else steps) - 1
     decayed = (length - made) / length if kind == "linear" else 0.5 * (1 + math.cos(math.pi * made / length))
@@ -220,7 +219,7 @@ def last_share(kind: str, length: int, *, steps: int | None = None, lowest: floa
 
 
 def same(name: str, ours: str, note: str = "") -> Row:
-    """The peer's value is ours; None leaves ours out."""
+    """A row that takes over the peer's value. None leaves our setting out."""
 
     def make(given: Given) -> Made:
         value = given[name]
@@ -230,13 +229,13 @@ def same(name: str, ours: str, note: str = "") -> Row:
 
 
 def only(way_out: str, allowed: Mapping[str, Any]) -> Row:
-    """Settings of which we have some values: a tuple of them, or one."""
+    """A row that refuses all but the `allowed` values of settings: one value, or a tuple of them."""
     choices = {name: value if isinstance(value, tuple) else (value,) for name, value in allowed.items()}
 
     def make(given: Given) -> Made:
         for name, values in choices.items():
             if given[name] not in values:
-                given.refuse(name, f"is not here: {way_out}")
+                given.refuse(name, f"is not supported: {way_out}")
         return {}
 
     return Row(of=" ".join(choices), ours="", make=make, note=f"{way_out[0].upper()}{way_out[1:]}.")

@@ -1,4 +1,4 @@
-"""TRL's GRPO: GRPOConfig, and the script and model arguments of `trl grpo`."""
+"""The table of TRL's GRPO: GRPOConfig, and the script and model arguments of `trl grpo`."""
 
 import math
 from typing import Any
@@ -46,7 +46,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 _DROPPED = {
-    "resources are planned here, by `learner`, `rollout` and `elastic`": (
+    "resources have settings of their own in `learner`, `rollout` and `elastic`": (
         "accelerator_config accelerate_config parallelism_config fsdp* deepspeed ddp_* use_cpu local_rank "
         "ds3_gather_for_generation vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_server_* "
         "vllm_group_port vllm_gpu_memory_utilization vllm_tensor_parallel_size use_transformers_* "
@@ -58,25 +58,25 @@ _DROPPED = {
         "average_tokens_across_devices auto_find_batch_size full_determinism bnb_4bit_* "
         "use_bnb_nested_quant use_bnb_*"
     ),
-    "logging: everything is recorded, and goes to `metrics.sinks`": (
+    "logging: everything is recorded, and written to `metrics.sinks`": (
         "log* report_to run_name project trackio_* num_completions_to_print disable_tqdm debug "
         "include_num_input_tokens_seen skip_memory_metrics include_for_metrics"
     ),
-    "evaluation is named anew, in `evaluation`": (
+    "evaluation has settings of its own in `evaluation`": (
         "eval_* per_device_eval_batch_size prediction_loss_only num_generations_eval dataset_test_split test_split_size "
         "do_eval do_predict batch_eval_metrics bf16_full_eval fp16_full_eval load_best_model_at_end "
         "metric_for_best_model greater_is_better"
     ),
-    "checkpoints are named anew, in `checkpoint`": (
+    "checkpoints have settings of their own in `checkpoint`": (
         "save_* enable_jit_checkpoint push_to_hub* hub_* resume_from_checkpoint ignore_data_skip "
         "restore_callback_states_from_checkpoint"
     ),
-    "set variables where the run starts": "env",
+    "set environment variables where the run starts": "env",
     "without effect on GRPO, or on text alone": (
         "remove_unused_columns label_names train_sampling_strategy length_column_name do_train "
         "optim_target_modules lora_task_type ignore_bias_buffers"
     ),
-    "a part of what another setting switches on": (
+    "details of a feature that another setting turns on": (
         "ref_model_mixup_alpha ref_model_sync_steps entropy_coef_min entropy_coef_max entropy_coef_delta "
         "entropy_target vespo_*"
     ),
@@ -86,16 +86,16 @@ _DROPPED = {
 def _model(given: Given) -> Made:
     path, revision = given["model_name_or_path"], given["model_revision"]
     if path is None:
-        given.refuse("model_name_or_path", "names no model; name it: --set model_name_or_path=ORG/MODEL")
+        given.refuse("model_name_or_path", "names no model; add --set model_name_or_path=ORG/MODEL")
     return {"model.path": path} | ({} if revision == "main" else {"model.revision": revision})
 
 
 def _dtype(given: Given) -> Made:
     dtype, is_weights_type = given["dtype"], given["bf16"] is False
     if given["fp16"]:
-        given.refuse("fp16", "is no type to compute in here; use bf16: true")
+        given.refuse("fp16", "is not supported as compute type; use bf16: true")
     if is_weights_type and dtype not in ("float32", "bfloat16"):
-        given.refuse("dtype", "is what TRL computes in where bf16 is false; use float32 or bfloat16")
+        given.refuse("dtype", "is TRL's compute type if bf16 is false; use float32 or bfloat16")
     if dtype not in ("float32", "auto", None):
         given.note(f"dtype={dtype}: TRL trains weights of this type. Here master weights are float32.")
     return {"model.dtype": "float32" if is_weights_type and dtype == "float32" else "bfloat16"}
@@ -107,56 +107,56 @@ def _lora(given: Given) -> Made:
         return {}
     if drops and (dropout := given["lora_dropout"]):
         given.note(
-            f"lora_dropout={dropout}: TRL learns with dropout in the adapters. Here they have none: the policy that learns is the one that "
-            "sampled."
+            f"lora_dropout={dropout}: TRL learns with dropout in the adapters. Here they have none: the learning policy is the sampling "
+            "policy."
         )
     lora = {"rank": given["lora_r"], "alpha": given["lora_alpha"]}
     modules = given["lora_target_modules"]
     if modules is None:
         given.refuse(
-            "lora_target_modules", "leaves PEFT's choice, which depends on the model; write it, such as all-linear"
+            "lora_target_modules", "is not set, and PEFT's choice depends on the model; write it, such as all-linear"
         )
-    # A list of one, as TRL's command line makes it, is its entry there.
+    # TRL's command line makes a list of one, and TRL takes its entry.
     return {"learner.lora": lora | {"target_modules": "all-linear" if modules == ["all-linear"] else modules}}
 
 
 def _prompts(given: Given) -> Made:
     path = given["dataset_name"]
     if path is None:
-        given.refuse("dataset_name", "names no data; name it: --set dataset_name=ORG/DATA")
-    given.note("A data set of the hub needs the commit too: prompts.revision.")
+        given.refuse("dataset_name", "names no data; add --set dataset_name=ORG/DATA")
+    given.note("A data set of the hub also needs its commit: prompts.revision.")
     config = given["dataset_config"]
     prompts = {"name": "dataset", "path": path, "split": given["dataset_train_split"]}
-    # There a text is tokenized as it is, and messages go through the template.
+    # TRL tokenizes a text unchanged, and applies the chat template to messages.
     prompts |= {"column": "prompt", "text_as": "text"}
     return {"prompts": prompts | ({} if config is None else {"config": config})}
 
 
 def _of_vllm(name: str, ours: str) -> Row:
-    """As `same`, of a setting that TRL's own generation does not read."""
+    """As `same`, for a setting that TRL ignores without vLLM."""
 
     def make(given: Given) -> Made:
         value = given[name] if given["use_vllm"] else None
         return {} if value is None else {ours: value}
 
-    return Row(of=f"{name} use_vllm", ours=ours, make=make, note="Of `use_vllm` alone.")
+    return Row(of=f"{name} use_vllm", ours=ours, make=make, note="Only with `use_vllm`.")
 
 
 def _judge(given: Given, name: str) -> dict[str, Any]:
-    """`my_rewards.kind` is the function `kind` of the module `my_rewards`; a name without a dot is one of TRL's own."""
+    """`my_rewards.kind` is the function `kind` of the module `my_rewards`. A name without a dot is TRL's own function."""
     module, _, function = name.rpartition(".")
     if name == "get_soft_overlong_punishment":
         given.refuse(
             "reward_funcs",
-            "holds a shaping here; leave it out, and write algorithm.reward_shaping: "
+            f"contains {name}, which is a reward shaping here; leave it out, and write algorithm.reward_shaping: "
             "[{name: overlong_penalty, max_length: 1280, cache: 256}]",
         )
     if not module:
         given.note(
-            f"The reward {name} is TRL's own: install trl where judges run, or take a judge of `treadwheel list rewards`."
+            f"The reward {name} is TRL's own: install trl where judges run, or use a judge of `treadwheel list rewards`."
         )
         return {"name": "trl", "function": f"trl.rewards:{function}", "conversational": True}
-    given.note("A reward function gets texts; where it expects messages, give its judge conversational: true.")
+    given.note("A reward function gets texts. If it expects messages, set conversational: true for its judge.")
     return {"name": "trl", "function": f"{module}:{function}"}
 
 
@@ -164,11 +164,11 @@ def _reward(given: Given) -> Made:
     names, weights = given["reward_funcs"], given["reward_weights"]
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        given.refuse("reward_funcs", "names no reward; name yours: --set reward_funcs=[my_rewards.my_function]")
+        given.refuse("reward_funcs", "names no reward; add --set reward_funcs=[my_rewards.my_function]")
         return {}
     weights = [1.0] * len(names) if weights is None else weights
     if len(weights) != len(names):
-        given.refuse("reward_weights", f"are not as many as reward_funcs, {len(names)}; give one for each")
+        given.refuse("reward_weights", f"does not have {len(names)} entries, as reward_funcs does; give one for each")
         return {}
     needs_parts = given["multi_objective_aggregation"] == "normalize_then_sum"
     if len(names) == 1 and weights[0] == 1 and not needs_parts:
@@ -178,7 +178,7 @@ def _reward(given: Given) -> Made:
         for name, weight in zip(names, weights, strict=True)
     }
     if len(parts) < len(names):
-        given.refuse("reward_funcs", "has two functions of one name, which are one part here; rename one")
+        given.refuse("reward_funcs", "has two functions of one name, which would be one part here; rename one")
     return {"reward.parts": parts}
 
 
@@ -201,10 +201,10 @@ def _advantage(given: Given) -> Made:
 
 
 def _updates(given: Given) -> tuple[int, int, int]:
-    """Completions that are sampled at once, optimizer updates that an epoch over them makes, and epochs."""
+    """Completions of a generation, optimizer updates in an epoch over them, and epochs."""
     processes = given["num_processes"]
     if processes is None:
-        given.refuse("num_processes", "is not in TRL's file, and decides the batch; say it: --set num_processes=8")
+        given.refuse("num_processes", "is not in TRL's file, and decides the batch; add --set num_processes=8")
         processes = 1
     else:
         (processes,) = given.counts("num_processes")
@@ -212,11 +212,11 @@ def _updates(given: Given) -> tuple[int, int, int]:
         "per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"
     )
     size, steps = given["generation_batch_size"], given["steps_per_generation"]
-    # GRPOConfig fills in both, for the processes that it runs in.
+    # GRPOConfig sets both, for the number of processes that it runs in.
     if size is not None and steps is not None and size != steps * per_device * processes:
         given.refuse(
             "steps_per_generation",
-            f"and generation_batch_size={size} do not agree for num_processes={processes}; take one out: --set generation_batch_size=null",
+            f"and generation_batch_size={size} do not agree for num_processes={processes}; unset one: --set generation_batch_size=null",
         )
     if size is not None:
         steps = size / (per_device * processes)
@@ -233,7 +233,7 @@ def _batch(given: Given) -> Made:
     completions, mini_batches, epochs = _updates(given)
     (size,) = given.counts("num_generations")
     if completions % size:
-        given.refuse("num_generations", f"does not divide the {completions} completions of a generation, as TRL asks")
+        given.refuse("num_generations", f"does not divide the {completions} completions of a generation; use a divisor")
     made: Made = {"buffer.groups_per_step": completions // size, "buffer.trajectories_per_group": size}
     made |= {"learner.epochs": epochs, "learner.mini_batches": mini_batches}
     return made | ({"learner.split_by": "trajectories"} if mini_batches > 1 else {})
@@ -245,7 +245,7 @@ def _steps(given: Given) -> int:
     if updates <= 0 and prompts is None:
         given.refuse(
             "max_steps",
-            "leaves the length to the data; say how many rows it has: --set num_prompts=7473, or set max_steps",
+            "is not set, so the data decides the length; set it, or give the number of rows: --set num_prompts=7473",
         )
     elif updates <= 0:
         (size,) = given.counts("num_generations")
@@ -268,11 +268,11 @@ def _loss(given: Given) -> Made:
     if given["delta"] is not None:
         bounds["delta"] = given["delta"]
     if kind == "vespo":
-        given.refuse("loss_type", "weighs by what TRL's importance sampling left; write policy_loss: vespo by hand")
+        given.refuse("loss_type", "weighs with TRL's own importance sampling; write policy_loss: vespo by hand")
     elif kind not in _AGGREGATIONS:
         given.refuse("loss_type", f"is unknown; use one of {', '.join(_AGGREGATIONS)}")
     if level not in ("token", "sequence") or (level == "sequence" and kind in ("cispo", "sapo")):
-        given.refuse("importance_sampling_level", f"is not there for loss_type={kind}; use token")
+        given.refuse("importance_sampling_level", f"is not supported with loss_type={kind}; use token")
     if kind == "cispo":
         return {"algorithm.policy_loss": {"name": "cispo", "epsilon_max": high}}
     if kind == "sapo":
@@ -296,20 +296,23 @@ _AGGREGATIONS = {
 def _aggregation(given: Given) -> Made:
     kind = given["loss_type"]
     if kind == "bnpo":
-        given.refuse("loss_type", "divides by the tokens of a micro-batch of one device; use dapo, which counts all")
+        given.refuse(
+            "loss_type", "divides by the tokens of one device's micro-batch; use dapo, which counts all tokens"
+        )
     if kind == "luspo" and (why := _why_by_token(given)):
         way_out = "importance_sampling_level=sequence" if why.startswith("importance") else "grpo or dapo"
         given.refuse("loss_type", f"with {why} divides by the padded width of a micro-batch; use {way_out}")
     _, mini_batches, _ = _updates(given)
     if mini_batches > 1 and _AGGREGATIONS.get(kind) == "token_mean":
         given.note(
-            "With several updates a generation TRL divides each by the mean number of tokens of an update, here by its own number."
+            "With several updates a generation, TRL divides each update by their mean token count. Here each update is divided by its "
+            "own token count."
         )
     return {"algorithm.aggregation": _AGGREGATIONS.get(kind)}
 
 
 def _why_by_token(given: Given) -> str | None:
-    """What gives each token a loss of its own where TRL's LUSPO expects one of the sequence: its mean takes in padding then."""
+    """The setting that gives each token its own loss. TRL's LUSPO expects one loss a sequence: otherwise its mean includes padding."""
     if (level := given["importance_sampling_level"]) != "sequence":
         return f"importance_sampling_level={level}"
     if beta := given["beta"]:
@@ -330,10 +333,10 @@ def _kl(given: Given) -> Made:
     if is_corrected and given["importance_sampling_level"] == "sequence":
         given.refuse(
             "use_bias_correction_kl",
-            "with importance_sampling_level=sequence weighs the KL by the sequence; set it to false",
+            "with importance_sampling_level=sequence weighs the KL by the ratio of the sequence; set it to false",
         )
     if is_corrected:
-        given.note("TRL's corrected KL weighs by π/π_old, here by π/μ: the same where engine and learner agree.")
+        given.note("TRL weighs its corrected KL by π/π_old. Here it is π/μ: the same if engine and learner agree.")
     return {"algorithm.kl": {"loss": {"coefficient": beta, "estimator": "unbiased" if is_corrected else "k3"}}}
 
 
@@ -344,14 +347,12 @@ def _entropy(given: Given) -> Made:
     if _AGGREGATIONS.get(kind) != "token_mean":
         given.refuse(
             "entropy_coef",
-            f"is of a mean over tokens, and here of the aggregation, which loss_type={kind} makes another; use dapo",
+            f"multiplies a mean over tokens in TRL, and here the aggregation of loss_type={kind}; use dapo",
         )
     if given["top_entropy_quantile"] < 1:
-        given.refuse(
-            "entropy_coef", "with top_entropy_quantile acts on some tokens there, on all here; set one of them"
-        )
+        given.refuse("entropy_coef", "with top_entropy_quantile acts on some tokens in TRL, on all here; set only one")
     given.note(
-        "TRL's entropy bonus is a mean over the tokens of each micro-batch, here over those of an update: the same for equal lengths."
+        "TRL's entropy bonus is a mean over the tokens of each micro-batch. Here it is over those of an update: the same for equal lengths."
     )
     return {"algorithm.entropy_coefficient": coefficient}
 
@@ -361,7 +362,7 @@ def _filters(given: Given) -> Made:
     if masks and _AGGREGATIONS.get(kind) != "token_mean":
         given.refuse(
             "mask_truncated_completions",
-            f"leaves truncated completions in the denominator of loss_type={kind}, and a filter here takes them out; use dapo",
+            f"keeps truncated completions in the denominator of loss_type={kind}, and a filter here removes them; use dapo",
         )
     if share <= 0:
         given.refuse("top_entropy_quantile", "keeps one token in TRL and none here; use a share above 0")
@@ -371,7 +372,7 @@ def _filters(given: Given) -> Made:
 
 
 def _corrections(given: Given) -> Made:
-    """And π_old, which is the learner's own in TRL."""
+    """Corrections, and π_old, which TRL's learner computes."""
     corrections: list[dict[str, Any]] = []
     if given["use_vllm"] and given["vllm_importance_sampling_correction"]:
         level, _, kind = given["vllm_importance_sampling_mode"].partition("_")
@@ -380,12 +381,14 @@ def _corrections(given: Given) -> Made:
         if level not in ("token", "sequence") or kind not in ("truncate", "mask"):
             given.refuse("vllm_importance_sampling_mode", "is unknown; use token_truncate or another of TRL's four")
         if high is None:
-            given.refuse("vllm_importance_sampling_clip_max", "bounds nothing; a correction here has an upper bound")
+            given.refuse(
+                "vllm_importance_sampling_clip_max", "is no bound, and a correction here needs one; set a number"
+            )
         names = ("tis", "floor", "cap") if kind == "truncate" else ("icepop", "low", "high")
         corrections.append({"name": names[0], "level": level, names[1]: low or 0.0, names[2]: high})
     elif not given["use_vllm"]:
         given.note(
-            "TRL samples with the model that learns. Here an engine samples: where it rounds otherwise (mismatch/*), add "
+            "TRL samples with the learning model. Here an engine samples: if its rounding differs (mismatch/*), add "
             "algorithm.corrections: [tis]."
         )
     if given["off_policy_mask_threshold"] is not None:
@@ -398,7 +401,7 @@ def _router(given: Given) -> Made:
     ours = "algorithm.router_aux_loss_coefficient, with rollout.routing_replay"
     if given["router_aux_loss_coef"] is None:
         given.note(
-            f"On a mixture of experts TRL adds the router's loss, by the model's own coefficient. Here it is {ours}."
+            f"On a mixture of experts TRL adds the router's loss, with the model's own coefficient. Here set {ours}."
         )
     elif given["router_aux_loss_coef"] != 0:
         given.refuse("router_aux_loss_coef", f"is not imported; set it to 0, and write {ours}")
@@ -409,7 +412,7 @@ def _sampling(given: Given) -> Made:
     top_p, top_k, min_p = given["top_p"], given["top_k"], given["min_p"]
     if top_p < 1 or top_k > 0 or min_p:
         given.note(
-            "top_p, top_k, min_p: TRL's learner leaves them out of its log-probs. Here learner and engine have the same."
+            "top_p, top_k, min_p: TRL's learner ignores them in its log-probs. Here learner and engine both apply them."
         )
     made: Made = {"sampling.max_tokens": given["max_completion_length"], "sampling.temperature": given["temperature"]}
     made |= {"sampling.top_p": top_p, "sampling.top_k": max(top_k, 0)}
@@ -420,7 +423,7 @@ def _schedule(given: Given) -> Made:
     kind, warmup = given["lr_scheduler_type"], given["warmup_steps"]
     known = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
     if kind not in known:
-        given.refuse("lr_scheduler_type", f"is not there; use one of {', '.join(known)}")
+        given.refuse("lr_scheduler_type", f"is not supported; use one of {', '.join(known)}")
     _, mini_batches, iterations = _updates(given)
     made: Made = {"optimizer.schedule": known.get(kind)}
     length, steps = _steps(given), 0
@@ -463,8 +466,8 @@ TRL = Peer(
             of=_LENGTH,
             ours="num_steps",
             make=lambda given: {"num_steps": _steps(given)},
-            note="A step of TRL's is an optimizer update, a step here all updates on one generation. `num_prompts`, the rows of the "
-            "data, is asked for where `max_steps` is not set.",
+            note="A step of TRL is one optimizer update; a step here is all updates on one generation. `num_prompts`, the number of "
+            "rows, is needed if `max_steps` is not set.",
         ),
         Row(of="model_name_or_path model_revision", ours="model.path model.revision", make=_model),
         same("trust_remote_code", "model.trust_remote_code"),
@@ -472,23 +475,23 @@ TRL = Peer(
             of="bf16 fp16 dtype",
             ours="model.dtype",
             make=_dtype,
-            note="The type of computing: bfloat16, and that of the weights, `dtype`, where `bf16` is false. Master weights are float32.",
+            note="The compute type: bfloat16, or with `bf16: false` the type of the weights, `dtype`. Master weights here are float32.",
         ),
         _of_vllm("vllm_max_model_length", "model.max_context"),
         Row(
             of="dataset_name dataset_config dataset_train_split",
             ours="prompts",
             make=_prompts,
-            note="The source `dataset`, of the column `prompt`: a text is sampled from as it is, messages go through the chat template. It "
-            "asks for a commit of the hub.",
+            note="The source `dataset` with the column `prompt`: a text is sent unchanged, messages go through the chat template. It "
+            "needs a commit of the hub.",
         ),
         Row(
             of="max_completion_length temperature top_p top_k min_p",
             ours="sampling.max_tokens sampling.temperature sampling.top_p sampling.top_k sampling.min_p",
             make=_sampling,
-            note="TRL's learner divides by the temperature and leaves the other three out; here it has them all.",
+            note="TRL's learner applies the temperature and ignores top_p, top_k and min_p; here it applies all four.",
         ),
-        same("repetition_penalty", "sampling.repetition_penalty", "*Biased*, in both systems."),
+        same("repetition_penalty", "sampling.repetition_penalty", "*Biased* in both systems."),
         _of_vllm("vllm_structured_outputs_regex", "sampling.regex"),
         Row(
             of="reward_funcs reward_weights multi_objective_aggregation",
@@ -501,20 +504,20 @@ TRL = Peer(
             ours="buffer.groups_per_step buffer.trajectories_per_group learner.epochs learner.mini_batches learner.split_by",
             make=_batch,
             note="Groups are per_device_train_batch_size · num_processes · steps_per_generation / num_generations; mini-batches are "
-            "steps_per_generation / gradient_accumulation_steps. `num_processes` is of accelerate, and is asked for. TRL deals "
-            "completions to mini-batches once a generation, here anew in every epoch.",
+            "steps_per_generation / gradient_accumulation_steps. `num_processes` is a setting of accelerate, and must be given. TRL deals "
+            "completions to mini-batches once a generation; here they are dealt anew in every epoch.",
         ),
         Row(
             of="scale_rewards multi_objective_aggregation",
             ours="algorithm.advantage",
             make=_advantage,
-            note="ε is 1e-4 in TRL. A group of equal rewards has exactly no advantage here.",
+            note="ε is 1e-4 in TRL. A group of equal rewards has advantages of exactly 0 here.",
         ),
         Row(
             of="loss_type importance_sampling_level epsilon epsilon_high delta sapo_temperature_pos sapo_temperature_neg",
             ours="algorithm.policy_loss",
             make=_loss,
-            note="The level `sequence` is `gspo`. CISPO's `epsilon_high` is the bound itself, not 1 + it.",
+            note="The level `sequence` is `gspo`. CISPO's `epsilon_high` is the bound itself, not 1 + `epsilon_high`.",
         ),
         Row(
             of=f"loss_type {_BATCH} importance_sampling_level beta top_entropy_quantile use_vllm vllm_importance_sampling_correction "
@@ -522,34 +525,34 @@ TRL = Peer(
             ours="algorithm.aggregation",
             make=_aggregation,
             note="`grpo` and `sapo`: `sequence_mean`; `dapo` and `cispo`: `token_mean`; `dr_grpo`: `sequence_sum_over_length`; "
-            "`luspo`: `sequence_sum_mean`, where nothing gives its tokens losses of their own, whose mean takes in padding in TRL. `bnpo` "
-            "and `vespo` are refused.",
+            "`luspo`: `sequence_sum_mean`, unless a setting gives tokens their own losses, whose mean includes padding in TRL. `bnpo` and "
+            "`vespo` are refused.",
         ),
         Row(
             of="beta use_bias_correction_kl importance_sampling_level",
             ours="algorithm.kl",
             make=_kl,
-            note="`kl.loss`, with estimator `unbiased` (weighed by π/π_old in TRL, by π/μ here), or `k3` without the bias correction.",
+            note="`kl.loss` with the estimator `unbiased` (weighed by π/π_old in TRL, by π/μ here), or `k3` without the bias correction.",
         ),
         Row(
             of="entropy_coef loss_type top_entropy_quantile",
             ours="algorithm.entropy_coefficient",
             make=_entropy,
-            note="With `token_mean` alone, where both are a mean over tokens: of a micro-batch there, of an update here.",
+            note="Only with `token_mean`, which makes both a mean over tokens: of a micro-batch in TRL, of an update here.",
         ),
         Row(
             of="mask_truncated_completions top_entropy_quantile loss_type",
             ours="algorithm.filters",
             make=_filters,
-            note="`overlong_mask`, with `token_mean` alone; `high_entropy_tokens`, whose quantile is of the step here and of a "
-            "micro-batch there.",
+            note="`overlong_mask`, only with `token_mean`; `high_entropy_tokens`, whose quantile is over the step here and over a "
+            "micro-batch in TRL.",
         ),
         Row(
             of="use_vllm vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
             "vllm_importance_sampling_clip_min vllm_importance_sampling_cap off_policy_mask_threshold",
             ours="algorithm.proximal algorithm.corrections",
             make=_corrections,
-            note="`truncate` is `tis`, `mask` is `icepop`, `off_policy_mask_threshold` is `opsm`. TRL's π_old is the learner's own: "
+            note="`truncate` is `tis`, `mask` is `icepop`, `off_policy_mask_threshold` is `opsm`. TRL's learner computes π_old: "
             "`proximal: recompute`.",
         ),
         Row(
@@ -561,14 +564,14 @@ TRL = Peer(
             of=f"lr_scheduler_type warmup_steps {_LENGTH}",
             ours="optimizer.schedule optimizer.min_learning_rate_share optimizer.warmup_steps",
             make=_schedule,
-            note="TRL's rate moves with every update, here with every step. TRL's warm-up begins at 0; here the first step has "
-            "1/warmup_steps of the rate. Both end at the rate of TRL's last step; between, a cosine differs by a step at most.",
+            note="TRL's rate changes with every update, ours with every step. TRL's warm-up begins at 0; here the first step has "
+            "1/warmup_steps of the rate. Both end at the rate of TRL's last step. Between, a cosine differs by a step at most.",
         ),
         Row(
             of="use_peft lora_r lora_alpha lora_dropout disable_dropout lora_target_modules",
             ours="learner.lora",
             make=_lora,
-            note="Adapters have no dropout here, and TRL's have, unless `disable_dropout` says otherwise.",
+            note="Adapters have no dropout here. TRL's have, unless `disable_dropout` is set.",
         ),
         same("gradient_checkpointing", "learner.activation_checkpointing"),
         only(
@@ -580,10 +583,10 @@ TRL = Peer(
             "use one data set, or prompts.sources",
             {"dataset_streaming": False, "streaming": False, "datasets": (None, [])},
         ),
-        only("prompts come in an order of the seed", {"shuffle_dataset": True, "data_seed": None}),
-        only("name the model in reward.models, for a judge reward_model", {"reward_model_name_or_path": None}),
-        only("an agent is an environment (docs/environments.md)", {"max_tool_calling_iterations": None}),
-        only("the reference stays as it is; leave it out", {"sync_ref_model": False}),
+        only("the seed decides the order of prompts; leave it out", {"shuffle_dataset": True, "data_seed": None}),
+        only("name the model in reward.models, and use the judge reward_model", {"reward_model_name_or_path": None}),
+        only("write an agent as an environment (docs/environments.md)", {"max_tool_calling_iterations": None}),
+        only("the reference model is fixed; leave it out", {"sync_ref_model": False}),
         only("the coefficient is fixed; use entropy_coef", {"use_adaptive_entropy": False}),
         Row(
             of="router_aux_loss_coef",
@@ -592,10 +595,13 @@ TRL = Peer(
             note="On a mixture of experts write algorithm.router_aux_loss_coefficient, with rollout.routing_replay.",
         ),
         only("the loss has no such term; leave it out", {"label_smoothing_factor": 0, "neftune_noise_alpha": None}),
-        only("the optimizer is AdamW", {"optim": ("adamw_torch_fused", "adamw_torch"), "optim_args": (None, "")}),
-        only("decay goes to 0; leave it out", {"lr_scheduler_kwargs": (None, {})}),
         only(
-            "adapters are plain LoRA, on weights that are not quantized",
+            "the optimizer is AdamW; leave it out",
+            {"optim": ("adamw_torch_fused", "adamw_torch"), "optim_args": (None, "")},
+        ),
+        only("the rate decays to 0; leave it out", {"lr_scheduler_kwargs": (None, {})}),
+        only(
+            "adapters are plain LoRA, on weights that are not quantized; leave it out",
             {"use_rslora": False, "use_dora": False, "load_in_8bit": False, "load_in_4bit": False},
         ),
         only("name modules in lora_target_modules", {"lora_target_parameters": None, "lora_modules_to_save": None}),

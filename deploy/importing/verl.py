@@ -11,10 +11,10 @@ from deploy.importing.table import NO_NUMBER, NUMBER, Given, Made, Peer, Row, la
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _CORRECTION = "algorithm.rollout_correction"
 _KWARGS, _LEGACY_KWARGS = "reward.reward_kwargs", "reward_model.reward_kwargs"
-"""Settings of DAPO's reward manager. Any of the second replaces all of the first."""
+"""Settings of DAPO's reward manager. Any setting of the second section replaces all of the first."""
 _COMPUTED = f"{_ACTOR}.fsdp_config.mixed_precision.param_dtype"
 _CLAMP = 20.0
-"""verl's clamp on log-ratios, of losses, corrections and k3."""
+"""verl's clamp on the log-ratios of losses, corrections and k3."""
 
 
 def _at(section: str, /, **settings: Any) -> dict[str, Any]:
@@ -27,7 +27,7 @@ _OPTIM: dict[str, Any] = {
     "lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.0,
     "optimizer": "AdamW", "optimizer_impl": "torch.optim", "override_optimizer_config": None,
 }  # fmt: skip
-"""Of actor and critic."""
+"""Defaults of actor and critic."""
 
 _DEFAULTS: dict[str, Any] = {
     **_at(_MODEL, path=None, hf_config_path=None, tokenizer_path=None, override_config={}, trust_remote_code=False),
@@ -93,41 +93,22 @@ _DEFAULTS: dict[str, Any] = {
     **_at("distillation", enabled=False),
 }
 
-_TYPES: dict[str, tuple[type, ...]] = dict.fromkeys(
-    (
-        *(
-            "trainer.total_training_steps",
-            "num_prompts",
-            "data.gen_batch_size",
-            "data.train_max_samples",
-            "data.val_max_samples",
-        ),
-        *(
-            f"{each}.{name}"
-            for each in (_KWARGS, _LEGACY_KWARGS)
-            for name in ("max_resp_len", "overlong_buffer_cfg.len")
-        ),
-        *(
-            f"{_ACTOR}.{name}"
-            for name in ("clip_ratio_low", "clip_ratio_high", "loss_scale_factor", "policy_loss.dro_beta")
-        ),
-        *(f"{each}.optim.{name}" for each in (_ACTOR, "critic") for name in ("lr_warmup_steps", "min_lr_ratio")),
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(
+        ("trainer.total_training_steps", "num_prompts", "data.gen_batch_size", "data.train_max_samples", "data.val_max_samples",
+         *(f"{each}.{name}" for each in (_KWARGS, _LEGACY_KWARGS) for name in ("max_resp_len", "overlong_buffer_cfg.len")),
+         *(f"{_ACTOR}.{name}" for name in ("clip_ratio_low", "clip_ratio_high", "loss_scale_factor", "policy_loss.dro_beta")),
+         *(f"{each}.optim.{name}" for each in (_ACTOR, "critic") for name in ("lr_warmup_steps", "min_lr_ratio"))), NO_NUMBER,
     ),
-    NO_NUMBER,
-) | {
-    f"{_CORRECTION}.rollout_is_threshold": (*NUMBER, str),
-    _COMPUTED: (str, int, type(None)),
+    **dict.fromkeys((f"{_MODEL}.override_config", "data.apply_chat_template_kwargs"), (dict, type(None))),
+    **dict.fromkeys(("data.train_files", "data.val_files"), (str, list, type(None))),
+    **dict.fromkeys(("reward.custom_reward_function.path", "custom_reward_function.path"), (str, type(None))),
+    f"{_CORRECTION}.rollout_is_threshold": (*NUMBER, str), _COMPUTED: (str, int, type(None)),
     f"{_MODEL}.target_modules": (str, list),
-    f"{_MODEL}.override_config": (dict, type(None)),
-    "data.apply_chat_template_kwargs": (dict, type(None)),
-    "data.train_files": (str, list, type(None)),
-    "data.val_files": (str, list, type(None)),
-    "reward.custom_reward_function.path": (str, type(None)),
-    "custom_reward_function.path": (str, type(None)),
-}
+}  # fmt: skip
 
 _DROPPED = {
-    "resources and engines are planned here, by `learner`, `rollout` and `elastic`": (
+    "resources and engines have settings of their own in `learner`, `rollout` and `elastic`": (
         "*.fsdp_config.* critic.fsdp.* *.megatron.* *.strategy *micro_batch_size* *max_token_len* *use_dynamic_bsz "
         "trainer.nnodes trainer.n_gpus_per_node trainer.device trainer.balance_batch trainer.ray_wait* "
         "ray_kwargs.* transfer_queue.* *.ulysses_sequence_parallel_size *nccl_timeout *hybrid_engine "
@@ -142,7 +123,7 @@ _DROPPED = {
         f"critic.model.enable_gradient_checkpointing {_ROLLOUT}.dtype {_ROLLOUT}.enforce_eager {_ROLLOUT}.cudagraph_* "
         f"{_ROLLOUT}.full_determinism {_ROLLOUT}.seed *.override_config.attn_implementation"
     ),
-    "logging, profiling and checkpoints are named anew, in `metrics` and `checkpoint`": (
+    "logging, profiling and checkpoints have settings of their own in `metrics` and `checkpoint`": (
         "*profiler* trainer.logger trainer.project_name trainer.log_val_generations trainer.*_data_dir trainer.save_freq "
         "trainer.resume_* trainer.default_* trainer.max_*_ckpt_to_keep trainer.del_local_* trainer.esi_* "
         "trainer.val_before_train "
@@ -162,7 +143,7 @@ _DROPPED = {
         "critic.model.lora_adapter_path critic.model.override_config critic.model.custom_chat_template critic.shuffle "
         "data.continuous_token*"
     ),
-    "a part of what another setting switches on": (
+    "details of a feature that another setting turns on": (
         "algorithm.pf_ppo.* algorithm.filter_groups.max_* algorithm.kl_ctrl.horizon algorithm.kl_ctrl.target_kl distillation.* "
         f"{_CORRECTION}.rollout_rs_threshold *.router_replay.* *.policy_loss.*cov* *.policy_loss.ppo_kl_coef trainer.v1.* "
         "reward.reward_model.* reward_model.enable_resource_pool reward_model.n_gpus_per_node reward_model.nnodes "
@@ -181,10 +162,10 @@ _DTYPES = dict.fromkeys((None, "bf16", "bfloat16"), "bfloat16") | dict.fromkeys(
 def _model(given: Given) -> Made:
     path = given[f"{_MODEL}.path"]
     if path is None:
-        given.refuse(f"{_MODEL}.path", "names no model; name it")
+        given.refuse(f"{_MODEL}.path", "names no model; write its folder or hub name")
     computed, name = given[_COMPUTED], f"{_ACTOR}.fsdp_config.dtype"
     if computed not in _DTYPES:
-        given.refuse(_COMPUTED, "is no type to compute in here; use bf16 or fp32")
+        given.refuse(_COMPUTED, "is not supported as compute type; use bf16 or fp32")
     if name in given.values and _DTYPES.get(given[name]) != _DTYPES.get(computed):
         given.note(
             f"fsdp_config.dtype={given[name]} has no effect in verl: mixed_precision.param_dtype counts, by default bf16."
@@ -209,18 +190,16 @@ def _lora(given: Given) -> Made:
 
 def _sequence_parallel(given: Given) -> Made:
     names = [f"{_ACTOR}.{each}ulysses_sequence_parallel_size" for each in ("", "fsdp_config.")]
-    above, size = given.counts(*names)
-    size = above if above > 1 else size
+    outer, size = given.counts(*names)
+    size = outer if outer > 1 else size
     if size == 1:
         return {}
-    given.note(
-        f"learner.num_ranks: {size} is one group of ranks that share each pass. For more groups give a multiple of it."
-    )
+    given.note(f"learner.num_ranks: {size} is one group of ranks that share each pass. For more groups use a multiple.")
     return {"learner.sequence_parallel_size": size, "learner.num_ranks": size}
 
 
 def _source(files: Any, column: str) -> dict[str, Any]:
-    """Several files are sources, each by its folder and name."""
+    """The prompts of one file, or of several files as sources that are named by folder and file."""
     paths = [files] if isinstance(files, str) else [str(each) for each in files]
     if len(paths) == 1:
         return {"name": "file", "path": paths[0], "column": column}
@@ -238,13 +217,13 @@ def _name(path: str) -> str:
 
 
 def _limits(given: Given) -> dict[str, Any]:
-    """Of the data's prompts, to train and to validate on."""
+    """Limits on the length of prompts, for training and validation."""
     limits: dict[str, Any] = {"max_prompt_tokens": given["data.max_prompt_length"]}
     if given["data.filter_overlong_prompts"]:
         return limits | {"on_long_prompt": "drop"}
     if "data.truncation" in given.values and given["data.truncation"] != "left":
         given.note(
-            f"data.truncation={given['data.truncation']} has no effect in verl, which cuts a long prompt at its start."
+            f"data.truncation={given['data.truncation']} has no effect in verl, which truncates a long prompt at its start."
         )
     return limits | {"on_long_prompt": "truncate_start"}
 
@@ -252,12 +231,13 @@ def _limits(given: Given) -> dict[str, Any]:
 def _prompts(given: Given) -> Made:
     files = given["data.train_files"]
     if not files:
-        given.refuse("data.train_files", "names no data; name a Parquet file")
+        given.refuse("data.train_files", "names no data; write a Parquet file")
         return {}
     prompts = _source(files, given["data.prompt_key"])
     if "sources" in prompts:
         given.note(
-            "verl draws rows of all files alike. Here each source has a weight: give prompts.sources weights by their rows."
+            "verl draws all rows with equal probability. Here each source has a weight: set the weights in prompts.sources to the numbers "
+            "of rows."
         )
     return {"prompts": prompts | _limits(given)}
 
@@ -270,19 +250,17 @@ def _evaluation(given: Given) -> Made:
     validated, trained = _nucleus(given, f"{_ROLLOUT}.val_kwargs"), _nucleus(given, _ROLLOUT)
     if temperature > 0 and validated != trained:
         given.note(
-            f"verl validates with top_p={validated[0]} and top_k={validated[1]}. An evaluation here has its own temperature alone, and "
-            f"takes those of sampling: {trained[0]} and {trained[1]}."
+            f"verl validates with top_p={validated[0]} and top_k={validated[1]}. Here only the temperature of an evaluation is separate; "
+            f"top_p and top_k are those of sampling, {trained[0]} and {trained[1]}."
         )
     made: Made = {"evaluation.prompts": _source(files, given["data.prompt_key"]) | _limits(given)}
-    given.note(
-        "verl validates on all rows of val_files. Here evaluation.num_prompts says how many: give it their number."
-    )
+    given.note("verl validates on all rows of val_files. Here set evaluation.num_prompts to their number.")
     made |= {"evaluation.num_samples": n, "evaluation.temperature": temperature}
     return made | ({"evaluation.every_steps": every} if every > 0 else {})
 
 
 def _nucleus(given: Given, section: str) -> tuple[float, int]:
-    """top_p, and top_k with 0 for all tokens."""
+    """top_p and top_k; a top_k of 0 allows all tokens."""
     return given[f"{section}.top_p"], max(given[f"{section}.top_k"], 0)
 
 
@@ -291,34 +269,37 @@ def _batch(given: Given) -> Made:
     if groups % part:
         given.refuse(f"{_ACTOR}.ppo_mini_batch_size", f"does not divide data.train_batch_size={groups}; use a divisor")
     if given["data.gen_batch_size"] not in (None, groups) and not given["algorithm.filter_groups.enable"]:
-        given.refuse("data.gen_batch_size", "samples more than trains; leave it out")
-    return {
+        given.refuse("data.gen_batch_size", "samples more groups than are trained on; leave it out")
+    mini_batches = max(groups // part, 1)
+    made: Made = {
         "buffer.groups_per_step": groups,
         "buffer.trajectories_per_group": given[f"{_ROLLOUT}.n"],
-        "learner.mini_batches": max(groups // part, 1),
+        "learner.mini_batches": mini_batches,
         "learner.epochs": given[f"{_ACTOR}.ppo_epochs"],
     }
+    deals_trajectories = given[f"{_ACTOR}.shuffle"] and mini_batches > 1
+    return made | ({"learner.split_by": "trajectories"} if deals_trajectories else {})
 
 
 def _length(given: Given) -> int:
-    """Steps of the learning rate's schedule."""
+    """Steps of verl's learning rate schedule."""
     steps, prompts = given["trainer.total_training_steps"], given["num_prompts"]
     if steps is None and prompts is None:
         given.refuse(
             "trainer.total_training_steps",
-            "leaves the length to the data; set it, or say how many rows it has: --set num_prompts=7473",
+            "is not set, so the data decides the length; set it, or give the number of rows: --set num_prompts=7473",
         )
     return max(steps or _steps_of_epochs(given), 1)
 
 
 def _steps(given: Given) -> int:
-    """verl ends with its schedule or its last epoch, whichever is sooner."""
+    """verl ends with its schedule or its last epoch, whichever comes first."""
     length = _length(given)
     if given["num_prompts"] is not None:
         return max(min(length, _steps_of_epochs(given)), 1)
     given.note(
-        f"verl also ends after trainer.total_epochs={given['trainer.total_epochs']} passes over the prompts. Where those may be "
-        "fewer steps, say how many rows the data has: --set num_prompts=7473."
+        f"verl also ends after trainer.total_epochs={given['trainer.total_epochs']} passes over the prompts. If that may be "
+        "fewer steps, give the number of rows: --set num_prompts=7473."
     )
     return length
 
@@ -333,12 +314,12 @@ def _sampling(given: Given) -> Made:
     top_p, top_k = _nucleus(given, _ROLLOUT)
     if top_p < 1 or top_k > 0:
         given.note(
-            "top_p, top_k: verl's learner leaves them out of its log-probs. Here learner and engine have the same."
+            "top_p, top_k: verl's learner ignores them in its log-probs. Here learner and engine both apply them."
         )
     for part in ("prompt", "response"):
         own, of_data = given[f"{_ROLLOUT}.{part}_length"], f"data.max_{part}_length"
         if own not in (None, given[of_data]):
-            given.refuse(f"{_ROLLOUT}.{part}_length", f"is another length than that of {of_data}; leave it out")
+            given.refuse(f"{_ROLLOUT}.{part}_length", f"differs from {of_data}; leave it out")
     return {
         "sampling.max_tokens": given["data.max_response_length"],
         "sampling.temperature": given[f"{_ROLLOUT}.temperature"],
@@ -350,11 +331,11 @@ def _sampling(given: Given) -> Made:
 
 def _reward(given: Given) -> Made:
     path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
-    if path is None and name is None:  # either of the old settings replaces both of the new
+    if path is None and name is None:  # each of the old settings replaces both new ones
         path, name = given["reward.custom_reward_function.path"], given["reward.custom_reward_function.name"]
     if path is None:
         given.note(
-            "The reward is verl's default_compute_score: install verl where judges run, or take a judge of `treadwheel list rewards`."
+            "The reward is verl's default_compute_score: install verl where judges run, or use a judge of `treadwheel list rewards`."
         )
         return {"reward.judge": {"name": "verl", "function": "verl.utils.reward_score:default_compute_score"}}
     module = PurePosixPath(path).stem
@@ -369,13 +350,13 @@ def _reward(given: Given) -> Made:
 def _shaping(given: Given) -> Made:
     manager = given["reward_model.reward_manager"] or given["reward.reward_manager.name"]
     if manager not in ("naive", "dapo"):
-        given.refuse("reward.reward_manager.name", "is not there; use naive or dapo, and write the rest as a judge")
+        given.refuse("reward.reward_manager.name", "is not supported; use naive or dapo, or write it as a judge")
     kwargs = _LEGACY_KWARGS if any(name.startswith(f"{_LEGACY_KWARGS}.") for name in given.values) else _KWARGS
     buffer = f"{kwargs}.overlong_buffer_cfg"
     if not given[f"{buffer}.enable"]:
         return {}
     if manager != "dapo" or not given[f"{buffer}.len"]:
-        given.refuse(f"{buffer}.enable", "acts with reward_manager.name=dapo and a len above 0 alone; set both")
+        given.refuse(f"{buffer}.enable", "acts only with reward_manager.name=dapo and a len above 0; set both")
     penalty = {"cache": given[f"{buffer}.len"], "penalty": given[f"{buffer}.penalty_factor"]}
     longest = given[f"{kwargs}.max_resp_len"] or given["data.max_response_length"]
     return {"algorithm.reward_shaping": [{"name": "overlong_penalty", "max_length": longest, **penalty}]}
@@ -399,7 +380,7 @@ def _advantage(given: Given) -> Made:
         "reinforce_plus_plus_baseline": {"name": "mean_centered", "singleton": "raw"},
     }
     if kind not in known:
-        given.refuse("algorithm.adv_estimator", f"is not there; use one of {', '.join(known)}")
+        given.refuse("algorithm.adv_estimator", f"is not supported; use one of {', '.join(known)}")
         return {}
     made: Made = {"algorithm.advantage": known[kind]}
     return made | ({"algorithm.advantage_shaping": ["whiten"]} if kind in _WHITENED else {})
@@ -413,7 +394,7 @@ def _loss(given: Given) -> Made:
     low, high = given[f"{_ACTOR}.clip_ratio_low"], given[f"{_ACTOR}.clip_ratio_high"]
     if both != 0.2 and low is not None and high is not None:
         given.note(
-            f"clip_ratio={both} has no effect in verl: clip_ratio_low={low} and clip_ratio_high={high} count, unless they are null."
+            f"clip_ratio={both} has no effect in verl: clip_ratio_low={low} and clip_ratio_high={high} count unless they are null."
         )
     low, high = both if low is None else low, both if high is None else high
     cap, clip = given[f"{_ACTOR}.clip_ratio_c"], {"epsilon_low": low, "epsilon_high": high}
@@ -428,15 +409,15 @@ def _loss(given: Given) -> Made:
         "dro": {"name": "dro", "beta": given[f"{_ACTOR}.policy_loss.dro_beta"]},
     }
     if mode not in known:
-        given.refuse(f"{_ACTOR}.policy_loss.loss_mode", f"is not there as verl has it; use one of {', '.join(known)}")
+        given.refuse(f"{_ACTOR}.policy_loss.loss_mode", f"is not supported; use one of {', '.join(known)}")
         return {}
     if mode == "vanilla" and cap <= 1:
-        given.refuse(f"{_ACTOR}.clip_ratio_c", "is verl's error too; set it above 1")
+        given.refuse(f"{_ACTOR}.clip_ratio_c", "is an error in verl too; set it above 1")
     if mode == "dro" and (known["dro"]["beta"] or 0) <= 0:
-        given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is verl's error too; set it above 0")
+        given.refuse(f"{_ACTOR}.policy_loss.dro_beta", "is an error in verl too; set it above 0")
     if mode == "sapo" and given[f"{_ACTOR}.loss_agg_mode"] != "seq-mean-token-mean":
         given.refuse(
-            f"{_ACTOR}.loss_agg_mode", "is not what verl takes for SAPO's policy loss; use seq-mean-token-mean"
+            f"{_ACTOR}.loss_agg_mode", "is ignored by verl's SAPO loss; use seq-mean-token-mean, which it applies"
         )
     return {"algorithm.policy_loss": known[mode]}
 
@@ -447,7 +428,7 @@ def _aggregation_of(given: Given) -> Any:
         if scale is None:
             given.refuse(
                 f"{_ACTOR}.loss_scale_factor",
-                "divides by the padded width of a batch; set it, for example to data.max_response_length",
+                "is not set, so verl divides by the padded width of a batch; set it, for example to data.max_response_length",
             )
         return {"name": "sequence_sum_over_length", "max_length": scale}
     known = {
@@ -457,7 +438,7 @@ def _aggregation_of(given: Given) -> Any:
         "seq-mean-token-mean": "sequence_mean",
     }
     if mode not in known:
-        given.refuse(f"{_ACTOR}.loss_agg_mode", f"is not there; use one of {', '.join(known)}")
+        given.refuse(f"{_ACTOR}.loss_agg_mode", f"is unknown; use one of {', '.join(known)}")
     return known.get(mode)
 
 
@@ -468,22 +449,22 @@ def _kl(given: Given) -> Made:
     terms: dict[str, Any] = {}
     if given[f"{_ACTOR}.use_kl_loss"] and given[f"{_ACTOR}.kl_loss_coef"]:
         kind = given[f"{_ACTOR}.kl_loss_type"]
-        # `k3+` has the value of k3 and the gradient of k2, and a loss teaches by its gradient.
+        # `k3+` has the value of k3 and the gradient of k2, and only the gradient of a loss matters.
         estimator = "k2" if kind.endswith("+") else _ESTIMATORS.get(kind)
         if estimator not in ("k2", "k3"):
             given.refuse(
                 f"{_ACTOR}.kl_loss_type",
-                "does not pull to the reference in a loss, or is not there; use low_var_kl or mse",
+                "is unknown, or its gradient in a loss does not pull to the reference; use low_var_kl or mse",
             )
         terms["loss"] = {"coefficient": given[f"{_ACTOR}.kl_loss_coef"], "estimator": estimator}
     if given["algorithm.use_kl_in_reward"] and given["algorithm.kl_ctrl.kl_coef"]:
         estimator = _ESTIMATORS.get(given["algorithm.kl_penalty"])
         if estimator is None:
-            given.refuse("algorithm.kl_penalty", f"is not there; use one of {', '.join(_ESTIMATORS)}")
+            given.refuse("algorithm.kl_penalty", f"is unknown; use one of {', '.join(_ESTIMATORS)}")
         if given["algorithm.kl_ctrl.type"] != "fixed":
             given.refuse(
                 "algorithm.kl_ctrl.type",
-                "steers to a KL per token, and algorithm.kl.reward.adaptive to one per trajectory; use fixed, and write that by hand",
+                "targets a KL per token, and algorithm.kl.reward.adaptive a KL per trajectory; use fixed, and write the latter by hand",
             )
         terms["reward"] = {"coefficient": given["algorithm.kl_ctrl.kl_coef"], "estimator": estimator}
     for term in terms.values():
@@ -496,28 +477,26 @@ def _filters(given: Given) -> Made:
     if not given["algorithm.filter_groups.enable"]:
         return {}
     if given["algorithm.filter_groups.metric"] != "reward":
-        given.refuse(
-            "algorithm.filter_groups.metric", "looks at another number than the reward that trains; use reward"
-        )
+        given.refuse("algorithm.filter_groups.metric", "is another number than the reward that trains; use reward")
     return {"algorithm.filters": ["zero_variance"]}
 
 
 def _corrections(given: Given) -> Made:
-    """And π_old: recomputed by the learner, or the rollout's own in bypass mode."""
+    """Corrections, and π_old: recomputed by the learner, or the rollout's in bypass mode."""
     level, threshold = given[f"{_CORRECTION}.rollout_is"], given[f"{_CORRECTION}.rollout_is_threshold"]
     is_normalised = given[f"{_CORRECTION}.rollout_is_batch_normalize"]
     loss, gate = given[f"{_CORRECTION}.loss_type"], given[f"{_CORRECTION}.rollout_rs"]
     if given[f"{_CORRECTION}.bypass_mode"]:
         if loss != "ppo_clip" or level is not None or gate is not None:
             given.note(
-                "rollout_correction.loss_type, rollout_is and rollout_rs have no effect in verl beside bypass_mode: the loss is that of "
+                "rollout_correction.loss_type, rollout_is and rollout_rs have no effect in verl with bypass_mode: the loss is that of "
                 "policy_loss.loss_mode, without weights."
             )
         return {"algorithm.proximal": "rollout"}
     if gate is not None:
         given.refuse(
             f"{_CORRECTION}.rollout_rs",
-            "takes tokens out of the denominators too; leave it out, and write a correction `rejection`",
+            "removes tokens from the denominators too; leave it out, and write a correction `rejection`",
         )
     asks_for_ratios = given[f"{_ACTOR}.policy_loss.loss_mode"] != "gpg" or level or given["algorithm.use_kl_in_reward"]
     made: Made = {"algorithm.proximal": "recompute"} if asks_for_ratios else {}
@@ -529,10 +508,10 @@ def _corrections(given: Given) -> Made:
     try:
         bounds = {"low": float(low), "high": float(high)} if low else {"cap": float(high)}
     except ValueError:
-        given.refuse(f"{_CORRECTION}.rollout_is_threshold", "is no bound; write a number, or two as 0.5_5.0")
+        given.refuse(f"{_CORRECTION}.rollout_is_threshold", "is not a bound; write a number, or two such as 0.5_5.0")
         return {}
     if low and is_normalised:
-        given.refuse(f"{_CORRECTION}.rollout_is_batch_normalize", "is not there with two bounds; use one threshold")
+        given.refuse(f"{_CORRECTION}.rollout_is_batch_normalize", "is not supported with two bounds; use one threshold")
     name = "icepop" if low else "self_normalised_tis" if is_normalised else "tis"
     return made | {"algorithm.corrections": [{"name": name, "level": level, **bounds, "log_ratio_clamp": _CLAMP}]}
 
@@ -541,31 +520,37 @@ _AS_THE_ACTOR = (
     *("ppo_epochs", "ppo_mini_batch_size", "loss_agg_mode", "loss_scale_factor"),
     *(f"optim.{name}" for name in _OPTIM),
 )
-"""Settings of verl's critic that are the actor's here."""
+"""Settings that verl's critic has of its own, and shares with the actor here."""
 
 
 def _critic(given: Given) -> Made:
     warmup = given["trainer.critic_warmup"]
     if given["algorithm.adv_estimator"] != "gae":
         if given["critic.enable"]:
-            given.refuse("critic.enable", "trains values that no advantage reads; leave it out")
+            given.refuse("critic.enable", "trains values that no advantage uses; leave it out")
         if warmup > 1:
-            given.refuse("trainer.critic_warmup", "lets steps pass without learning, as no critic learns; leave it out")
+            given.refuse(
+                "trainer.critic_warmup", "makes steps in which nothing learns, as there is no critic; leave it out"
+            )
         return {}
     for name in _AS_THE_ACTOR:
         actors = given[f"{_ACTOR}.{name}"]
         if given[f"critic.{name}"] not in (None, actors):
-            given.refuse(f"critic.{name}", f"is not the actor's, {actors!r}, and both are one setting here")
+            given.refuse(
+                f"critic.{name}", f"is not the actor's, {actors!r}, and both are one setting here; use the actor's"
+            )
     value: dict[str, Any] = {
         "loss": {"name": "value_clip", "clip_range": given["critic.cliprange_value"]},
         "coefficient": 1.0,
         "aggregation": _aggregation_of(given),
         "learning_rate": given["critic.optim.lr"],
-        "warmup_steps": max(warmup - 1, 0),  # verl's first step is 1, and the actor learns from step `critic_warmup` on
+        "warmup_steps": max(warmup - 1, 0),  # verl's first step is 1, and the actor learns from step `critic_warmup`
     }
     path = given["critic.model.path"]
     if path is None:
-        given.refuse("critic.model.path", f"is a DeepSeek model in verl; name it, such as {given[f'{_MODEL}.path']}")
+        given.refuse(
+            "critic.model.path", f"is a DeepSeek model by verl's default; set it, such as to {given[f'{_MODEL}.path']}"
+        )
     if path != given[f"{_MODEL}.path"]:
         value |= {"path": path} | ({"trust_remote_code": True} if given["critic.model.trust_remote_code"] else {})
     return {"algorithm.value": value}
@@ -576,7 +561,7 @@ def _optimizer(given: Given) -> Made:
     kind, warmup = given[f"{optim}.lr_scheduler_type"], given[f"{optim}.lr_warmup_steps"]
     kind = given[f"{optim}.warmup_style"] or kind
     if kind not in ("constant", "cosine"):
-        given.refuse(f"{optim}.lr_scheduler_type", "is not there; use constant or cosine")
+        given.refuse(f"{optim}.lr_scheduler_type", "is not supported; use constant or cosine")
     if warmup is None or warmup <= 0:
         share = given[f"{optim}.lr_warmup_steps_ratio"]
         warmup = math.floor(share * _length(given)) if share else 0
@@ -595,7 +580,7 @@ def _optimizer(given: Given) -> Made:
         length, steps = _length(given), _steps(given)
         if steps < length:
             given.note(
-                f"verl's cosine is of {length} steps, of which its run makes {steps}. Here it goes down to the same last rate in {steps}."
+                f"verl's cosine has {length} steps, of which its run makes {steps}. Here it falls to the same last rate in {steps} steps."
             )
         made["optimizer.min_learning_rate_share"] = last_share(
             kind, max(length - warmup, 1), steps=max(steps - warmup, 1), lowest=given[f"{optim}.min_lr_ratio"] or 0.0
@@ -629,14 +614,14 @@ VERL = Peer(
             of=_LENGTH,
             ours="num_steps",
             make=lambda given: {"num_steps": _steps(given)},
-            note="A step is the same in both: one batch of prompts. `num_prompts`, the rows of the data, is asked for where "
-            "`total_training_steps` is not set; with both, verl's run ends with the sooner.",
+            note="A step is the same in both: one batch of prompts. `num_prompts`, the number of rows, is needed if "
+            "`total_training_steps` is not set. With both, verl's run ends with the first that is reached.",
         ),
         Row(
             of=f"{_MODEL}.path {_below(f'{_ACTOR}.fsdp_config', 'dtype model_dtype')} {_COMPUTED}",
             ours="model.path model.dtype",
             make=_model,
-            note="Master weights are float32 in both. `fsdp_config.dtype` changes nothing in verl's FSDP.",
+            note="Master weights are float32 in both. `fsdp_config.dtype` has no effect in verl's FSDP.",
         ),
         same(f"{_MODEL}.trust_remote_code", "model.trust_remote_code"),
         same(f"{_MODEL}.custom_chat_template", "model.chat_template"),
@@ -645,15 +630,15 @@ VERL = Peer(
             of=f"data.train_files data.prompt_key {_LONG}",
             ours="prompts",
             make=_prompts,
-            note="The source `file` reads verl's Parquet files. Without the filter a long prompt is cut at its start, whatever "
-            "`truncation` says: the user's first message here, and the templated prompt there.",
+            note="The source `file` reads verl's Parquet files. Without the filter a long prompt is truncated at its start, with any "
+            "`truncation`: the user's first message here, the templated prompt in verl.",
         ),
         Row(
             of=f"data.val_files data.prompt_key {_LONG} trainer.test_freq {_below(f'{_ROLLOUT}.val_kwargs', 'temperature n top_p top_k')} "
             f"{_below(_ROLLOUT, 'top_p top_k')}",
             ours="evaluation.prompts evaluation.every_steps evaluation.temperature evaluation.num_samples",
             make=_evaluation,
-            note="verl takes all rows of the files; here `evaluation.num_prompts` says how many.",
+            note="verl evaluates all rows of the files; here set `evaluation.num_prompts`.",
         ),
         Row(
             of="data.max_response_length data.max_prompt_length "
@@ -672,28 +657,31 @@ VERL = Peer(
             "data.max_response_length",
             ours="algorithm.reward_shaping",
             make=_shaping,
-            note="`overlong_penalty`. verl's grows beyond its factor for completions longer than `max_resp_len`, of which there are none. "
+            note="`overlong_penalty`. verl's penalty exceeds its factor for completions longer than `max_resp_len`, which do not occur. "
             "Any setting of `reward_model.reward_kwargs` replaces all of `reward.reward_kwargs`.",
         ),
         Row(
             of=f"data.train_batch_size data.gen_batch_size algorithm.filter_groups.enable {_ROLLOUT}.n "
-            f"{_below(_ACTOR, 'ppo_mini_batch_size ppo_epochs')}",
-            ours=f"{_below('buffer', 'groups_per_step trajectories_per_group')} {_below('learner', 'mini_batches epochs')}",
+            f"{_below(_ACTOR, 'ppo_mini_batch_size ppo_epochs shuffle')}",
+            ours=f"{_below('buffer', 'groups_per_step trajectories_per_group')} "
+            f"{_below('learner', 'mini_batches epochs split_by')}",
             make=_batch,
-            note="`ppo_mini_batch_size` counts prompts. `balance_batch` mixes groups across mini-batches there; here they stay whole.",
+            note="`ppo_mini_batch_size` counts prompts. `shuffle` is `split_by: trajectories`: both deal trajectories to mini-batches anew "
+            "in every epoch, verl within each rank's share. Without it verl keeps the order, in which `balance_batch` mixes groups; here "
+            "whole groups are dealt.",
         ),
         Row(
             of=f"algorithm.adv_estimator {_below('algorithm', 'norm_adv_by_std_in_grpo gamma lam')}",
             ours="algorithm.advantage algorithm.advantage_shaping",
             make=_advantage,
-            note="A group of equal rewards has exactly no advantage here, and verl's rounding there.",
+            note="A group of equal rewards has advantages of exactly 0 here; in verl they are rounding errors.",
         ),
         Row(
             of=f"{_below(f'{_ACTOR}.policy_loss', 'loss_mode dro_beta')} "
             f"{_below(_ACTOR, 'clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c tau_pos tau_neg loss_agg_mode')}",
             ours="algorithm.policy_loss",
             make=_loss,
-            note="`vanilla` is `ppo_clip` with `dual_clip`. `clip_ratio` alone changes nothing in verl: the two-sided settings count "
+            note="`vanilla` is `ppo_clip` with `dual_clip`. `clip_ratio` alone has no effect in verl: the two-sided settings count "
             "unless they are null.",
         ),
         Row(
@@ -708,8 +696,8 @@ VERL = Peer(
             f"{_below('algorithm', 'use_kl_in_reward kl_penalty kl_ctrl.type kl_ctrl.kl_coef')}",
             ours="algorithm.kl",
             make=_kl,
-            note="`kl.loss` and `kl.reward`. `low_var_kl` is k3, whose value verl holds within ±10 besides; `k1` in a loss pulls "
-            "nowhere, and is refused.",
+            note="`kl.loss` and `kl.reward`. `low_var_kl` is k3, whose value verl also clamps to ±10. `k1` in a loss has a gradient of "
+            "mean 0, and is refused.",
         ),
         same(
             f"{_ACTOR}.entropy_coeff",
@@ -720,7 +708,7 @@ VERL = Peer(
             of=_below("algorithm.filter_groups", "enable metric"),
             ours="algorithm.filters",
             make=_filters,
-            note="`zero_variance`: other groups are sampled until the step is full.",
+            note="`zero_variance`: more groups are sampled until the step is full.",
         ),
         Row(
             of=_below(
@@ -730,7 +718,7 @@ VERL = Peer(
             + f" {_ACTOR}.policy_loss.loss_mode algorithm.use_kl_in_reward",
             ours="algorithm.proximal algorithm.corrections",
             make=_corrections,
-            note="verl computes π_old anew, `proximal: recompute`, unless in bypass mode; here the default is the rollout's.",
+            note="verl recomputes π_old (`proximal: recompute`) except in bypass mode. The default here is the rollout's.",
         ),
         Row(
             of=f"algorithm.adv_estimator trainer.critic_warmup {_MODEL}.path "
@@ -738,9 +726,9 @@ VERL = Peer(
             f"{_below('critic', ' '.join(_AS_THE_ACTOR))} {_below(_ACTOR, ' '.join(_AS_THE_ACTOR))}",
             ours="algorithm.value",
             make=_critic,
-            note="A backbone of its own. What is not said of the critic is the actor's here, and must be equal where it is said. The actor "
-            "learns from step `critic_warmup` on, counted from 1: after `critic_warmup` − 1 steps. Its rate has decayed with the run "
-            "here, and so many steps short of that in verl.",
+            note="The critic has its own backbone, and takes all other settings from the actor: they must be equal if set. The actor "
+            "learns from step `critic_warmup`, counted from 1: after `critic_warmup` − 1 steps. Its rate decays over all steps "
+            "here; in verl its decay lags by these steps.",
         ),
         Row(
             of=f"{_below(f'{_ACTOR}.optim', 'lr betas weight_decay lr_scheduler_type warmup_style min_lr_ratio')} {_ACTOR}.grad_clip "
@@ -750,9 +738,9 @@ VERL = Peer(
                 "learning_rate betas weight_decay max_grad_norm schedule warmup_steps min_learning_rate_share",
             ),
             make=_optimizer,
-            note="verl clips by `optim.clip_grad`; `actor.grad_clip` changes nothing there. Its weight decay is on norms and biases too, "
-            "which are spared here. Its warm-up begins at 0; here the first step has 1/warmup_steps of the rate. Both cosines end at the "
-            "rate of verl's last step; between, they differ by a step at most, and by more where `total_epochs` ends verl's run before "
+            note="verl clips by `optim.clip_grad`; `actor.grad_clip` has no effect. Its weight decay applies to norms and biases too, "
+            "which have none here. Its warm-up begins at 0; here the first step has 1/warmup_steps of the rate. Both cosines end at the "
+            "rate of verl's last step. Between, they differ by a step at most, and by more if `total_epochs` ends verl's run before "
             "`total_training_steps`.",
         ),
         Row(of=_below(_MODEL, "lora_rank lora_alpha target_modules"), ours="learner.lora", make=_lora),
@@ -761,7 +749,7 @@ VERL = Peer(
             of=f"{_ACTOR}.ulysses_sequence_parallel_size {_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
             ours="learner.sequence_parallel_size learner.num_ranks",
             make=_sequence_parallel,
-            note="A number above 1 beside `fsdp_config` counts before the one in it. It is the critic's too here; the reference has none.",
+            note="A value above 1 outside `fsdp_config` takes precedence. It applies to the critic too here, and not to the reference.",
         ),
         only(
             "write it into the model's folder, or leave it out",
@@ -773,14 +761,14 @@ VERL = Peer(
                 "data.tokenizer": None,
             },
         ),
-        only("write its param_dtype alone", {f"{_ACTOR}.fsdp_config.mixed_precision": (None, {})}),
+        only("write only its param_dtype", {f"{_ACTOR}.fsdp_config.mixed_precision": (None, {})}),
         only("write the adapter as model.lora_rank, lora_alpha and target_modules", {f"{_MODEL}.lora.rank": 0}),
         only(
-            "weights are not quantized; leave it out",
+            "trained weights are not quantized; leave it out",
             {f"{_ACTOR}.qat.enable": False, f"{_ACTOR}.fsdp_config.qat.enable": False},
         ),
         only(
-            "experts and predicted tokens are the engine's own matter; leave it out",
+            "leave it out: routing is replayed by rollout.routing_replay, which is not imported, and MTP layers do not train",
             {
                 f"{_ROLLOUT}.enable_rollout_routing_replay": False,
                 f"{_ACTOR}.router_replay.mode": "disabled",
@@ -788,12 +776,12 @@ VERL = Peer(
             },
         ),
         only(
-            "an adapter begins anew, on the modules that target_modules names",
+            "a new adapter starts, on the modules of target_modules; leave it out",
             {f"{_MODEL}.exclude_modules": None, f"{_MODEL}.lora_adapter_path": None, "critic.model.lora_rank": 0},
         ),
-        only("cut the file itself", {"data.train_max_samples": (-1, None), "data.val_max_samples": (-1, None)}),
+        only("shorten the file itself", {"data.train_max_samples": (-1, None), "data.val_max_samples": (-1, None)}),
         only(
-            "prompts come in an order of the seed, each once an epoch",
+            "the seed decides the order of prompts, each once an epoch; leave it out",
             {"data.shuffle": True, "data.custom_cls.path": None, "trainer.v1.sampler.custom_sampler.path": None},
         ),
         only("use `treadwheel eval`", {"trainer.val_only": False}),
@@ -804,16 +792,15 @@ VERL = Peer(
         only("use sync, and buffer.max_off_policy_steps for asynchronous runs", {"trainer.v1.trainer_mode": "sync"}),
         only("leave it out", {f"{_ROLLOUT}.do_sample": True, f"{_ROLLOUT}.over_sample_rate": 0}),
         only(
-            "leave it out, and set rollout.quantization=fp8_per_block, which are verl's blocks of FP8",
+            "leave it out, and set rollout.quantization=fp8_per_block, which is verl's FP8 scheme",
             {f"{_ROLLOUT}.quantization": None},
         ),
         only(
-            "turns and tools are an environment (docs/environments.md)",
+            "write turns and tools as an environment (docs/environments.md)",
             {f"{_ROLLOUT}.multi_turn.enable": False, f"{_ROLLOUT}.agent.default_agent_loop": "single_turn_agent"},
         ),
-        only("trajectories are dealt anew in every epoch; leave it out", {f"{_ACTOR}.shuffle": False}),
         only(
-            "the optimizer is AdamW",
+            "the optimizer is AdamW; leave it out",
             {
                 f"{_ACTOR}.optim.optimizer": "AdamW",
                 f"{_ACTOR}.optim.optimizer_impl": "torch.optim",
@@ -821,9 +808,9 @@ VERL = Peer(
                 f"{_ACTOR}.optim.num_cycles": 0.5,
             },
         ),
-        only("rows are not weighed by their reward; leave it out", {"algorithm.use_pf_ppo": False}),
+        only("rows have no weights by their reward; leave it out", {"algorithm.use_pf_ppo": False}),
         only(
-            "name the model in reward.models, for a judge reward_model",
+            "name the model in reward.models, and use the judge reward_model",
             {"reward.reward_model.enable": False, "reward_model.enable": (None, False)},
         ),
         only(

@@ -1,4 +1,4 @@
-"""An imported run as a run file: each setting with what it was made of."""
+"""Writes an imported run as a run file, in which a comment names the source of each setting."""
 
 import textwrap
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ _WIDTH = 130
 
 
 def run_file(imported: Imported, peer: Peer, *, source: str) -> str:
-    """YAML with a comment above or beside each setting."""
-    lines = [f"# Imported from {source}, by the settings of {peer.title} {peer.version}."]
-    lines += _comment("Resources are not imported: `rollout`, `learner` and `reference` have this project's own.")
+    """YAML with a comment above the settings of each source."""
+    lines = [f"# Imported from {source}, with the settings of {peer.title} {peer.version}."]
+    lines += _comment("Resources are not imported: `rollout`, `learner` and `reference` keep treadwheel's defaults.")
     for note in imported.notes:
         lines += _comment(note)
     for reason, names in imported.dropped.items():

@@ -1,4 +1,4 @@
-"""The files of deploy/kubernetes/ that follow from code: made from run files, site files, alerts and the dashboard. Others are by hand."""
+"""The generated files of deploy/kubernetes/: made from run files, site files, alerts and the dashboard."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _SITES = "deploy/kubernetes"
 
 
 def files() -> dict[str, str]:
-    """Content by name. The working directory is the checkout's."""
+    """Content by name. The working directory must be the checkout."""
     return {
         "quickstart.yaml": _job(
             "quickstart", ["elastic.max_workers=2"], "The quickstart on any cluster with KubeRay 1.7 or later."

@@ -1,4 +1,4 @@
-"""What Prometheus's operator scrapes, heads on three ports and workers on one; its alerts, and Grafana's dashboard."""
+"""Monitors for Prometheus's operator (heads have three ports, workers one), its alerts, and Grafana's dashboard."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def rules() -> Manifest:
 
 
 def dashboard() -> Manifest:
-    """Without its white space: what is applied is kept a second time in an annotation, and all of those have 256 KiB."""
+    """Without white space: kubectl keeps a copy in an annotation, and annotations are limited to 256 KiB."""
     shown = json.loads(_DASHBOARD.read_text(encoding="utf-8"))
     return {
         "apiVersion": "v1",

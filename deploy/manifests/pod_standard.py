@@ -1,4 +1,5 @@
-"""Kubernetes' restricted pod standard, item by item, and a read-only root file system. Where the standard leaves a choice, one is taken."""
+"""Checks of Kubernetes' restricted pod standard, item by item, and of a read-only root file system. Of several allowed values, only one
+passes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "sysctls": (None, []),
     "runAsNonRoot": (None, True),
 }
-"""Of any security context, a pod's or a container's."""
+"""Allowed values in a security context of a pod or a container."""
 
 
 def problems(part: Head) -> Iterator[str]:
@@ -27,10 +28,10 @@ def problems(part: Head) -> Iterator[str]:
     yield from (f"{name}: the pod would share its node's; leave it out" for name, is_set in shared.items() if is_set)
     for volume in spec.volumes:
         if refused := {*volume.model_dump(by_alias=True, exclude_none=True)} - _VOLUMES - {"name"}:
-            yield f"volume {volume.name}: {', '.join(sorted(refused))} is not for pods; name an emptyDir or a claim"
+            yield f"volume {volume.name}: {', '.join(sorted(refused))} is not allowed; use an emptyDir or a claim"
     for name, value in part.template.metadata.annotations.items():
         if name.startswith(_APPARMOR) and value != "runtime/default":
-            yield f"annotation {name}={value}: leave it out, the runtime has a profile"
+            yield f"annotation {name}={value} replaces the runtime's default profile; leave it out"
     context = spec.security_context
     if context.get("runAsNonRoot") is not True or context.get("runAsUser") in (None, 0):
         yield "securityContext must have runAsNonRoot: true and a runAsUser that is not 0"
@@ -48,9 +49,9 @@ def problems(part: Head) -> Iterator[str]:
 def container_problems(where: str, context: dict[str, Any]) -> Iterator[str]:
     for name, value in CONTAINER_SECURITY.items():
         if context.get(name) != value:
-            yield f"{where}: securityContext.{name} must be {value}, as the restricted pod standard has it"
+            yield f"{where}: securityContext.{name} must be {value}, by the restricted pod standard"
     if context.get("runAsUser") == 0:
-        yield f"{where}: securityContext.runAsUser makes it root; leave it out"
+        yield f"{where}: securityContext.runAsUser=0 is root; leave it out"
     yield from _context(where, context)
 
 
@@ -60,12 +61,12 @@ def _context(where: str, context: dict[str, Any]) -> Iterator[str]:
             yield f"{where}: securityContext.{name} must not be {context[name]!r}; leave it out"
     options = context.get("seLinuxOptions")
     if options is not None and not (isinstance(options, dict) and options.keys() <= {"level"}):
-        yield f"{where}: securityContext.seLinuxOptions may have a level alone; leave the others out"
+        yield f"{where}: securityContext.seLinuxOptions may have only a level; leave the others out"
 
 
 def _ways_to_the_node(where: str, container: Container) -> Iterator[str]:
     if any(port.host_port for port in container.ports):
-        yield f"{where}: hostPort is a port of the node's; leave it out"
+        yield f"{where}: hostPort opens a port of the node; leave it out"
     hooks = [
         container.startup_probe,
         container.liveness_probe,
@@ -74,4 +75,4 @@ def _ways_to_the_node(where: str, container: Container) -> Iterator[str]:
     ]
     asked = [hook.get(kind) for hook in hooks if isinstance(hook, dict) for kind in ("httpGet", "tcpSocket")]
     if any(isinstance(each, dict) and each.get("host") for each in asked):
-        yield f"{where}: a probe or hook names a host, which the kubelet would ask; leave it out"
+        yield f"{where}: a probe or hook names a host, to which the kubelet would connect; leave it out"

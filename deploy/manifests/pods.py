@@ -1,4 +1,4 @@
-"""Pods of a Ray cluster, under the "restricted" pod standard: no root, no privileges, a read-only root file system."""
+"""Pods of a Ray cluster that keep the "restricted" pod standard: no root, no privileges, a read-only root file system."""
 
 import math
 from typing import Any
@@ -8,23 +8,23 @@ from deploy.manifests.sizes import Pods
 
 Manifest = dict[str, Any]
 USER = 1000
-"""Of the image (deploy/images/Dockerfile)."""
+"""User of the image (deploy/images/Dockerfile)."""
 LABELS = {"app.kubernetes.io/part-of": "treadwheel"}
-"""Of all that belongs to runs. A pod's app.kubernetes.io/name is left to KubeRay, which selects the head of a RayService by it."""
+"""Labels of all resources of runs. Not app.kubernetes.io/name, by which KubeRay selects the head of a RayService."""
 RUN, CONFIG, HOME = "/treadwheel", "/etc/treadwheel", "/home/treadwheel"
-"""Never /run: Kubernetes puts a pod's key to the API server below /var/run, which is a link to it in images of Debian."""
+"""Never /run: Kubernetes puts a pod's key to the API server into /var/run, which is a link to /run in Debian images."""
 API_KEY = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where the autoscaler alone finds its key to the API server. Kubernetes' own mount would give it to every container of the head, which may
-run a model's programs; with the key pods can be changed into others."""
+"""Folder of the autoscaler's key to the API server. Kubernetes' own mount would give the key to every container of the head, which may run
+a model's programs; with the key they could change pods."""
 API_KEY_VOLUME = "api-key"
 _HEAD_GIB = 8
 DRAIN_MARGIN_S = 10
-"""Of a pod's grace, after Ray has drained it, for its processes to end."""
+"""Part of a pod's grace period after the drain, in which its processes end."""
 _LEAST_GRACE_ON_DEMAND_S = 120
 PORTS = {"gcs-server": 6379, "dashboard": 8265, "metrics": 8080, "as-metrics": 44217, "dash-metrics": 44227}
-"""Of the head; a worker has the metrics port alone."""
+"""Ports of the head. A worker has only the metrics port."""
 SERVE_PORT = 8000
-"""Of all pods of a RayService, where Ray Serve answers; it asks for no token."""
+"""Ray Serve's port, on all pods of a RayService. It requires no token."""
 METRICS_PORTS = ("metrics", "as-metrics", "dash-metrics")
 CONTAINER_SECURITY: Manifest = {
     "allowPrivilegeEscalation": False,
@@ -36,7 +36,7 @@ POD_SECURITY: Manifest = {
     "runAsUser": USER,
     "runAsGroup": USER,
     "fsGroup": USER,
-    # Else, on a volume whose driver heeds fsGroup, every pod would wait until the owner of each of the run's files is set again.
+    # Otherwise, on a volume whose driver supports fsGroup, each pod would wait while the owner of all the run's files is set again.
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
@@ -45,8 +45,7 @@ POD_SECURITY: Manifest = {
 def head(
     site: Site, pods: Pods | None, *, image: str, config_map: str | None, stop_wait_s: int | None = None
 ) -> Manifest:
-    """`pods` is what the head holds besides Ray and the driver; `stop_wait_s` is how long a stopped job may take to save, None without
-    jobs."""
+    """`pods`: actors on the head, besides Ray and the driver. `stop_wait_s`: time for a stopped job to save; None without jobs."""
     cpus, gpus = (pods.cpus, pods.gpus) if pods else (0, 0)
     memory = _HEAD_GIB + (_gib(site, pods) if pods else 0)
     grace_s = _grace_s(site, site.on_demand, saves_in_s=stop_wait_s)
@@ -61,7 +60,7 @@ def head(
 def worker(
     site: Site, pods: Pods, nodes: Nodes, *, image: str, config_map: str | None, saves_in_s: int | None = None
 ) -> Manifest:
-    """`saves_in_s` is how long what it holds may take to save, None for what saves nothing."""
+    """`saves_in_s`: time that its actors need to save; None: they save nothing."""
     memory = _gib(site, pods)
     grace_s = _grace_s(site, nodes, saves_in_s=saves_in_s)
     container = _container(site, "ray-worker", image=image, config_map=config_map, grace_s=grace_s)
@@ -74,14 +73,14 @@ def worker(
 
 
 def _grace_s(site: Site, nodes: Nodes, *, saves_in_s: int | None) -> int:
-    """A pod on demand has at least the time to save."""
+    """Grace period of a pod. A pod on demand has at least the time to save."""
     if nodes is site.spot:
         return site.grace_s
     return max(site.grace_s, _LEAST_GRACE_ON_DEMAND_S, (saves_in_s or 0) + DRAIN_MARGIN_S)
 
 
 def _container(site: Site, name: str, *, image: str, config_map: str | None, grace_s: int) -> Manifest:
-    # Kubernetes refuses a name that stands there twice.
+    # Kubernetes refuses a name that is given twice.
     values = {DRAIN: str(grace_s - DRAIN_MARGIN_S), "HOME": HOME, "HF_HOME": f"{RUN}/hf"} | site.env
     env: list[Manifest] = [
         *({"name": name, "value": value} for name, value in values.items() if name not in site.secrets),
@@ -102,7 +101,7 @@ def _container(site: Site, name: str, *, image: str, config_map: str | None, gra
 
 
 def _volumes(site: Site, *, memory_gib: int, config_map: str | None) -> list[Manifest]:
-    # Ray's object store takes 30 % of a pod's memory, and lies in shared memory where that is no smaller: else on the disk.
+    # Ray's object store takes 30 % of a pod's memory. It lies on disk if the shared memory is smaller.
     shared: Manifest = {"medium": "Memory", "sizeLimit": f"{math.ceil(memory_gib * 3 / 10)}Gi"}
     volumes: list[Manifest] = [
         {"name": "run"}
@@ -115,7 +114,7 @@ def _volumes(site: Site, *, memory_gib: int, config_map: str | None) -> list[Man
 
 
 def _api_key() -> Manifest:
-    """As Kubernetes makes it for the containers of a pod."""
+    """The volume that Kubernetes would mount into all containers of a pod."""
     namespace: Manifest = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
     sources: list[Manifest] = [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
@@ -148,7 +147,7 @@ def _gib(site: Site, pods: Pods) -> int:
 
 
 def _resources(site: Site, *, cpus: int, gpus: int, memory_gib: int, upload_gib: int) -> Manifest:
-    """Requests are limits: what Ray counts is what the pod has."""
+    """Requests equal limits: Ray counts the limits as the pod's resources."""
     disk_gib = site.scratch_gib + upload_gib
     amounts = {"cpu": str(cpus), "memory": f"{memory_gib}Gi", "ephemeral-storage": f"{disk_gib}Gi"}
     amounts |= {site.gpu_resource: str(gpus)} if gpus else {}

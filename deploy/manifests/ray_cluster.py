@@ -1,4 +1,4 @@
-"""A RayCluster: a head and groups of workers that Ray's autoscaler makes and takes away, all of them asking for the token."""
+"""A RayCluster: a head, and groups of workers that Ray's autoscaler creates and deletes. All pods require the token."""
 
 from deploy.manifests import pods
 from deploy.manifests.pods import Manifest
@@ -7,10 +7,10 @@ from deploy.manifests.sizes import Pods, Sizes
 
 LARGEST_NAME = 53
 _MARKET = "ray.io/market-type"
-"""Ray's name of the label that tells spot nodes."""
+"""Ray's label for spot nodes."""
 _GOES, _GOES_VALUE = "treadwheel/pods", "rollout"
 COMES_AND_GOES = f"{_GOES}={_GOES_VALUE}"
-"""`elastic.spot`: label of pods for rollout workers alone, on spot nodes or on demand. Learner and services keep off all of them: Ray's
+"""`elastic.spot`: label of pods only for rollout workers, on spot nodes or on demand. Learner and services avoid all of them: Ray's
 autoscaler takes the group that a request fills best, whatever the priorities."""
 LABEL_IN_WORDS = (
     f"Runs here set elastic.spot={COMES_AND_GOES}: it keeps learner and services off pods that come and go."
@@ -18,20 +18,20 @@ LABEL_IN_WORDS = (
 _FIRST, _SECOND, _LAST = 20, 10, 0
 """Priorities of groups that fit equally well: the base before rollout workers, spot nodes before others."""
 _AUTOSCALER_ENV = {
-    # A node that does not come is given up after 15 minutes, not 60: another group may have one.
+    # A missing node is given up after 15 minutes, not 60: another group may have one.
     "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "900",
-    # Nodes asked for and no longer wanted are given back; by default they are waited for.
+    # Requested nodes that are no longer wanted are given back. By default Ray waits for them.
     "RAY_AUTOSCALER_PENDING_NODE_IDLE_TIMEOUT_S": "300",
 }
 _SERVING_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
-    # FlashInfer's sampler is compiled when an engine starts, and the image has no nvcc (vllm#49497).
+    # FlashInfer compiles its sampler when an engine starts, and the image has no nvcc (vllm#49497).
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 
 
 def spec(site: Site, sizes: Sizes, *, image: str, config_map: str | None, stop_wait_s: int) -> Manifest:
-    """Of a RayCluster or a RayJob."""
+    """The cluster's spec, for a RayCluster or a RayJob."""
     on_head = sizes.base if sizes.base_is_on_head else None
     head = pods.head(site, on_head, image=image, config_map=config_map, stop_wait_s=stop_wait_s)
     groups = _groups(site, sizes, image=image, config_map=config_map, stop_wait_s=stop_wait_s)
@@ -39,7 +39,7 @@ def spec(site: Site, sizes: Sizes, *, image: str, config_map: str | None, stop_w
 
 
 def for_service(site: Site, server: Pods, *, image: str) -> Manifest:
-    """Of a RayService: servers on demand, of which one is always there."""
+    """The cluster's spec for a RayService: servers on demand, at least one at any time."""
     template = pods.worker(site, server, site.on_demand, image=image, config_map=None)
     group = _group(site, "server", server, template, labels={_MARKET: "on-demand"}, priority=_FIRST, fewest=1)
     head = pods.head(site, None, image=image, config_map=None)
@@ -86,23 +86,13 @@ def _spec(site: Site, head: Manifest, on_head: Pods | None, *, groups: list[Mani
     }
 
 
-def cluster(site: Site, sizes: Sizes, *, name: str, image: str, stop_wait_s: int) -> Manifest:
-    """That lasts, for `ray job submit`."""
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayCluster",
-        "metadata": metadata(site, name),
-        "spec": spec(site, sizes, image=image, config_map=None, stop_wait_s=stop_wait_s),
-    }
-
-
 def metadata(site: Site, name: str) -> Manifest:
     where = {"namespace": site.namespace} if site.namespace else {}
     return {"name": name, **where, "labels": {**pods.LABELS, "app.kubernetes.io/instance": name}}
 
 
 def _groups(site: Site, sizes: Sizes, *, image: str, config_map: str | None, stop_wait_s: int) -> list[Manifest]:
-    """All start at none: the run's actors ask for them."""
+    """Groups of workers. All begin with 0 pods: the run's actors ask for them."""
 
     def group(name: str, shape: Pods, nodes: Nodes, labels: Manifest, priority: int) -> Manifest:
         saves_in_s = stop_wait_s if shape is sizes.base else None
@@ -137,7 +127,8 @@ def _group(
 
 
 def _gpus(site: Site, shape: Pods | None) -> Manifest:
-    """Ray's autoscaler finds GPUs by a name that ends with "gpu". It is told of others, such as slices: nvidia.com/mig-3g.40gb."""
+    """Ray's autoscaler recognises GPUs by a resource name that ends with "gpu". For others, such as nvidia.com/mig-3g.40gb, it gets the
+    number."""
     if shape is None or not shape.gpus or site.gpu_resource.endswith("gpu"):
         return {}
     return {"num-gpus": str(shape.gpus)}

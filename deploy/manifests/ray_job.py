@@ -17,35 +17,35 @@ from deploy.config.yaml_text import dumped
 from deploy.manifests import ray_cluster
 from deploy.manifests.pods import CONFIG, RUN, Manifest
 from deploy.manifests.site import NAME, Site, looks_secret
-from deploy.manifests.sizes import Sizes, sizes
+from deploy.manifests.sizes import sizes
 
 LARGEST_NAME = 47
 _PRE_RUNNING_S = 3600
 _FOR_NODES, _FOR_CLAIM = ("--wait-for-nodes", "30m"), ("--wait-for-claim", "10m")
-"""For the pods that the run asks for, unless it says itself how long; and for the driver of an attempt before this one to end."""
+"""Options of the command: the wait for the run's pods, unless the run sets its own, and for the driver of an earlier attempt to end."""
 _SAVING_MARGIN_S = 30
-"""For actors to end after the learner's state is saved."""
+"""Time for actors to end after the learner's state is saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run as it goes to Kubernetes."""
+    """A run for Kubernetes."""
 
     name: str
     """Of the run file."""
     text: str
-    """The run file's values. Its comments may hold what is nobody's business."""
+    """The run file's values, without its comments, which may be private."""
     overrides: tuple[str, ...]
     config: RunConfig
     """With the overrides."""
     needs: frozenset[str]
-    """What the objective asks for."""
+    """The objective's needs."""
     upload_gib: int = 0
-    """Disk for a checkpoint on its way to an object store. 0 where none goes there, and for a model that is not here to be counted."""
+    """Disk for a checkpoint on its way to an object store. 0 if none goes there, and for a model that is not a local folder."""
 
     @property
     def stop_wait_s(self) -> int:
-        """Ray ends a stopped job after 3 s by default, long before it is saved."""
+        """Time that Ray gives a stopped job to save. Ray's default is 3 s."""
         return round(self.config.checkpoint.stop_timeout_s) + _SAVING_MARGIN_S
 
 
@@ -61,8 +61,8 @@ def read(path: str, overrides: Sequence[str]) -> Run:
     ]
     if found := [source for source, name, value in written if looks_secret(name, value)]:
         raise ConfigError(
-            f"{found[0]} has a secret in it, which everyone who reads the manifest would see; take it from the environment, and name the "
-            "variable below `secrets` in the site file"
+            f"{found[0]} contains a secret, which every reader of the manifest would see; take it from the environment, and name the "
+            "variable in `secrets` of the site file"
         )
     needs = frozenset(Objective.of_run(config).needs)
     name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")
@@ -81,7 +81,7 @@ def _upload_gib(config: RunConfig) -> int:
 
     if "://" not in config.run_dir or not (Path(os.path.expanduser(config.model.path)) / "config.json").is_file():
         return 0
-    # One rank's checkpoint is as large as that of several.
+    # A checkpoint has the same size with one rank as with several.
     alone = config.model_copy(update={"learner": config.learner.model_copy(update={"num_ranks": 1})})
     return math.ceil(memory.of_run(alone).saved_bytes / 1024**3)
 
@@ -90,12 +90,11 @@ def job(run: Run, site: Site) -> list[Manifest]:
     """ConfigMap and RayJob. Raises ConfigError for a run that samples nothing, and for a run directory that pods cannot reach."""
     if run.config.recorded is not None:
         raise ConfigError(
-            f"recorded={run.config.recorded!r}: a job trains by sampling, and such a run samples nothing; leave it out, or run "
-            "`treadwheel learn` on a cluster that lasts (--cluster)"
+            f"recorded={run.config.recorded!r}: a job trains by sampling, and this run samples nothing; leave it out, or run "
+            "`treadwheel learn` on a lasting cluster (--cluster)"
         )
     name = named(site, run.name, most=LARGEST_NAME)
     run_dir = run_directory(run.config.run_dir)
-    sized = sized_for(run, site)
     config_map = f"{name}-run"
     ours = {"run_dir": run_dir, "elastic.spot": ray_cluster.COMES_AND_GOES}
     theirs = [each for each in run.overrides if each.partition("=")[0] not in ours]
@@ -104,24 +103,18 @@ def job(run: Run, site: Site) -> list[Manifest]:
     command = ["treadwheel", "train", f"{CONFIG}/run.yaml", *settings, *waits]
     spec: Manifest = {
         "entrypoint": shlex.join(command),
-        # The other modes take the end of a log stream for the end of the run.
+        # In the other modes the end of a log stream counts as the end of the run.
         "submissionMode": "HTTPMode",
-        # A lost head does not count: the operator waits for another one, and gives the job up when none comes in time.
+        # A lost head does not count: the operator waits for another head, and fails the job if none comes in time.
         "backoffLimit": site.retries,
         "activeDeadlineSeconds": site.deadline_s,
         "preRunningDeadlineSeconds": _PRE_RUNNING_S,
-        # Pods of workers go when they are idle; the head stays for the logs. Deletion rules say less: they exclude this
-        # setting, which Kueue asks for, and where a cluster scales they may not delete workers.
+        # Idle worker pods are deleted; the head stays for the logs. Deletion rules are no replacement: they exclude this setting,
+        # which Kueue needs, and on a scaling cluster they may not delete workers.
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": site.keep_s,
         "metadata": {"run_dir": run_dir, "viewer": shlex.join(["treadwheel", "view", run_dir])},
-        "rayClusterSpec": ray_cluster.spec(
-            site,
-            sized,
-            image=image(site, needs_gpus=sized.needs_gpus),
-            config_map=config_map,
-            stop_wait_s=run.stop_wait_s,
-        ),
+        "rayClusterSpec": _cluster_spec(run, site, config_map=config_map),
     }
     metadata = ray_cluster.metadata(site, name)
     if site.queue:
@@ -139,21 +132,24 @@ def job(run: Run, site: Site) -> list[Manifest]:
 
 
 def cluster(run: Run, site: Site) -> list[Manifest]:
-    """RayCluster of the run's size, for `ray job submit`."""
+    """A lasting RayCluster of the run's size, for `ray job submit`."""
     name = named(site, run.name, most=ray_cluster.LARGEST_NAME)
-    sized = sized_for(run, site)
     return [
-        ray_cluster.cluster(
-            site, sized, name=name, image=image(site, needs_gpus=sized.needs_gpus), stop_wait_s=run.stop_wait_s
-        )
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": ray_cluster.metadata(site, name),
+            "spec": _cluster_spec(run, site, config_map=None),
+        }
     ]
 
 
-def sized_for(run: Run, site: Site) -> Sizes:
+def _cluster_spec(run: Run, site: Site, *, config_map: str | None) -> Manifest:
     largest = Node(cpus=site.largest_pod_cpus, gpus=site.largest_pod_gpus)
-    return sizes(
-        run.config, run.needs, largest=largest, shares_files=site.run_claim is not None, upload_gib=run.upload_gib
-    )
+    shares_files = site.run_claim is not None
+    sized = sizes(run.config, run.needs, largest=largest, shares_files=shares_files, upload_gib=run.upload_gib)
+    made_of = image(site, needs_gpus=sized.needs_gpus)
+    return ray_cluster.spec(site, sized, image=made_of, config_map=config_map, stop_wait_s=run.stop_wait_s)
 
 
 def image(site: Site, *, needs_gpus: bool) -> str:
@@ -161,21 +157,21 @@ def image(site: Site, *, needs_gpus: bool) -> str:
 
 
 def named(site: Site, default: str, *, most: int) -> str:
-    """Pods' names are made of it, and may have 63 characters."""
+    """The resource's name. Pods' names contain it and may have 63 characters, so it is limited to `most`."""
     name = site.name or default
     if len(name) > most or not NAME.fullmatch(name):
         raise ConfigError(
-            f"name {name!r} has {len(name)} characters; Kubernetes needs at most {most} here, lower-case letters, digits and dashes, a "
-            "letter first: give `name` in the site file"
+            f"name {name!r} has {len(name)} characters; Kubernetes allows at most {most} here: lower-case letters, digits and dashes, a "
+            "letter first; set `name` in the site file"
         )
     return name
 
 
 def run_directory(run_dir: str) -> str:
-    """As pods see it. Raises ConfigError for a folder that is on none of their volumes."""
+    """The run directory's path in pods. Raises ConfigError for a folder that is on none of their volumes."""
     if "://" in run_dir:
         return run_dir
     place = PurePosixPath(RUN) / run_dir
     if PurePosixPath(RUN) not in place.parents or ".." in place.parts:
-        raise ConfigError(f"run_dir={run_dir!r} is on no volume of the pods; make it relative, or a folder below {RUN}")
+        raise ConfigError(f"run_dir={run_dir!r} is on no volume of the pods; use a relative path, or a folder in {RUN}")
     return str(place)

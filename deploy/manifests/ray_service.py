@@ -1,4 +1,4 @@
-"""A RayService: the model of a checkpoint behind an OpenAI-compatible endpoint, which Ray Serve's own application for vLLM serves."""
+"""A RayService: serves a checkpoint's model at an OpenAI-compatible endpoint, with Ray Serve's application for vLLM."""
 
 import math
 import posixpath
@@ -15,17 +15,17 @@ from deploy.manifests.sizes import Pods
 APPLICATION = "ray.serve.llm:build_openai_app"
 _DOWNLOAD = "deploy.stored_checkpoint:StoredCheckpoint"
 _ACTOR_CPUS = 1
-"""Of a replica beside its engine, and of the endpoint that deals requests to replicas."""
+"""CPUs of a replica without its engine, and of the endpoint that distributes requests."""
 
 
 def service(run: Run, site: Site, *, step: int) -> list[Manifest]:
-    """Of the checkpoint of `step`. Raises ConfigError for a run directory that its pods cannot reach."""
+    """A service of the checkpoint of `step`. Raises ConfigError for a run directory that its pods cannot reach."""
     name = ray_job.named(site, run.name, most=ray_job.LARGEST_NAME)
     run_dir = ray_job.run_directory(run.config.run_dir)
     if "://" not in run_dir and site.run_claim is None:
         raise ConfigError(
-            f"run_dir={run.config.run_dir!r} is on no volume that the pods of a service mount; name one in the site file (run_claim), or "
-            "serve a run whose run_dir is in an object store"
+            f"run_dir={run.config.run_dir!r} is on no volume that a service's pods mount; name one in the site file (run_claim), or serve "
+            "a run whose run_dir is in an object store"
         )
     checkpoint = posixpath.join(run_dir, CHECKPOINTS, checkpoint_name(step))
     config = serve_config(run.config, name=name, model=f"{checkpoint}/model")
@@ -46,7 +46,7 @@ def service(run: Run, site: Site, *, step: int) -> list[Manifest]:
 
 
 def serve_config(config: RunConfig, *, name: str, model: str) -> Manifest:
-    """What Ray Serve runs: `name` is the model's in requests, `model` its folder or URL."""
+    """Configuration of Ray Serve. `name`: the model's name in requests. `model`: its folder or URL."""
     replicas = {
         "min_replicas": 1,
         "max_replicas": config.rollout.num_workers,
@@ -79,7 +79,7 @@ def serve_config(config: RunConfig, *, name: str, model: str) -> Manifest:
 
 
 def _engine(config: RunConfig) -> Manifest:
-    """vLLM's own settings, where the run's say something that holds for serving too."""
+    """vLLM's settings, from those of the run that also apply to serving."""
     model, rollout = config.model, config.rollout
     shared = {
         "dtype": model.dtype,
@@ -89,14 +89,14 @@ def _engine(config: RunConfig) -> Manifest:
     }
     if rollout.gpus_per_worker:
         return shared | {"gpu_memory_utilization": rollout.gpu_memory_utilization}
-    # On a CPU compiling gains little and takes a compiler, and a prompt that is read in parts ends an engine whose requests have seeds.
+    # On a CPU, compiling gains little and needs a compiler, and chunked prefill ends an engine whose requests have seeds.
     cache_bytes = rollout.cpu_cache_bytes_per_process
     own = {"enforce_eager": True, "enable_chunked_prefill": False, "kv_cache_memory_bytes": cache_bytes}
     return shared | own
 
 
 def _bundle(config: RunConfig) -> Manifest:
-    """Of each of a replica's ranks. A replica has its GPUs alone."""
+    """Resources of each of a replica's ranks. A replica does not share its GPUs."""
     rollout = config.rollout
     cpus, gpus = rollout.cpus_per_worker / rollout.tensor_parallel_size, math.ceil(rollout.gpus_per_worker)
     return {"CPU": cpus} | ({"GPU": gpus // rollout.tensor_parallel_size} if gpus else {})
@@ -109,6 +109,6 @@ def _pods(run: Run) -> Pods:
         cpus=math.ceil(rollout.cpus_per_worker) + 2 * _ACTOR_CPUS,
         gpus=math.ceil(rollout.gpus_per_worker),
         most=rollout.num_workers,
-        # What is downloaded is a part of what the learner uploads.
+        # The download is a part of the learner's upload.
         upload_gib=run.upload_gib,
     )

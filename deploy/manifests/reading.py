@@ -1,4 +1,4 @@
-"""The parts of KubeRay's resources that our rules read, typed: what a hand has edited into nonsense is told by its path."""
+"""Types for the parts of KubeRay's resources that our rules read. Errors name the path of an invalid part."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Resources(_Part):
 
 
 def amount(written: str | int | float) -> float:
-    """Of a resource: `4`, `500m`, `8Gi`. Raises ValueError or ArithmeticError for what is none."""
+    """Number of a resource's amount: `4`, `500m`, `8Gi`. Raises ValueError or ArithmeticError for any other text."""
     from ray.autoscaler._private.kuberay.utils import parse_quantity
 
     found = float(parse_quantity(written))
@@ -125,7 +125,7 @@ class Cluster(_Part):
     worker_group_specs: list[Group] = Field(default=[])
 
     def parts(self) -> Iterator[tuple[str, Head]]:
-        """Head and groups, each after its path."""
+        """Head and groups, each with its path."""
         yield "headGroupSpec", self.head_group_spec
         yield from ((f"workerGroupSpecs {group.group_name}", group) for group in self.worker_group_specs)
 
@@ -170,7 +170,7 @@ class Resource(_Part):
 
 
 def resources(documents: Sequence[Any], *, source: str) -> list[Resource]:
-    """Those of KubeRay among the documents. Raises ConfigError for none, and for one that cannot be read."""
+    """KubeRay's resources among the documents. Raises ConfigError if there are none, and for one that cannot be read."""
     found: list[Resource] = []
     for document in documents:
         kind = document.get("kind") if isinstance(document, dict) else None

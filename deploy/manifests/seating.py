@@ -1,4 +1,4 @@
-"""A manifest that a hand has edited: it keeps the rules, and all its pods together have room for the run."""
+"""Checks a manifest edited by hand: it keeps the rules, and all its pods together have room for the run."""
 
 from importlib.metadata import version
 
@@ -12,14 +12,14 @@ from deploy.manifests.reading import Cluster, Container, Head, amount
 
 
 def check(path: str, run: Run) -> str:
-    """What it has room for, in words. Raises ConfigError for a manifest that breaks a rule or has no room."""
+    """A sentence with the result. Raises ConfigError for a manifest that breaks a rule or has no room."""
     found = checks.check(text.read(path), source=path, installed_ray=version("ray"))
-    told: list[str] = []
+    results: list[str] = []
     for resource in found:
         if resource.service:
-            told.append(f"RayService {resource.name} keeps the rules")
+            results.append(f"RayService {resource.name} keeps the rules")
             continue
-        # Learner and services have room without the pods of rollout workers.
+        # Learner and services must have room without the pods of rollout workers.
         elastic = run.config.elastic.model_copy(update={"spot": COMES_AND_GOES})
         config = run.config.model_copy(update={"elastic": elastic})
         available = ClusterResources(nodes=_nodes(resource.cluster, elastic, source=path))
@@ -34,14 +34,14 @@ def check(path: str, run: Run) -> str:
                 f"{path}: {resource.kind} {resource.name} with all its pods has {available.cpus:g} CPUs, fewer than "
                 "the run asks for; raise maxReplicas or the containers' CPUs, or lower the run's"
             )
-        told.append(
+        results.append(
             f"{resource.kind} {resource.name} keeps the rules and has room for the run's {len(placed.bundles)} actors"
         )
-    return "; ".join(told)
+    return "; ".join(results)
 
 
 def _nodes(cluster: Cluster, elastic: ElasticConfig, *, source: str) -> tuple[Node, ...]:
-    """At most, as Ray counts them."""
+    """The largest number of nodes, with their resources as Ray counts them."""
     head = _node(cluster.head_group_spec, elastic, source=source)
     workers = [
         node
@@ -65,5 +65,5 @@ def _amount(container: Container, name: str, *, source: str) -> float:
         return amount(written)
     except (ValueError, ArithmeticError) as error:
         raise ConfigError(
-            f"{source}: resources.limits.{name}={written!r} is no amount; write 4, 500m or 8Gi"
+            f"{source}: resources.limits.{name}={written!r} is not an amount; write one such as 4, 500m or 8Gi"
         ) from error

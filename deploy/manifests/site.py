@@ -1,4 +1,4 @@
-"""What a Kubernetes cluster has that a run file does not say: image, volume, secrets, kinds of nodes. The defaults work anywhere."""
+"""The site file: facts about a Kubernetes cluster, such as image, volume, secrets and kinds of nodes. The defaults work anywhere."""
 
 import re
 from importlib.metadata import version
@@ -22,13 +22,13 @@ from deploy.config.yaml_text import read_yaml
 
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-"""Variable: how long Ray takes of a pod's grace to drain it; the rest is for its processes to end."""
+"""Variable: the part of a pod's grace period in which Ray drains it; in the rest its processes end."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 OLDEST, PRIORITIES = (2, 53), (2, 56)
-"""The first Rays that treadwheel runs on, which can ask for a token, and whose autoscaler knows priorities of groups. KubeRay refuses what
-an older one lacks."""
+"""The oldest Ray that treadwheel supports, which can require a token, and the oldest whose autoscaler knows priorities of groups. KubeRay
+refuses settings that an older Ray lacks."""
 _OWN = {DRAIN, STOP_WAIT, "HOME"}
-"""Variables that the manifest sets itself."""
+"""Variables that only the manifest sets."""
 
 
 def _only(pattern: str, *, meaning: str) -> AfterValidator:
@@ -43,7 +43,7 @@ def _only(pattern: str, *, meaning: str) -> AfterValidator:
 _LABEL = r"[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?"
 _SUBDOMAIN = r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 Variable = Annotated[
-    str, _only("[A-Za-z_][A-Za-z0-9_]*", meaning="a variable's name: letters, digits and _, no digit first")
+    str, _only("[A-Za-z_][A-Za-z0-9_]*", meaning="a variable's name: letters, digits and _, not a digit first")
 ]
 LabelKey = Annotated[
     str,
@@ -84,12 +84,12 @@ class Toleration(Section, mark=Mark.RESOURCES):
     @model_validator(mode="after")
     def _require_equal_for_a_value(self) -> "Toleration":
         if self.value is not None and self.operator == "Exists":
-            raise ValueError(f"value={self.value!r} is compared by operator: Equal alone; write it, or leave value out")
+            raise ValueError(f"value={self.value!r} counts only with operator: Equal; write that, or leave value out")
         return self
 
 
 class Nodes(Section, mark=Mark.RESOURCES):
-    """Where pods may go."""
+    """Nodes for pods."""
 
     node_selector: dict[LabelKey, LabelValue] = Field(default={})
     tolerations: tuple[Toleration, ...] = ()
@@ -97,58 +97,58 @@ class Nodes(Section, mark=Mark.RESOURCES):
 
 class SecretKey(Section, mark=Mark.RESOURCES):
     secret: SecretName
-    """Name of a Secret in the run's namespace."""
+    """Secret in the run's namespace."""
     key: KeyName
 
 
 class Site(Section, mark=Mark.RESOURCES):
     name: str | None = None
-    """Of the job; None takes the run file's."""
+    """Name of the job. None: the run file's name."""
     namespace: Namespace | None = None
-    """None leaves it to kubectl."""
+    """None: kubectl's."""
     image: str | None = None
-    """Made from deploy/images/Dockerfile; None is treadwheel:VERSION-cpu, or -gpu where the run asks for GPUs."""
+    """Built from deploy/images/Dockerfile. None: treadwheel:VERSION-cpu, or -gpu if the run asks for GPUs."""
     ray_version: str = Field(default_factory=lambda: version("ray"))
-    """Of the Ray in the image."""
+    """Version of Ray in the image."""
     run_claim: ObjectName | None = None
-    """PersistentVolumeClaim (ReadWriteMany) that all pods mount at /treadwheel. Without it that folder lasts as long as its pod, and
-    learner and services stay on the head pod, where the run directory then is."""
+    """PersistentVolumeClaim (ReadWriteMany) that all pods mount at /treadwheel. None: that folder lasts only as long as its pod, and
+    learner and services stay on the head pod, which has the run directory."""
     token_secret: SecretName | None = None
-    """Secret with the cluster's token under the key auth_token; None lets KubeRay make one."""
+    """Secret with the cluster's token under the key auth_token. None: KubeRay makes one."""
     env: dict[Variable, str] = Field(default={})
-    """Variables of all pods, in place of the manifest's own HF_HOME too. Secrets go below `secrets`."""
+    """Variables of all pods. They may replace the manifest's HF_HOME. Secrets belong in `secrets`."""
     secrets: dict[Variable, SecretKey] = Field(default={})
     """Variables of all pods, from Secrets: `HF_TOKEN: {secret: hub, key: token}`."""
     on_demand: Nodes = Nodes()
-    """For head, learner and services, and for rollout workers where `spot` is not set."""
+    """Nodes of head, learner and services, and of rollout workers if `spot` is not set."""
     spot: Nodes | None = None
-    """For rollout workers: nodes that may be taken away at any time. None has none."""
+    """Nodes of rollout workers that the cloud may take away at any time. None: no spot nodes."""
     overflow: bool = True
-    """Rollout workers go on demand when no spot node is to be had."""
+    """Rollout workers go to `on_demand` nodes when there is no spot node."""
     gpu_resource: ResourceName = "nvidia.com/gpu"
     largest_pod_gpus: PositiveInt = 8
     largest_pod_cpus: PositiveInt = 64
-    """Pods that hold more than one actor are no larger than this."""
+    """Largest size of a pod with more than one actor."""
     gib_per_cpu: PositiveFloat = 4.0
     gib_per_gpu: PositiveFloat = 64.0
-    """Memory of a pod, by what it holds; the head has 8 GiB besides."""
+    """Memory of a pod, by its CPUs and GPUs. The head has 8 GiB more."""
     scratch_gib: PositiveInt = 20
-    """Disk of a pod, beyond which it is evicted: /tmp, and all of /treadwheel without `run_claim`. Where `run_dir` is an object store and
-    the model's folder is at hand, pods of the learner have room for a checkpoint besides; for a model of the hub, add it here."""
+    """Disk of a pod, beyond which Kubernetes evicts it: /tmp, and without `run_claim` all of /treadwheel. If `run_dir` is an object store
+    and the model a local folder, pods of the learner also have room for a checkpoint. For a model of the hub, add that here."""
     grace_s: Annotated[int, Field(ge=25)] = 120
-    """From a pod's notice to its end; spot nodes of some clouds leave 25. Workers hand over what they have until 10 s before. Pods that
-    are not on spot nodes have 120 at least, to save."""
+    """Seconds from a pod's notice to its end; spot nodes of some clouds have only 25. Workers hand over their groups until 10 s before
+    the end. Pods that are not on spot nodes have at least 120, to save."""
     idle_timeout_s: PositiveInt = 300
-    """A pod that holds no actor for so long is given back."""
+    """A pod without actors is given back after so many seconds."""
     retries: NonNegativeInt = 3
-    """New clusters after a failed attempt; each goes on from the last checkpoint. A lost head is no failed attempt (docs/kubernetes.md)."""
+    """New clusters after a failed attempt, each from the last checkpoint. A lost head is not a failed attempt (docs/kubernetes.md)."""
     keep_s: NonNegativeInt = 3600
-    """The head stays for so long after the run, for its logs."""
+    """Seconds that the head stays after the run, for its logs."""
     deadline_s: PositiveInt = 604800
-    """KubeRay calls an attempt that takes longer failed, and makes no other. That stops nothing: the run goes on until its cluster is
-    deleted, `keep_s` later."""
+    """Seconds after which KubeRay marks an attempt as failed and makes no other. This does not stop the run: it goes on until its cluster
+    is deleted, `keep_s` later."""
     queue: ObjectName | None = None
-    """Kueue's LocalQueue that admits the job; None does not queue."""
+    """Kueue's LocalQueue that admits the job. None: no queue."""
 
     @field_validator("name")
     @classmethod
@@ -163,14 +163,14 @@ class Site(Section, mark=Mark.RESOURCES):
     @classmethod
     def _require_a_tag(cls, image: str | None) -> str | None:
         if image is not None and may_change(image):
-            raise ValueError(f"{image!r} may be another image tomorrow; give it a tag other than latest, or a digest")
+            raise ValueError(f"{image!r} may be another image tomorrow; use a tag other than latest, or a digest")
         return image
 
     @field_validator("ray_version")
     @classmethod
     def _require_a_ray_with_priorities(cls, text: str) -> str:
         if not is_ray(text, since=PRIORITIES):
-            raise ValueError(f"{text!r} has no priorities of groups; build the image with Ray 2.56 or later")
+            raise ValueError(f"{text!r} does not know priorities of groups; build the image with Ray 2.56 or later")
         return text
 
     @field_validator("env")
@@ -179,24 +179,24 @@ class Site(Section, mark=Mark.RESOURCES):
         secret = next((name for name, value in env.items() if looks_secret(name, value)), None)
         if secret is not None:
             raise ValueError(
-                f"{secret} looks like a secret, which everyone who reads the manifest would see; name a Secret: "
+                f"{secret} looks like a secret, which every reader of the manifest would see; name a Secret: "
                 f"secrets: {{{secret}: {{secret: NAME, key: KEY}}}}"
             )
         if own := sorted(_OWN & env.keys()):
-            raise ValueError(f"{own[0]} is what the manifest sets itself, by grace_s or the run; leave it out")
+            raise ValueError(f"{own[0]} is set by the manifest, from grace_s or the run; leave it out")
         return env
 
     @model_validator(mode="after")
     def _require_one_value_of_each(self) -> "Site":
         if both := sorted(self.env.keys() & self.secrets.keys()):
-            raise ValueError(f"{both[0]} is in env and in secrets; leave one out")
+            raise ValueError(f"{both[0]} is in env and in secrets; remove one")
         if own := sorted(_OWN & self.secrets.keys()):
-            raise ValueError(f"secrets.{own[0]} is what the manifest sets itself, by grace_s or the run; leave it out")
+            raise ValueError(f"secrets.{own[0]} is set by the manifest, from grace_s or the run; leave it out")
         return self
 
 
 def load(path: str | None) -> Site:
-    """The defaults without a path. Raises one ConfigError with all mistakes."""
+    """The site file at `path`; None: the defaults. Raises one ConfigError with all mistakes."""
     if path is None:
         return Site()
     values = read_yaml(path, way_out="name a site file, or leave --site out") or {}
@@ -221,11 +221,11 @@ def is_ray(ray_version: str, *, since: tuple[int, int]) -> bool:
 
 
 def looks_secret(name: str, value: Any) -> bool:
-    """Of a value, with all below it, of this name."""
+    """Whether `value`, or a value inside it, looks like a secret."""
     return hidden(value, name) != value
 
 
 def may_change(image: str) -> bool:
-    """Without a digest, and without a tag that says which."""
+    """Whether the image has no digest, and no tag or the tag latest."""
     last = image.rpartition("/")[2]
     return "@sha256:" not in image and (":" not in last or last.endswith(":latest"))

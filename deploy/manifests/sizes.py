@@ -1,6 +1,6 @@
-"""Pods of a run, from what its actors ask for: pure arithmetic.
+"""Sizes of a run's pods, computed from its actors' resources.
 
-The base holds learner, reward services, reference scorer and judge servers; rollout workers have pods of their own, which come and go.
+Base pods hold learner, reward services, reference scorer and judge servers. Rollout workers have their own pods, which come and go.
 """
 
 import math
@@ -20,16 +20,16 @@ class Pods:
     cpus: int
     gpus: int
     most: int
-    """As many as the run may have at one time."""
+    """Largest number of them at one time."""
     upload_gib: int = 0
-    """Disk for what the learner writes before it goes to an object store, besides the site's `scratch_gib`."""
+    """Disk for checkpoints before they go to an object store, in addition to the site's `scratch_gib`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     base: Pods
     base_is_on_head: bool
-    """The head pod holds the base, since it has the run directory and shares it with no other pod."""
+    """The head pod holds the base, because only the head has the run directory."""
     rollout: Pods
 
     @property
@@ -40,15 +40,14 @@ class Sizes:
 def sizes(
     config: RunConfig, needs: Collection[str], *, largest: Node, shares_files: bool, upload_gib: int = 0
 ) -> Sizes:
-    """`needs` as in `plan`, `largest` the largest pod; `shares_files` where all pods mount one volume.
+    """`needs` as in `plan`. `largest`: the largest pod. `shares_files`: all pods mount one volume.
 
-    Raises ConfigError for an actor that is larger, for a base in several pods that cannot share the run directory, and for workers beside
-    the learner's ranks.
+    Raises ConfigError for an actor larger than a pod, for several base pods that cannot share the run directory, and for colocated workers.
     """
     if config.rollout.colocated:
         raise ConfigError(
-            "rollout.colocated=true: these manifests give rollout workers pods of their own, and a worker must be in the pod of its rank; "
-            "leave it out, or use a cluster of your own (--address)"
+            "rollout.colocated=true: these manifests give rollout workers their own pods, and a colocated worker must be in the pod of its "
+            "rank; leave it out, or use a cluster of your own (--address)"
         )
     bundles = asked_bundles(config, available=None, needs=needs, num_workers=config.rollout.num_workers)
     workers = [each for each in bundles if each.kind is ActorKind.ROLLOUT_WORKER]
@@ -57,7 +56,7 @@ def sizes(
     if base_is_on_head and base.most > 1:
         raise ConfigError(
             f"learner.num_ranks={config.learner.num_ranks}: learner and services take {base.most} pods, which do not share "
-            f"run_dir={config.run_dir!r}; name a volume that all pods mount (run_claim in the site file), or ask for less"
+            f"run_dir={config.run_dir!r}; name a volume that all pods mount (run_claim in the site file), or lower their resources"
         )
     base = replace(base, upload_gib=upload_gib)
     num_workers = max(config.rollout.num_workers, config.elastic.max_workers or 0)
@@ -65,7 +64,7 @@ def sizes(
 
 
 def _packed(bundles: Sequence[Bundle], largest: Node) -> Pods:
-    """First fit, largest first, into equal pods."""
+    """Packs bundles into equal pods by first fit, largest first."""
     pods: list[list[Bundle]] = []
     for bundle in sorted(bundles, key=lambda each: (-each.gpus, -each.cpus)):
         _refuse_larger(bundle, largest)
@@ -86,7 +85,7 @@ def _num_cpus(bundles: Sequence[Bundle]) -> int:
 
 
 def _num_gpus(bundles: Sequence[Bundle]) -> int:
-    """For bundles of which the largest come first: a share of a GPU does not reach over two."""
+    """GPUs for bundles in descending order. A fraction must fit on one GPU."""
     shared: list[float] = []
     for share in (each.gpus for each in bundles if 0 < each.gpus < 1):
         # Rounded: three thirds are one GPU.
@@ -99,7 +98,7 @@ def _num_gpus(bundles: Sequence[Bundle]) -> int:
 
 
 def _rollout(worker: Bundle, num_workers: int, largest: Node) -> Pods:
-    """One worker a pod, or as many as share a GPU and find their CPUs beside it."""
+    """One worker a pod, or as many as share a GPU and fit into the pod's CPUs."""
     _refuse_larger(worker, largest)
     per_pod = min(math.floor(1 / worker.gpus), math.floor(largest.cpus / worker.cpus)) if 0 < worker.gpus < 1 else 1
     return Pods(
@@ -112,6 +111,6 @@ def _rollout(worker: Bundle, num_workers: int, largest: Node) -> Pods:
 def _refuse_larger(bundle: Bundle, largest: Node) -> None:
     if bundle.cpus > largest.cpus or bundle.gpus > largest.gpus:
         raise ConfigError(
-            f"{bundle.name} asks for {bundle.cpus:g} CPUs and {bundle.gpus:g} GPUs, the site's largest pod has {largest.cpus:g} and "
+            f"{bundle.name} asks for {bundle.cpus:g} CPUs and {bundle.gpus:g} GPUs, and the site's largest pod has {largest.cpus:g} and "
             f"{largest.gpus:g}; ask for less, or raise largest_pod_cpus or largest_pod_gpus in the site file"
         )

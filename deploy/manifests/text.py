@@ -1,4 +1,4 @@
-"""Manifests as YAML for people: in the order in which they were made, texts of several lines as such."""
+"""Manifests as readable YAML: keys in their order, and texts of several lines as blocks."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from deploy.manifests.site import looks_secret
 
 
 class _Dumper(Dumper):
-    """Puts quotes too around what Go's YAML, which Kubernetes reads with, takes for true and false."""
+    """Also quotes texts that Go's YAML, which Kubernetes uses, reads as true or false."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -29,13 +29,13 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^[yYnN]$"), 
 
 
 def dump(manifests: Sequence[Manifest], *, comment: str = "") -> str:
-    """`comment` goes on top, a "#" before each of its lines."""
+    """YAML of several documents. `comment` goes on top, with a "#" before each line."""
     top = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     return top + yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def has_secret(written: str) -> bool:
-    """Of a text in a manifest: YAML, such as a run file, or any other."""
+    """Whether a text in a manifest contains a secret: YAML, such as a run file, or any other text."""
     try:
         held: Any = yaml.load(written, Loader=StrictLoader)
     except (yaml.YAMLError, *NO_VALUE):
@@ -44,7 +44,7 @@ def has_secret(written: str) -> bool:
 
 
 def read(path: str) -> list[Any]:
-    """The documents of a file. Raises ConfigError for one that is no YAML."""
+    """The documents of a file. Raises ConfigError for a file that is not YAML."""
     try:
         return [*yaml.load_all(Path(path).read_text(encoding="utf-8"), Loader=StrictLoader)]
     except OSError as error:

@@ -1,1 +1,1 @@
-"""What watches a run from outside: Grafana's dashboard and Prometheus's alerts, made from the registry of metrics."""
+"""Grafana's dashboard and Prometheus's alerts for runs, made from the registry of metrics."""

@@ -1,6 +1,6 @@
-"""Grafana's dashboard of runs, as code. Titles and places are said here; meanings, units and queries come from the registry.
+"""Grafana's dashboard of runs, as code. Titles and places are here; meanings, units and queries come from the registry.
 
-Every metric of the registry is in a panel: what no row names is in the last row, which is folded.
+Every metric of the registry is in a panel: the last, collapsed row has all metrics that no other row names.
 """
 
 import json
@@ -17,7 +17,7 @@ from deploy.monitoring.series import EVENTS, registry, shown, shown_causes, unit
 
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _NODE = 'instance=~"$node"'
-_TOLD = (
+_MARKED = (
     "launched|resumed|finished|stopped|failed|preempted|checkpoint|checkpoint_failed|scale|failure|worker_joined|"
     "worker_left|reward_held"
 )
@@ -26,7 +26,7 @@ _TOLD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Some metrics of the registry together, in the unit of the first, or other queries by their legends."""
+    """Some metrics of the registry, in the unit of the first one, or other queries with their legends."""
 
     title: str
     names: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ def _panel(title: str, *names: str, is_stacked: bool = False) -> Panel:
 
 
 def _of_causes(title: str, kind: str) -> Panel:
-    says = "Seconds since the last step, of all of them, by what they went to: busy, or what they waited for."
+    says = "Seconds of all actors since the last step, by their use: busy, or the cause of a wait."
     query = ("{{run}} {{cause}}", shown_causes(kind))
     return Panel(title=title, queries=(query,), unit="s", says=says, is_stacked=True)
 
@@ -83,7 +83,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             title="Since the last step",
             queries=(("{{run}}", f"time() - {shown('last_step_time')}"),),
             unit="s",
-            says="Seconds in which nothing was learned.",
+            says="Seconds since the last step.",
         ),
         _panel("Steps", "policy_version"),
         _panel(
@@ -92,9 +92,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel("Step and sampling", "time/step_s", "time/sampling_s", "time/eval_s"),
         _panel("Tokens a second", "speed/sampling_tokens_per_s", "speed/learning_tokens_per_s"),
         _panel("Groups", "buffer/num_ready", "buffer/num_under_way", "buffer/num_dropped"),
-        _panel("Groups dropped, and why", "buffer/dropped_<reason>"),
+        _panel("Dropped groups, by reason", "buffer/dropped_<reason>"),
         _panel("Finished groups wait for slower ones", "buffer/head_of_line_s"),
-        _panel("Bytes that wait", "buffer/size_bytes", "buffer/max_size_bytes"),
+        _panel("Waiting bytes", "buffer/size_bytes", "buffer/max_size_bytes"),
     ),
     "Fleet": (
         _panel("Rollout workers", "rollout/num_wanted", "rollout/num_workers", "rollout/num_coming"),
@@ -102,7 +102,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel("Restarts", "supervision/num_deaths", "supervision/num_hangs", "supervision/num_errors"),
         _panel("Spot nodes", "rollout/spot_evictions", "rollout/groups_saved", "rollout/groups_handed_over"),
         _panel("Until a worker serves", "time/join_s"),
-        _panel("Weights on their way", "weights/pause_s", "time/publish_s"),
+        _panel("Transfer of weights", "weights/pause_s", "time/publish_s"),
     ),
     "Cost": (
         _of_causes("Learner's time", "learner"),
@@ -111,26 +111,28 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         _panel("GPU-hours of a step", "cost/gpu_hours", "cost/idle_gpu_hours"),
     ),
     "Rewards": (
-        _panel("Rewards that failed", "reward/num_errors", "reward/num_timeouts", "learner/failed_rewards"),
+        _panel("Failed rewards", "reward/num_errors", "reward/num_timeouts", "learner/failed_rewards"),
         _panel("Seconds of judging, a group", "time/judging_s", "time/<part>/judging_s"),
-        _panel("Held for what a judge calls", "time/held_s", "time/<part>/held_s"),
+        _panel("Seconds held for a judge's server", "time/held_s", "time/<part>/held_s"),
         _panel("Reward services", "rollout/num_services"),
     ),
     "Environments": (
         _panel("Reward of episodes", "environment/<name>/reward"),
         _panel("Turns and tool calls of an episode", "environment/<name>/turns", "environment/<name>/calls"),
         _panel("Malformed calls", "environment/<name>/malformed_share"),
-        _panel("Episodes that failed", "environment/<name>/num_failed", "environment/<name>/num_retried"),
+        _panel("Failed episodes", "environment/<name>/num_failed", "environment/<name>/num_retried"),
         _panel("Episodes at a limit", "environment/<name>/truncated_share"),
         _panel(
-            "Tokens that nobody sampled", "environment/<name>/written_share", "environment/<name>/written_share/<role>"
+            "Tokens not sampled by the policy",
+            "environment/<name>/written_share",
+            "environment/<name>/written_share/<role>",
         ),
         _panel("Seconds of an episode", "time/environment/<name>/episode_s"),
         _panel("Waiting for environments and tools", "time/environment/<name>/waiting_share"),
     ),
     "Engine": (
-        _panel("Requests that run", "engine/num_running"),
-        _panel("Requests that wait for room in the cache", "engine/num_waiting"),
+        _panel("Running requests", "engine/num_running"),
+        _panel("Requests waiting for room in the cache", "engine/num_waiting"),
         _panel("Key-value cache in use", "engine/cache_share"),
     ),
     "Machines": (
@@ -150,7 +152,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def rows() -> dict[str, tuple[Panel, ...]]:
-    """All rows, the last one of what the others leave."""
+    """All rows; the last has the metrics that are in no other row."""
     return ROWS | {"All other metrics": tuple(_left())}
 
 
@@ -158,7 +160,7 @@ def _left() -> Iterator[Panel]:
     named = {name for row in ROWS.values() for panel in row for name in panel.names} | {"last_step_time"}
     # Parts and components of the reward are all in the panel of the components.
     left = [name for name in registry().keys() - named if not (name.startswith("reward/") and "<" in name)]
-    # What is of one kind by its first words is one panel.
+    # Metrics of one kind, by their first words, share a panel.
     kinds = sorted((_kind(name), unit(name), name) for name in left)
     for (kind, _), members in groupby(kinds, key=lambda each: each[:2]):
         yield _panel(kind, *(name for _, _, name in members))
@@ -210,14 +212,14 @@ def made() -> str:
             for panel in panels:
                 whole.with_panel(_built(panel))
     decoded = json.loads(JSONEncoder().encode(whole.build()))
-    # What Grafana's Prometheus source knows and the package does not.
+    # Fields of Grafana's Prometheus source that the package lacks.
     decoded["annotations"]["list"][0] |= {"titleFormat": "{{kind}}", "textFormat": "{{run}}", "step": "10s"}
     return json.dumps(decoded, sort_keys=True, indent=1) + "\n"
 
 
 def annotated() -> str:
-    """The query of the marks: events of the last minute, by run and kind. Old ones seem new when Prometheus was away at that time."""
-    selected = f'{EVENTS}{{run=~"$run", kind=~"{_TOLD}"}}'
+    """Query of the marks: events of the last minute, by run and kind. Old events seem new if Prometheus was down when they came."""
+    selected = f'{EVENTS}{{run=~"$run", kind=~"{_MARKED}"}}'
     now, before = (f"sum by (run, kind) ({each})" for each in (selected, f"{selected} offset 1m"))
     return f"({now} - ({before} or 0 * {now})) > 0"
 

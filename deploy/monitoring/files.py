@@ -1,4 +1,4 @@
-"""The committed files of deploy/grafana/ that are made from the code. `python -m deploy.monitoring` writes them."""
+"""The generated files of deploy/grafana/. `python -m deploy.monitoring` writes them."""
 
 from pathlib import Path
 

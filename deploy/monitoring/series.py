@@ -1,4 +1,4 @@
-"""What Prometheus calls a metric, and in which unit it is: both follow from its name in the registry."""
+"""Prometheus's name and Grafana's unit of a metric: both follow from its name in the registry."""
 
 import re
 from functools import cache
@@ -8,7 +8,7 @@ from cluster.sinks.ray import exported_name
 from learner.algorithms.objective.statistics import reported_names
 
 EVENTS, LAST_STEP_TIME = "ray_treadwheel_events_total", "ray_treadwheel_last_step_time"
-"""As every driver exports them, for as long as it lives."""
+"""Series that every driver exports as long as it lives."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
 _SHARES = r"share|fraction(_low|_high|_dual|_covariance)?|accuracy|pass_at_.*|truncated|filtered_tokens|dropped|outside|differs|ess"
@@ -20,7 +20,7 @@ _UNITS = (
     (r"bytes$", "bytes"),
     (r"num_", "short"),
 )
-"""Grafana's units by what a name holds; the first that fits."""
+"""(pattern of a metric's name, Grafana's unit). The first match counts."""
 
 
 @cache
@@ -30,12 +30,12 @@ def registry() -> dict[str, str]:
 
 
 def series(name: str) -> str:
-    """A metric's series of each run, whichever driver sets them. Raises KeyError for a name that the registry lacks."""
+    """Query of a metric, one series a run, over all its drivers. Raises KeyError for a name that is not in the registry."""
     return _over_drivers(name, "")
 
 
 def shown(name: str) -> str:
-    """The same of the runs that a dashboard shows."""
+    """As `series`, of the runs that a dashboard shows."""
     return _over_drivers(name, 'run=~"$run"')
 
 
@@ -47,7 +47,7 @@ def shown_causes(kind: str) -> str:
 
 
 def unit(name: str) -> str:
-    """As Grafana calls it."""
+    """Grafana's unit of a metric."""
     last = name.rpartition("/")[2]
     found = next((unit for pattern, unit in _UNITS if re.search(pattern, last)), None)
     return found or ("percentunit" if re.search(f"({_SHARES})$", last) else "short")
@@ -63,7 +63,7 @@ def _over_drivers(name: str, labels: str) -> str:
 
 
 def _of_many(name: str) -> str:
-    """Selects what a name with placeholders stands for, less what the registry knows by another name."""
+    """Selector of all metrics of a name with placeholders, without those that the registry has under their own names."""
     pattern = "ray_treadwheel_" + ".+".join(
         exported_name(part)[len("treadwheel_") :] for part in _PLACEHOLDER.split(name)
     )

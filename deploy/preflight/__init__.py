@@ -1,7 +1,7 @@
-"""Everything that can be known to fail before anything starts.
+"""Checks of a run before anything starts.
 
-All problems are named at once: first those of what the user wrote, then of the model, the prompts and the judge, the machine's last. A
-check that needs the result of a failed one is left out. What needs torch or transformers is imported where it is used.
+One error names all problems: of the settings first, then of model, prompts and judges, and of the machine last. A check that needs the
+result of a failed check is skipped. Modules that need torch or transformers are imported where they are used.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -27,7 +27,7 @@ from deploy.preflight import (
     settings,
 )
 from deploy.preflight.asked_memory import Ask, asks_nobody
-from deploy.preflight.at_once import begun
+from deploy.preflight.at_once import begun, check_sampling
 from deploy.preflight.compute_type import of_type, with_compute_type
 from deploy.preflight.hardware import Hardware
 from deploy.preflight.judge import Sample
@@ -53,24 +53,22 @@ def check(
     looks_good: Callable[[], None] = lambda: None,
     ask: Ask = asks_nobody,
 ) -> Report:
-    """Starts nothing but the judge, on samples, and environments, which it also `plays` if asked. Raises one ConfigError with all problems.
+    """Starts only the judges, on samples, and the environments. Raises one ConfigError with all problems.
 
-    On a cluster that runs already (`address`), its resources are checked once the run has connected to it. `looks_good` is called when no
-    setting is wrong, before what takes longer: model, prompts, judge. By `ask` the machine's memory is looked at in a process that imports
-    what that takes in any case.
+    `address` names a running cluster: its resources are checked later, once the run has connected. `plays`: the first prompt of each
+    environment is played twice. `looks_good` is called when no setting is wrong, before the slow checks of model, prompts and judges.
+    `ask` estimates the memory in another process, which imports torch anyway.
     """
     problems, is_local = begun(config, address)
     config, chosen = _typed(config, problems, address)
     problems.attempt(settings.check_run_dir, config)
     config = with_local_models(config)
-    problems.attempt(settings.check_tensor_parallel, config)
-    problems.attempt(quantization.check_quantization, config, is_local=is_local)
-    problems.attempt(settings.check_environment, config, is_local=is_local)
+    check_sampling(config, problems, is_local=is_local)
     objective = _check_settings(config, problems)
     needs = objective.needs if objective else frozenset[str]()
     if problems.are_none:
         looks_good()
-    else:  # a refusal does not wait for another process
+    else:  # so that the error does not wait for another process
         ask = asks_nobody
     estimate = asked_memory.asked(config, needs, is_local=is_local, ask=ask)
     formatter = _check_model(config, problems, is_local=is_local)
@@ -115,7 +113,7 @@ def check(
 
 
 def check_learning(config: RunConfig, *, address: str | None = None) -> "RecordedGroups":
-    """As `check`, for a run that learns from recorded trajectories, which it opens: nothing of judge and rollout workers."""
+    """As `check`, for a run that learns from recorded trajectories: without judges and rollout workers. Returns the opened trajectories."""
     problems, is_local = begun(config, address)
     config, _ = _typed(config, problems, address)
     problems.attempt(settings.check_run_dir, config)
@@ -127,7 +125,7 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> "Recorde
     needs = objective.needs if objective else frozenset[str]()
     estimate = partial(machine.estimate, config, needs, is_local=is_local)
     _check_machine(config, problems, needs, estimate if formatter is not None else None, is_local=is_local)
-    from deploy.recorded import RecordedGroups  # after what is refused at once
+    from deploy.recorded import RecordedGroups  # a slow import
 
     data = problems.attempt(RecordedGroups.of_run, config, objective) if objective and formatter is not None else None
     problems.raise_all()
@@ -136,13 +134,11 @@ def check_learning(config: RunConfig, *, address: str | None = None) -> "Recorde
 
 
 def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
-    """As `check`, for an evaluation of the model that `config` starts from: nothing of what a step takes."""
+    """As `check`, for an evaluation of the model that `config` starts from: without the checks of training."""
     problems, is_local = begun(config, address)
     config, _ = _typed(config, problems, address)
     config = with_local_models(config)
-    problems.attempt(settings.check_tensor_parallel, config)
-    problems.attempt(quantization.check_quantization, config, is_local=is_local)
-    problems.attempt(settings.check_environment, config, is_local=is_local)
+    check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_weights, config)
     objective = problems.attempt(settings.check_mathematics, config)
@@ -160,7 +156,7 @@ def check_evaluation(config: RunConfig, *, address: str | None = None) -> None:
 
 
 def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
-    """Settings, placement and memory on hardware that is not at hand, and nothing else. Raises one ConfigError with all problems."""
+    """Checks settings, placement and memory on hardware that is not at hand. Raises one ConfigError with all problems."""
     problems = Problems()
     model.hush_hub()
     problems.attempt(settings.check_compute_type, config)
@@ -178,7 +174,7 @@ def check_assumed(config: RunConfig, hardware: Hardware) -> Report:
 
 
 def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[RunConfig, str | None]:
-    """As `with_compute_type`. Where that fails, the other checks go on with bfloat16: they find the same with any type."""
+    """As `with_compute_type`. If that fails, the other checks go on with bfloat16: the type does not change what they find."""
     return problems.attempt(with_compute_type, config, address=address) or (of_type(config, "bfloat16"), None)
 
 
@@ -195,7 +191,7 @@ def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None"
 
 
 def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "ChatFormatter | None":
-    """The policy's, and the models beside it."""
+    """Checks the policy, the reference and the critic's model. Returns the policy's formatter."""
     formatter = problems.attempt(model.formatter_of, config)
     problems.attempt(model.check_reference, config)
     problems.attempt(model.check_critic, config)
@@ -213,7 +209,7 @@ def _check_model(config: RunConfig, problems: Problems, *, is_local: bool) -> "C
 def _check_prompts(
     config: RunConfig, problems: Problems, formatter: "ChatFormatter | None", *, numbers: Collection[str]
 ) -> tuple[Mixture | None, Looks | None]:
-    """`formatter` is None where the lengths of prompts cannot be judged."""
+    """`formatter` None: the lengths of prompts are not checked."""
     source = problems.attempt(open_prompts, config.prompts, field="prompts", source_column=config.reward.source_column)
     if source is None:
         return None, None
@@ -236,7 +232,7 @@ def _check_held_out(
     source = problems.attempt(open_prompts, held_out.prompts, field=field, source_column=config.reward.source_column)
     if source is None:
         return None, None
-    # A held-out prompt without a value of its own is sampled as the run says.
+    # Not `sampling.columns`: a held-out prompt without a value of its own takes the run's.
     named = {} if held_out.source_column is None else {"evaluation.source_column": held_out.source_column}
     problems.attempt(prompts.check_columns, source, named, config, field=field)
     if formatter is None:
@@ -248,7 +244,7 @@ def _check_held_out(
 def _check_judges(
     config: RunConfig, problems: Problems, sources: Mapping[str, Mixture], formatter: "ChatFormatter | None"
 ) -> "tuple[dict[str, Reading] | None, list[Sample] | None]":
-    """Reward models, and what judges say of the first prompts of each source, by the setting that names it."""
+    """Returns the reward models, and the judges' rewards of the first prompts of each source. `sources` are by their setting."""
     for field, each in sources.items():
         problems.attempt(prompts.check_recipes, each, config, field=field)
         problems.attempt(environments.check_named, each, config, field=field)
@@ -272,7 +268,7 @@ def _check_machine(
     *,
     is_local: bool,
 ) -> tuple[PlacementPlan | None, Memory | None]:
-    """`estimate` reads files of policy and reward models; None: they cannot be read."""
+    """`estimate` reads the files of policy and reward models. None: these cannot be read."""
     placement = problems.attempt(machine.place, config, needs, is_local=is_local)
     if estimate is None or (placement is None and is_local):
         return placement, None

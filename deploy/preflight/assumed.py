@@ -1,6 +1,6 @@
-"""A run on hardware that is not at hand: whether placement finds room, and memory suffices on each GPU and each node.
+"""Checks a run on hardware that is not at hand: placement finds room, and the memory of each GPU and node suffices.
 
-Prompts, judges and tokenizers are not looked at, and all sizes are estimates.
+Prompts, judges and tokenizers are not checked, and all sizes are estimates.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What is known of a run there."""
+    """The run as it would be placed."""
 
     hardware: Hardware
     placement: PlacementPlan
@@ -31,7 +31,7 @@ class Assumed:
     demands: Demands
 
     def on_gpus(self) -> dict[tuple[int, int], list[str]]:
-        """Names of the actors by node and GPU; GPUs without one are there, too."""
+        """Names of the actors by node and GPU. Idle GPUs have an empty list."""
         every = [(node, gpu) for node in range(self.hardware.num_nodes) for gpu in range(self.hardware.gpus)]
         found: dict[tuple[int, int], list[str]] = {place: [] for place in every}
         for name, gpus in self.seats.gpus_of.items():
@@ -43,7 +43,7 @@ class Assumed:
         return [name for name, place in self.seats.node_of.items() if place == node]
 
     def gpu_bytes(self, names: Sequence[str]) -> int:
-        """At the peak: where actors take turns, in the turn that takes most."""
+        """Peak memory of these actors on one GPU. If actors take turns, that of the largest turn."""
         found = [self.demands.of_actors[name] for name in names]
         turns = {each.turn for each in found}
         return max(
@@ -51,7 +51,8 @@ class Assumed:
         )
 
     def host_bytes(self, names: Sequence[str]) -> int:
-        """The object store keeps a version until the next one is whole, so that the first rank's node holds two."""
+        """Memory of these actors on one node. The object store keeps a version of the weights until the next is complete, so the node of
+        the first rank holds two."""
         receives = any(name.startswith("rollout_worker") for name in names)
         num_copies = 2 if "learner-0" in names else int(receives)
         own = sum(self.demands.of_actors[name].host for name in names)
@@ -59,7 +60,7 @@ class Assumed:
 
 
 def assume(config: RunConfig, hardware: Hardware, *, needs: frozenset[str], problems: Problems) -> Assumed | None:
-    """None where problems leave nothing to show."""
+    """None if the run cannot be placed or its demands are unknown, which is a problem then."""
     asked = asked_bundles(config, available=None, needs=needs, num_workers=config.rollout.num_workers)
     resources = hardware.resources(asked_cpus=sum(each.cpus for each in asked))
     placement = problems.attempt(plan, config, resources, needs=needs)
@@ -77,13 +78,13 @@ def assume(config: RunConfig, hardware: Hardware, *, needs: frozenset[str], prob
 
 
 def _check_shared_gpus(found: Assumed) -> None:
-    """An actor alone on its GPU has been checked. Raises ConfigError for actors that do not fit on one together."""
+    """Raises ConfigError for actors that do not fit on one GPU together. `demands` checks an actor that is alone on its GPU."""
     for (node, gpu), names in found.on_gpus().items():
         if len(names) > 1 and (size := found.gpu_bytes(names)) > found.hardware.gpu_bytes:
-            told = ", ".join(f"{name} {gib(found.gpu_bytes([name]))}" for name in names)
+            actors = ", ".join(f"{name} {gib(found.gpu_bytes([name]))}" for name in names)
             raise ConfigError(
-                f"GPU {gpu} of node {node}: {told} take {gib(size)} of {gib(found.hardware.gpu_bytes)} GiB; lower "
-                "rollout.gpu_memory_utilization where an engine is among them, or ask for a whole GPU for each"
+                f"GPU {gpu} of node {node}: {actors} take {gib(size)} of {gib(found.hardware.gpu_bytes)} GiB; lower "
+                "rollout.gpu_memory_utilization if an engine is among them, or ask for a whole GPU for each"
             )
 
 
@@ -94,20 +95,20 @@ def _check_nodes(found: Assumed) -> None:
         names = found.on_node(node)
         if (size := found.host_bytes(names)) > memory_bytes:
             raise ConfigError(
-                f"node {node}: its {len(names)} actors take about {gib(size)} of {gib(memory_bytes)} GiB of its memory, copies for "
-                "checkpoints and published weights included; use more nodes with fewer actors each, or nodes with more memory"
+                f"node {node}: its {len(names)} actors take about {gib(size)} of {gib(memory_bytes)} GiB of its memory, with copies for "
+                "checkpoints and published weights; use more nodes with fewer actors each, or nodes with more memory"
             )
 
 
 def rows(found: Assumed, config: RunConfig) -> Rows:
     hardware, taken = found.hardware, found.demands
     yield "assumed", "hardware", _in_words(hardware)
-    yield "assumed", "not looked at", "prompts, judges, tokenizers; sizes are estimates that no GPU has confirmed"
+    yield "assumed", "not checked", "prompts, judges, tokenizers; sizes are estimates that no GPU has confirmed"
     for note in found.placement.notes():
         yield "placement", "note", note
     if found.placement.spreads_workers:
         yield "placement", "one way to fit", "Ray spreads the rollout workers over the nodes, and packs all others"
-    # All nodes are alike, and the first with room is taken: those behind have no actor.
+    # All nodes are alike, and placement takes the first with room: the nodes after the last used one have no actor.
     num_used = 1 + max(found.seats.node_of.values())
     on_gpus = {place: names for place, names in found.on_gpus().items() if place[0] < num_used}
     places = [(f"node {node}", gpu, ", ".join(names)) for (node, gpu), names in on_gpus.items()]
@@ -117,7 +118,7 @@ def rows(found: Assumed, config: RunConfig) -> Rows:
     for node in range(num_used):
         others = [name for name in found.on_node(node) if not found.seats.gpus_of[name]]
         if others:
-            yield "placement", f"node {node}, CPUs alone", ", ".join(others)
+            yield "placement", f"node {node}, CPUs only", ", ".join(others)
     if idle := range(num_used, hardware.num_nodes):
         yield "placement", _numbers("node", idle), "idle"
     rank = taken.rank
@@ -157,7 +158,7 @@ def _peak(rank: "MemoryEstimate") -> str:
 def _in_words(hardware: Hardware) -> str:
     gpus = f"{hardware.gpus} GPUs of {gib(hardware.gpu_bytes)} GiB" if hardware.gpus else "no GPU"
     cpus = "CPUs as asked for" if hardware.cpus is None else f"{hardware.cpus} CPUs"
-    memory = "memory not judged" if hardware.memory_bytes is None else f"{gib(hardware.memory_bytes)} GiB"
+    memory = "memory not checked" if hardware.memory_bytes is None else f"{gib(hardware.memory_bytes)} GiB"
     return f"{hardware.num_nodes} node(s), each with {gpus}, {cpus}, {memory}"
 
 

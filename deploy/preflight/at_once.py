@@ -1,6 +1,6 @@
-"""What a start is refused for within a second: wrong settings, before Ray, torch, transformers or a user's code is imported for it.
+"""Checks of a start that take less than a second: wrong settings, found before Ray, torch, transformers or user code is imported.
 
-`check` finds the same, and more, but takes seconds. All problems are named at once.
+`check` finds the same problems and more, but takes seconds. One error names all problems.
 """
 
 import contextlib
@@ -23,9 +23,8 @@ _ALGORITHM = "algorithm."
 
 
 def begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
-    """No problems so far, and whether the run starts a cluster of its own, on this machine."""
-    # Nothing else that is wrong matters while another run has the directory, and the answer should come at once. One that cannot be
-    # read is a problem among others.
+    """No problems so far, and whether the run starts its own cluster on this machine. Raises InUseError at once."""
+    # No other problem matters while another run has the directory. An unreadable directory is found later, among other problems.
     with contextlib.suppress(StorageError):
         RunDirectory(config.run_dir).refuse_if_busy()
     return Problems(), machine.is_own_cluster(address)
@@ -33,7 +32,7 @@ def begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
 
 def check_settings(config: RunConfig, *, address: str | None = None) -> None:
     problems, is_local = begun(config, address)
-    _check_sampling(config, problems, is_local=is_local)
+    check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_effects, config)
     problems.attempt(settings.check_ranks_apart, config)
     _check_names(config, problems)
@@ -50,20 +49,20 @@ def check_settings_of_learning(config: RunConfig, *, address: str | None = None)
 
 def check_settings_of_evaluation(config: RunConfig, *, address: str | None = None) -> None:
     problems, is_local = begun(config, address)
-    _check_sampling(config, problems, is_local=is_local)
+    check_sampling(config, problems, is_local=is_local)
     _check_names(config, problems, unread=_OF_STEPS)
     problems.raise_all()
 
 
-def _check_sampling(config: RunConfig, problems: Problems, *, is_local: bool) -> None:
+def check_sampling(config: RunConfig, problems: Problems, *, is_local: bool) -> None:
     problems.attempt(settings.check_tensor_parallel, config)
-    problems.attempt(settings.check_environment, config, is_local=is_local)
-    if config.model.dtype != "auto":  # what that is, takes longer to find out
+    if config.model.dtype != "auto":  # finding that type takes longer
         problems.attempt(quantization.check_quantization, config, is_local=is_local)
+    problems.attempt(settings.check_environment, config, is_local=is_local)
 
 
 def _check_names(config: RunConfig, problems: Problems, *, unread: tuple[str, ...] = ()) -> None:
-    """Of the model, of variants and of their parameters."""
+    """Checks the names of the model, of variants and of their parameters."""
     problems.attempt(settings.check_weights, config)
     for setting, plugin, home in _variants(config):
         if not setting.startswith(unread):
@@ -74,7 +73,7 @@ def _check_names(config: RunConfig, problems: Problems, *, unread: tuple[str, ..
 
 
 def _refuse_unknown(plugin: Plugin, home: Home, setting: str) -> None:
-    """In the words in which `check` says it."""
+    """Raises the error that `check` would raise."""
     is_of_algorithm = setting.startswith(_ALGORITHM) and home.package.startswith("learner.algorithms")
     try:
         refuse_unknown(plugin, home=home, field=setting.removeprefix(_ALGORITHM) if is_of_algorithm else setting)
@@ -85,7 +84,7 @@ def _refuse_unknown(plugin: Plugin, home: Home, setting: str) -> None:
 
 
 def _variants(config: RunConfig) -> Iterator[tuple[str, Plugin, Home]]:
-    """Those that a run names, each with the setting that does."""
+    """The variants that a run names: setting, variant, home."""
     for setting, home in homes_in(config.model_dump(mode="json")).items():
         found = _at(config, setting)
         if isinstance(found, tuple):
@@ -95,7 +94,7 @@ def _variants(config: RunConfig) -> Iterator[tuple[str, Plugin, Home]]:
 
 
 def _at(config: RunConfig, setting: str) -> Any:
-    """None where the section is not there."""
+    """The setting's value; None: its section is absent."""
     value: Any = config
     for key in setting.split("."):
         value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)

@@ -1,4 +1,4 @@
-"""The chat template: what of a conversation with tools would be exact, as rows for people."""
+"""The rows about the chat template: which parts of a conversation with tools would be exact."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def chat_rows(formatter: "ChatFormatter", episodes: EpisodesConfig) -> Iterator[tuple[str, str, str]]:
-    """None for a model without a chat template. A template that is not exact is no problem of a run of single turns."""
+    """No rows for a model without a chat template. A template that is not exact is no problem for a run of single turns."""
     from actors.chat.report import chat_report
 
     if not formatter.has_template:
@@ -29,13 +29,13 @@ def chat_rows(formatter: "ChatFormatter", episodes: EpisodesConfig) -> Iterator[
         yield (
             "chat",
             "note",
-            f"no message may hold {' '.join(map(repr, found.unsplittable))}, which cannot be written as text",
+            f"no message may contain {' '.join(map(repr, found.unsplittable))}, which cannot be encoded as plain text",
         )
     if not found.cuts_cleanly:
         yield (
             "chat",
             "note",
-            "the tokenizer puts a space before text that goes on after a turn; it cannot be cut off exactly",
+            "the tokenizer puts a space before text that follows a turn, and the space cannot be removed exactly",
         )
 
 
@@ -51,8 +51,8 @@ def _history(found: "ChatReport", episodes: EpisodesConfig) -> str:
     if found.rewrites is None:
         return "stays as sampled"
     if episodes.history == "template":
-        return f"a new segment begins where the template changes it at a user's message: {found.rewrites}"
-    return f"stays as sampled, where the template would change it at a user's message: {found.rewrites}"
+        return f"a new segment begins where a user's message makes the template rewrite earlier turns: {found.rewrites}"
+    return f"stays as sampled, although a user's message makes the template rewrite earlier turns: {found.rewrites}"
 
 
 def _tools(found: "ChatReport", episodes: EpisodesConfig) -> str:

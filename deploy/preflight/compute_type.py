@@ -1,4 +1,4 @@
-"""`model.dtype: auto`: the type that the machine multiplies fast, chosen before anything starts. A run keeps the one that it began with."""
+"""`model.dtype: auto`: chooses the type that the machine multiplies fast. A resumed run keeps the type that it began with."""
 
 import functools
 import subprocess
@@ -12,13 +12,13 @@ from deploy.preflight.machine import is_own_cluster
 
 _TYPES = ("float32", "bfloat16")
 _ASK_S = 120.0
-"""Longest that GPUs are asked."""
+"""Time limit of the question to the GPUs."""
 
 
 def with_compute_type(config: RunConfig, *, address: str | None) -> tuple[RunConfig, str | None]:
-    """(the run with a type that can be computed in, why it is this one; None where the run file names it).
+    """(the run with a type to compute in, the reason for it). The reason is None if the run file names the type.
 
-    Raises ConfigError for a run on a cluster that runs already: its nodes cannot be asked from here.
+    Raises ConfigError for `auto` on a running cluster: its nodes cannot be asked from here.
     """
     if config.model.dtype != "auto":
         return config, None
@@ -26,9 +26,8 @@ def with_compute_type(config: RunConfig, *, address: str | None) -> tuple[RunCon
         return of_type(config, dtype), f"{dtype}, with which the run in {config.run_dir!r} began (model.dtype=auto)"
     if not is_own_cluster(address):
         raise ConfigError(
-            "model.dtype='auto' on a cluster that runs already: its nodes cannot be asked before the run is placed; write "
-            "model.dtype=bfloat16 where learner and engines have GPUs of compute capability 8 or more, or processors with AMX (from "
-            "AMD: AVX512-BF16), else float32"
+            "model.dtype='auto' on a running cluster: its nodes cannot be asked before the run is placed; write model.dtype=bfloat16 if "
+            "learner and engines have GPUs of compute capability 8 or more, or processors with AMX (from AMD: AVX512-BF16), else float32"
         )
     slow = [each for each in (_slow_processor(config), _slow_gpus(config)) if each is not None]
     dtype, why = ("float32", " and ".join(slow)) if slow else ("bfloat16", "which this machine multiplies fast")
@@ -40,7 +39,7 @@ def of_type(config: RunConfig, dtype: str) -> RunConfig:
 
 
 def _begun_with(run_dir: str) -> str | None:
-    """The type that run.yaml names; None where no run has begun. Raises ConfigError where it is damaged."""
+    """The type in run.yaml; None: no run has begun. Raises ConfigError for a damaged file."""
     directory = RunDirectory(run_dir)
     if not directory.exists(RUN_YAML):
         return None
@@ -50,7 +49,7 @@ def _begun_with(run_dir: str) -> str | None:
 
 
 def _slow_processor(config: RunConfig) -> str | None:
-    """Why its products of bfloat16 are none to take; None where they are fast, or nothing of the model is computed there."""
+    """Why the processor should not compute in bfloat16. None: it does so fast, or it computes nothing of the model."""
     from learner.model.compute_type import is_bfloat16_fast_on_cpu
 
     on_cpu = config.learner.gpus_per_rank == 0 or (config.recorded is None and config.rollout.gpus_per_worker == 0)
@@ -78,8 +77,8 @@ def _are_gpus_fast() -> bool:
 
 @functools.cache  # preflight asks, and then the run
 def asked_of_gpus(question: str) -> bool:
-    """The answer of a function of `learner.model.compute_type`. Raises OSError or SubprocessError where there is none."""
-    # In another process: the driver would keep memory of the GPU that it asked for as long as it lives.
+    """The answer of the function `question` of `learner.model.compute_type`. Raises OSError or SubprocessError without an answer."""
+    # In another process: the driver would hold memory of the GPU as long as it lives.
     ask = f"from learner.model.compute_type import {question} as asked; print(asked())"
-    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASK_S, check=True)
-    return said.stdout.split()[-1:] == ["True"]
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=_ASK_S, check=True)
+    return done.stdout.split()[-1:] == ["True"]

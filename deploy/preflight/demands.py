@@ -1,4 +1,4 @@
-"""What each actor of a run takes of a GPU and of its node's memory, by formula: of a model its config.json is read, and nothing else."""
+"""Memory that each actor of a run takes on a GPU and on its node, by formula. Of a model only config.json is read."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -31,25 +31,25 @@ CONTEXT_BYTES = GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Of one actor, in bytes."""
+    """Memory of one actor, in bytes."""
 
     gpu: int = 0
     """On each of its GPUs."""
     host: int = 0
     """On its node, without the published weights, of which a node has one copy."""
     turn: ActorKind | None = None
-    """In whose turn it takes that of its GPU (`rollout.colocated`); None: always."""
+    """The turn in which it takes `gpu` bytes (`rollout.colocated`); None: always."""
     asleep: int = 0
-    """On its GPU in another one's turn: what a process cannot give back."""
+    """On each of its GPUs in another actor's turn: memory that its process cannot give back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
     rank: "MemoryEstimate"
     engine: EngineMemory | None
-    """None: engines on CPUs, or one that does not fit."""
+    """None: engines on CPUs, or an engine that does not fit."""
     max_context: int
-    """Of an engine, in tokens."""
+    """Tokens of a sequence in an engine."""
     published: int
     """Bytes of a version of the weights in the object store."""
     of_actors: dict[str, Demand]
@@ -57,9 +57,9 @@ class Demands:
 
 
 def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], problems: Problems) -> Demands:
-    """`gpu_bytes` are those of one GPU, 0 without one. What does not fit even alone is a problem.
+    """`gpu_bytes`: memory of one GPU, 0 without GPUs. Actors that do not fit even alone are problems.
 
-    Raises ConfigError when a model's configuration cannot be read.
+    Raises ConfigError for a model configuration that cannot be read.
     """
     from learner import memory
     from learner.model.policy import read_config
@@ -101,9 +101,9 @@ def _on(gpus: float, size: int) -> Demand:
 
 
 def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[str, Demand]:
-    """With a GPU what goes to a checkpoint lies in the host's memory while it is written: each rank's state, the model in the first
-    rank's, of which a save that training waits for holds one file at a time. An only rank loads the model there, and moves it then. The
-    first rank may keep the version that it sends to workers. A rank that takes turns with a worker keeps weights and optimizer there."""
+    """On GPUs, host memory holds a checkpoint while it is written: each rank's state, and with the first rank the model, of which a
+    synchronous save holds one file at a time. A single rank loads the model into host memory first. The first rank may keep the version
+    that it sends to workers. A rank that takes turns with a worker moves weights and optimizer to host memory."""
     from learner.checkpoint.model_folder import MAX_FILE_BYTES
 
     learner = config.learner
@@ -125,10 +125,10 @@ def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[s
 
 
 def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, served: int) -> dict[str, Demand]:
-    """`served` is what `weights` become in an engine."""
+    """`served`: bytes of the weights in an engine, quantized or not."""
     rollout, copies = config.rollout, arriving_bytes(config, weights)
     if rollout.gpus_per_worker:
-        # An engine that sleeps while the learner saves keeps its weights in the host's memory.
+        # A sleeping engine keeps its weights in host memory.
         demand = Demand(
             gpu=int(rollout.gpu_memory_utilization * gpu_bytes),
             host=copies + (served if rollout.colocated else 0),
@@ -136,13 +136,13 @@ def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, served: int) ->
             asleep=ENGINE_CONTEXT_BYTES,
         )
     else:
-        # Its processes hold a share of weights and cache each.
+        # Each of its processes holds a share of weights and cache.
         demand = Demand(host=served + rollout.cpu_cache_bytes + copies)
     return {f"rollout_worker-{index}": demand for index in range(rollout.num_workers)}
 
 
 def _judging(config: RunConfig, gpu_bytes: int, problems: Problems) -> dict[str, Demand]:
-    """Reward services take what the user's judges take, which nobody knows."""
+    """Reward services count as 0: the memory of the user's judges is unknown."""
     from learner.memory import reading_bytes
     from learner.model.sequence_classification import as_model, num_bytes
 
@@ -170,7 +170,7 @@ def _judging(config: RunConfig, gpu_bytes: int, problems: Problems) -> dict[str,
 def _engine(
     text: "PretrainedConfig", config: RunConfig, *, num_parameters: int, gpu_bytes: int, max_context: int
 ) -> EngineMemory:
-    """Raises ConfigError for an engine whose cache does not hold one sequence of the whole context: vLLM does not start then."""
+    """Raises ConfigError for an engine whose cache cannot hold one sequence of the whole context: vLLM would not start."""
     rollout = config.rollout
     engine = of_engine(
         text,
@@ -187,7 +187,7 @@ def _engine(
         raise ConfigError(
             f"rollout.gpu_memory_utilization={rollout.gpu_memory_utilization:g} of a GPU is {gib(engine.taken_bytes)} GiB; weights "
             f"{gib(engine.weights_bytes)} and passes {gib(engine.passes_bytes)} leave a key-value cache of {max(engine.num_tokens, 0):,} "
-            f"tokens, and a sequence may have {max_context:,}; raise it, or rollout.tensor_parallel_size with rollout.gpus_per_worker, "
+            f"tokens, and a sequence may have {max_context:,}; raise it, raise rollout.tensor_parallel_size with rollout.gpus_per_worker, "
             "or lower model.max_context or rollout.max_concurrent_sequences"
         )
     return engine
@@ -197,7 +197,7 @@ def _check_scorer(size: int, *, gpu_bytes: int, field: str) -> None:
     """Raises ConfigError for a scorer that is too large for a whole GPU."""
     if size > gpu_bytes:
         raise ConfigError(
-            f"{field}: weights and a pass take about {gib(size)} GiB, and a GPU has {gib(gpu_bytes)}; lower "
+            f"{field}: weights and a pass take about {gib(size)} GiB, and a GPU has {gib(gpu_bytes)} GiB; lower "
             f"{field}.max_tokens_per_micro_batch, or take a smaller model"
         )
 
@@ -207,5 +207,5 @@ def _check_server(server: JudgeServerConfig, weights: int, *, gpu_bytes: int, fi
     if on_each + CONTEXT_BYTES > taken:
         raise ConfigError(
             f"{field}.gpu_memory_utilization={server.gpu_memory_utilization:g} of a GPU is {gib(taken)} GiB, and weights take "
-            f"{gib(on_each)} of each; raise it, raise {field}.gpus, or take a smaller model"
+            f"{gib(on_each)} GiB of each GPU; raise it, raise {field}.gpus, or take a smaller model"
         )

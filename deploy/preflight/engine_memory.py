@@ -1,7 +1,7 @@
-"""What a vLLM engine makes of each of its GPUs: weights, what its passes take, and the key-value cache that is left. Nothing is loaded.
+"""Memory of a vLLM engine on each of its GPUs: weights, passes, and the key-value cache. Nothing is loaded.
 
-vLLM takes `gpu_memory_utilization` of a GPU whatever the model's size, measures at its start what weights and passes take, and gives the
-rest to the cache. Here both are estimated; no GPU has measured them yet.
+vLLM takes `gpu_memory_utilization` of a GPU for any model, measures weights and passes when it starts, and gives the rest to the cache.
+Here weights and passes are estimates, which no GPU has confirmed yet.
 """
 
 import math
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "moe", "mlp")
-"""Kinds of layers whose state does not grow with a sequence."""
+"""Kinds of layers whose state does not grow with the sequence."""
 _WITH_WHOLE_HEADS = ("minicpm3",)
-"""Models of latent attention for which vLLM caches keys and values by heads."""
+"""Models with latent attention whose keys and values vLLM caches by head."""
 _PREFILL_TOKENS = 16_384
 """Prompt tokens of one engine step: vLLM's largest default."""
 ENGINE_CONTEXT_BYTES = 2 * 1024**3
@@ -26,46 +26,46 @@ ENGINE_CONTEXT_BYTES = 2 * 1024**3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """Bytes of one GPU of an engine."""
+    """Memory of an engine on one GPU, in bytes."""
 
     taken_bytes: int
     weights_bytes: int
     passes_bytes: int
     bytes_per_sequence: int
-    """Of the cache: keys and values of a sequence of the whole context."""
+    """Keys and values of a sequence of `max_context` tokens."""
     max_context: int
-    """In tokens."""
 
     @property
     def num_tokens(self) -> int:
-        """That the engine's cache holds at one time, in sequences of the whole context; not positive where weights and passes leave
-        nothing."""
+        """Tokens that the cache holds at one time, in sequences of the whole context. Not positive if weights and passes leave nothing."""
         left = self.taken_bytes - self.weights_bytes - self.passes_bytes
         return left * self.max_context // self.bytes_per_sequence
 
 
 def check_divisible(text: "PretrainedConfig", tensor_parallel: int) -> None:
-    """Raises ConfigError for layers that vLLM cannot deal out to so many processes in equal shares.
+    """Raises ConfigError for layers that vLLM cannot split into `tensor_parallel` equal shares.
 
-    Key-value heads that are too few are copied, which needs a whole number of copies.
+    If there are fewer key-value heads than processes, vLLM copies them, and needs a whole number of copies.
     """
-    dealt_out = {
+    split = {
         "attention heads": getattr(text, "num_attention_heads", None),
         "key-value heads": num_key_heads(text),
         **{name: _only(sizes(text, name)) for name in ("intermediate_size", "moe_intermediate_size")},
     }
-    for name, number in dealt_out.items():
+    for name, number in split.items():
         if number is None:  # a model without this layer, or with layers of several sizes
             continue
         is_copied = name == "key-value heads" and tensor_parallel % number == 0
         if number % tensor_parallel and not is_copied:
+            shown = f"{name} of {number}" if "_" in name else f"{number} {name}"
             raise ConfigError(
-                f"rollout.tensor_parallel_size={tensor_parallel} does not divide the model's {_told(name, number)}; use a number that does"
+                f"rollout.tensor_parallel_size={tensor_parallel} does not divide the model's {shown}; use a number that does"
             )
 
 
 def weights_bytes(text: "PretrainedConfig", *, num_parameters: int, item: int, is_quantized: bool) -> int:
-    """Of an engine, all its processes together. Linear layers are in 8 bits; embeddings and vocabulary head stay in the compute type."""
+    """Weights of an engine, all its processes together. Quantized linear layers take one byte a number. Embeddings and vocabulary head
+    stay in the compute type, which takes `item` bytes."""
     if not is_quantized:
         return item * num_parameters
     num_kept = text.vocab_size * text.hidden_size * (1 if getattr(text, "tie_word_embeddings", False) else 2)
@@ -74,10 +74,6 @@ def weights_bytes(text: "PretrainedConfig", *, num_parameters: int, item: int, i
 
 def _only(found: set[int]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
-
-
-def _told(name: str, number: int) -> str:
-    return f"{name} of {number}" if "_" in name else f"{number} {name}"
 
 
 def of_engine(
@@ -94,9 +90,9 @@ def of_engine(
 ) -> EngineMemory:
     """`text` is the language model's configuration, `item` the bytes of a number in its compute type.
 
-    A token has a key and a value in each layer and key-value head (arXiv:2309.06180); tensor parallelism deals the heads out, and copies
-    them where there are fewer heads than GPUs. A pass keeps one layer's inputs and MLP, and at its end float32 logits, what is sampled
-    from, and a sorted copy. Raises ConfigError as `check_divisible` does.
+    A token has a key and a value in each layer and key-value head (arXiv:2309.06180). Tensor parallelism splits the heads, and copies
+    them if there are fewer heads than GPUs. A pass keeps one layer's inputs and MLP, and at its end three float32 arrays: logits,
+    probabilities and a sorted copy. Raises ConfigError as `check_divisible` does.
     """
     check_divisible(text, tensor_parallel)
     layer = 4 * text.hidden_size + 3 * inner_size(text) // tensor_parallel
@@ -114,8 +110,8 @@ def of_engine(
 
 
 def _cached_numbers(text: "PretrainedConfig", *, tensor_parallel: int) -> int:
-    """Of one token in a layer, in each process. Latent attention (MLA, arXiv:2405.04434) keeps a latent and a rotary key that all heads
-    share."""
+    """Numbers that the cache keeps of one token in a layer, in each process. Latent attention (MLA, arXiv:2405.04434) keeps a latent and a
+    rotary key that all heads share."""
     if caches_latents(text):
         return text.kv_lora_rank + text.qk_rope_head_dim
     return 2 * max(num_key_heads(text) // tensor_parallel, 1) * head_size(text)
@@ -128,10 +124,10 @@ def caches_latents(text: "PretrainedConfig") -> bool:
 
 
 def _cached_tokens(text: "PretrainedConfig", max_context: int) -> int:
-    """Of a sequence of the whole context, over all layers.
+    """Tokens that the cache keeps of a sequence of the whole context, summed over all layers.
 
-    As vLLM counts: a layer whose window slides keeps the window and what one step reads, so that it saves something in contexts that are
-    longer than both. Layers of either kind are dealt to groups of one size, the last of which is filled up.
+    As vLLM counts: a layer with a sliding window keeps the window and the tokens of one engine step, so it saves memory only in longer
+    contexts. Layers of each kind form groups of one size, and the last group is padded.
     """
     kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
     window = largest(text, "sliding_window")

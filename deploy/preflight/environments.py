@@ -1,4 +1,4 @@
-"""The environments: each starts, the model can converse, and the prompts say which one plays them."""
+"""Checks of the environments: each starts, the model can converse, and each prompt has an environment that can play it."""
 
 import asyncio
 import contextlib
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from deploy.preflight.first_observations import FirstObservations
 
 _PATIENCE_S = 30.0
-"""With an episode that is played to look at it."""
+"""Time limit of an episode that a check plays."""
 
 
 def check_environments(
     config: RunConfig, formatter: "ChatFormatter | None", source: PromptSource | None
 ) -> dict[str, str]:
-    """What each is, by its name. Raises ConfigError for one that does not start, for a model whose conversations are not exact, and for an
-    environment that begins the first of its prompts with tools where the model cannot have any."""
+    """Description of each environment, by name. Raises ConfigError for an environment that does not start, for a model whose
+    conversations are not exact, and for an environment that gives tools to a model that cannot have any, on its first prompt."""
     if not config.has_episodes:
         return {}
     without_tools = _why_no_tools(config, formatter)
     prompts = _first_prompts(config, source) if without_tools and source is not None else {}
     try:
-        what, with_tools = asyncio.run(_started(config, prompts))
+        descriptions, with_tools = asyncio.run(_started(config, prompts))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     if with_tools:
         raise ConfigError(f"{config.environment_setting(with_tools[0])} gives the model tools, and {without_tools}")
-    return what
+    return descriptions
 
 
 def check_named(source: PromptSource, config: RunConfig, *, field: str) -> None:
-    """Raises ConfigError for one of the first prompts that names no environment, or that no environment can play."""
+    """Raises ConfigError for a first prompt that names no environment, or that its environment cannot play."""
     for prompt in firsts(source) if config.has_episodes else ():
         try:
             environment = config.environment_of(prompt.columns)
@@ -47,24 +47,24 @@ def check_named(source: PromptSource, config: RunConfig, *, field: str) -> None:
             raise ConfigError(f"{field}: prompt {prompt.prompt_id!r}: {error}") from error
         if config.is_played(environment) and prompt.messages is None:
             raise ConfigError(
-                f"{field}: prompt {prompt.prompt_id!r} is a text without roles, and the environment {environment!r} converses; set "
-                f"{field}.text_as=user_message, or give it messages"
+                f"{field}: prompt {prompt.prompt_id!r} is plain text, and the environment {environment!r} needs chat messages; set "
+                f"{field}.text_as=user_message, or give the prompt messages"
             )
 
 
 def judged(source: PromptSource, config: RunConfig) -> PromptSource:
-    """Its prompts that judges see; of a run with environments, those among the first ones."""
+    """The prompts that judges see. With environments: those of the first prompts that no environment plays."""
     if not config.has_episodes or config.reward.judges_episodes:
         return source
     seen = [prompt for prompt in firsts(source) if not config.is_played(config.environment_of(prompt.columns))]
-    return cast(PromptSource, seen)  # a list has what it takes
+    return cast(PromptSource, seen)  # a list has its methods
 
 
 def world_rows(config: RunConfig, source: PromptSource, formatter: "ChatFormatter") -> Iterator[tuple[str, str, str]]:
-    """Plays the first prompt of each environment twice, without the model: whether both episodes meet the same world.
+    """Plays the first prompt of each environment twice, without the model, and compares the observations.
 
-    A difference is no error: a reply of the model may be what it takes, and an environment may draw where it does not matter. Raises
-    ConfigError for tools at any turn where the model cannot have any, and for an environment that fails before it asks the model.
+    A difference is not an error: the environment may need real replies, or draw numbers that do not matter. Raises ConfigError for tools
+    at any turn if the model cannot have any, and for an environment that fails before it asks the model.
     """
     from deploy.preflight.first_observations import first_observations
 
@@ -78,22 +78,22 @@ def world_rows(config: RunConfig, source: PromptSource, formatter: "ChatFormatte
             raise ConfigError(f"{setting} gives the model tools, and {without_tools}")
         if seen.raises_unasked:
             raise ConfigError(
-                f"{setting} fails before it asks the model ({seen.failure}), and no episode could be sampled; play it by itself with "
-                "`treadwheel play`"
+                f"{setting} fails before it asks the model ({seen.failure}), so no episode could be sampled; run it with "
+                "`treadwheel play` to see why"
             )
         yield "environment", f"{name}, played twice", _in_words(seen)
 
 
 def _in_words(seen: "FirstObservations") -> str:
     if seen.difference is not None:
-        return f"DIFFERS: {seen.difference}; all that an environment draws must come from episode.seed, or groups learn noise"
-    failed = "" if seen.failure is None else f"; it failed ({seen.failure}), maybe for want of a real reply"
-    return f"both episodes of a task met the same in {seen.num_turns} turns{failed}"
+        return f"DIFFERS: {seen.difference}; an environment must draw all random numbers from episode.seed, or groups learn noise"
+    failed = "" if seen.failure is None else f"; it failed ({seen.failure}), perhaps because the replies were not real"
+    return f"both episodes of a task had the same observations in {seen.num_turns} turns{failed}"
 
 
 def environment_rows(config: RunConfig, found: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    for name, what in found.items():
-        yield "environment", name, what
+    for name, description in found.items():
+        yield "environment", name, description
     if found:
         episodes = config.episodes
         yield "environment", "limits", f"{episodes.max_turns} turns, {episodes.timeout_s:g} s"
@@ -101,8 +101,8 @@ def environment_rows(config: RunConfig, found: Mapping[str, str]) -> Iterator[tu
 
 
 def _why_no_tools(config: RunConfig, formatter: "ChatFormatter | None") -> str | None:
-    """Why the model can be given no tools; None: it can, or nobody knows. Raises ConfigError for a model that cannot converse, and for a
-    parser that is not there."""
+    """Why the model cannot have tools. None: it can, or that is unknown. Raises ConfigError for a model that cannot converse, and for a
+    parser that does not exist."""
     from actors.chat.calls import NamedParser
     from actors.rollout.episodes.speech import Speech
 
@@ -118,7 +118,7 @@ def _why_no_tools(config: RunConfig, formatter: "ChatFormatter | None") -> str |
 
 
 def _first_prompts(config: RunConfig, source: PromptSource) -> dict[str, Prompt]:
-    """By their environments, without single turns. A prompt that names no environment is left to `check_named`."""
+    """The first prompt of each environment, without single turns. `check_named` finds prompts that name no environment."""
     found: dict[str, Prompt] = {}
     for prompt in firsts(source):
         with contextlib.suppress(DataError):
@@ -133,7 +133,7 @@ def _task(config: RunConfig, name: str, prompt: Prompt) -> EpisodeTask:
 
 
 async def _started(config: RunConfig, prompts: Mapping[str, Prompt]) -> tuple[dict[str, str], list[str]]:
-    """What each is, by its name, and those that begin these prompts with tools."""
+    """Description of each environment by name, and the environments that begin these prompts with tools."""
     from actors.processes.printed import PrintedLines
     from actors.rollout.episodes.hosts import close_all, started_hosts
     from deploy.preflight.first_observations import begins_with_tools
@@ -144,11 +144,11 @@ async def _started(config: RunConfig, prompts: Mapping[str, Prompt]) -> tuple[di
         for name, prompt in prompts.items():
             if await begins_with_tools(hosts[name].run, _task(config, name, prompt), within_s=_PATIENCE_S):
                 with_tools.append(name)
-        what = {
+        descriptions = {
             name: f"{environment.name}, {_kind(hosts[name].num_places) if config.is_played(name) else 'no process'}"
             for name, environment in config.named_environments.items()
         }
-        return what, with_tools
+        return descriptions, with_tools
     finally:
         await close_all(hosts.values())
 

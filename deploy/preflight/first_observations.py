@@ -1,6 +1,6 @@
-"""Whether two episodes of one task meet the same world: a group whose members guess different secrets has noise for a baseline.
+"""Compares two episodes of one task: members of a group that guess different secrets have a baseline of noise.
 
-It is the commonest mistake of an environment, and shows itself nowhere else: rewards are right, and nothing is learned.
+It is the most common mistake in an environment, and no other check finds it: rewards are right, and nothing is learned.
 """
 
 import asyncio
@@ -19,23 +19,23 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 
 REPLIES = ("10", "5", "15")
-"""Of a model that is not there. What an environment answers to the second may show what its answer to the first did not."""
+"""Replies in the place of a model. The answer to a later reply may show a difference that the first did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstObservations:
-    """What an environment said to the same replies in two episodes of one task."""
+    """Result of the comparison of two episodes that got the same replies."""
 
     num_turns: int
-    """That were compared; 0 for an environment that failed, or ended, before it asked."""
+    """Turns that were compared; 0 for an environment that failed or ended before it asked the model."""
     difference: str | None = None
-    """The first one, in words; None: both episodes met the same."""
+    """The first difference, in words; None: all observations were equal."""
     failure: str | None = None
-    """Why the first of the episodes that failed did, with its stage; None: neither. It may have failed for want of a real reply."""
+    """Stage and message of the first failed episode; None: none failed. The cause may be that the replies were not real."""
     raises_unasked: bool = False
-    """Both episodes raised before they asked the model, whose replies cannot have been why."""
+    """Both episodes raised before they asked the model, so replies were not the cause."""
     has_tools: bool = False
-    """The model was given tools."""
+    """The environment gave the model tools."""
 
 
 def first_observations(
@@ -46,7 +46,7 @@ def first_observations(
     setting: str = "environment",
     replies: Sequence[str] = REPLIES,
 ) -> FirstObservations:
-    """Plays `task` twice, as the episodes 0 and 1 of its group, to the turn after the last reply.
+    """Plays `task` twice, as the episodes 0 and 1 of its group, until the turn after the last reply.
 
     Raises ConfigError, naming `setting`, for an environment that does not start.
     """
@@ -66,8 +66,8 @@ def first_observations(
 async def begins_with_tools(
     run: Callable[[EpisodeTask, Converse], Awaitable[object]], task: EpisodeTask, *, within_s: float
 ) -> bool:
-    """Whether an episode of `task`, as `run` plays it, gives the model tools when it first asks. One that fails before that, or takes
-    longer than `within_s`, does not."""
+    """Whether an episode of `task`, played by `run`, gives the model tools in its first turn. False for an episode that fails before, or
+    takes longer than `within_s`."""
     witness = _Witness(())
     with contextlib.suppress(_SeenEnough, TimeoutError):
         async with asyncio.timeout(within_s):
@@ -76,16 +76,16 @@ async def begins_with_tools(
 
 
 class _SeenEnough(Exception):
-    """Ends an episode of which no more is wanted."""
+    """Ends an episode early."""
 
 
 @dataclass(slots=True)
 class _Witness:
-    """Stands for the model in one episode, and keeps what it is asked."""
+    """Replies in the place of the model in one episode, and keeps the observations."""
 
     replies: Sequence[str]
     turns: list[list[str]] = field(default_factory=list[list[str]])
-    """The messages or the raw prompt before each, as JSON, and the tools."""
+    """The observation of each turn as JSON: messages or raw prompt, and tools."""
     failure: str | None = None
     raises_unasked: bool = False
     has_tools: bool = False
@@ -106,7 +106,7 @@ async def _both(
 ) -> list[_Witness]:
     host = await EnvironmentHost.start(environment, config, setting=setting, printed=PrintedLines())
     try:
-        # One after the other: numbers that are drawn without a seed go on between them.
+        # In sequence, so that unseeded random numbers of the second episode differ.
         return [await _witness(host, replace(task, id=f"{task.id}/{n}", index=n), replies) for n in range(2)]
     finally:
         await host.close()
@@ -120,7 +120,7 @@ async def _witness(host: EnvironmentHost, task: EpisodeTask, replies: Sequence[s
         return witness
     if end.status is not RewardStatus.OK:
         witness.failure = f"{end.failed_stage}: {end.message}"
-        # One that takes its time may have more of it in a run.
+        # Not TIMEOUT: a slow environment may have more time in a run.
         witness.raises_unasked = end.status is RewardStatus.ERROR and not witness.turns
     return witness
 
@@ -128,7 +128,7 @@ async def _witness(host: EnvironmentHost, task: EpisodeTask, replies: Sequence[s
 def _difference(first: _Witness, second: _Witness) -> str | None:
     for turn, (one, other) in enumerate(zip_longest(first.turns, second.turns), start=1):
         if one is None or other is None:
-            return f"turn {turn}: asked for in one episode, and not in the other"
+            return f"turn {turn}: only one of the episodes has it"
         for mine, its in zip_longest(one, other):
             if mine != its:
                 return f"turn {turn}: {_shown(mine)} in one episode, and {_shown(its)} in the other"

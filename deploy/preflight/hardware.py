@@ -1,4 +1,4 @@
-"""Hardware that is not at hand, as `--assume gpus=8x80GB,nodes=2` names it, and which actors share which of its GPUs."""
+"""Hardware that is not at hand (`--assume gpus=8x80GB,nodes=2`), and the GPUs on which a run's actors would be."""
 
 import re
 from collections.abc import Sequence
@@ -18,32 +18,32 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Nodes that are all alike."""
+    """Nodes, all alike."""
 
     num_nodes: int
     gpus: int
     """Of each node."""
     gpu_bytes: int
     cpus: int | None
-    """Of each node. None: enough for all that the run asks for."""
+    """Of each node. None: enough for the whole run."""
     memory_bytes: int | None
-    """Of each node. None: it is not judged."""
+    """Of each node. None: it is not checked."""
 
     def resources(self, *, asked_cpus: float) -> ClusterResources:
-        """As placement sees it, for a run that asks for so many CPUs in all."""
+        """The resources for placement. `asked_cpus`: CPUs of all actors of the run."""
         cpus = max(asked_cpus, 1.0) if self.cpus is None else float(self.cpus)
         return ClusterResources(nodes=(Node(cpus=cpus, gpus=float(self.gpus)),) * self.num_nodes)
 
 
 def parse(texts: Sequence[str]) -> Hardware:
-    """Of one or several texts such as `gpus=8x80GB,nodes=2`. MB, GB and TB are powers of ten, MiB, GiB and TiB of two; the sizes by which
-    GPUs are sold are a little below what they have. Raises ConfigError for anything else."""
+    """Parses texts such as `gpus=8x80GB,nodes=2`. MB, GB and TB are powers of ten, MiB, GiB and TiB powers of two: a GPU sold with 80 GB
+    has a little more than that. Raises ConfigError for any other text."""
     found: dict[str, re.Match[str]] = {}
     for part in ",".join(texts).split(","):
         name, _, value = part.strip().partition("=")
         match = re.fullmatch(_FORMS.get(name, ""), value, re.IGNORECASE)
         if not value or match is None or name in found:
-            raise ConfigError(f"--assume {part.strip()!r}: {'it is there twice' if name in found else _WAY_OUT}")
+            raise ConfigError(f"--assume {part.strip()!r}: {f'{name} is given twice' if name in found else _WAY_OUT}")
         found[name] = match
     gpus, memory = found.get("gpus"), found.get("memory")
     hardware = Hardware(
@@ -61,19 +61,19 @@ def parse(texts: Sequence[str]) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seats:
-    """One way in which a plan's actors fit; Ray may find another."""
+    """One way to place a plan's actors. Ray may find another."""
 
     node_of: dict[str, int]
     """By the bundle's name."""
     gpus_of: dict[str, tuple[int, ...]]
-    """On that node; empty for an actor without."""
+    """GPUs on that node, by the bundle's name; empty for an actor without GPUs."""
 
 
 def seat(bundles: Sequence[Bundle], hardware: Hardware, resources: ClusterResources, *, staying_first: bool) -> Seats:
-    """The plan's own first fit over nodes, in its order (`staying_first`). On a node whole GPUs go to actors that ask for them;
-    fractions fill one GPU after the other.
+    """Places bundles on nodes by the plan's own first fit, in its order (`staying_first`). On a node, fractions fill one GPU after the
+    other.
 
-    Raises ConfigError for fractions that add up to no more than there is, and still fit on no GPU.
+    Raises ConfigError if the GPUs suffice in sum, but no single GPU has room for a fraction.
     """
     seated = first_fit(bundles, resources, staying_first=staying_first)
     assert all(node is not None for _, node in seated), "the plan has room for all"
@@ -90,8 +90,8 @@ def seat(bundles: Sequence[Bundle], hardware: Hardware, resources: ClusterResour
         roomy.sort(key=left.__getitem__)
         if len(roomy) < wanted:
             raise ConfigError(
-                f"{' and '.join(names)} asks for {asked:g} GPUs, and no GPU of a node has so much left: fractions do not reach over two; "
-                "use fractions that add up to 1, or whole GPUs"
+                f"{' and '.join(names)} asks for {asked:g} GPUs, and no node has single GPUs with that much left; use fractions that add "
+                "up to 1, or whole GPUs"
             )
         for gpu in roomy[:wanted]:
             left[gpu] -= share

@@ -1,4 +1,4 @@
-"""The judges, tried on samples as the run will call them: in processes of their own, under their deadlines."""
+"""Tries the judges on samples, as the run will call them: in their own processes, under their deadlines."""
 
 import asyncio
 import time
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from actors.reward_service.service import Told
 
 _NUM_PROMPTS = 3
-"""Of each source of `reward.by_source`."""
+"""Prompts of each source of `reward.by_source`."""
 _SCAN_S = 2.0
-"""Longest search for prompts of each source."""
+"""Time limit of the search for prompts of each source."""
 _MOST_IN_GROUP = 4
-"""Enough for a judge that compares the trajectories of a group."""
+"""Trajectories of a group: enough for a judge that compares them."""
 _ANSWER_COLUMNS = ("answer", "solution", "target", "ground_truth", "label", "completion", "response", "output")
-"""Names under which data sets keep what a good completion says."""
+"""Usual names of the column with the right answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the judge said of one completion of one prompt."""
+    """The judge's reward of one completion."""
 
     field: str
     """The setting that names the prompt's source."""
     prompt: Prompt
     completion: str
-    """Which one: in words."""
+    """Description of the completion, not its text."""
     reward: Reward
 
 
@@ -50,19 +50,18 @@ def judge_samples(
     models: Mapping[str, "Reading"],
     group_sizes: Mapping[str, int],
 ) -> list[Sample]:
-    """An empty completion and, where a column has one, the answer, of the first prompts of each source, by the setting that names it, in
-    groups of the size that it has by the same setting.
+    """Judges two completions of the first prompts of each source: an empty one and, if a column has it, the answer. `sources` and
+    `group_sizes` are by the setting that names the source.
 
-    Reward models are not run: 0 stands for their scores. Judges that ask `reward.servers` are built, and asked in the run. Raises
-    ConfigError if the judge does not load, if what it calls is away, or if it or one of its parts fails on every sample of a source. One
-    that fails on some may have its reasons.
+    Reward models are not run: their scores are 0. Judges that ask `reward.servers` are built, not called. Raises ConfigError if the judge
+    does not load, if a server that it calls is unavailable, or if it or one of its parts fails on every sample of a source. Failures on
+    some samples are not an error.
     """
-    failing = dict[tuple[str, str], bool]()
     if (tried := check_servers(config)) is None:
         return []
     config = tried
     try:
-        samples = asyncio.run(_judged(config, sources, formatter, models, group_sizes, failing))
+        samples, failing = asyncio.run(_judged(config, sources, formatter, models, group_sizes))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     except UnavailableError as error:
@@ -70,16 +69,16 @@ def judge_samples(
     for field in sources:
         _refuse_failure([sample for sample in samples if sample.field == field], config)
     for field, part in (each for each, fails_always in failing.items() if fails_always):
-        said = (sample.reward.message for sample in samples if sample.field == field and sample.reward.message)
-        why = next((message for message in said if f"judge:{part} " in message), "no message")
+        messages = (sample.reward.message for sample in samples if sample.field == field and sample.reward.message)
+        why = next((message for message in messages if f"judge:{part} " in message), "no message")
         raise ConfigError(
-            f"{field}: reward.parts.{part} fails on each of its samples, the first time with: {why}; mend it"
+            f"{field}: reward.parts.{part} fails on each of its samples, the first time with: {why}; correct it"
         )
     return samples
 
 
 def _refuse_failure(samples: Sequence[Sample], config: RewardConfig) -> None:
-    """Raises ConfigError for a judge that fails on all the samples of one source."""
+    """Raises ConfigError for a judge that fails on all samples of one source."""
     if not samples or any(sample.reward.status is RewardStatus.OK for sample in samples):
         return
     first = samples[0]
@@ -87,7 +86,7 @@ def _refuse_failure(samples: Sequence[Sample], config: RewardConfig) -> None:
     judges = f"reward.judge={config.only_judge.name!r}" if config.only_judge else "reward.parts"
     raise ConfigError(
         f"{first.field}: {judges} fails on each of {len(samples)} samples, the first time with: "
-        f"{first.reward.message}; mend it (the parameter `columns` has, of the prompt {first.prompt.prompt_id!r}: {columns})"
+        f"{first.reward.message}; correct it (its parameter `columns` has, for the prompt {first.prompt.prompt_id!r}: {columns})"
     )
 
 
@@ -97,23 +96,23 @@ async def _judged(
     formatter: "ChatFormatter | None",
     models: Mapping[str, "Reading"],
     group_sizes: Mapping[str, int],
-    failing: dict[tuple[str, str], bool],
-) -> list[Sample]:
-    """Up to a prompt on which a judge overran its deadline: it may do so on all others.
+) -> tuple[list[Sample], dict[tuple[str, str], bool]]:
+    """The samples, and by field and part whether the part failed on all trajectories.
 
-    `failing` is told of each field and part whether it failed on all trajectories.
+    Stops after a prompt on which a judge overran its deadline, as it may do so on all others.
     """
     from actors.reward_service.service import Asked, RewardService
 
-    service, samples = RewardService(config.model_copy(update={"hold_s": 0.0})), list[Sample]()
+    service = RewardService(config.model_copy(update={"hold_s": 0.0}))
+    samples, failing = list[Sample](), dict[tuple[str, str], bool]()
     try:
         for field, source in sources.items():
             size = min(group_sizes[field], _MOST_IN_GROUP)
             for prompt, completions in _groups(source, config, size=size):
-                said = [*islice(cycle(completions.values()), size)]
+                group = [*islice(cycle(completions.values()), size)]
                 asked = Asked(
                     columns=prompt.info(),
-                    trajectories=[_trajectory(prompt, each, formatter, models) for each in said],
+                    trajectories=[_trajectory(prompt, each, formatter, models) for each in group],
                 )
                 rewards, stats = await service.judge(asked)
                 for part, of_part in stats.items():
@@ -123,14 +122,14 @@ async def _judged(
                     for described, reward in zip(completions, rewards, strict=False)  # the others repeat these
                 ]
                 if any(reward.status is RewardStatus.TIMEOUT for reward in rewards):
-                    return samples
+                    return samples, failing
     finally:
         await service.close()
-    return samples
+    return samples, failing
 
 
 def _groups(source: PromptSource, config: RewardConfig, *, size: int) -> Iterator[tuple[Prompt, dict[str, str]]]:
-    """Prompts, and completions for one group each, by their descriptions."""
+    """For each group its prompt, and its completions by their descriptions."""
     for prompt in _firsts(source, config):
         completions = [*_completions(prompt)]
         for start in range(0, len(completions), size):
@@ -152,11 +151,11 @@ def _trajectory(
         "token_ids": _token_ids(prompt, completion, formatter),
         "finish_reason": str(FinishReason.STOP),
         "seed": 0,
-        "scores": {name: _stand_in(each, told) for name, each in models.items()},
+        "scores": {name: _zeros(each, told) for name, each in models.items()},
     }
 
 
-def _stand_in(model: "Reading", told: "Told") -> dict[str, float] | str:
+def _zeros(model: "Reading", told: "Told") -> dict[str, float] | str:
     read = model.read(told)
     return read if isinstance(read, str) else dict.fromkeys(model.labels, 0.0)
 
@@ -171,7 +170,7 @@ def _token_ids(prompt: Prompt, completion: str, formatter: "ChatFormatter | None
 
 
 def _firsts(source: PromptSource, config: RewardConfig) -> list[Prompt]:
-    """The first prompts; with `by_source` the first ones of each source, as far as a short search finds them."""
+    """The first prompts; with `by_source` the first prompts of each source that a short search finds."""
     missing = Counter(dict.fromkeys(config.by_source or [""], _NUM_PROMPTS))
     found, deadline = list[Prompt](), time.monotonic() + _SCAN_S
     for index in range(len(source)):
@@ -189,11 +188,11 @@ def _completions(prompt: Prompt) -> Iterator[tuple[str, str]]:
     yield "an empty completion", ""
     named = (name for name in _ANSWER_COLUMNS if isinstance(prompt.columns.get(name), str | int | float))
     for name in islice(named, 1):
-        yield f"what the column {name!r} says", str(prompt.columns[name])
+        yield f"the text of column {name!r}", str(prompt.columns[name])
 
 
 def _text(prompt: Prompt, formatter: "ChatFormatter | None") -> str:
-    """As the judge will get it; the bare text for a prompt that does not go through the template, which is a problem of its own."""
+    """The prompt as the judge gets it; its bare text if the chat template fails, which another check reports."""
     if formatter is not None:
         try:
             return formatter.encode(prompt).text

@@ -1,4 +1,4 @@
-"""Language models that the run will serve for its judges. None starts here: what asks them is built, and asked in the run."""
+"""Checks of `reward.servers`, the language models that the run serves for its judges. No server starts, and the judges are only built."""
 
 from cluster.contracts.config import ModelConfig, RewardConfig
 from cluster.contracts.errors import ConfigError
@@ -8,9 +8,9 @@ from cluster.weights.model_files import refuse_unpinned
 
 
 def check_servers(config: RewardConfig) -> RewardConfig | None:
-    """The reward without the judges that ask `reward.servers`; None where no other is left to try.
+    """The reward without the judges that ask `reward.servers`; None if no judge is left.
 
-    Raises ConfigError for a model that is not pinned, does not load or takes no messages, and for a judge that cannot be built.
+    Raises ConfigError for a model that is not pinned, does not load or has no chat template, and for a judge that cannot be built.
     """
     from actors.chat.formatter import ChatFormatter
 
@@ -23,7 +23,7 @@ def check_servers(config: RewardConfig) -> RewardConfig | None:
             raise ConfigError(f"{field}: {error}") from error
         if not formatter.has_template:
             raise ConfigError(
-                f"{field}.path={server.path!r} has no chat template, and judges ask in messages; use a model that has one"
+                f"{field}.path={server.path!r} has no chat template, and judges send chat messages; use a model with a template"
             )
     asking = {setting for setting, judge in config.judges().items() if _asks_a_server(judge, config, setting)}
     parts = {name: part for name, part in config.parts.items() if f"parts.{name}.judge" not in asking}
@@ -38,5 +38,5 @@ def _asks_a_server(judge: Plugin, config: RewardConfig, setting: str) -> bool:
     from actors.reward_service.judgement import find_judge
 
     if server_of(judge) is not None:
-        return bool(find_judge(judge, field=f"reward.{setting}"))  # built here: its rubric is read
+        return bool(find_judge(judge, field=f"reward.{setting}"))  # builds it, and so reads its rubric
     return bool(config.servers) and ":" in judge.name and "servers" in find_judge(judge).asks

@@ -1,4 +1,4 @@
-"""The machine: there is room for the actors, and memory for model and batch."""
+"""Checks of the machine: room for the actors, and memory for model and batch."""
 
 import itertools
 import os
@@ -14,39 +14,39 @@ from deploy.preflight.engine_memory import weights_bytes
 
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
-"""Of a step's trajectories in the store and as the learner's tensors: ids, log-probs, versions, mask, advantages."""
+"""Of a trajectory's token, in the store and in the learner's tensors: ids, log-probs, versions, mask, advantages."""
 _LEAST_OF_ESTIMATE = 2 / 3
-"""An estimate is right within about a third: what is too large even so is refused."""
+"""Estimates are right within about a third: a run is refused if even two thirds of its estimate are too much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes that a run takes, by actor."""
+    """Memory of a run by actor, in bytes."""
 
     num_parameters: int
     dtype: str
     rank: int
     worker: int
     cache: str
-    """Where a worker's key-value cache is, in words."""
+    """Place of a worker's key-value cache, in words."""
     reference: int | None
     """None without a reference scorer."""
     judging: dict[str, int]
-    """Reward models and judge servers, in words."""
+    """Reward models and judge servers, by their description."""
     total: int
     free: int | None
-    """None where it is not this machine's memory that counts."""
+    """None if the run does not use this machine's memory alone."""
 
 
 def is_own_cluster(address: str | None) -> bool:
-    """Whether a run starts a cluster for itself alone, on this machine."""
+    """Whether a run starts its own cluster, on this machine."""
     return address is None and "RAY_ADDRESS" not in os.environ
 
 
 def this_machine() -> ClusterResources:
-    """What a local Ray will find here."""
+    """The resources that a local Ray will find here."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # As CUDA and Ray read it: what follows a name that is none is hidden.
+    # As CUDA and Ray read it: an invalid name hides itself and all names after it.
     shown = (
         itertools.takewhile(_is_gpu, visible.split(",")) if visible is not None else Path("/dev").glob("nvidia[0-9]*")
     )
@@ -58,12 +58,12 @@ def _is_gpu(visible: str) -> bool:
 
 
 def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> PlacementPlan | None:
-    """None: the cluster decides."""
+    """None: the run is placed once it has connected to its cluster."""
     wait_s = config.elastic.wait_for_nodes_s if config.recorded is None else None
     if wait_s is not None and is_local:
         raise ConfigError(
-            f"elastic.wait_for_nodes_s={wait_s:g}: no node joins a cluster that the run starts for itself; name one that is there "
-            "(--address, or RAY_ADDRESS), or leave the wait out"
+            f"elastic.wait_for_nodes_s={wait_s:g}: no node joins a cluster that the run starts for itself; name a running one "
+            "(--address, or RAY_ADDRESS), or leave it out"
         )
     if wait_s is not None:
         return plan_asked(config, needs=needs)
@@ -72,7 +72,7 @@ def place(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Placem
 
 
 def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Memory:
-    """Raises ConfigError for a model that cannot fit into this machine's free memory, where it is what counts."""
+    """Raises ConfigError for a run on this machine's CPUs that cannot fit into its free memory."""
     from learner import memory
     from learner.model.policy import read_config
     from learner.model.sequence_classification import num_bytes
@@ -81,14 +81,14 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     weights = rank.num_parameters * config.model.item_bytes
     num_workers = config.rollout.num_workers if config.recorded is None else 0
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
-    beside = config.rollout.cpu_cache_bytes + arriving_bytes(config, weights)
+    extra = config.rollout.cpu_cache_bytes + arriving_bytes(config, weights)
     served = weights_bytes(
         read_config(config.model).get_text_config(),
         num_parameters=rank.num_parameters,
         item=config.model.item_bytes,
         is_quantized=config.rollout.quantization is not None,
     )
-    worker = served + (0 if on_gpus else beside)
+    worker = served + (0 if on_gpus else extra)
     reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
     judging, on_cpu = dict[str, int](), 0
     for name, model in config.reward.models.items() if config.recorded is None else ():
@@ -121,9 +121,9 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
 
 
 def arriving_bytes(config: RunConfig, weights: int) -> int:
-    """That a worker takes beyond its engine's own while it loads a version: an engine of several processes gets the whole as one list, of
-    which each of them has a copy (`actors.rollout.vllm_engine.VllmEngine.load`). From a group each takes buckets. With `weights.deltas` one
-    more is kept: by the worker, or by each process that takes buckets."""
+    """Bytes that a worker takes beside its engine while it loads a version. An engine of several processes gets the version as one list,
+    of which each process has a copy (`actors.rollout.vllm_engine.VllmEngine.load`). With `weights.transport=collective` each process
+    takes buckets. `weights.deltas` keeps one more copy: in the worker, or in each process that takes buckets."""
     deltas, parallel = int(config.weights.deltas), config.rollout.tensor_parallel_size
     if _goes_through_groups(config):
         return _published_bytes(config, weights) * deltas * parallel
@@ -131,8 +131,8 @@ def arriving_bytes(config: RunConfig, weights: int) -> int:
 
 
 def kept_bytes(config: RunConfig, weights: int) -> int:
-    """That the learner's first rank keeps in its node's memory: the last version, for `weights.transport=collective` or `weights.deltas`;
-    and with these what changed, which is half of it at most, and lies in the object store once more where it goes through that."""
+    """Bytes that the learner's first rank keeps in its node's memory: the last version, with `weights.transport=collective` or
+    `weights.deltas`. Deltas add the changes, at most half a version, and once more in the object store if they go through it."""
     published, groups = _published_bytes(config, weights), _goes_through_groups(config)
     if config.weights.deltas:
         return published + published // 2 * (1 if groups else 2)
@@ -140,12 +140,12 @@ def kept_bytes(config: RunConfig, weights: int) -> int:
 
 
 def stored_bytes(config: RunConfig, weights: int) -> int:
-    """Of a version in the object store."""
+    """Bytes of a version in the object store."""
     return 0 if _goes_through_groups(config) else _published_bytes(config, weights)
 
 
 def _published_bytes(config: RunConfig, weights: int) -> int:
-    """Of a version that goes to workers; an adapter counts as none."""
+    """Bytes of a version that goes to workers; 0 for an adapter."""
     lora = config.learner.lora
     return weights if lora is None or lora.publish == "merged" else 0
 
@@ -155,7 +155,7 @@ def _goes_through_groups(config: RunConfig) -> bool:
 
 
 def check_batch(config: RunConfig, *, is_local: bool) -> None:
-    """Raises ConfigError for a step whose trajectories cannot fit into this machine's free memory, where it is what counts."""
+    """Raises ConfigError for a step whose trajectories cannot fit into this machine's free memory."""
     if not is_local:
         return
     free = free_memory_bytes()
@@ -166,8 +166,8 @@ def check_batch(config: RunConfig, *, is_local: bool) -> None:
     if size_bytes > free:
         raise ConfigError(
             f"buffer.groups_per_step={buffer.groups_per_step} x buffer.trajectories_per_group={buffer.trajectories_per_group} x "
-            f"sampling.max_tokens={longest}: a step's trajectories may take {size_bytes / GIB:,.1f} GiB, {free / GIB:,.1f} GiB are free; "
-            "lower one of them"
+            f"sampling.max_tokens={longest}: a step's trajectories may take {size_bytes / GIB:,.1f} GiB, and {free / GIB:,.1f} GiB are "
+            "free; lower one of these settings"
         )
 
 
@@ -179,7 +179,7 @@ def _check_total(config: RunConfig, total: int, free: int, *, num_workers: int) 
         cache += "reward.servers.<name>.kv_cache_bytes or " if config.reward.servers else ""
         raise ConfigError(
             f"{workers}learner.num_ranks={config.learner.num_ranks}: all actors together take about {total / GIB:,.1f} GiB, "
-            f"{free / GIB:,.1f} GiB are free; lower one of them, {cache}learner.max_tokens_per_micro_batch, or take a smaller model"
+            f"{free / GIB:,.1f} GiB are free; lower one of these, {cache}learner.max_tokens_per_micro_batch, or take a smaller model"
         )
 
 

@@ -1,4 +1,4 @@
-"""The model: its files are whole, its tokenizer loads, its layers are there by the names that the run gives them."""
+"""Checks of the models: their files are whole, the tokenizer loads, and they have the layers that the run names."""
 
 import importlib.util
 import logging
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from actors.reward_model import Reading
 
 _ABSORBED = "kv_b_proj"
-"""The layer that makes keys and values of a latent."""
+"""Layer of latent attention that makes keys and values of the latent."""
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -34,8 +34,8 @@ def formatter_of(config: RunConfig) -> "ChatFormatter":
 
 
 def hush_hub() -> None:
-    """A hub out of reach is one error, not a line per retry."""
-    import huggingface_hub as hub  # sets a level of its own when it is imported
+    """Hides the hub's log line per retry: an unreachable hub is one error of ours."""
+    import huggingface_hub as hub  # its import sets the level
 
     logging.getLogger(hub.__name__).setLevel(logging.ERROR)
 
@@ -43,7 +43,7 @@ def hush_hub() -> None:
 def check_reference(config: RunConfig) -> None:
     """Raises ConfigError for a reference model that does not load, has another vocabulary, or would run code that no commit pins."""
     if config.reference.path is None and not config.reference.by_source:
-        return  # it is the policy, and what follows imports transformers' models
+        return  # before a slow import
     from learner.model.reference import reference_models
 
     _check_second(config, config.reference, section="reference")
@@ -53,9 +53,9 @@ def check_reference(config: RunConfig) -> None:
 
 
 def readings(reward: RewardConfig) -> dict[str, "Reading"]:
-    """Of the reward models, without their weights. Raises ConfigError for one that cannot read or judge."""
+    """The reward models without their weights, by name. Raises ConfigError for a model that cannot read or judge."""
     if not reward.models:
-        return {}  # what follows imports transformers
+        return {}  # before a slow import
     from actors.reward_model import Reading
 
     for name, model in reward.models.items():
@@ -64,7 +64,7 @@ def readings(reward: RewardConfig) -> dict[str, "Reading"]:
 
 
 def check_critic(config: RunConfig) -> None:
-    """The same for the model that a critic starts from, which must be of the policy's architecture, too."""
+    """As `check_reference`, for the model that a critic starts from. It must also have the policy's architecture."""
     value = config.algorithm.value
     if value is None or value.path is None:
         return
@@ -98,17 +98,17 @@ def _check_loads(second: ModelConfig, config: RunConfig, *, field: str) -> None:
 
 
 def check_folder(path: str, *, field: str) -> None:
-    """A path that can only be a local one must be there, with whole files: a hub look-up of it would fail late and say something else."""
+    """Raises ConfigError for a local folder that is missing or damaged. transformers would look it up on the hub, and fail late."""
     try:
         _check_folder(Path(os.path.expanduser(path)), path, field=field)
     except OSError as error:
         raise ConfigError(
-            f"{field}={path!r}: {error.filename or path} cannot be read: {error.strerror}; let it be read, or copy it again"
+            f"{field}={path!r}: {error.filename or path} cannot be read: {error.strerror}; make it readable, or copy it again"
         ) from error
 
 
 def refuse_absent(path: str, *, field: str) -> None:
-    """Raises OSError for one that cannot be looked up."""
+    """Raises ConfigError for a path that can only be a local one and does not exist, and OSError if it cannot be looked up."""
     if not Path(os.path.expanduser(path)).exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise ConfigError(
             f"{field}={path!r} does not exist; give a Hugging Face folder, or a hub name such as org/model"
@@ -123,9 +123,7 @@ def _check_folder(folder: Path, path: str, *, field: str) -> None:
         raise ConfigError(f"{field}={path!r} has no config.json; give a Hugging Face model folder")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(
-            f"{field}={path!r} has no *.safetensors; save the model with save_pretrained, which writes them"
-        )
+        raise ConfigError(f"{field}={path!r} has no *.safetensors file; save the model with save_pretrained")
     for file in files:
         _check_whole(file, field=field)
     _check_complete(folder, field=field)
@@ -135,7 +133,7 @@ def _check_folder(folder: Path, path: str, *, field: str) -> None:
 
 
 def check_room(config: RunConfig, formatter: "ChatFormatter") -> int:
-    """Tokens that a prompt may have. Raises ConfigError if there are none."""
+    """Largest number of tokens of a prompt. Raises ConfigError if it is not above 0."""
     if config.sampling.max_tokens >= formatter.max_context:
         raise ConfigError(
             f"sampling.max_tokens={config.sampling.max_tokens} leaves no room for a prompt in the context of {formatter.max_context} "
@@ -145,7 +143,7 @@ def check_room(config: RunConfig, formatter: "ChatFormatter") -> int:
 
 
 def check_shares(config: RunConfig) -> None:
-    """Raises ConfigError for a model that cannot be dealt out to an engine's processes."""
+    """Raises ConfigError for a model that an engine cannot split over its processes."""
     if config.rollout.tensor_parallel_size > 1:
         from learner.model.policy import read_config
 
@@ -153,7 +151,7 @@ def check_shares(config: RunConfig) -> None:
 
 
 def check_quantized_layers(config: RunConfig) -> None:
-    """Raises ConfigError for a model whose layers `rollout.quantization` does not take."""
+    """Raises ConfigError for a model whose layers `rollout.quantization` cannot quantize."""
     if config.rollout.quantization is not None:
         from learner.model.policy import read_config
 
@@ -161,24 +159,24 @@ def check_quantized_layers(config: RunConfig) -> None:
 
 
 def check_attention(config: RunConfig, *, is_local: bool) -> None:
-    """Raises ConfigError for an implementation that cannot run. Another cluster may have packages that this machine lacks."""
+    """Raises ConfigError for an attention that cannot run. Only a local run needs the package on this machine."""
     if config.model.attention != "flash_attention_2":
         return
     named = "model.attention='flash_attention_2'"
     if config.learner.gpus_per_rank == 0:
         raise ConfigError(
-            f"{named} runs on GPUs only, learner.gpus_per_rank=0; use model.attention=auto, or set learner.gpus_per_rank=1"
+            f"{named} runs only on GPUs, and learner.gpus_per_rank=0; use model.attention=auto, or set learner.gpus_per_rank=1"
         )
     if config.model.dtype == "float32":
         raise ConfigError(f"{named} with model.dtype='float32': it computes in bfloat16; use model.dtype=bfloat16")
     if is_local and importlib.util.find_spec("flash_attn") is None:
         raise ConfigError(
-            f"{named} needs the package flash_attn, not installed here; install it, or use model.attention=auto"
+            f"{named} needs the package flash_attn, which is not installed; install it, or use model.attention=auto"
         )
 
 
 def check_soft_cap(config: RunConfig) -> None:
-    """Raises ConfigError for an implementation that leaves out a soft cap of the model's attention."""
+    """Raises ConfigError for an attention that ignores the model's soft cap on attention scores."""
     if config.model.attention == "sdpa":
         from learner.model.policy import attention_of, read_config
 
@@ -186,19 +184,19 @@ def check_soft_cap(config: RunConfig) -> None:
 
 
 def check_compiler(config: RunConfig, *, is_local: bool) -> None:
-    """Raises ConfigError where the learner's layers cannot be compiled. Another cluster may have a compiler that this machine lacks."""
+    """Raises ConfigError if the learner's layers cannot be compiled. Only a local run needs the compiler on this machine."""
     if not config.learner.compile or config.learner.gpus_per_rank > 0 or not is_local:
         return
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise ConfigError(
-            f"learner.compile=true needs a C++ compiler on CPUs, and {compiler!r} is not here; install g++, name another one in the "
-            "environment variable CXX, or leave learner.compile out"
+            f"learner.compile=true needs a C++ compiler on CPUs, and {compiler!r} is not installed; install g++, name another compiler in "
+            "the environment variable CXX, or leave learner.compile out"
         )
 
 
 def check_sequence_parallel(config: RunConfig) -> None:
-    """Raises ConfigError for models that ranks cannot share the passes of."""
+    """Raises ConfigError for models whose passes ranks cannot share."""
     if config.learner.sequence_parallel_size == 1:
         return
     from learner.model.critic import check_sequence_parallel
@@ -207,7 +205,7 @@ def check_sequence_parallel(config: RunConfig) -> None:
 
 
 def check_adapters(config: RunConfig) -> None:
-    """Raises ConfigError for adapters that the model, built without its weights, has no layers for or does not take."""
+    """Raises ConfigError for adapters that do not fit the model's layers. The model is built without its weights."""
     lora = config.learner.lora
     if lora is None:
         return
@@ -219,8 +217,8 @@ def check_adapters(config: RunConfig) -> None:
     text = causal_lm.config.get_text_config()
     if has_experts(text) and lora.publish == "adapter" and not config.rollout.gpus_per_worker:
         raise ConfigError(
-            "learner.lora.publish='adapter' with a mixture of experts and engines on CPUs: vLLM computes the experts of a model with "
-            "adapters on GPUs alone; use learner.lora.publish=merged"
+            "learner.lora.publish='adapter' with a mixture of experts and engines on CPUs: vLLM supports adapters beside experts only on "
+            "GPUs; use learner.lora.publish=merged"
         )
     if lora.target_modules != "all-linear":
         _check_targets(lora.target_modules, linear_layers(causal_lm))
@@ -228,13 +226,13 @@ def check_adapters(config: RunConfig) -> None:
     targets = adapter_of(causal_lm, lora=lora).target_modules
     if lora.publish == "adapter" and _ABSORBED in targets and caches_latents(text):
         raise ConfigError(
-            f"learner.lora.publish='adapter' with an adapter on {_ABSORBED}: vLLM samples by copies of the layer that are without "
-            "its adapter, and no probe shows it; name the other layers in learner.lora.target_modules, or use learner.lora.publish=merged"
+            f"learner.lora.publish='adapter' with an adapter on {_ABSORBED}: vLLM samples with copies of that layer that lack the adapter, "
+            "and no probe shows it; name the other layers in learner.lora.target_modules, or use learner.lora.publish=merged"
         )
 
 
 def check_routing(config: RunConfig) -> None:
-    """Raises ConfigError where routing is replayed, for a model, built without its weights, of whose experts none can be."""
+    """Raises ConfigError for `rollout.routing_replay` of a model whose routing cannot be replayed. It is built without its weights."""
     if not config.rollout.routing_replay:
         return
     from learner.model.loading import skeleton
@@ -244,18 +242,18 @@ def check_routing(config: RunConfig) -> None:
 
 
 def _check_vocabulary(second: ModelConfig, *, policy: ModelConfig, field: str) -> None:
-    """The second model reads the policy's token ids. Raises ConfigError for one to which an id means another token."""
+    """Raises ConfigError if an id means another token to the second model, which reads the policy's token ids."""
     ours, theirs = _vocabulary(policy), _vocabulary(second)
     token = next((token for token, index in ours.items() if theirs and theirs.get(token) != index), None)
     if token is not None:
         raise ConfigError(
-            f"{field}={second.path!r} has another vocabulary: token {token!r} is {ours[token]} in the policy's and "
-            f"{theirs.get(token, 'not there')} in its own; take a model with the policy's tokenizer"
+            f"{field}={second.path!r} has another vocabulary: token {token!r} has the id {ours[token]} in the policy's and "
+            f"{theirs.get(token, 'none')} in its own; take a model with the policy's tokenizer"
         )
 
 
 def _vocabulary(model: ModelConfig) -> dict[str, int]:
-    """Empty for a model without a tokenizer at hand."""
+    """Token to id. Empty for a model without a tokenizer."""
     from transformers import AutoTokenizer
 
     from actors.chat.hub import is_empty
@@ -279,12 +277,12 @@ def _check_targets(targets: Sequence[str], linear: Sequence[str]) -> None:
 
 
 def _plain(model: ModelConfig) -> ModelConfig:
-    """With an attention that runs everywhere: what attention there is, is a question of its own."""
+    """With an attention that runs everywhere: `check_attention` checks the one of the run."""
     return model.model_copy(update={"attention": "auto"})
 
 
 def _check_complete(folder: Path, *, field: str) -> None:
-    """By the index, which names the files of a model that is divided into several."""
+    """Raises ConfigError if files are missing that the index of safetensors files names."""
     from cluster.weights.model_files import weight_files
 
     try:
@@ -301,7 +299,7 @@ def _check_complete(folder: Path, *, field: str) -> None:
 
 
 def _check_whole(file: Path, *, field: str) -> None:
-    """By its header, which says how long the file is."""
+    """Raises ConfigError for a file that is shorter or longer than its header says."""
     with file.open("rb") as opened:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Problems as they are found, to be told all at once."""
+"""Collects the problems that checks find, so that one error names them all."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -10,8 +10,6 @@ T = TypeVar("T")
 
 
 class Problems:
-    """What checks found, in the order in which they were made."""
-
     def __init__(self) -> None:
         self._messages: list[str] = []
 
@@ -20,7 +18,7 @@ class Problems:
         return not self._messages
 
     def attempt(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `check` returns; None when it raised one of our errors, which is a problem then."""
+        """The result of `check`; None if it raised one of our errors, which becomes a problem."""
         try:
             return check(*args, **kwargs)
         except TreadwheelError as error:
@@ -28,7 +26,7 @@ class Problems:
             return None
 
     def raise_all(self) -> None:
-        """Raises ConfigError if there was a problem."""
+        """Raises one ConfigError with all problems, if there are any."""
         messages = list(dict.fromkeys(self._messages))
         if len(messages) == 1:
             raise ConfigError(messages[0])

@@ -1,4 +1,4 @@
-"""The prompts: they open, leave room for a completion, and look to the model as their author meant."""
+"""Checks of the prompts: they open, they have the columns that settings name, and they leave room for a completion."""
 
 import math
 import time
@@ -17,40 +17,40 @@ if TYPE_CHECKING:
     from actors.chat.formatter import ChatFormatter
 
 _SCAN_S = 0.5
-"""Longest look at the prompts' lengths, for which every start waits: thousands of a file's, a thousand of a generated source. Those after
-them are looked at when they are sampled."""
-_NUM_LOOKED_AT = 100
-"""Prompts whose columns are looked at."""
+"""Time limit of the scan of lengths, for which every start waits: thousands of prompts of a file, a thousand of a generated source. Later
+prompts are checked when they are sampled."""
+_NUM_FIRST = 100
+"""Prompts whose columns are checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """What a look at the prompts showed."""
+    """Result of the scan of lengths."""
 
     num_scanned: int
     num_dropped: int
-    """Of those scanned, the ones beyond `max_prompt_tokens` that are not sampled."""
+    """Scanned prompts that are longer than `max_prompt_tokens` and are not sampled."""
     num_truncated: int
     longest: int
-    """Tokens of the longest text that was scanned, before it is cut."""
+    """Tokens of the longest scanned text, before it is truncated."""
     first_text: str
-    """As the model sees it."""
+    """The first prompt, as the model sees it."""
     first_tokens: tuple[str, ...]
-    """Special ones too, as they are written."""
+    """Its tokens as text, special tokens included."""
     is_templated: bool
 
 
 def check_columns(
     source: PromptSource, columns: Mapping[str, str], config: RunConfig, *, field: str, numbers: Collection[str] = ()
 ) -> None:
-    """`columns`: setting to the column that it names; `numbers`: columns of numbers that the objective reads. Raises ConfigError for a
-    setting's column that none of the first prompts has, and for a prompt whose column is no number or cannot be its sampling."""
+    """Raises ConfigError for a column of `columns` (by the setting that names it) that none of the first prompts has. Raises it too for a
+    first prompt with an invalid sampling column, or without a number in one of `numbers`, which the objective reads."""
     looked_at = firsts(source) if columns or numbers or config.sampling.columns else []
     for setting, column in columns.items():
         if all(prompt.columns.get(column) is None for prompt in looked_at):
             known = ", ".join(dict.fromkeys(name for prompt in looked_at for name in prompt.columns)) or "none"
             raise ConfigError(
-                f"{setting}={column!r}: none of the first {len(looked_at)} prompts of {field} has this column; theirs are: {known}"
+                f"{setting}={column!r}: none of the first {len(looked_at)} prompts of {field} has this column; they have: {known}"
             )
     shaping = config.algorithm.advantage_shaping
     weights = {variant.params.get("column") for variant in shaping if variant.name == "column_weights"}
@@ -74,7 +74,7 @@ def check_columns(
 
 
 def check_recipes(source: PromptSource, config: RunConfig, *, field: str) -> None:
-    """Raises ConfigError for one of the first prompts whose source has no parts of the reward."""
+    """Raises ConfigError for a first prompt whose source has no reward parts."""
     from actors.reward_service.recipe import names_for
 
     for prompt in firsts(source) if config.reward.by_source else ():
@@ -85,7 +85,7 @@ def check_recipes(source: PromptSource, config: RunConfig, *, field: str) -> Non
 
 
 def unseen_sources(source: PromptSource, config: RunConfig) -> str | None:
-    """A sentence for people where a teacher of `reference.by_source` has none of the first prompts."""
+    """A note if a source of `reference.by_source` has none of the first prompts."""
     looked_at, reference = firsts(source), config.reference
     seen = {str(prompt.columns.get(reference.source_column)) for prompt in looked_at}
     unseen = [repr(name) for name in reference.by_source if name not in seen]
@@ -97,10 +97,10 @@ def unseen_sources(source: PromptSource, config: RunConfig) -> str | None:
 
 
 def trained_on(source: PromptSource, held_out: PromptSource) -> str | None:
-    """A sentence for people where most of the first held-out prompts are among the first that the run trains on. Where all are the same
-    one, their groups' seeds make them differ."""
-    trained, looked_at = {_words(prompt) for prompt in firsts(source)}, firsts(held_out)
-    num_both = sum(_words(prompt) in trained for prompt in looked_at)
+    """A note if most of the first held-out prompts are among the first that the run trains on. None if all training prompts are equal:
+    then the seed of a group makes its task."""
+    trained, looked_at = {_content(prompt) for prompt in firsts(source)}, firsts(held_out)
+    num_both = sum(_content(prompt) in trained for prompt in looked_at)
     if len(trained) == 1 or 2 * num_both <= len(looked_at):
         return None
     return (
@@ -110,19 +110,19 @@ def trained_on(source: PromptSource, held_out: PromptSource) -> str | None:
 
 
 def answered(source: PromptSource) -> str | None:
-    """A sentence for people where prompts hold the answer already, as data sets for supervised training do."""
+    """A note if prompts contain the answer already, as data sets for supervised training do."""
     looked_at = firsts(source)
     num_answered = sum(bool(each.messages) and each.messages[-1].get("role") == "assistant" for each in looked_at)
     if num_answered == 0:
         return None
     return (
-        f"{num_answered} of the first {len(looked_at)} end with a message of the assistant, and the model begins another one after it; "
-        "leave the answer out of the messages, and give it in a column of its own"
+        f"{num_answered} of the first {len(looked_at)} end with a message of the assistant, and the model begins another message after it; "
+        "move the answer from the messages to a column of its own"
     )
 
 
 def check_demonstrations(config: RunConfig) -> None:
-    """Raises ConfigError for demonstrations of which those of the first update cannot be learned from."""
+    """Raises ConfigError if the demonstrations of the first update cannot be learned from."""
     from deploy.cluster_up.factories import demonstrations
 
     try:
@@ -141,8 +141,8 @@ def check_lengths(
     field: str,
     most: int,
 ) -> Looks:
-    """Of the first prompts of which `most` are sampled, as many as there is time for. Raises ConfigError for one that leaves no room for
-    a completion, or that `on_long_prompt` makes an error."""
+    """Scans prompts until `most` of them can be sampled or the time is up. Raises ConfigError for a prompt that leaves no room for a
+    completion, or that `on_long_prompt` makes an error."""
     from actors.chat.limit import PromptLimit
 
     deadline = time.monotonic() + _SCAN_S
@@ -156,7 +156,7 @@ def check_lengths(
         if (size := _num_bytes(prompt)) > most_bytes:
             longest, most_bytes = prompt, size
         try:
-            # A token covers at least a byte, so a short text fits whatever the tokenizer; the first one is encoded in any case.
+            # A token covers at least a byte, so a short text fits with any tokenizer. The first prompt is always encoded.
             is_short = limit.max_tokens is None and first is not None and size < room // 2
             fitted = limit(prompt)
             num_tokens = 0 if is_short or fitted is None else len(formatter.encode(fitted).token_ids)
@@ -165,7 +165,7 @@ def check_lengths(
         if num_tokens > room:
             raise ConfigError(
                 f"{field}: prompt {prompt.prompt_id!r} has {num_tokens} tokens, more than {_room(config, formatter, room)}; shorten it, "
-                f"set {field}.max_prompt_tokens and on_long_prompt, lower sampling.max_tokens, or raise model.max_context"
+                f"set {field}.max_prompt_tokens and {field}.on_long_prompt, lower sampling.max_tokens, or raise model.max_context"
             )
         first = first or fitted
         counts["scanned"] += 1
@@ -190,15 +190,15 @@ def check_lengths(
 
 
 def firsts(source: PromptSource) -> list[Prompt]:
-    """Those whose columns are looked at."""
-    return [source[index] for index in range(min(len(source), _NUM_LOOKED_AT))]
+    """The prompts whose columns are checked."""
+    return [source[index] for index in range(min(len(source), _NUM_FIRST))]
 
 
 def _room(config: RunConfig, formatter: "ChatFormatter", room: int) -> str:
-    return f"the {room} for which the context of {formatter.max_context} has room beside sampling.max_tokens={config.sampling.max_tokens}"
+    return f"the {room} that sampling.max_tokens={config.sampling.max_tokens} leaves in the context of {formatter.max_context}"
 
 
-def _words(prompt: Prompt) -> tuple[str | None, str]:
+def _content(prompt: Prompt) -> tuple[str | None, str]:
     return prompt.text, str(prompt.messages)
 
 

@@ -1,4 +1,4 @@
-"""What a run will be, as rows for people."""
+"""The rows of `treadwheel check`: what the run will do."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _NUM_END_TOKENS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """(section, name, value) in reading order."""
+    """The rows (section, name, value), in reading order."""
 
     rows: tuple[tuple[str, str, str], ...]
 
@@ -57,23 +57,23 @@ def batch_rows(config: RunConfig) -> Rows:
         "tokens per micro-batch",
         f"at most {learner.max_tokens_per_micro_batch * learner.sequence_parallel_size:,}",
     )
-    yield "batch", "groups under way", f"at most {groups * (buffer.max_off_policy_steps + 1)}"
+    yield "batch", "groups under way", f"at most {buffer.most_under_way}"
 
 
 def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
     num_groups = config.num_steps * config.buffer.groups_per_step
     for source, weight in zip(mixture.sources, mixture.weights, strict=True):
         share = float(weight / sum(mixture.weights))
-        repeats = f" and {source.num_duplicates:,} repeated ones" if config.prompts.deduplicate else ""
-        epochs = f"{config.num_steps} steps see each {_few_digits(num_groups * share / len(source.rows))} times"
+        repeats = f", without {source.num_duplicates:,} duplicate(s)" if config.prompts.deduplicate else ""
+        epochs = f"{config.num_steps} steps use each {_few_digits(num_groups * share / len(source.rows))} times"
         name = source.name or config.prompts.name or ""
         yield (
             "prompts",
             name,
-            f"{len(source.rows):,}{repeats}; {f'{share:.1%} of groups; ' if source.name else ''}{epochs}",
+            f"{len(source.rows):,} prompts{repeats}; {f'{share:.1%} of groups; ' if source.name else ''}{epochs}",
         )
     if looks.num_scanned < len(mixture):
-        yield "prompts", "lengths checked", f"of the first {looks.num_scanned:,} only"
+        yield "prompts", "lengths checked", f"only of the first {looks.num_scanned:,}"
     yield "prompts", "longest", f"{looks.longest:,} tokens"
     yield from limit_rows(config.prompts, looks, "prompts")
     yield "prompts", "first, as the model sees it", _shortened(looks.first_text)
@@ -101,46 +101,46 @@ def mathematics_rows(config: RunConfig, needs: frozenset[str]) -> Rows:
     algorithm = config.algorithm
     yield "algorithm", "advantage", algorithm.advantage.name
     yield "algorithm", "policy loss", algorithm.policy_loss.name
-    yield "algorithm", "needs", ", ".join(sorted(needs)) or "nothing more than the rollout's log-probs"
+    yield "algorithm", "needs", ", ".join(sorted(needs)) or "only the rollout's log-probs"
     for note in (biased_sampling(config.sampling), quantized_sampling(config), long_warmup(config)):
         if note:
             yield "algorithm", "note", note
 
 
 def biased_sampling(sampling: SamplingConfig) -> str | None:
-    """A sentence for people where the learner leaves out some of what shapes the sampled distribution."""
+    """A note if the learner's log-probs ignore a setting that shapes the sampled distribution."""
     if not (names := sampling.biased()):
         return None
     return (
-        f"sampling.{', sampling.'.join(names)}: the learner's log-probs are of the distribution without, so ratios are biased; "
+        f"sampling.{', sampling.'.join(names)}: the learner's log-probs are of the distribution without it, so ratios are biased; "
         "mismatch/mean_abs_nats measures by how much"
     )
 
 
 def quantized_sampling(config: RunConfig) -> str | None:
-    """A sentence for people where an engine of 8 bits samples, and nothing weighs what it does differently from the learner."""
+    """A note if a quantized engine samples and no correction weighs its mismatch."""
     if config.rollout.quantization is None or config.algorithm.corrections:
         return None
     return (
-        f"rollout.quantization={config.rollout.quantization}: the engine samples from a policy that is rounded to 8 bits, and "
+        f"rollout.quantization={config.rollout.quantization}: the engine samples from a policy rounded to 8 bits, and "
         "algorithm.corrections is empty; [tis] with algorithm.proximal=recompute weighs each token by the learner's probability over the "
-        "engine's, 2 at most; mismatch/mean_abs_nats measures how far they are apart"
+        "engine's, at most 2; mismatch/mean_abs_nats measures the difference of their log-probs"
     )
 
 
 def long_warmup(config: RunConfig) -> str | None:
-    """A sentence for people where the run ends while its learning rate still rises, or before it falls."""
+    """A note if the run ends while its learning rate still rises, or before it falls."""
     optimizer, value = config.optimizer, config.algorithm.value
     warmup, before = optimizer.warmup_steps, 0 if value is None else value.warmup_steps
     steps = config.num_steps - before
     after = f" after algorithm.value.warmup_steps={before}" if before else ""
-    beside = f"optimizer.warmup_steps={warmup} with num_steps={config.num_steps}{after}"
+    settings = f"optimizer.warmup_steps={warmup} with num_steps={config.num_steps}{after}"
     if warmup > steps:
-        return f"{beside}: the learning rate rises to {steps / warmup:.0%} of optimizer.learning_rate in the last step; use fewer"
+        return f"{settings}: the last step reaches only {steps / warmup:.0%} of optimizer.learning_rate; use fewer warmup steps"
     falls = optimizer.schedule != "constant" and optimizer.min_learning_rate_share < 1
     if falls and 0 < warmup >= steps - 1:
         never = f"optimizer.schedule={optimizer.schedule!r} never lowers it"
-        return f"{beside}: the last step has the highest learning rate, and {never}; use fewer"
+        return f"{settings}: the last step has the highest learning rate, and {never}; use fewer warmup steps"
     return None
 
 
@@ -152,15 +152,23 @@ def judge_rows(config: RunConfig, samples: Sequence[Sample]) -> Rows:
     for name, part in config.reward.parts.items():
         yield "reward", name, f"{part.judge.name}, weight {part.weight:g}"
     for name, server in config.reward.servers.items():
-        yield "reward", f"server {name}", f"{server.path} x {server.num_servers}; its judges are tried in the run"
+        yield (
+            "reward",
+            f"server {name}",
+            f"{server.path} x {server.num_servers}; its judges are not tried by this check",
+        )
     for completion in dict.fromkeys(sample.completion for sample in samples):
-        said = [_said(sample.reward) for sample in samples if sample.completion == completion]
-        yield "reward", completion, "; ".join(dict.fromkeys(said))
+        rewards = [_shown(sample.reward) for sample in samples if sample.completion == completion]
+        yield "reward", completion, "; ".join(dict.fromkeys(rewards))
 
 
 def reward_model_rows(models: Mapping[str, "Reading"]) -> Rows:
     for name, model in models.items():
-        yield "reward", f"model {name}", f"{', '.join(model.labels)}; not run by this check, 0 stands for its scores"
+        yield (
+            "reward",
+            f"model {name}",
+            f"{', '.join(model.labels)}; not run by this check, which takes 0 for its scores",
+        )
 
 
 def placement_rows(placement: PlacementPlan | None) -> Rows:
@@ -183,11 +191,11 @@ def memory_rows(memory: Memory) -> Rows:
     for name, size_bytes in memory.judging.items():
         yield "memory", name, _gib(size_bytes)
     if memory.free is not None:
-        verdict = "" if memory.total <= memory.free else " (tight: this may swap or be killed)"
+        verdict = "" if memory.total <= memory.free else " (tight: the run may swap or be killed)"
         yield "memory", "all together", f"{_gib(memory.total)} of {_gib(memory.free)} free{verdict}"
 
 
-def _said(reward: Reward) -> str:
+def _shown(reward: Reward) -> str:
     if reward.status is not RewardStatus.OK:
         return f"{reward.status}: {reward.message}"
     components = ", ".join(

@@ -1,4 +1,4 @@
-"""The sandbox of judges that run programs: it starts here, and programs that try to get out of it do not."""
+"""Checks of the sandbox of judges that run programs: it starts, and it stops programs that try to get out."""
 
 from pydantic import ValidationError
 
@@ -21,10 +21,10 @@ _ATTEMPTS = {
 
 
 def check_sandboxes(reward: RewardConfig) -> dict[str, str]:
-    """What confines programs, in words, by the setting of each judge that runs some.
+    """How programs are confined, in words, by the setting of each judge that runs programs.
 
-    Raises ConfigError where nothing confines them, where a program that tries to get out succeeds, and where all runs of one
-    completion's program may take longer than its reward: it would be a failed reward instead of none earned.
+    Raises ConfigError if the machine cannot confine them, if a program gets out, and if the runs of one completion's program may take
+    longer than the judge's deadline: a slow program would make a failed reward instead of a low one.
     """
     fields = {f"{part.setting}.judge": part for part in parts_of(reward)}
     return {
@@ -45,16 +45,18 @@ def _confined(judge: Plugin, *, field: str, timeout_s: float) -> str:
         ) from None
     if settings.total_s >= timeout_s:
         raise ConfigError(
-            f"{field}.sandbox.total_s={settings.total_s:g} must be less than the judge's timeout_s={timeout_s:g}: a slow program would be "
-            "a failed reward, and not one that earns nothing"
+            f"{field}.sandbox.total_s={settings.total_s:g} must be less than the judge's timeout_s={timeout_s:g}: a slow program would "
+            "make a failed reward, and not a low one; lower it, or raise timeout_s"
         )
     sandbox = Sandbox(settings)
     try:
         if settings.level == "none":
             return "unconfined, as you"
-        for what, attempt in _ATTEMPTS.items():
+        for act, attempt in _ATTEMPTS.items():
             if sandbox.run(f"import os, resource, socket\n{attempt}\nprint('done')").stdout:
-                raise ConfigError(f"{field}.sandbox: a program that {what} is not stopped by {sandbox.confined_by}")
+                raise ConfigError(
+                    f"{field}.sandbox is confined by {sandbox.confined_by}, and a program that {act} is not stopped"
+                )
         return f"confined by {sandbox.confined_by}"
     finally:
         sandbox.close()

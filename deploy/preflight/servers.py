@@ -1,4 +1,4 @@
-"""How the servers that shipped judges call answer: each URL once, without the judge's token."""
+"""Asks the servers of built-in judges whether they answer: each URL once, without the judge's token."""
 
 import http.client
 import ssl
@@ -17,13 +17,13 @@ _TIMEOUT_S = 5.0
 
 
 def server_rows(config: RewardConfig) -> Iterator[tuple[str, str, str]]:
-    """One for each URL: the judge asks any of them, so one that is away shows nowhere else.
+    """A row for each URL: a judge asks any of its URLs, so a missing server shows nowhere else.
 
-    Raises ConfigError for authorities that cannot be read.
+    Raises ConfigError for an unreadable file of certificate authorities.
     """
     asked = dict[tuple[str, str | None], ssl.SSLContext]()
     for part in parts_of(config):
-        if ":" not in part.judge.name:  # a judge of the user's is imported in a process of its own alone
+        if ":" not in part.judge.name:  # user code is imported only in its own process
             bound = resolve(part.judge, home=REWARDS, field=f"{part.setting}.judge")
             given = bound.keywords  # pyright: ignore[reportFunctionMemberAccess]  resolve binds parameters
             asked |= _called(given, field=f"{part.setting}.judge") if given else {}
@@ -35,7 +35,7 @@ def server_rows(config: RewardConfig) -> Iterator[tuple[str, str, str]]:
 
 
 def _called(given: Mapping[str, Any], *, field: str) -> dict[tuple[str, str | None], ssl.SSLContext]:
-    """The URLs among a judge's parameters, with the file of the authorities that each goes by."""
+    """TLS settings of the servers among a judge's parameters, by URL and file of certificate authorities."""
     from actors.http import Endpoint, tls_of  # imports aiohttp
 
     servers = {name: value for name, value in given.items() if isinstance(value, Endpoint)}

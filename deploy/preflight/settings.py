@@ -1,4 +1,4 @@
-"""Settings against each other, against the run directory, and against the environment."""
+"""Checks of the settings against each other, against the run directory, and against the environment."""
 
 import os
 from collections.abc import Callable, Collection
@@ -46,46 +46,46 @@ _ACTING: tuple[tuple[tuple[str, ...], Callable[[RunConfig], bool], str], ...] = 
     (("episodes.column",), lambda config: bool(config.environments), "without environments"),
     (("reward.environment_weight",), lambda config: config.has_episodes, "without an environment"),
 )
-"""Settings, when they act, and beside what they do not. Not those that a run file may keep while an override leaves out what they are for:
-of an evaluation, of GPUs, of actors that this run does not have."""
+"""(settings, the condition under which they act, the other case in words). Without settings that a run file may keep while an override
+removes their object: those of an evaluation, of GPUs, of actors that this run does not have."""
 
 
 def check_run_dir(config: RunConfig) -> None:
     directory = RunDirectory(config.run_dir)
     directory.reach()
     if directory.exists(RUN_YAML):
-        settings_in(directory)  # says which file is damaged
+        settings_in(directory)  # its error names a damaged file
     directory.check(resolved_yaml(config), spelled_out=spelled_out)
 
 
 def check_effects(config: RunConfig) -> None:
-    """Raises ConfigError for what would not act beside the other settings. A run that began with it keeps what is fixed for its life."""
-    told: list[str] = []
+    """Raises ConfigError for settings that have no effect with the others. A resumed run may keep one that is fixed for its life."""
+    problems: list[str] = []
     if config.deterministic and (most := config.elastic.max_workers) is not None:
-        told.append(
+        problems.append(
             f"elastic.max_workers={most} with deterministic=true: which worker samples what is fixed, so none joins or leaves; leave it "
             "out, and set rollout.num_workers"
         )
-    for names, act, beside in _ACTING:
-        set_away = {} if act(config) else _changeable(config, names)
-        told += [f"{name}={value!r} says nothing {beside}; leave it out" for name, value in set_away.items()]
-    if told:
-        raise ConfigError("; ".join(told))
+    for names, act, case in _ACTING:
+        idle = {} if act(config) else _changeable(config, names)
+        problems += [f"{name}={value!r} has no effect {case}; leave it out" for name, value in idle.items()]
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def check_reference_is_asked(config: RunConfig, *, needs: Collection[str]) -> None:
-    """Raises ConfigError for a reference model of its own that the mathematics of a run never asks, as `check_effects`."""
+    """Raises ConfigError for a reference model that the algorithm never asks. As in `check_effects`, a resumed run may keep it."""
     named = _changeable(config, ("reference.path", "reference.by_source"))
     if named and "reference_logprobs" not in needs:
         name, value = next(iter(named.items()))
         raise ConfigError(
-            f"{name}={value!r} is never asked: nothing in `algorithm` learns from the reference; leave it out, or add a KL to it "
-            "(algorithm.kl), algorithm.distillation or algorithm.monitor.reference_kl"
+            f"{name}={value!r} is never asked: no setting of `algorithm` uses the reference; leave it out, or set algorithm.kl, "
+            "algorithm.distillation or algorithm.monitor.reference_kl"
         )
 
 
 def _changeable(config: RunConfig, names: Collection[str]) -> dict[str, Any]:
-    """Those of these settings of a section that have another value than the default, by name, and that a run may still change."""
+    """Name and value of the settings among `names` (`section.setting`) that differ from the default and that the run may still change."""
     known, found = dict(fields(RunConfig)), dict[str, Any]()
     for name in names:
         section, _, own = name.partition(".")
@@ -98,10 +98,10 @@ def _changeable(config: RunConfig, names: Collection[str]) -> dict[str, Any]:
 
 
 def check_compute_type(config: RunConfig) -> None:
-    """Of a run on hardware that is not at hand."""
+    """Raises ConfigError for `auto` on hardware that is not at hand."""
     if config.model.dtype == "auto":
         raise ConfigError(
-            "model.dtype='auto' asks the machine, which is not here; write bfloat16 or float32, as it would be there"
+            "model.dtype='auto' asks the machine, which is not at hand; write bfloat16 or float32, as that machine would choose"
         )
 
 
@@ -109,21 +109,21 @@ def check_tensor_parallel(config: RunConfig) -> None:
     needed, gpus = config.rollout.tensor_parallel_size, config.rollout.gpus_per_worker
     if needed > 1 and 0 < gpus < needed:
         raise ConfigError(
-            f"rollout.tensor_parallel_size={needed} needs as many GPUs, rollout.gpus_per_worker={gpus:g}; set "
+            f"rollout.tensor_parallel_size={needed} needs {needed} GPUs, and rollout.gpus_per_worker={gpus:g}; set "
             f"rollout.gpus_per_worker={needed}, or 0 for an engine on CPUs"
         )
 
 
 def check_ranks_apart(config: RunConfig) -> None:
-    """Raises ConfigError for ranks that Ray puts on one GPU: it gives a share to the fullest one with room, and NCCL takes none twice."""
+    """Raises ConfigError for ranks that Ray would put on one GPU, which NCCL does not support. Ray fills the fullest GPU first."""
     learner, rollout = config.learner, config.rollout
     share = learner.gpus_per_rank + (rollout.gpus_per_worker if rollout.colocated else 0.0)
     if learner.num_ranks == 1 or not 0 < share <= 0.5:
         return
     beside = f" with rollout.gpus_per_worker={rollout.gpus_per_worker:g}" if rollout.colocated else ""
     raise ConfigError(
-        f"learner.num_ranks={learner.num_ranks}: of learner.gpus_per_rank={learner.gpus_per_rank:g}{beside} two fit on one GPU, which NCCL "
-        "does not take; use more than half a GPU for each, or one rank"
+        f"learner.num_ranks={learner.num_ranks} with learner.gpus_per_rank={learner.gpus_per_rank:g}{beside}: two ranks fit on one GPU, "
+        "which NCCL does not support; use more than half a GPU for each, or one rank"
     )
 
 
@@ -141,7 +141,7 @@ def check_weights(config: RunConfig) -> None:
     learner, rollout = config.learner, config.rollout
     if config.weights_backend == "nccl" and not config.weights_find_whole_gpus:
         raise ConfigError(
-            f"weights.backend=nccl needs whole GPUs on both sides, but learner.gpus_per_rank={learner.gpus_per_rank:g} and "
+            f"weights.backend=nccl needs whole GPUs for learner and workers, but learner.gpus_per_rank={learner.gpus_per_rank:g} and "
             f"rollout.gpus_per_worker={rollout.gpus_per_worker:g}; use weights.backend=gloo"
         )
     if config.published_adapter is not None:
@@ -154,21 +154,21 @@ def check_weights(config: RunConfig) -> None:
 def _check_adapter(adapter: LoraConfig, config: RunConfig) -> None:
     if adapter.rank > _MAX_ADAPTER_RANK:
         raise ConfigError(
-            f"learner.lora.rank={adapter.rank} with learner.lora.publish='adapter': vLLM takes adapters of rank {_MAX_ADAPTER_RANK} or "
-            "less; lower it, or use learner.lora.publish=merged"
+            f"learner.lora.rank={adapter.rank} with learner.lora.publish='adapter': vLLM supports adapters up to rank "
+            f"{_MAX_ADAPTER_RANK}; lower it, or use learner.lora.publish=merged"
         )
     if config.rollout.gpus_per_worker and config.model.dtype == "float32":
         raise ConfigError(
-            "learner.lora.publish='adapter' with model.dtype='float32' and engines on GPUs: vLLM's kernels for adapters multiply bfloat16; "
+            "learner.lora.publish='adapter' with model.dtype='float32' and engines on GPUs: vLLM's adapter kernels compute in bfloat16; "
             "use model.dtype=bfloat16, or learner.lora.publish=merged"
         )
 
 
 def _check_deltas(config: RunConfig) -> None:
-    """Raises ConfigError where there is nothing that changes could be added to, or sent through."""
+    """Raises ConfigError for a transport that cannot carry changes, and for adapters, which have no changes to send."""
     if config.weights.transport.name not in ("object_store", "collective"):
         raise ConfigError(
-            f"weights.deltas=true with weights.transport={config.weights.transport.name}: treadwheel's own transports alone carry changes; "
+            f"weights.deltas=true with weights.transport={config.weights.transport.name}: only treadwheel's own transports carry changes; "
             "use weights.transport=object_store or collective, or weights.deltas=false"
         )
     if config.published_adapter is not None:
@@ -191,13 +191,13 @@ def check_mathematics(config: RunConfig) -> "Objective":
 
 
 def check_environment(config: RunConfig, *, is_local: bool) -> None:
-    """Variables that judges and environments are promised. Another cluster has an environment of its own."""
-    promised = {"reward.env": config.reward.env, "episodes.env": config.episodes.env}
-    missing = {field: [name for name in names if name not in os.environ] for field, names in promised.items()}
-    told = [
+    """Raises ConfigError for variables of judges and environments that are not set. Another cluster has its own environment."""
+    passed_on = {"reward.env": config.reward.env, "episodes.env": config.episodes.env}
+    missing = {field: [name for name in names if name not in os.environ] for field, names in passed_on.items()}
+    problems = [
         f"{field} names {', '.join(names)}, not set here; export it, or leave it out"
         for field, names in missing.items()
         if names
     ]
-    if is_local and told:
-        raise ConfigError("; ".join(told))
+    if is_local and problems:
+        raise ConfigError("; ".join(problems))

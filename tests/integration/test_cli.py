@@ -83,7 +83,7 @@ MISTAKES = [
     (
         "reward.judge.column=solution",
         "reward.judge='exact_match' fails on each of 4 samples, the first time with: DataError",
-        "(the parameter `columns` has, of the prompt 'file/prompts.jsonl/0': answer)",
+        "(its parameter `columns` has, for the prompt 'file/prompts.jsonl/0': answer)",
     ),
     (
         "algorithm.advantage=grop",

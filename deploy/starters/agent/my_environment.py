@@ -1,4 +1,4 @@
-"""An environment: it asks the model, answers it, and says what the episode is worth."""
+"""An environment: it asks the model, answers it, and returns the reward of the episode."""
 
 import re
 from random import Random
@@ -7,9 +7,9 @@ from treadwheel import Episode
 
 
 async def guess(episode: Episode, *, top: int = 20, turns: int = 6) -> float:
-    """A secret number, and `higher` or `lower` to each guess. All episodes of a group have one seed, and so one secret."""
+    """Answers each guess of a secret number with `higher` or `lower`. A group has one seed, and so one secret."""
     secret = Random(episode.seed).randint(1, top)
-    answer = None  # the first time the model is asked, the prompt is all that it sees
+    answer = None  # the first time, the model sees only the prompt
     for turn in range(turns):
         said = await episode.ask(answer)
         number = re.search(r"\d+", said.text)

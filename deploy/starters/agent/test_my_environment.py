@@ -6,7 +6,7 @@ from treadwheel import Said
 
 
 class Scripted:
-    """An episode whose model says these texts, one after the other."""
+    """An episode whose model replies with these texts in order."""
 
     def __init__(self, *texts: str, seed: int = 0, **columns: str) -> None:
         self.texts, self.seed, self.columns = list(texts), seed, columns
@@ -28,5 +28,5 @@ def test_a_guess_is_answered_and_the_number_pays():
     assert episode.heard == [None, "higher", "?"] and episode.logged == {"solved": 1.0}
 
 
-def test_who_does_not_find_it_has_nothing():
+def test_an_episode_without_the_number_earns_nothing():
     assert asyncio.run(guess(Scripted("0", "0"), turns=2)) == 0.0

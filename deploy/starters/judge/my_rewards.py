@@ -1,11 +1,11 @@
-"""What a completion is worth. Each function is called with the arguments that it names; numbers from 0 to 1 keep runs comparable."""
+"""Rewards of a completion. Each function gets the arguments that it names. Rewards from 0 to 1 keep runs comparable."""
 
 
 def right(*, completion: str, columns: dict) -> float:
-    """`columns` are those of the prompt's row. To raise is a failed reward, never a zero."""
+    """`columns` are the columns of the prompt's row. An exception is a failed reward, never a reward of 0."""
     return float(completion.strip() == str(columns["answer"]))
 
 
 def short(*, completion: str, most: int) -> float:
-    """`most` is a parameter: run.yaml gives it."""
+    """`most` is a parameter, set in run.yaml."""
     return float(len(completion.strip()) <= most)

@@ -1,4 +1,4 @@
-"""Tools for the model, and what an episode with them is worth."""
+"""Tools for the model, and the reward of an episode with them."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from treadwheel import Episode, ToolError, tool
 @tool(timeout_s=5)
 def calculate(expression: str) -> str:
     """Product of whole numbers, such as 12 * 34."""
-    # The model reads this docstring and the types. A ToolError goes back to it; any other error is the environment's failure.
+    # The model reads this docstring and the types. It gets a ToolError as the answer; any other error is a failure of the environment.
     try:
         return str(math.prod(int(factor) for factor in expression.split("*")))
     except ValueError as error:
@@ -17,8 +17,8 @@ def calculate(expression: str) -> str:
 
 
 async def with_multiplication(episode: Episode, *, price: float = 0.0) -> float:
-    """1 for the right number in the model's last words, less `price` for each call."""
-    said = await episode.ask(tools=[calculate])  # calls are answered until the model calls nothing more
+    """1 for the right number in the model's last reply, less `price` for each call."""
+    said = await episode.ask(tools=[calculate])  # answers calls, and returns the first reply without one
     number = re.search(r"-?\d+", said.text)
     is_right = number is not None and number[0] == str(episode.columns["answer"])
     episode.log("called", float(said.num_calls > 0))

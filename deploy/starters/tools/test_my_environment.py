@@ -6,7 +6,7 @@ from treadwheel import Said, ToolError
 
 
 class Scripted:
-    """An episode whose model says these texts, one after the other."""
+    """An episode whose model replies with these texts in order."""
 
     def __init__(self, *texts: str, seed: int = 0, **columns: str | int) -> None:
         self.texts, self.seed, self.columns = list(texts), seed, columns

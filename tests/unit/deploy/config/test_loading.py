@@ -116,7 +116,7 @@ def test_null_does_not_stand_for_what_is_required():
 def test_a_file_in_another_encoding_says_so(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_bytes("run_dir: für mich".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"run.yaml is not UTF-8: .* save it as that"):
+    with pytest.raises(ConfigError, match=r"run.yaml is not UTF-8: .* save it as UTF-8"):
         load(file)
 
 
@@ -317,13 +317,15 @@ def test_whole_numbers_are_those_of_yaml_12_and_dates_are_texts(text, value):
 
 @pytest.mark.parametrize("text", ["!!int abc", "!!float abc", "!!bool abc", "!!timestamp abc", "9" * 5000])
 def test_a_value_that_is_none_of_its_kind_is_named_with_its_line(text):
-    with pytest.raises(ConfigError, match=r"x line 2, column 4 cannot be read as YAML: '.*' is no value of its kind"):
+    with pytest.raises(
+        ConfigError, match=r"x line 2, column 4 cannot be read as YAML: '.*' is not a value of its type"
+    ):
         parse(f"a: 1\nb: {text}", source="x")
 
 
 def test_a_merge_key_is_refused_by_its_name():
     with pytest.raises(
-        ConfigError, match=r"x line 2, column 5 .*: '<<' merges nothing here, write out what it stands for"
+        ConfigError, match=r"x line 2, column 5 .*: '<<' is not supported, write out the mapping that it merges"
     ):
         parse("a: &a {x: 1}\nb: {<<: *a, y: 2}", source="x")
 
@@ -350,6 +352,8 @@ def test_a_file_that_is_nested_too_deeply_is_one_clear_error():
 
 
 def test_an_anchor_that_holds_itself_is_named_with_its_line():
-    with pytest.raises(ConfigError, match=r"run\.yaml line 2, column 8 cannot be read as YAML: an anchor holds itself"):
+    with pytest.raises(
+        ConfigError, match=r"run\.yaml line 2, column 8 cannot be read as YAML: an anchor contains itself"
+    ):
         parse("a: &a [1]\nmodel: &b {path: *a, b: *b}", source="run.yaml")
     assert parse("a: &a [1]\nb: *a\nc: {d: *a}", source="run.yaml") == {"a": [1], "b": [1], "c": {"d": [1]}}

@@ -206,6 +206,14 @@ def test_every_loss_of_verl_makes_an_objective(mode, part):
     assert run.learner.mini_batches == 128 // part
 
 
+def test_verls_shuffle_deals_trajectories_to_mini_batches():
+    """verl: a DataLoader with `shuffle` over the rows of a batch, anew in every epoch."""
+    shuffle, part = "actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.ppo_mini_batch_size"
+    assert run_of("verl_dr_grpo.yaml", shuffle, f"{part}=64").learner.split_by == "trajectories"
+    assert run_of("verl_dr_grpo.yaml", f"{part}=64").learner.split_by == "groups"
+    assert run_of("verl_dr_grpo.yaml", shuffle, f"{part}=128").learner.split_by == "groups"  # one mini-batch
+
+
 def test_no_ratio_is_below_the_lower_bound_that_verl_has_for_cispo():
     actor = "actor_rollout_ref.actor"
     more = [f"{actor}.policy_loss.loss_mode=cispo", f"{actor}.clip_ratio_low=10", f"{actor}.ppo_mini_batch_size=64"]
@@ -214,7 +222,7 @@ def test_no_ratio_is_below_the_lower_bound_that_verl_has_for_cispo():
 
 
 def test_verls_bypass_mode_has_the_loss_of_its_name_without_weights():
-    correction, note = "algorithm.rollout_correction", "have no effect in verl beside bypass_mode"
+    correction, note = "algorithm.rollout_correction", "have no effect in verl with bypass_mode"
     more = ["actor_rollout_ref.actor.policy_loss.loss_mode=gspo", f"{correction}.bypass_mode=true"]
     algorithm = algorithm_of("verl_gsm8k.sh", *more)
     assert (algorithm["policy_loss"]["name"], algorithm["proximal"]) == ("gspo_token", "rollout")
@@ -225,7 +233,7 @@ def test_verls_bypass_mode_has_the_loss_of_its_name_without_weights():
 
 
 def test_a_cap_that_is_verls_own_error_is_refused_by_its_name():
-    with pytest.raises(ConfigError, match=r"actor\.clip_ratio_c=1\.0 is verl's error too; set it above 1"):
+    with pytest.raises(ConfigError, match=r"actor\.clip_ratio_c=1\.0 is an error in verl too; set it above 1"):
         run_of("verl_dr_grpo.yaml", "actor_rollout_ref.actor.clip_ratio_c=1.0")
 
 
@@ -262,13 +270,13 @@ def test_a_table_has_a_row_for_each_of_its_settings(system):
 def test_all_that_cannot_be_said_is_refused_at_once():
     message = refused("trl_gsm8k.yaml", "loss_type=bnpo", "sync_ref_model=true", "optim=sgd", "temprature=0.7")
     for said in (
-        "loss_type='bnpo' divides by the tokens of a micro-batch",
-        "sync_ref_model=True is not here: the reference stays",
-        "optim='sgd' is not here: the optimizer is AdamW",
-        "temprature=0.7 is no setting of TRL 1.16.0",
+        "loss_type='bnpo' divides by the tokens of one device's micro-batch",
+        "sync_ref_model=True is not supported: the reference model is fixed",
+        "optim='sgd' is not supported: the optimizer is AdamW",
+        "temprature=0.7 is not a known setting of TRL 1.16.0",
     ):
         assert said in message
-    assert message.startswith(f"{CONFIGS / 'trl_gsm8k.yaml'}: 4 to settle")
+    assert message.startswith(f"{CONFIGS / 'trl_gsm8k.yaml'}: 4 problem(s)")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +287,7 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("trl_gsm8k.yaml", "max_steps=-1", "--set num_prompts=7473"),
         ("trl_gsm8k.yaml", "entropy_coef=0.01", "use dapo"),
         ("trl_gsm8k.yaml", "mask_truncated_completions=true", "use dapo"),
-        ("trl_gsm8k.yaml", "reward_weights=[1]", "are not as many as reward_funcs, 2"),
+        ("trl_gsm8k.yaml", "reward_weights=[1]", "does not have 2 entries, as reward_funcs does"),
         ("trl_gsm8k.yaml", "beta=high", "beta='high' must be a number"),
         ("trl_gsm8k.yaml", "learning_rate=null", "learning_rate=None must be a number"),
         ("trl_gsm8k.yaml", "use_vllm=1", "use_vllm=1 must be true or false"),
@@ -296,7 +304,7 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_gsm8k.sh", "num_prompts=0.5", "num_prompts=0.5 must be a whole number above 0"),
         ("trl_gsm8k.yaml", "bf16=false dtype=auto", "use float32 or bfloat16"),
         ("trl_gsm8k.yaml", "router_aux_loss_coef=0.001", "write algorithm.router_aux_loss_coefficient"),
-        ("trl_gsm8k.yaml", "~beta=1", "~beta=1 is no setting of TRL"),
+        ("trl_gsm8k.yaml", "~beta=1", "~beta=1 is not a known setting of TRL"),
         ("trl_dr_grpo.yaml", "lora_target_modules=null", "PEFT's choice"),
         (
             "trl_gsm8k.yaml",
@@ -311,41 +319,41 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ),
         ("trl_dr_grpo.yaml", "importance_sampling_level=sequence beta=0.1", "set it to false"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.kl_loss_type=kl", "use low_var_kl or mse"),
-        ("verl_gsm8k.sh", "algorithm.adv_estimator=remax", "is not there; use one of grpo"),
+        ("verl_gsm8k.sh", "algorithm.adv_estimator=remax", "is not supported; use one of grpo"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.ppo_mini_batch_size=300", "does not divide"),
-        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.temprature=0.7", "is no setting of verl 0.9.1"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.temprature=0.7", "is not a known setting of verl 0.9.1"),
         ("verl_gsm8k.sh", "data.train_files=${data}/train.parquet", "is not resolved"),
         ("verl_dapo.yaml", "algorithm.filter_groups.metric=acc", "use reward"),
         ("verl_dapo.yaml", "algorithm.filter_groups.metric=score", "use reward"),
-        ("verl_dapo.yaml", "algorithm.rollout_correction.rollout_is_threshold=a_b", "is no bound"),
+        ("verl_dapo.yaml", "algorithm.rollout_correction.rollout_is_threshold=a_b", "is not a bound"),
         ("verl_gsm8k.sh", "data.train_batch_size=0", "must be a whole number above 0"),
-        ("verl_gsm8k.sh", "trainer.critic_warmup=10", "no critic learns"),
+        ("verl_gsm8k.sh", "trainer.critic_warmup=10", "as there is no critic"),
         ("verl_gsm8k.sh", "trainer.val_only=true", "use `treadwheel eval`"),
         ("verl_gsm8k.sh", "trainer.use_v1=false", "verl's old trainer"),
         (
             "verl_gsm8k.sh",
             "data.apply_chat_template_kwargs.enable_thinking=false",
-            "{'enable_thinking': False} is not here: write it into the model's folder",
+            "{'enable_thinking': False} is not supported: write it into the model's folder",
         ),
         (
             "verl_gsm8k.sh",
             "actor_rollout_ref.actor.optim.override_optimizer_config.eps=1e-5",
-            "is not here: the optimizer is AdamW",
+            "is not supported: the optimizer is AdamW",
         ),
-        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.response_length=7", "than that of data.max_response_length"),
-        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.prompt_length=7", "than that of data.max_prompt_length"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.response_length=7", "differs from data.max_response_length"),
+        ("verl_gsm8k.sh", "actor_rollout_ref.rollout.prompt_length=7", "differs from data.max_prompt_length"),
         ("verl_gsm8k.sh", "actor_rollout_ref.model.lora.rank=32", "write the adapter as model.lora_rank"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.qat.enable=true", "not quantized"),
         ("verl_gsm8k.sh", "actor_rollout_ref.rollout.enable_rollout_routing_replay=true", "leave it out"),
-        ("verl_gsm8k.sh", "data.sampler.class_path=mine.py", "is no setting of verl"),
-        ("verl_gsm8k.sh", "reward_model.overlong_buffer.enable=true", "is no setting of verl"),
+        ("verl_gsm8k.sh", "data.sampler.class_path=mine.py", "is not a known setting of verl"),
+        ("verl_gsm8k.sh", "reward_model.overlong_buffer.enable=true", "is not a known setting of verl"),
         ("verl_gsm8k.sh", "reward.reward_manager.source=importlib", "write your reward manager as a judge"),
         ("verl_gsm8k.sh", "reward_model.reward_loop_source=importlib", "write your reward manager as a judge"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp16", "use bf16 or fp32"),
         (
             "verl_gsm8k.sh",
             "actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}",
-            "write its param_dtype",
+            "write only its param_dtype",
         ),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.policy_loss.loss_mode=sapo", "use seq-mean-token-mean"),
         ("verl_ppo.yaml", "critic.optim.clip_grad=0.5", "is not the actor's, 1.0"),
@@ -376,9 +384,7 @@ def test_updates_that_are_no_whole_generation_are_told():
 
 def test_verl_validates_on_all_rows_and_the_run_file_says_that_ours_has_a_number():
     """Seen before: a benchmark of 1,319 rows was evaluated on its first 256 without a word."""
-    said = (
-        "# verl validates on all rows of val_files. Here evaluation.num_prompts says how many: give it their number.\n"
-    )
+    said = "# verl validates on all rows of val_files. Here set evaluation.num_prompts to their number.\n"
     assert said in text_of("verl_gsm8k.sh") and run_of("verl_gsm8k.sh").evaluation.num_prompts == 256
     assert said not in text_of("verl_gsm8k.sh", "data.val_files=null")
 
@@ -602,10 +608,11 @@ def test_a_mapping_of_trl_is_a_value(tmp_path):
     config.write_text((CONFIGS / "trl_gsm8k.yaml").read_text() + mappings)
     text = run_file("trl", str(config))
     assert all(
-        said in text for said in ("deepspeed", "accelerator_config", "(set variables where the run starts): env\n")
+        said in text
+        for said in ("deepspeed", "accelerator_config", "(set environment variables where the run starts): env\n")
     )
     config.write_text("model_init_kwargs: {use_kernels: true}")
-    with pytest.raises(ConfigError, match=r"model_init_kwargs=\{'use_kernels': True\} is not here"):
+    with pytest.raises(ConfigError, match=r"model_init_kwargs=\{'use_kernels': True\} is not supported"):
         run_file("trl", str(config))
 
 
@@ -626,8 +633,8 @@ def test_a_dollar_stands_for_a_value_in_hydras_files_alone():
     ("name", "text", "said"),
     [
         ("missing.yaml", None, "cannot be read: No such file"),
-        ("list.yaml", "- a\n", "holds no settings by name"),
-        ("empty.yaml", "", "holds no settings by name"),
+        ("list.yaml", "- a\n", "is not a mapping of settings"),
+        ("empty.yaml", "", "is not a mapping of settings"),
         ("broken.json", '{"a": [1, ', "cannot be read as JSON"),
         ("twice.json", '{"a": 1, "b": {"c": 1, "c": 2}}', "'c' is given 2 times"),
         ("deep.yaml", "[" * 2000, "nested too deeply"),
@@ -661,7 +668,9 @@ def test_what_verls_resolved_configuration_says_of_routers_and_kernels_is_no_pro
     ]
     text = " ".join(text_of("verl_dapo.yaml", *said).replace("#", "").split())
     assert all(each.lstrip("+").partition("=")[0] in text for each in said)
-    assert f"{actor}.router_replay.mode='R3' is not here" in refused("verl_dapo.yaml", f"{actor}.router_replay.mode=R3")
+    assert f"{actor}.router_replay.mode='R3' is not supported" in refused(
+        "verl_dapo.yaml", f"{actor}.router_replay.mode=R3"
+    )
 
 
 def test_a_clip_ratio_that_verl_ignores_is_said():
@@ -678,5 +687,5 @@ def test_the_command_prints_or_writes_a_run_file_and_never_over_another(tmp_path
     assert printed.exit_code == 0 and "\nseed: 3\n" in printed.stdout
     assert call("trl", file, str(out)).exit_code == 0 and "\nseed: 7\n" in out.read_text()
     again = call("trl", file, str(out))
-    assert again.exit_code != 0 and "is there already" in again.output
+    assert again.exit_code != 0 and "exists already" in again.output
     assert "choose trl or verl" in call("skyrl", file).output

@@ -51,14 +51,23 @@ def without(variables, name):
 
 BROKEN = {
     # name and version
-    "name too long": (lambda job: job["metadata"].update(name="a" * 48), "metadata.name has 48 characters; at most 47"),
-    "name is no label": (lambda job: job["metadata"].update(name="1_run"), "metadata.name='1_run': lower-case letters"),
-    "no ray version": (lambda job: cluster_of(job).pop("rayVersion"), "rayVersion='' is none that treadwheel runs on"),
+    "name too long": (
+        lambda job: job["metadata"].update(name="a" * 48),
+        "metadata.name has 48 characters, and at most 47",
+    ),
+    "name is no label": (
+        lambda job: job["metadata"].update(name="1_run"),
+        "metadata.name='1_run' is not valid; use lower-case letters",
+    ),
+    "no ray version": (lambda job: cluster_of(job).pop("rayVersion"), "rayVersion='' is not supported by treadwheel"),
     "old ray": (
         lambda job: cluster_of(job).update(rayVersion="2.52.1"),
-        "rayVersion='2.52.1' is none that treadwheel runs on; write the image's, 2.53.0 or later",
+        "rayVersion='2.52.1' is not supported by treadwheel; write the image's version, 2.53.0 or later",
     ),
-    "ray of no number": (lambda job: cluster_of(job).update(rayVersion="nightly"), "rayVersion='nightly' is none that"),
+    "ray of no number": (
+        lambda job: cluster_of(job).update(rayVersion="nightly"),
+        "rayVersion='nightly' is not supported",
+    ),
     # the token
     "no token": (lambda job: cluster_of(job).pop("authOptions"), "authOptions.mode is not token"),
     "token off": (lambda job: cluster_of(job)["authOptions"].update(mode="disabled"), "authOptions.mode is not token"),
@@ -69,7 +78,7 @@ BROKEN = {
     ),
     "autoscaler v1": (
         lambda job: cluster_of(job)["autoscalerOptions"].update(version="v1"),
-        "autoscalerOptions.version='v1': v2 alone drains",
+        "autoscalerOptions.version='v1': only v2 drains",
     ),
     "autoscaler's privileges": (
         lambda job: cluster_of(job)["autoscalerOptions"].pop("securityContext"),
@@ -84,19 +93,19 @@ BROKEN = {
     "no most replicas": (lambda job: group(job).pop("maxReplicas"), "maxReplicas left out"),
     "more than the most": (
         lambda job: group(job).update(replicas=3),
-        "'replicas': 3, 'maxReplicas': 2}: must be in that order",
+        "'replicas': 3, 'maxReplicas': 2}: each must be at least the one before",
     ),
     "group of capitals": (
         lambda job: group(job).update(groupName="Spot"),
-        "workerGroupSpecs Spot: groupName: lower-case",
+        "workerGroupSpecs Spot: groupName is not valid; use",
     ),
     "group twice": (
         lambda job: cluster_of(job)["workerGroupSpecs"].append(group(job)),
-        "'rollout-spot' is there 2 times",
+        "2 groups are named 'rollout-spot'",
     ),
     "CPUs in words": (
         lambda job: cluster_of(job)["headGroupSpec"]["rayStartParams"].update({"num-cpus": "three"}),
-        "headGroupSpec: rayStartParams.num-cpus='three' is no number; write one",
+        "headGroupSpec: rayStartParams.num-cpus='three' is not a whole number; write one",
     ),
     # pods that end
     "restart policy": (
@@ -113,7 +122,7 @@ BROKEN = {
     ),
     "more grace than drain": (
         lambda job: worker(job).update(terminationGracePeriodSeconds=60),
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=110: a pod with terminationGracePeriodSeconds=60 is killed before or long after; write 50",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=110 does not fit terminationGracePeriodSeconds=60: the pod is killed",
     ),
     "default grace": (lambda job: worker(job).pop("terminationGracePeriodSeconds"), "terminationGracePeriodSeconds=30"),
     "pre-stop": (
@@ -146,7 +155,7 @@ BROKEN = {
     ),
     "root in a container": (
         lambda job: container(job)["securityContext"].update(runAsUser=0),
-        "container ray-worker: securityContext.runAsUser makes it root",
+        "container ray-worker: securityContext.runAsUser=0 is root",
     ),
     "perhaps root in a container": (
         lambda job: container(job)["securityContext"].update(runAsNonRoot=False),
@@ -164,7 +173,7 @@ BROKEN = {
         lambda job: templates_of(job)[1]["metadata"].update(
             annotations={"container.apparmor.security.beta.kubernetes.io/ray-worker": "unconfined"}
         ),
-        "annotation container.apparmor.security.beta.kubernetes.io/ray-worker=unconfined: leave it out",
+        "annotation container.apparmor.security.beta.kubernetes.io/ray-worker=unconfined replaces the runtime's default profile",
     ),
     "whole proc": (
         lambda job: container(job)["securityContext"].update(procMount="Unmasked"),
@@ -172,7 +181,7 @@ BROKEN = {
     ),
     "selinux": (
         lambda job: worker(job)["securityContext"].update(seLinuxOptions={"type": "spc_t"}),
-        "pod: securityContext.seLinuxOptions may have a level alone",
+        "pod: securityContext.seLinuxOptions may have only a level",
     ),
     "kernel settings": (
         lambda job: worker(job)["securityContext"].update(sysctls=[{"name": "kernel.msgmax", "value": "1"}]),
@@ -190,11 +199,11 @@ BROKEN = {
     "node's memory": (lambda job: worker(job).update(hostIPC=True), "rollout-spot: hostIPC: the pod would share"),
     "node's files": (
         lambda job: worker(job)["volumes"].append({"name": "all", "hostPath": {"path": "/"}}),
-        "volume all: hostPath is not for pods",
+        "volume all: hostPath is not allowed",
     ),
     "node's port": (
         lambda job: container(job)["ports"][0].update(hostPort=8080),
-        "container ray-worker: hostPort is a port of the node's",
+        "container ray-worker: hostPort opens a port of the node",
     ),
     "probe of another host": (
         lambda job: container(job).update(livenessProbe={"httpGet": {"host": "10.0.0.1", "port": 80}}),
@@ -210,15 +219,15 @@ BROKEN = {
     ),
     "key to the API server": (
         lambda job: worker(job).pop("automountServiceAccountToken"),
-        "rollout-spot: containers that run generated programs would hold a key",
+        "rollout-spot: containers that run generated programs would have a key",
     ),
     "key of the head": (
         lambda job: head(job).pop("automountServiceAccountToken"),
-        "headGroupSpec: containers that run generated programs would hold a key",
+        "headGroupSpec: containers that run generated programs would have a key",
     ),
     "autoscaler of no key": (
         lambda job: without(cluster_of(job)["autoscalerOptions"]["volumeMounts"], "api-key"),
-        "autoscalerOptions: no volume is at /var/run/secrets/kubernetes.io/serviceaccount",
+        "autoscalerOptions: no volume is mounted at /var/run/secrets/kubernetes.io/serviceaccount",
     ),
     # secrets and images
     "secret in plain sight": (
@@ -247,11 +256,11 @@ BROKEN = {
         lambda job: job["spec"].update(runtimeEnvYAML="env_vars: {HF_TOKEN: abc}"),
         "runtimeEnvYAML has a secret in plain sight",
     ),
-    "image of no tag": (lambda job: container(job).update(image="ray"), "image 'ray' may be another one tomorrow"),
-    "latest image": (lambda job: container(job).update(image="ray:latest"), "image 'ray:latest' may be another one"),
+    "image of no tag": (lambda job: container(job).update(image="ray"), "image 'ray' may be another image tomorrow"),
+    "latest image": (lambda job: container(job).update(image="ray:latest"), "image 'ray:latest' may be another image"),
     "two images": (
         lambda job: container(job).update(image="other:1"),
-        "pods have the images other:1, treadwheel:0.2.0-cpu",
+        "pods have different images, other:1, treadwheel:0.2.0-cpu",
     ),
     # room
     "no disk": (
@@ -260,24 +269,24 @@ BROKEN = {
     ),
     "more limit than request": (
         lambda job: container(job)["resources"]["limits"].update(memory="9Gi"),
-        "resources.limits.memory is not what it requests",
+        "resources.limits.memory differs from its request",
     ),
     "shared memory on disk": (
         lambda job: without(worker(job)["volumes"], "shared-mem"),
-        "/dev/shm is no emptyDir in Memory",
+        "/dev/shm is not an emptyDir in Memory",
     ),
-    "no place for files": (lambda job: without(container(job)["volumeMounts"], "tmp"), "/tmp cannot be written"),
+    "no place for files": (lambda job: without(container(job)["volumeMounts"], "tmp"), "/tmp is not writable"),
     "volume over the key to the API server": (
         lambda job: container(job)["volumeMounts"][0].update(mountPath="/run/"),
-        "a volume at /run/ would take in the key to the API server",
+        "a volume at /run/ would contain the key to the API server",
     ),
     "no place for caches": (
         lambda job: without(container(job)["volumeMounts"], "home"),
-        "/home/treadwheel cannot be written; mount an emptyDir there",
+        "/home/treadwheel is not writable; mount an emptyDir there",
     ),
     "place for files that cannot be written": (
         lambda job: container(job)["volumeMounts"][1].update(readOnly=True),
-        "/tmp cannot be written",
+        "/tmp is not writable",
     ),
     "dashboard for the head alone": (
         lambda job: cluster_of(job)["headGroupSpec"]["rayStartParams"].pop("dashboard-host"),
@@ -285,20 +294,23 @@ BROKEN = {
     ),
     "port of no name": (
         lambda job: without(head(job)["containers"][0]["ports"], "as-metrics"),
-        "headGroupSpec: ports as-metrics have no name",
+        "headGroupSpec: no ports are named as-metrics",
     ),
     # the job
     "submitter pod": (lambda job: job["spec"].update(submissionMode="K8sJobMode"), "submissionMode='K8sJobMode'"),
     "submitter left out": (lambda job: job["spec"].pop("submissionMode"), "submissionMode='K8sJobMode'"),
     "nothing to run": (
         lambda job: job["spec"].update(entrypoint=" "),
-        "entrypoint begins with 'nothing'; write treadwheel",
+        "entrypoint is not treadwheel but ''; write treadwheel",
     ),
     "another program": (
         lambda job: job["spec"].update(entrypoint="python train"),
-        "entrypoint begins with 'python'; write treadwheel train RUN.yaml",
+        "entrypoint is not treadwheel but 'python'; write treadwheel train RUN.yaml",
     ),
-    "open quote": (lambda job: job["spec"].update(entrypoint="treadwheel 'x"), "entrypoint is no line for a shell: No"),
+    "open quote": (
+        lambda job: job["spec"].update(entrypoint="treadwheel 'x"),
+        "entrypoint is not a valid shell command: No",
+    ),
     "run file of another name": (
         lambda job: volume(head(job), "config")["configMap"].update(name="other-run"),
         "ConfigMap other-run with the run file is not in this file, which has quickstart-run; name that one",
@@ -318,7 +330,7 @@ BROKEN = {
         ),
         "env RAY_JOB_STOP_WAIT_TIME_S is 1: Ray kills a stopped job",
     ),
-    "stays for ever": (lambda job: job["spec"].pop("shutdownAfterJobFinishes"), "the cluster would stay for ever"),
+    "stays for ever": (lambda job: job["spec"].pop("shutdownAfterJobFinishes"), "the cluster would stay forever"),
     # what is no resource of KubeRay any more
     "groups of text": (
         lambda job: cluster_of(job).update(workerGroupSpecs="two"),
@@ -353,7 +365,7 @@ def applications(*names, **more):
 BROKEN_SERVICES = {
     "name too long": (
         lambda service: service["metadata"].update(name="a" * 48),
-        "metadata.name has 48 characters; at most 47",
+        "metadata.name has 48 characters, and at most 47",
     ),
     "no applications": (applications(), "serveConfigV2 has no applications"),
     "nothing said": (lambda service: service["spec"].pop("serveConfigV2"), "serveConfigV2 has no list of applications"),
@@ -367,7 +379,7 @@ BROKEN_SERVICES = {
         lambda service: service["spec"].update(
             serveConfigV2=service["spec"]["serveConfigV2"] + "http_options: {port: 80}\n"
         ),
-        "workerGroupSpecs server: no port serve with the number 80",
+        "workerGroupSpecs server: no port is named serve with the number 80",
     ),
     "no token": (lambda service: cluster_of(service).pop("authOptions"), "authOptions.mode is not token"),
     "a secret": (
@@ -443,7 +455,7 @@ def test_a_number_of_cpus_beyond_all_pods_is_told():
 
 
 def test_a_ray_that_is_not_the_one_here_is_told():
-    assert "rayVersion='2.60.0' is not the Ray 2.61.1 that treadwheel stands on" in told(
+    assert "rayVersion='2.60.0' is not the installed Ray 2.61.1" in told(
         resource("quickstart.yaml"), installed_ray="2.61.1"
     )
 

@@ -262,7 +262,7 @@ def test_an_amount_that_is_none_is_told(tmp_path, amount):
     edited = tmp_path / "job.yaml"
     edited.write_text(Path(KUBERNETES, "quickstart.yaml").read_text().replace("cpu: '2'", f"cpu: '{amount}'"))
     refused = invoke(QUICKSTART, "--check", str(edited))
-    told = f"resources.limits.cpu='{amount}' is no amount; write 4, 500m or 8Gi"
+    told = f"resources.limits.cpu='{amount}' is not an amount; write one such as 4, 500m or 8Gi"
     assert refused.exit_code == 2 and told in refused.output
 
 

@@ -82,7 +82,7 @@ def test_a_run_directory_lies_on_the_volume_or_in_the_object_store(run_dir, plac
 @pytest.mark.parametrize("run_dir", ["/data/a", "../a", "/treadwheel", "/run/a"])
 def test_a_run_directory_on_no_volume_is_refused(site, run_dir):
     with pytest.raises(
-        ConfigError, match=r"is on no volume of the pods; make it relative, or a folder below /treadwheel"
+        ConfigError, match=r"is on no volume of the pods; use a relative path, or a folder in /treadwheel"
     ):
         ray_job.job(run(GPU, f"run_dir={run_dir}"), site)
 
@@ -198,7 +198,7 @@ def test_a_run_file_with_a_secret_is_refused(tmp_path, secret):
     file.write_text(
         f"model: {{path: m}}\nprompts: {{name: file, path: p.jsonl}}\nreward: {{judge: {{name: 'my:judge', {secret}}}}}\n"
     )
-    with pytest.raises(ConfigError, match=r"has a secret in it, .* name the variable below `secrets` in the site file"):
+    with pytest.raises(ConfigError, match=r"contains a secret, .* name the variable in `secrets` of the site file"):
         ray_job.read(str(file), [])
 
 
@@ -206,7 +206,7 @@ def test_a_run_file_with_a_secret_is_refused(tmp_path, secret):
     "override", ["reward.judge.api_key=hunter2", "reward.judge={name: 'my:judge', api_key: hunter2}"]
 )
 def test_an_override_with_a_secret_is_refused_by_its_name_alone(override):
-    with pytest.raises(ConfigError, match=r"^override reward\.judge[a-z_.]* has a secret in it") as refused:
+    with pytest.raises(ConfigError, match=r"^override reward\.judge[a-z_.]* contains a secret") as refused:
         ray_job.read(QUICKSTART, ["reward.judge=my:judge", override])
     assert "hunter2" not in str(refused.value)
 
@@ -262,12 +262,12 @@ def test_the_autoscaler_alone_holds_a_key_to_the_api_server(name):
 @pytest.mark.parametrize(("made", "most"), [(ray_job.job, 47), (ray_job.cluster, 53)])
 def test_a_name_has_room_for_what_kuberay_appends(made, most):
     assert made(run(), Site(name="a" * most))[-1]["metadata"]["name"] == "a" * most
-    with pytest.raises(ConfigError, match=f"has {most + 1} characters; Kubernetes needs at most {most} here"):
+    with pytest.raises(ConfigError, match=f"has {most + 1} characters; Kubernetes allows at most {most} here"):
         made(run(), Site(name="a" * (most + 1)))
 
 
 def test_a_run_file_whose_name_is_no_kubernetes_name_asks_for_one():
-    with pytest.raises(ConfigError, match=r"name '7b' .* a letter first: give `name` in the site file"):
+    with pytest.raises(ConfigError, match=r"name '7b' .* a letter first; set `name` in the site file"):
         ray_job.job(run(name="7b"), Site())
 
 

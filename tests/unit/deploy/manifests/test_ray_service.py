@@ -52,7 +52,7 @@ def test_the_model_of_a_checkpoint_in_an_object_store_is_downloaded_where_its_re
 
 
 def test_a_run_directory_that_ends_with_its_pod_cannot_be_served():
-    with pytest.raises(ConfigError, match=r"is on no volume that the pods of a service mount; name one .*run_claim"):
+    with pytest.raises(ConfigError, match=r"is on no volume that a service's pods mount; name one .*run_claim"):
         made(site=Site())
 
 

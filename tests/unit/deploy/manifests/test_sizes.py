@@ -107,5 +107,7 @@ def test_the_run_fits_into_all_its_pods_without_sharing_cpus(ranks, workers, ran
 
 
 def test_workers_beside_ranks_have_no_pods_of_their_own():
-    with pytest.raises(ConfigError, match=r"rollout\.colocated=true: these manifests give rollout workers pods"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.colocated=true: these manifests give rollout workers their own pods"
+    ):
         of(QUICKSTART, "rollout.colocated=true")

@@ -37,7 +37,7 @@ def test_actors_are_shown_on_their_gpus_and_idle_ones_by_name(model):
         rows["placement", "node 0, GPU 0"] == "learner-0" and rows["placement", "node 0, GPU 1"] == "rollout_worker-0"
     )
     assert rows["placement", "node 1, GPU 0"] == "rollout_worker-1" and rows["placement", "node 1, GPU 1"] == "idle"
-    assert rows["placement", "node 0, CPUs alone"] == "reward_service-0"
+    assert rows["placement", "node 0, CPUs only"] == "reward_service-0"
     assert rows["placement", "one way to fit"].startswith("Ray spreads the rollout workers over the nodes")
     assert ("placement", "one way to fit") not in _rows(model, "gpus=2x80GB", *ON_GPUS)
 
@@ -63,7 +63,7 @@ def test_a_rank_that_does_not_fit_on_its_gpu_is_refused_with_what_it_is_made_of(
 def test_an_engine_without_room_for_one_whole_sequence_is_refused(model):
     message = _refusal(model, "gpus=1x10GB", "rollout.gpus_per_worker=1", "rollout.gpu_memory_utilization=0.4")
     assert message.startswith("rollout.gpu_memory_utilization=0.4 of a GPU is 3.7 GiB; weights 0.9 and passes")
-    assert "a sequence may have 32,768" in message and "raise it, or rollout.tensor_parallel_size" in message
+    assert "a sequence may have 32,768" in message and "raise it, raise rollout.tensor_parallel_size" in message
 
 
 def test_a_gpu_is_shared_only_as_far_as_its_memory_goes(model):

@@ -24,7 +24,7 @@ def test_three_lines_tell_what_is_exact():
         ("turns", r"exact; a reply begins with '<|im_start|>assistant\n' and ends with '<|im_end|>'; system messages"),
         (
             "history",
-            "stays as sampled, where the template would change it at a user's message: earlier reasoning is dropped",
+            "stays as sampled, although a user's message makes the template rewrite earlier turns: earlier reasoning is dropped",
         ),
         (
             "tools",
@@ -37,7 +37,7 @@ def test_what_the_run_says_of_its_episodes_is_what_it_does():
     found = dict(rows_of("qwen3", history="template", parser="my_parsers:read"))
     assert found == {
         "turns": dict(rows_of("qwen3"))["turns"],
-        "history": "a new segment begins where the template changes it at a user's message: earlier reasoning is dropped",
+        "history": "a new segment begins where a user's message makes the template rewrite earlier turns: earlier reasoning is dropped",
         "tools": "answers exact, several answers in a row; calls are read by episodes.parser='my_parsers:read'",
     }
     assert dict(rows_of("pythonic", parser="my_parsers:read"))["tools"] == found["tools"]
@@ -67,4 +67,4 @@ def test_a_template_that_takes_no_message_is_no_problem_of_a_run_of_plain_texts(
 def test_a_control_token_that_no_message_may_hold_is_named():
     tokenizer = make_tokenizer(chat_template="{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": ["\u2402"]})
-    assert ("note", "no message may hold '\u2402', which cannot be written as text") in rows(tokenizer)
+    assert ("note", "no message may contain '\u2402', which cannot be encoded as plain text") in rows(tokenizer)

@@ -69,9 +69,7 @@ def test_a_run_keeps_the_type_that_it_began_with(tmp_path, asked):
 
 
 def test_the_nodes_of_a_cluster_that_runs_already_cannot_be_asked(tmp_path, asked, monkeypatch):
-    with pytest.raises(
-        ConfigError, match=r"model\.dtype='auto' on a cluster that runs already: .* write model\.dtype=bfloat16"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.dtype='auto' on a running cluster: .* write model\.dtype=bfloat16"):
         with_compute_type(automatic(tmp_path), address="ray://head:10001")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(ConfigError, match="cannot be asked"):

@@ -43,7 +43,9 @@ def test_an_environment_is_started_and_no_judge_is_asked(tmp_path, model):
     assert "judge none: environments reward their episodes" in text
 
 
-@pytest.mark.parametrize(("world", "said"), [("seeded", "met the same in 4 turns"), ("of_its_index", "DIFFERS")])
+@pytest.mark.parametrize(
+    ("world", "said"), [("seeded", "had the same observations in 4 turns"), ("of_its_index", "DIFFERS")]
+)
 def test_two_episodes_of_a_task_are_held_against_each_other(tmp_path, model, world, said):
     config = run(tmp_path, model, f"environment={WORLDS}:{world}", rows=ROWS)
     out = " ".join(str(row) for row in check(config, plays=True).rows)
@@ -104,7 +106,7 @@ def test_texts_without_roles_are_refused(tmp_path, model):
     overrides = (f"environment={ENVIRONMENT}", "prompts.text_as=text")
     said = refusal(run(tmp_path, model, *overrides, rows=({"prompt": "1+1="},)))
     assert (
-        "is a text without roles, and the environment 'digits_wanted' converses; set prompts.text_as=user_message"
+        "is plain text, and the environment 'digits_wanted' needs chat messages; set prompts.text_as=user_message"
         in said
     )
 

@@ -46,7 +46,7 @@ def test_anything_else_is_refused_with_the_form(text):
 
 
 def test_a_part_that_is_there_twice_is_refused():
-    with pytest.raises(ConfigError, match="'nodes=3': it is there twice"):
+    with pytest.raises(ConfigError, match="'nodes=3': nodes is given twice"):
         parse(["nodes=2", "nodes=3"])
 
 

@@ -35,7 +35,7 @@ def samples(judge: str, source, **settings):
 def test_what_the_judge_said_is_kept():
     empty, answer = samples("exact_match", ANSWERED)
     assert (empty.completion, empty.reward) == ("an empty completion", Reward(value=0.0))
-    assert (answer.completion, answer.reward) == ("what the column 'answer' says", Reward(value=1.0))
+    assert (answer.completion, answer.reward) == ("the text of column 'answer'", Reward(value=1.0))
 
 
 def test_a_judge_that_fails_on_some_samples_passes_and_tells():

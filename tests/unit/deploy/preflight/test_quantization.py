@@ -82,7 +82,7 @@ def test_gpus_are_asked_in_a_process_of_its_own():
 
 def test_a_mixture_of_experts_is_refused():
     mixture = SimpleNamespace(num_experts=8)
-    with pytest.raises(ConfigError, match="of a mixture of experts: rounding would reach its routers"):
+    with pytest.raises(ConfigError, match="of a mixture of experts: its routers would be rounded too"):
         check_layers(mixture, quantized())
     check_layers(mixture, run_config())
 
@@ -104,7 +104,7 @@ def test_blocks_of_fp8_are_whole(sizes, parallel, said):
     )
     if said is None:
         return check_layers(text, config)
-    with pytest.raises(ConfigError, match=f"inputs of whole blocks of 128, and the model's {said}"):
+    with pytest.raises(ConfigError, match=f"inputs in whole blocks of 128, and the model's {said}"):
         check_layers(text, config)
     check_layers(text, quantized("fp8_per_channel", gpus=1))
 

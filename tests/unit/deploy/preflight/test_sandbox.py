@@ -28,7 +28,8 @@ def test_a_program_that_is_not_stopped_is_a_problem(monkeypatch):
 
     monkeypatch.setattr(HostProcess, "_start", pretends)
     with pytest.raises(
-        ConfigError, match=r"reward.judge.sandbox: a program that reads a file is not stopped by nothing"
+        ConfigError,
+        match=r"reward.judge.sandbox is confined by nothing, and a program that reads a file is not stopped",
     ):
         check_sandboxes(with_judge())
 
