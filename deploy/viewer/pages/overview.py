@@ -1,4 +1,4 @@
-"""The overview of a run: live curves, events, state of actors. And the front page, which leads to it if there is one run."""
+"""The overview of a run: live curves, events, state of actors. And the front page, which leads to it if the viewer has one run directory."""
 
 import time
 from typing import Any
