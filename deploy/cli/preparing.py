@@ -253,7 +253,7 @@ def _play_again(run_dir: str, episode: str, *, alone: bool) -> None:
     again = playing_again.Again(turns, screen)
     is_well = playing.play(game, playing.scripted(again.lines(), screen), screen, mouth=again)
     if again.num_differences:
-        screen.print(f"  answers that are not those of the run: {again.num_differences}")
+        screen.print(f"  answers that differ from the run's: {again.num_differences}")
     if again.num_unasked:
         screen.print(f"  turns of the run that it does not ask for any more: {again.num_unasked}")
     is_longer = was_ended and again.asks_for_more
