@@ -33,7 +33,7 @@ class RunProvenance:
         return "eval/reward" in self._evaluations.get(version, {})
 
     def at(self, version: int) -> Provenance:
-        """Provenance of `version`, with the first evaluation of the run and the last one up to `version`: with all, checkpoints would grow."""
+        """Provenance of `version`, with the run's first evaluation and the last up to `version`: all of them would let checkpoints grow."""
         with contextlib.suppress(StorageError):  # an unreadable passport must not prevent a save
             self._passport = self._passport or self._directory.read_json(PASSPORT)
         evaluations = dict(self._evaluations)  # copied: the run adds to it meanwhile

@@ -32,7 +32,7 @@ class Chain:
 
 
 class ChainReader:
-    """Checks only records that are new or have changed. A file on a disk is read in full each time; from an object store only the last known
+    """Checks only records that are new or have changed. Reads all records of a file on a disk, but in an object store only the last known
     record and those after it: if that record has changed, the run was started over. Several threads may use it."""
 
     def __init__(self, directory: RunDirectory, *, every_s: float) -> None:
