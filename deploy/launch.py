@@ -58,8 +58,8 @@ def train(
 
     `sinks` get numbers and events in addition to the sinks that `config` names. `stop` stops the run.
 
-    Raises our own errors. Ctrl-C, SIGTERM and `stop` raise a KeyboardInterrupt that says how to resume, and so does the PreemptedError of
-    a run whose learner or driver was on a node that goes away.
+    Raises our own errors, and KeyboardInterrupt for Ctrl-C, SIGTERM and `stop`. If the node of the learner or the driver goes away,
+    raises PreemptedError. The messages of the last two say how to resume.
     """
     if config.recorded is not None:
         raise ConfigError(f"recorded={config.recorded!r}: such a run samples nothing; start it with `treadwheel learn`")

@@ -1,7 +1,7 @@
 """`treadwheel learn`: learns from recorded trajectories. No engine starts; learner, record, metrics and checkpoints are as in `train`.
 
 Another policy sampled the data, and the recorded log-probs are that policy's. The tokens count as sampled by version 0: staleness grows
-by one with each step, without a bound. Correction weights (`corrections`) and `proximal: recompute` make up for the difference.
+by one with each step, without a bound. Correction weights (`corrections`) and `proximal: recompute` account for the difference.
 """
 
 import asyncio

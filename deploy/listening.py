@@ -13,7 +13,7 @@ def bound(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family)
     except (OSError, UnicodeError) as error:  # UnicodeError: an impossible host name, such as `a..b`
         why = error.strerror if isinstance(error, OSError) else None
-        raise ConfigError(f"--host {host} --port {port} cannot be had: {why or error}; take another") from error
+        raise ConfigError(f"--host {host} --port {port} cannot be bound: {why or error}; use another") from error
 
 
 def is_loopback(host: str) -> bool:

@@ -254,7 +254,6 @@ async def _play(game: Game, says: Iterator[str], screen: Console, mouth: Mouth) 
     if end is not None:
         player.take(end.events)
         screen.print(_ending(end, player.earned), soft_wrap=True)
-
     return end is None or end.status is RewardStatus.OK
 
 

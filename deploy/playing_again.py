@@ -69,7 +69,7 @@ def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
     record = next((each for each in Ledger(directory).records() if ticket in each.groups), None)
     if record is None:
         raise ConfigError(
-            f"--episode={episode!r}: {directory.url!r} recorded no group {ticket}; the viewer shows those of each step"
+            f"--episode={episode!r}: {directory.url!r} recorded no group {ticket}; the viewer lists the groups of each step"
         )
     names = ["ticket_index", "sample_index", "prompt_id", "prompt_text", "info", "environment", "episode", "messages",
              "segment_index", "finish_reason", "failed_stage"]  # fmt: skip

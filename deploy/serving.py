@@ -44,7 +44,7 @@ def serve(config: RewardConfig, *, host: str, port: int, key_env: str | None, sa
 
 
 async def _serve(config: RewardConfig, listening: socket.socket, key: str | None, says: Callable[[str], None]) -> None:
-    # If a service that the judge calls is down, the client waits, not this server: it gets the error at once.
+    # If a service that the judge calls is down, this server does not wait for it: the client gets the error at once, and waits.
     service = RewardService(config.model_copy(update={"hold_s": 0.0}))
     await service.warm_up()
     try:

@@ -12,7 +12,7 @@ from deploy.cli import completion
 from deploy.cli.application import Debug, RunDir, app, reporting
 
 _OF_PASSPORT = "Run directory, or passport.json."
-passport = typer.Typer(help="What a run computed, down to the last epsilon.", no_args_is_help=True)
+passport = typer.Typer(help="Compare what runs computed, down to the last epsilon.", no_args_is_help=True)
 app.add_typer(passport, name="passport", rich_help_panel="Look")
 
 

@@ -253,7 +253,7 @@ def _play_again(run_dir: str, episode: str, *, alone: bool) -> None:
     again = playing_again.Again(turns, screen)
     is_well = playing.play(game, playing.scripted(again.lines(), screen), screen, mouth=again)
     if again.num_differences:
-        screen.print(f"  answers that are not those of the run: {again.num_differences}")
+        screen.print(f"  answers that differ from the run's: {again.num_differences}")
     if again.num_unasked:
         screen.print(f"  turns of the run that it does not ask for any more: {again.num_unasked}")
     is_longer = was_ended and again.asks_for_more
@@ -269,7 +269,9 @@ def serve_reward(
     params: Annotated[list[str] | None, typer.Argument(metavar="[a=b]...", help="The judge's parameters.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Any but loopback needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    key_env: Annotated[str | None, typer.Option(help="Environment variable with the token of clients.")] = None,
+    key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the bearer token that clients must send.")
+    ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="As reward.timeout_s.")] = 30.0,
     max_concurrency: Annotated[int, typer.Option(min=1, help="As reward.max_concurrency.")] = 64,
     env: Annotated[list[str] | None, typer.Option(help="As reward.env: a variable that the judge may read.")] = None,

@@ -54,7 +54,7 @@ class Panel:
     unit: str = ""
     curves: tuple[Curve, ...]
     bound: tuple[float, str] | None = None
-    """(value, label) of the upper bound of its curves."""
+    """(value, label) of a limit: its curves should stay below."""
     is_log: bool = False
     has_zero: bool = False
     """The axis begins at 0."""

@@ -77,7 +77,7 @@ def _demonstrations(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_mathematical(name: str) -> bool:
-    """Whether an entry of a passport, by its full name, is part of what the run computes."""
+    """Whether an entry of a passport, by its full name, belongs to the mathematics of the run."""
     return name.startswith("mathematics.")
 
 

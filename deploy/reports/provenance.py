@@ -33,8 +33,8 @@ class RunProvenance:
         return "eval/reward" in self._evaluations.get(version, {})
 
     def at(self, version: int) -> Provenance:
-        """Provenance of `version`, with its first and last evaluation: with all of them, checkpoints would grow with the run."""
-        with contextlib.suppress(StorageError):  # a missing passport must not prevent a save
+        """Provenance of `version`, with the run's first evaluation and the last up to `version`: all of them would let checkpoints grow."""
+        with contextlib.suppress(StorageError):  # an unreadable passport must not prevent a save
             self._passport = self._passport or self._directory.read_json(PASSPORT)
         evaluations = dict(self._evaluations)  # copied: the run adds to it meanwhile
         made = sorted(each for each in evaluations if each <= version)
@@ -46,7 +46,7 @@ class RunProvenance:
 
 
 def digest_of(passport: Mapping[str, Any]) -> str | None:
-    """SHA-256 of the passport's mathematics, without versions and machine; None if the passport has none."""
+    """SHA-256 of only the passport's mathematics; None if the passport has none."""
     if "mathematics" not in passport:
         return None
     return hashlib.sha256(json.dumps(passport["mathematics"], sort_keys=True).encode()).hexdigest()

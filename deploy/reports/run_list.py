@@ -34,7 +34,7 @@ class Listed:
 
     run_dir: str
     state: str
-    """running, finished, stopped, failed, preempted, dead (its driver was killed), new (no driver has logged an end), damaged."""
+    """running, finished, stopped, failed, preempted, dead (its driver was killed), new (no driver has logged an event), damaged."""
     step: int | None = None
     num_steps: int | None = None
     reward: float | None = None
@@ -131,9 +131,12 @@ def _end(events: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
         if kind == "preempted":
             return "preempted", event.get("message")
         if kind == "launched":
-            return ("stopped", None) if is_stopped else ("dead", "its driver was killed")
+            break
         is_stopped = is_stopped or kind == "stopped"
-    return ("stopped", None) if is_stopped else ("new", None)
+    if is_stopped:
+        return "stopped", None
+    # Without "launched" too, a driver's first event: of a long file only the end is read.
+    return ("dead", "its driver was killed") if events else ("new", None)
 
 
 def _last_lines(directory: RunDirectory, name: str) -> list[dict[str, Any]]:

@@ -57,9 +57,9 @@ def serve(
 ) -> None:
     """Serves until SIGTERM or SIGINT. Calls `says` with the URL. `port` 0 takes a free port.
 
-    The viewer answers to `host` and `trusted_hosts`. If other machines reach `host` and no `token` is given, it makes one and puts it into
-    the URL; a given token is never printed. Raises ConfigError for an address that cannot be bound, for 0.0.0.0 or :: without a trusted
-    host, for a trusted host that is not a host name, and as `create_app`.
+    The viewer answers to loopback names, `host` and `trusted_hosts`. If other machines reach `host` and no `token` is given, it makes one
+    and puts it into the URL; a given token is never printed. Raises ConfigError for an address that cannot be bound, for 0.0.0.0 or ::
+    without a trusted host, for a trusted host that is not a host name, and as `create_app`.
     """
     if wrong := [each for each in trusted_hosts if name_of(in_url(each)) != each.lower() or not each]:
         raise ConfigError(f"--trusted-host {wrong[0]!r} is not a host name: leave out scheme, port and path")

@@ -32,8 +32,8 @@ class Chain:
 
 
 class ChainReader:
-    """Reads and checks only new records, and old records if they have changed. From an object store the last known record is read again,
-    which differs if the run was started over. Several threads may use it."""
+    """Checks only records that are new or have changed. Reads all records of a file on a disk, but in an object store only the last known
+    record and those after it: if that record has changed, the run was started over. Several threads may use it."""
 
     def __init__(self, directory: RunDirectory, *, every_s: float) -> None:
         """Reads nothing yet. `read` looks for new records every `every_s` seconds at most."""

@@ -49,9 +49,9 @@ class Block:
     turn: int | None
     """From 1, over the whole episode. None: not sampled, but written by environment, tool or template."""
     label: str
-    """`user`, `tool add` or several of them; "" if the messages do not fit the turns."""
+    """`user`, `tool add` or several of them; "" if no message is known for these tokens."""
     role: str
-    """Role of its first message; "" if the messages do not fit the turns."""
+    """Role of its first message; "" if no message is known for these tokens."""
     finish_reason: str | None
     """None if it was written."""
     earned: float | None
@@ -61,7 +61,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """The environment replaced the history before the token at `start`."""
+    """The history was replaced before the token at `start`: by the environment, or by the template (`episodes.history: template`)."""
 
     start: int
     num_tokens: int

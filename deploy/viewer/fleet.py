@@ -16,7 +16,7 @@ _TONES = {
 _TONE_OF = {kind: tone for tone, kinds in _TONES.items() for kind in kinds}
 """All other kinds are `plain`."""
 QUIET = ("broadcast", "published", "attested", "drop")
-"""Kinds that every step logs. Lists of events leave them out; curves and the page Weights have their numbers."""
+"""Routine kinds, which lists of events leave out: curves and the page Weights have their numbers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Actor:
     pid: int | None = None
     num_restarts: int = 0
     trouble: str | None = None
-    """Its last failure, in words."""
+    """Its last failure or hang, in words."""
     trouble_at: float | None = None
     spans: list[dict[str, Any]] = field(default_factory=list)
     """Stretches of its life, in order and without gaps: `state`, `start`, `end` (None: not over), `words`."""

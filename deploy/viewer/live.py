@@ -58,7 +58,7 @@ def _new(run: Run, after: str, seen: Standing | None) -> tuple[str, dict[str, An
 
 
 def since(run: Run, after: str) -> tuple[str, dict[str, Any], str]:
-    """(kind of message, content, mark from which to continue). A mark of another generation or of another viewer gives `again`."""
+    """(kind of message, content, mark from which to continue). Without a mark of the current generation: `again`."""
     now = run.mark()
     found = re.fullmatch(r"(-?\d+)/(\d+)/([\d.]+)", after)
     if found is None or found[3] != now.rpartition("/")[2]:

@@ -13,9 +13,9 @@ from deploy.viewer.runs import Run
 
 PER_PAGE = 50
 _MOST_BYTES = 64_000_000
-"""Trajectories that one page reads by itself to check them; in an object store none."""
+"""Bytes of trajectories that a page checks by itself; in an object store none."""
 _MOST_BYTES_ASKED = 2_000_000_000
-"""Trajectories that it reads if the reader asks for the check."""
+"""Bytes of trajectories that it checks if the reader asks for it."""
 _FEW_GROUPS = 8
 """Up to so many groups are links; more are shown as ranges."""
 

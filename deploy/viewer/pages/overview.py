@@ -1,4 +1,4 @@
-"""The overview of a run: live curves, events, state of actors. And the front page, which leads to it if there is one run."""
+"""The overview of a run: live curves, events, state of actors. And the front page: a redirect to the only run, or to the list of runs."""
 
 import time
 from typing import Any

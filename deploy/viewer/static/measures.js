@@ -42,7 +42,7 @@ export const MEASURES = [
     read: (tokens, at) => (tokens.mask[at] ? surprise(tokens, at) : null), missing: needs("rollout") },
   { name: "Mismatch", unit: "nats", what: "|log π of the learner − log π of the sampler|", scale: "sequential",
     bounds: [1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3], read: mismatch, missing: needs("rollout", "learned") },
-  { name: "Ratio, clip", unit: "", what: "π of the learner over π of the policy in the denominator of the loss; framed where the loss clipped it", scale: "diverging",
+  { name: "Ratio, clip", unit: "", what: "π of the learner over π of the policy in the denominator of the loss's ratio; framed where the loss clipped it", scale: "diverging",
     bounds: [0.8, 0.9, 0.95, 0.99, 1.01, 1.05, 1.1, 1.2], read: ratio, missing: needs("rollout", "learned"), frames: true },
   { name: "Advantage", unit: "", what: "advantage × correction weight", scale: "diverging", own: true, read: weighted,
     missing: (tokens) => tokens.missing.learned ?? (tokens.learned.advantages ? null : "not recorded: a filter removed this trajectory from the step") },

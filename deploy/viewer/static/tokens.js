@@ -201,7 +201,7 @@ export class Tokens {
     });
   }
 
-  /** Place of the token in the next or previous line on the screen, not to the left of this one. */
+  /** Place of the token below or above this one: in the next or previous line on the screen, at the left edge of this one. */
   #below(direction) {
     const from = this.#span(this.at)?.getBoundingClientRect();
     for (let at = (this.at ?? -1) + direction; from && at >= 0 && at < this.tokens.ids.length; at += direction) {

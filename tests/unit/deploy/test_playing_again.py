@@ -89,7 +89,7 @@ def test_an_environment_that_answers_as_it_did_plays_to_the_same_end(tmp_path):
 def test_where_it_answers_otherwise_the_old_answer_stands_beside_the_new_one(tmp_path):
     result = again(_guessed(tmp_path, "colder"))
     assert result.exit_code == 1 and "  in the run it said: colder" in result.output
-    assert "answers that are not those of the run: 1" in result.output
+    assert "answers that differ from the run's: 1" in result.output
 
 
 def test_an_environment_that_ends_before_the_run_did_is_told(tmp_path):

@@ -151,7 +151,7 @@ def test_what_a_served_judge_calls_may_be_away_which_is_an_outage_for_the_run_to
         (
             "exact_match",
             {"host": "203.0.113.1", "key_env": "HOME"},
-            "--host 203.0.113.1 --port 0 cannot be had: .*; take another",
+            "--host 203.0.113.1 --port 0 cannot be bound: .*; use another",
         ),
         ("exact_macht", {}, "did you mean 'exact_match'"),
         (f"{JUDGES}:after_others", {}, "asks for rewards, which only a run has"),

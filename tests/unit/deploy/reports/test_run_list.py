@@ -61,6 +61,12 @@ def test_the_state_is_that_of_the_last_driver(tmp_path, events, state):
     assert listed([str(tmp_path / "a")], now=NOW)[0].state == state
 
 
+def test_a_driver_was_killed_also_where_its_events_are_too_long_to_be_read_to_its_start(tmp_path, monkeypatch):
+    made(tmp_path / "a", {"kind": "launched"}, *[{"kind": "broadcast"}] * 20)
+    monkeypatch.setattr(run_list, "_MOST_BYTES", 200)
+    assert listed([str(tmp_path / "a")], now=NOW)[0].state == "dead"
+
+
 def test_a_run_with_a_living_driver_runs(tmp_path):
     directory = made(tmp_path / "a", {"kind": "finished"})
     directory.claim(YAML)
