@@ -40,10 +40,10 @@ async def gym(
 ) -> float:
     """Plays `gymnasium.make(id, **options)`, reset with the task's seed, until it is terminated or truncated.
 
-    A text observation is shown as it is, any other as JSON. If the environment has an `ansi` rendering, that follows; `render_mode: null`
-    leaves it out. `render(observation)` replaces both. The action is the last number or name in the reply; `actions` names the numbers
-    in order. In a text action space the whole reply is the action. `parse(text)` replaces both. It raises ToolError with a message for
-    the model if it finds no action. A reply without an action earns `unreadable_reward`.
+    A text observation is shown as it is, any other as JSON. If the environment has an `ansi` rendering, that follows; another
+    `render_mode`, such as null, leaves it out. `render(observation)` replaces all of this. The action is the last number or name in the
+    reply; `actions` names the numbers in order. In a text action space the whole reply is the action. `parse(text)` replaces this reading,
+    and must raise ToolError with a message for the model if it finds no action. A reply without an action earns `unreadable_reward`.
     """
     with contextlib.closing(_Game(episode, id, options, actions, render, parse, unreadable_reward)) as game:
         answer = game.begin()

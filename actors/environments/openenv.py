@@ -37,11 +37,11 @@ async def openenv(
 ) -> float | None:
     """Plays the environment at `url`, such as `http://host:8000`, until it is done. Its rewards are earned turn by turn.
 
-    The reply without its reasoning becomes the field `action` of an action. `parse(text)` replaces that; it may raise ToolError with a
-    message for the model. The model sees the field `observation` of an observation, by default the whole as JSON; `render(observation)`
-    replaces that. The server gets the task's seed, `reset`, and the prompt's column `reset_column`. If the server calls an action
-    malformed, its message goes to the model. Any other error, or no answer within `timeout_s`, is the environment's failure. If the
-    server gives no reward, the judges decide.
+    `action` names the field of an action that gets the reply without its reasoning. `parse(text)` replaces that; it may raise ToolError
+    with a message for the model. `observation` names the field of an observation that the model sees; None: all of it as JSON.
+    `render(observation)` replaces that. The server gets the task's seed, `reset`, and the prompt's column `reset_column`. If the server
+    calls an action malformed, its message goes to the model. Any other error, or no answer within `timeout_s`, is the environment's
+    failure. If the server gives no reward, the judges decide.
     """
     begin = {
         "seed": episode.seed % _SEEDS,
@@ -113,7 +113,7 @@ async def _session(url: str, *, timeout_s: float) -> AsyncIterator[Callable[[str
 
 
 async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Queue[str | None]) -> None:
-    """Queues the texts that arrive. None, the last item, is the end of the session or any other message."""
+    """Queues the texts that arrive. None, the last item, marks the end of the session or a message of another type."""
     with contextlib.suppress(ConnectionError):  # raised by the answer to a ping
         while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
             heard.put_nowait(message.data)

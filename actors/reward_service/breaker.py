@@ -62,7 +62,7 @@ class Breaker:
         """Wraps one try of a call, and waits while the part holds. Yields True if this try is the probe, which runs alone."""
         async with contextlib.AsyncExitStack() as probing:
             if self.hold is not None:
-                # A lock serves in order of arrival: the first waiting call becomes the probe.
+                # A lock serves in order of arrival, so the calls take turns as the probe.
                 await probing.enter_async_context(self._turn)
             if self.hold is None:
                 await probing.aclose()
@@ -98,8 +98,8 @@ class Breaker:
         self.hold = Hold(part=self._part, endpoint=where, since=since, reason=str(away))
 
     def note_limited(self, limited: UnavailableError) -> None:
-        """Counts a call that the endpoint's configured limits left no turn before its deadline. Raises UnavailableError, which ends the
-        run, if there has been no verdict for `hold_s` plus `_MOST_DEADLINES` deadlines: the limits are too tight."""
+        """Notes a call that got no turn before its deadline because of the endpoint's configured limits. Raises UnavailableError, which
+        ends the run, if no verdict came within `hold_s` plus `_MOST_DEADLINES` deadlines of the first one: the limits are too tight."""
         now = asyncio.get_running_loop().time()
         if self._limited_at is None:
             self._limited_at = now

@@ -64,8 +64,8 @@ class JudgeProcess:
         return self._process.exit_code is None
 
     async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
-        """Answers to all calls, or to the first ones up to the call that overran its deadline, ended this process, ran out of memory or
-        found its server away. An empty list if the process had already ended.
+        """Answers to all calls, or to the first ones up to and including the call that overran its deadline, ended this process, ran out of
+        memory or found its server away. An empty list if the process had already ended.
 
         `shared` is JSON of the arguments of all calls. A synchronous judge's process gets one request at a time.
         """

@@ -217,7 +217,7 @@ class Judging:
                             await self._changed.wait_for(self._free)
                 await self._changed.wait_for(lambda: self._free() or self._may_start())
             except asyncio.CancelledError:
-                self._changed.notify()  # passes the place on that woke this call
+                self._changed.notify()  # passes on the place that woke this call
                 raise
             if process := self._free():
                 self._under_way[process] += 1

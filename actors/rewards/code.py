@@ -1,5 +1,5 @@
-"""Rewards for programs that pass tests. Programs run in a sandbox (`actors.sandbox`). A wrong, crashing or slow program earns 0; only a
-failure of the sandbox is a failed reward. The program is the completion's last fenced Python block.
+"""Rewards for programs that pass tests. Programs run in a sandbox (`actors.sandbox`). A wrong, crashing or slow program earns 0. Only a
+failure of the sandbox, or of the prompt's cases or tests, is a failed reward. The program is the completion's last fenced Python block.
 
 The components say why a program failed: no_program, wrong, crashed, out_of_time, out_of_memory.
 """
@@ -116,11 +116,12 @@ def code_asserts(
 
     `entry_point` names the column with the function's name, for tests that define `check(candidate)`, such as HumanEval's. The tests run
     confined in a second process, to which the program's process returns plain values. Tests can use instances, functions and iterators of
-    the program, but these equal nothing. Arguments are copies. If a function returns None, its in-place changes to a list, dict, set or
-    deque are copied back to the tests. A name that the tests neither import nor define, and that is not a Python builtin, is the program's:
-    so tests that use np.allclose or Counter must import them. If the tests use one builtin and no other name of the program, and the
-    program defines that name, it is the program's, as in `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests
-    that do not compile, and for tests that pass a lambda or another value that is not plain to the program.
+    the program, but these equal nothing. Arguments are copies of plain values, or objects of the program; a lambda cannot be passed. If a
+    function returns None, its in-place changes to a list, dict, set or deque are copied back to the tests. A name that the tests neither
+    import nor define, and that is not a Python builtin, is the program's: so tests that use np.allclose or Counter must import them. If the
+    tests use one builtin and no other name of the program, and the program defines that name, it is the program's, as in
+    `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests that do not compile, and for tests that pass a lambda
+    or another value that is not plain to the program.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests

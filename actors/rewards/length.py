@@ -20,7 +20,7 @@ def length(
     With `at_most` = `sampling.max_tokens` - `fade` it is DAPO's soft overlong punishment plus 1 (arXiv:2503.14476).
     """
     if at_least > at_most:
-        raise ConfigError(f"at_least={at_least} is more than at_most={at_most}, so every length earns 0; lower it")
+        raise ConfigError(f"at_least={at_least} is more than at_most={at_most}, so no length earns 1; lower it")
     excess = len(token_ids) - at_most
     if len(token_ids) < at_least or excess > fade:
         return 0.0

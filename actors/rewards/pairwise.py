@@ -36,7 +36,8 @@ class Pairwise:
         asking: Asking | None = None,
     ) -> None:
         """`rubric`, `endpoint`, `server` and `asking` are those of `llm_judge`, but the rubric has no criteria, and its slots are `{first}`
-        and `{second}`. `opponents` is an even number of opponents for each completion, drawn with the group's seed. None: all others."""
+        and `{second}`. `opponents` is an even number of opponents for each completion, drawn with the seed of the group's first completion.
+        None: all others."""
         if opponents is not None and opponents % 2:
             raise ConfigError(
                 f"opponents={opponents} is odd, and not every group size allows that; use {opponents + 1}"

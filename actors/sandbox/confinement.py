@@ -34,13 +34,13 @@ class Landlock:
 
     version: int
     """The kernel's ABI. Below 3 Landlock does not see truncation, so seccomp forbids opening any file for writing, even /dev/null. Below 4
-    it does not see TCP, below 6 no signals; seccomp always refuses both."""
+    it does not see TCP, and below 6 not signals; seccomp always refuses both."""
     ruleset: int
     """File descriptor."""
 
     @classmethod
     def of_readable(cls, paths: Sequence[str]) -> "Landlock":
-        """Allows only reading below `paths`, and /dev/null. Raises OSError if the kernel has no Landlock, or it is off since boot."""
+        """Allows only reading below `paths`, and /dev/null. Raises OSError if the kernel has no Landlock, or it was not enabled at boot."""
         version = _checked("landlock", _libc.syscall(_CREATE_RULESET, None, 0, 1))
         rights = (1 << max(num for since, num in _FS_RIGHTS.items() if since <= version)) - 1
         network, scopes = 3 * (version >= _SINCE_NETWORK), 3 * (version >= _SINCE_SCOPES)

@@ -65,7 +65,7 @@ def main(
 def _serve(
     request: dict[str, Any], files: list[int], connection: socket.socket, *, landlock: Landlock | None, filtered: bool
 ) -> list[dict[str, Any]]:
-    """How each process of the request ended. When the last one ends, the others are killed."""
+    """Runs the processes of the request until the last in the list ends, and kills the others. Returns how each ended."""
     bounds = Bounds(**request["bounds"])
     pids: list[int] = []
     refusal, why = "", None
@@ -103,7 +103,7 @@ def _fork(
 
 
 def _wait(pids: Sequence[int], bounds: Bounds, connection: socket.socket) -> str | None:
-    """Waits for the last process to end. Returns the reason if a limit is exceeded first, else None."""
+    """Waits for `pids[-1]` to end. Returns the reason if a process exceeds a limit first, else None."""
     began = time.monotonic()
     ending = os.pidfd_open(pids[-1])
     watched = select.poll()
@@ -127,7 +127,7 @@ def _wait(pids: Sequence[int], bounds: Bounds, connection: socket.socket) -> str
 
 
 def _end(pid: int, why: str | None) -> dict[str, Any]:
-    """Kills the process, if it still runs, with its process group."""
+    """Kills the process, if it still runs, and its process group. `code` is None if it still ran."""
     used_s = _processor_s(pid)
     has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     with contextlib.suppress(ProcessLookupError):

@@ -144,8 +144,8 @@ def _test(source: str) -> None:
 
 
 def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any]]:
-    """The program's globals that the tests mention. Builtins and modules with attribute access in the tests keep Python's meaning. But if
-    the tests mention a single builtin and none of the program's other names, they test the program's function of that name."""
+    """The program's globals that the tests mention. Builtins, and modules whose attributes the tests use, keep Python's meaning. But if the
+    tests mention a single builtin and none of the program's other names, they test the program's function of that name."""
     found = [name for name in program.ask("names") if any(name in question for question in questions)]
     words = {word for question in questions for word in re.findall(r"\w+", question)}
     of_python = {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
@@ -258,8 +258,8 @@ class _Object:
 
 
 def _encode(value: Any, objects: list[Any] | None) -> Any:
-    """The value as JSON. An object that is not plain is stored in `objects` and sent as its number. Raises _UnsendableError if that is
-    None."""
+    """The value as JSON. An object that is not plain is stored in `objects` and sent as its number. Raises _UnsendableError for it if
+    `objects` is None."""
     if isinstance(value, int) and abs(value) > _MOST:
         return ["int", hex(value)]
     if isinstance(value, _SCALARS):
@@ -278,10 +278,15 @@ def _encode(value: Any, objects: list[Any] | None) -> Any:
     for name, kind in _KINDS.items():
         if isinstance(value, kind):
             return [name, [_encode(item, objects) for item in value]]
+    if isinstance(value, slice):
+        return ["slice", [_encode(each, objects) for each in (value.start, value.stop, value.step)]]
     if hasattr(value, "tolist") and not isinstance(value, type):
         return _encode(value.tolist(), objects)
     if objects is None:
-        raise _UnsendableError(f"a test cannot pass a {type(value).__name__} to the program, only plain values can")
+        raise _UnsendableError(
+            f"a {type(value).__name__} is not a plain value, and only plain values pass between the tests and the program; "
+            "change the tests, or drop this prompt"
+        )
     objects.append(value)
     return ["object", len(objects) - 1]
 
@@ -301,6 +306,8 @@ def decode(value: Any, find: Callable[[int], Any]) -> Any:
         return bytes.fromhex(items)
     if kind == "dict":
         return {decode(key, find): decode(item, find) for key, item in items}
+    if kind == "slice":
+        return slice(*(decode(item, find) for item in items))
     if kind in _WRITTEN:
         return _WRITTEN[kind][2](items)
     return _KINDS[kind](decode(item, find) for item in items)

@@ -19,7 +19,8 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 
 _BLOCKED_S = 5.0
-"""An event loop blocked for this long has its stack printed. A process that is silent for `cleanup_s` plus this time is killed."""
+"""An event loop blocked for this long has its stack printed. A process is killed if an episode has not ended within `cleanup_s` plus this
+time after it was told to stop."""
 
 CLOSED = "its host was closed"
 """Reason given when a process is killed because its work is no longer needed."""

@@ -1,4 +1,4 @@
-"""Answers the requests of one episode. A request has a whole history, whose new messages the episode is asked with, or a raw prompt."""
+"""Answers the requests of one episode. A request has a raw prompt, or a whole history to compare with the context."""
 
 import asyncio
 import hmac

@@ -202,7 +202,20 @@ def test_tests_that_do_not_compile_are_an_error_of_the_data():
 def test_tests_that_cannot_pass_their_arguments_to_the_program_are_an_error_of_the_data(test):
     """Every program earned 0 by them, the right ones too."""
     reward = judged("code_asserts", "def f(g, x): return x", {"tests": ["assert f(1, 1) == 1", test]}, score="share")
-    assert reward.status is RewardStatus.ERROR and "only plain values can" in reward.message
+    assert reward.status is RewardStatus.ERROR and "only plain values pass" in reward.message
+
+
+@pytest.mark.parametrize(
+    ("program", "value"),
+    [
+        ("def f(n): yield from range(n)", 0.0),
+        ("class Own:\n    def __getitem__(self, at): return [0, 1, 2][at]\ndef f(n): return Own()", 1.0),
+    ],
+)
+def test_a_test_may_slice_an_object_of_the_program(program, value):
+    """A generator, which has no slices, was an error of the data and no wrong answer."""
+    reward = judged("code_asserts", program, {"tests": ["assert f(3)[:2] == [0, 1]"]})
+    assert (reward.value, reward.status) == (value, RewardStatus.OK)
 
 
 def test_only_a_sandbox_that_fails_is_a_failed_reward(monkeypatch):
