@@ -62,7 +62,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "routing_differs": (
         ("share",),
-        "Share of the engine's choices of experts that the learner's routers would not make.",
+        "`rollout.routing_replay`: share of the engine's choices of experts that the learner's routers would not make.",
     ),
     "importance_weight": (
         ("mean", "min", "max", "ess"),
@@ -77,7 +77,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "filtered_tokens": (("share",), "Share of tokens whose policy loss a filter left out."),
     "entropy": (
         ("mean", "min", "max"),
-        "Entropy of the policy per token, in nats; every `algorithm.monitor.entropy` steps, or always if the loss needs it.",
+        "Entropy of the policy per token, in nats; every `algorithm.monitor.entropy` steps, or always if the algorithm needs it.",
     ),
     "policy_logprob": (("mean", "max"), "log π of the sampled tokens."),
     "policy_logprob_positive": (("mean",), "The same, over tokens with A > 0."),
