@@ -111,7 +111,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
 A total, a share or a mean over updates has the quantity's own name; others add theirs: `reward_std`.
 """
 
-DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent where returns do not vary."}
+DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent if returns vary by rounding only."}
 OF_THE_LEARNER = {
     "gradient_norm": "Global L2 norm before clipping, of the policy and of a critic on its backbone; mean over the step's updates.",
     "gradient_norm_max": "The same; maximum over the step's updates.",
@@ -128,6 +128,8 @@ OF_THE_LEARNER = {
 }
 _ROW = {name: row for row, name in enumerate(QUANTITIES)}
 _EMPTY = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
+_ROUNDING = 1e-7
+"""Smaller differences, relative to the largest number, are rounding: sums of squares do not resolve them."""
 _MOST_AT_ONCE = 2**21
 """Numbers that wait to be reduced together: 16 MiB."""
 
@@ -161,7 +163,9 @@ class Statistics:
             for output in outputs
         }
         returns, errors = rows["return"], rows["value_error"]
-        if errors[0] and _variance(returns) > 0:
+        # Returns are advantages plus values: equal ones differ by the rounding of the values.
+        scale = max(map(abs, (*returns[3:], *errors[3:])))
+        if errors[0] and returns[4] - returns[3] > _ROUNDING * scale and _variance(returns) > 0:
             report["explained_variance"] = 1 - _variance(errors) / _variance(returns)
         return report
 
@@ -224,9 +228,9 @@ def _output(row: list[float], output: str, num_updates: int) -> float:
 
 
 def _variance(row: list[float]) -> float:
-    """With ddof 0; exactly 0 for equal values, though their sums are rounded."""
+    """With ddof 0; exactly 0 for values that are equal up to rounding."""
     count, total, squares, least, most = row
-    if not count or least == most:
+    if not count or most - least < _ROUNDING * max(abs(least), abs(most)):
         return 0.0
     # A product, since Python's power raises on overflow, and the step is already learned.
     return max(squares / count - (total / count) * (total / count), 0.0)
