@@ -1,7 +1,7 @@
 """Losses that treat the tokens of highest covariance between advantage and log-prob separately.
 
-Covariances are over all tokens of the update, so the objective computes them before micro-batching: with the log-probs of the policy at the start
-of the step under `proximal: recompute` and `approximate`, else of the policy that sampled.
+Covariances are over all tokens of the update, so the objective computes them before micro-batching: with the log-probs of the policy at the
+start of the step under `proximal: recompute` and `approximate`, else of the policy that sampled.
 Shapes: B rows, T tokens, M all loss tokens of the update.
 """
 

@@ -122,8 +122,8 @@ OF_THE_LEARNER = {
     "skipped": "Updates not made because loss or gradient were not finite.",
     "empty_updates": "Updates not made because filters and corrections left no token to train on.",
     "stopped_at_kl": "1 if the policy moved beyond `learner.stop_at_kl`: the rest of the step's updates were not made.",
-    "kl_loss_coefficient": "β in force of `kl.loss`.",
-    "kl_reward_coefficient": "β in force of `kl.reward`.",
+    "kl_loss_coefficient": "Present β of `kl.loss`.",
+    "kl_reward_coefficient": "Present β of `kl.reward`.",
     "kl_rollout_coefficient": "β of `kl.rollout`.",
 }
 _ROW = {name: row for row, name in enumerate(QUANTITIES)}
