@@ -34,7 +34,8 @@ class Update:
     is_skipped: bool = False
     """Not made: its loss or gradient was not finite."""
     is_empty: bool = False
-    """Not made: filters and corrections left no token to train on, and no critic, KL, entropy or teacher trains the others."""
+    """Not made: filters and corrections left no token to train on, and no critic, KL, entropy, teacher, routers' loss or demonstration
+    trains either."""
     stops_step: bool = False
     """Not made, nor any later one of the step: the policy had already moved too far."""
     num_tokens: int

@@ -14,7 +14,7 @@ class RunningMoments:
     """Mean and spread of all rewards or returns so far, which change slowly.
 
     Formula: Chan et al.'s parallel update of mean and variance; std with ddof 1. Peers: LightRFT and TRL `RunningMoments`.
-    Degenerate: the std of equal values, and of a single one, is 1: they are not scaled
+    Degenerate: the std of values that are equal up to rounding, and of a single one, is 1: they are not scaled
     """
 
     mean: float = 0.0
@@ -24,8 +24,8 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        # A smaller variance is rounding error of equal values.
-        if self.var <= (1e-7 * self.mean) ** 2:
+        # A smaller variance is rounding error of equal values, or of the critic's values in returns that are all 0.
+        if self.var <= max((1e-7 * self.mean) ** 2, 1e-24):
             return 1.0
         return (self.var * self.count / (self.count - 1)) ** 0.5
 

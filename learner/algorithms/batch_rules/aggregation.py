@@ -1,4 +1,4 @@
-"""Aggregations as weights over the WHOLE batch of a step: the loss is Σ w·l.
+"""Aggregations as weights over the WHOLE batch of an update: the loss is Σ w·l.
 
 A micro-batch's loss is the sum over its own rows, so any split into micro-batches, packings and ranks adds up to exactly the same number.
 A mean per micro-batch would overweight micro-batches of short completions. Shapes: N trajectories, T tokens.
@@ -18,7 +18,7 @@ EmptyRows = Annotated[Literal["exclude", "count"], InertWith("filters", ())]
 
 
 def token_mean(loss_mask_NT: Tensor) -> Tensor:
-    """Mean over all tokens of the step.
+    """Mean over all tokens of the update.
 
     Formula: w = m / Σm
     Source: DAPO, arXiv:2503.14476
@@ -92,7 +92,7 @@ def sum(loss_mask_NT: Tensor) -> Tensor:
 
     Formula: w = m
     Source: none
-    Degenerate: the step's gradient grows with its tokens
+    Degenerate: the gradient grows with the update's tokens
     Peers: verl `token-sum`; torchrl `reduction="sum"`
     """
     return loss_mask_NT.double()
@@ -105,7 +105,7 @@ def aggregate(losses_BT: Tensor, *, weights_BT: Tensor) -> Tensor:
 
 
 def _divided_by(denominators: Tensor, loss_mask_NT: Tensor) -> Tensor:
-    """The mask over the denominators, in float64: weights of 1/(tokens of a step) stay exact until they meet a float32 loss. A user's
+    """The mask over the denominators, in float64: weights of 1/(tokens of an update) stay exact until they meet a float32 loss. A user's
     aggregation may give a mask of numbers, which weights its tokens."""
     shares = denominators.double().reciprocal()
     return (

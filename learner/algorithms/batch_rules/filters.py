@@ -1,7 +1,7 @@
 """Filters choose the groups, trajectories and tokens that train. They run once per step, on the whole batch, before micro-batching.
 
-A filter with first parameter `rewards_G` or `reward_components_GK` judges one group; false drops it. The cluster calls it as soon as the
-group is judged, and samples another prompt instead. Rewards are then shaped by the steps of `reward_shaping` before the first one that
+A filter whose first parameter is of one group, such as `rewards_G`, decides about that group; false drops it. The cluster calls it as soon
+as the group is judged, and samples another prompt instead. It sees rewards after the steps of `reward_shaping` before the first one that
 needs the whole batch. The learner repeats the same call. Other filters run in the learner only. They return `[N]` (false: the trajectory
 leaves the batch and its denominators), `[N, T]` (false: the token's policy loss is left out, but its denominator counts the token), or a
 `Selection`, which states both. Filters of tokens see only trajectories that the other filters kept. A token whose loss is left out still

@@ -195,7 +195,7 @@ def group_weights(
     cap: PositiveFloat = 3.0,
     constant_weight: NonNegativeFloat = 1.0,
 ) -> Tensor:
-    """Scales groups with variance up to make up for groups without, which do not train. A cap limits the factor.
+    """Scales up groups with variance, to make up for groups without variance, which do not train. A cap limits the factor.
 
     Formula: A·min(groups / groups with variance, cap) in groups whose rewards differ, A·constant_weight in the others
     Source: LightRFT

@@ -69,7 +69,7 @@ def self_normalised_tis(
     Formula: w / mean(w), w the weight of `tis`; the mean is over tokens at `level="token"`, else over trajectories
     Source: self-normalised importance sampling, Owen, "Monte Carlo theory, methods and examples" (2013), 9.2
     Degenerate: 1 if all weights of the step are equal, as where μ = π_old or all are truncated; 0 where masked
-    Peers: verl `rollout_is_batch_normalize`, slime `tis_batch_normalize` (over what one rank holds)
+    Peers: verl `rollout_is_batch_normalize`, slime `tis_batch_normalize` (over one rank's tokens)
     """
     weights_NT = tis(
         proximal_logprobs_NT,

@@ -1,8 +1,8 @@
 """Losses that treat the tokens of highest covariance between advantage and log-prob separately.
 
-Covariances are over the whole batch, so the objective computes them before micro-batching: with the log-probs of the policy at the start
-of the step under `proximal: recompute` and `approximate`, else of the policy that sampled.
-Shapes: B rows, T tokens, M all loss tokens of the step.
+Covariances are over all tokens of the update, so the objective computes them before micro-batching: with the log-probs of the policy at the
+start of the step under `proximal: recompute` and `approximate`, else of the policy that sampled.
+Shapes: B rows, T tokens, M all loss tokens of the update.
 """
 
 import math

@@ -201,8 +201,8 @@ class Prepared:
     returns_by_prompt: Mapping[str, list[float]]
     """The rewards that the advantage saw, for `streaming`; empty without it."""
     moments: Mapping[str, RunningMoments]
-    """This batch included; by the field of a reward shaping step, or `returns`. Those of `returns` normalise the output of the critic's
-    head in this step; without them its output is the value."""
+    """This batch included; by the field of a reward shaping step, or `returns`. In this step the critic's head gives values normalised by
+    those of `returns`; without them it gives values themselves."""
     wants_entropies: bool
     """The loss needs the entropies of the present policy, or this step measures them."""
     kl_coefficients: Mapping[str, float]

@@ -194,7 +194,8 @@ def refuse_unknown_sampler(parts: Parts) -> None:
 
 
 def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) -> None:
-    """Raises ConfigError for a group size at which the advantage is always 0, or fails, on invented rewards.
+    """Raises ConfigError for a group size from which nothing is learned: the advantage is always 0 or fails, a filter drops every group of
+    one, or `streaming` adds no earlier return. Advantage and filters are tried on invented rewards.
 
     `given` names the size in the error.
     """

@@ -175,8 +175,8 @@ class Objective:
         return mini_batch(prepared, rows, parts=self._parts, begins_step=begins_step)
 
     def trains(self, update: Prepared, statistics: Statistics) -> bool:
-        """Whether an update trains any token: filters and corrections may drop all of them. Terms of value, KL or entropy train all tokens
-        of the kept trajectories.
+        """Whether an update trains any token: filters and corrections may drop all of them. A critic, `kl.loss`, `kl.rollout`, entropy,
+        distillation or the routers' loss trains all tokens of the kept trajectories.
 
         `statistics`: those of `loss`, over all rows of the update.
         """

@@ -1,7 +1,7 @@
 """Prepares a batch, in this order: rewards and advantages (`crediting`), filters, advantage shaping, weights.
 
-Filters do not see advantages. Advantage shaping and aggregation see only the tokens that filters left. Weights belong to one update:
-`mini_batch` computes them anew for the trajectories that it takes out of a step.
+Filters do not see advantages. Advantage shaping sees the tokens of the trajectories that filters kept, those without policy gradient
+included. Weights belong to one update: `mini_batch` computes them anew for the trajectories that it takes out of a step.
 Shapes: N trajectories, T tokens, M all loss tokens.
 """
 

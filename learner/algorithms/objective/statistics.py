@@ -62,7 +62,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "routing_differs": (
         ("share",),
-        "Share of the engine's choices of experts that the learner's routers would not make.",
+        "`rollout.routing_replay`: share of the engine's choices of experts that the learner's routers would not make.",
     ),
     "importance_weight": (
         ("mean", "min", "max", "ess"),
@@ -77,7 +77,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
     "filtered_tokens": (("share",), "Share of tokens whose policy loss a filter left out."),
     "entropy": (
         ("mean", "min", "max"),
-        "Entropy of the policy per token, in nats; every `algorithm.monitor.entropy` steps, or always if the loss needs it.",
+        "Entropy of the policy per token, in nats; every `algorithm.monitor.entropy` steps, or always if the algorithm needs it.",
     ),
     "policy_logprob": (("mean", "max"), "log π of the sampled tokens."),
     "policy_logprob_positive": (("mean",), "The same, over tokens with A > 0."),
@@ -111,7 +111,7 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], str]] = {
 A total, a share or a mean over updates has the quantity's own name; others add theirs: `reward_std`.
 """
 
-DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent where returns do not vary."}
+DERIVED = {"explained_variance": "1 − var(return − old value)/var(return); absent if returns vary by rounding only."}
 OF_THE_LEARNER = {
     "gradient_norm": "Global L2 norm before clipping, of the policy and of a critic on its backbone; mean over the step's updates.",
     "gradient_norm_max": "The same; maximum over the step's updates.",
@@ -122,12 +122,14 @@ OF_THE_LEARNER = {
     "skipped": "Updates not made because loss or gradient were not finite.",
     "empty_updates": "Updates not made because filters and corrections left no token to train on.",
     "stopped_at_kl": "1 if the policy moved beyond `learner.stop_at_kl`: the rest of the step's updates were not made.",
-    "kl_loss_coefficient": "β in force of `kl.loss`.",
-    "kl_reward_coefficient": "β in force of `kl.reward`.",
+    "kl_loss_coefficient": "Present β of `kl.loss`.",
+    "kl_reward_coefficient": "Present β of `kl.reward`.",
     "kl_rollout_coefficient": "β of `kl.rollout`.",
 }
 _ROW = {name: row for row, name in enumerate(QUANTITIES)}
 _EMPTY = (0.0, 0.0, 0.0, torch.inf, -torch.inf)
+_ROUNDING = 1e-7
+"""Smaller differences, relative to the largest number, are rounding: sums of squares do not resolve them."""
 _MOST_AT_ONCE = 2**21
 """Numbers that wait to be reduced together: 16 MiB."""
 
@@ -161,7 +163,9 @@ class Statistics:
             for output in outputs
         }
         returns, errors = rows["return"], rows["value_error"]
-        if errors[0] and _variance(returns) > 0:
+        # Returns are advantages plus values: equal ones differ by the rounding of the values.
+        scale = max(map(abs, (*returns[3:], *errors[3:])))
+        if errors[0] and returns[4] - returns[3] > _ROUNDING * scale and _variance(returns) > 0:
             report["explained_variance"] = 1 - _variance(errors) / _variance(returns)
         return report
 
@@ -224,9 +228,9 @@ def _output(row: list[float], output: str, num_updates: int) -> float:
 
 
 def _variance(row: list[float]) -> float:
-    """With ddof 0; exactly 0 for equal values, though their sums are rounded."""
+    """With ddof 0; exactly 0 for values that are equal up to rounding."""
     count, total, squares, least, most = row
-    if not count or least == most:
+    if not count or most - least < _ROUNDING * max(abs(least), abs(most)):
         return 0.0
     # A product, since Python's power raises on overflow, and the step is already learned.
     return max(squares / count - (total / count) * (total / count), 0.0)

@@ -21,7 +21,7 @@ OF_THE_ROWS = frozenset(
 """Supplied for the rows of a micro-batch, with the present policy."""
 
 OF_A_GROUP = frozenset({"rewards_G", "completion_lengths_G", "truncated_G", "reward_components_GK"})
-"""Supplied once per group. The cluster also calls the functions that take only these, as soon as the group is judged."""
+"""Supplied once per group. The cluster too calls functions whose first parameter is one of these, as soon as the group is judged."""
 
 SUPPLIED = OF_THE_BATCH | OF_THE_ROWS | OF_A_GROUP
 

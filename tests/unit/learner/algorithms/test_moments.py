@@ -14,7 +14,7 @@ def test_running_moments_are_those_of_everything_so_far():
     assert (moments.mean, moments.std) == pytest.approx((4.0, 13**0.5))  # (9 + 1 + 16) / 2
 
 
-@pytest.mark.parametrize("values", [[3.0], [0.1] * 7, [0.0, 0.0]])
+@pytest.mark.parametrize("values", [[3.0], [0.1] * 7, [0.0, 0.0], [2e-16, -1e-16, 0.0]])
 def test_values_without_variance_are_not_scaled(values):
     moments = RunningMoments().update(tensor(values))
     assert moments.std == 1.0

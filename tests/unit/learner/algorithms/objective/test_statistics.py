@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
+from learner.algorithms.advantages.returns import gae
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.objective.statistics import Recorder, Statistics, reported_names
@@ -82,3 +83,23 @@ def test_equal_returns_have_no_spread_and_no_explained_variance_though_their_sum
     report = recorder.statistics().compute()
     assert report["return_std"] == 0
     assert "explained_variance" not in report
+
+
+def test_returns_that_differ_by_rounding_of_rewards_have_no_explained_variance():
+    recorder = Recorder(torch.device("cpu"))
+    recorder.record("return", torch.tensor([0.3] * 80 + [math.nextafter(0.3, 1)] * 80, dtype=torch.float64))
+    recorder.record("value_error", torch.linspace(0, 1, 160))
+    report = recorder.statistics().compute()
+    assert report["return_std"] == 0
+    assert "explained_variance" not in report
+
+
+def test_returns_that_differ_by_rounding_of_values_have_no_explained_variance():
+    recorder = Recorder(torch.device("cpu"))
+    values_NT = torch.linspace(-1, 1, 160, dtype=torch.float64).sin().view(8, 20)
+    mask_NT = torch.ones(8, 20, dtype=torch.bool)
+    returns_NT = gae(torch.zeros(8, 20), values_NT=values_NT, loss_mask_NT=mask_NT, gamma=0.99, lambda_=1.0)[1]
+    assert 0 < returns_NT.abs().max() < 1e-14
+    recorder.record("return", returns_NT)
+    recorder.record("value_error", returns_NT - values_NT)
+    assert "explained_variance" not in recorder.statistics().compute()
