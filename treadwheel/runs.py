@@ -28,7 +28,7 @@ class Checkpoint:
 
 
 class Run:
-    """Reads a run, anew at each access, and changes nothing. Only `replay` starts actors: a learner."""
+    """Reads a run and changes nothing. A live run's data is read anew at each access. Only `replay` starts actors: a learner."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError if there is no run at `path`."""

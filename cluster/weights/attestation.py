@@ -55,7 +55,7 @@ class Attestor:
         self._files = files
         self._noise_floor: float | None = None
         self._before: tuple[float, ...] = ()
-        """The learner's log-probs of the version that the engine proved last."""
+        """The learner's log-probs under the version that the engine proved last, at first under its starting files."""
 
     @classmethod
     def from_config(

@@ -164,7 +164,7 @@ class Weights:
         return stats
 
     async def _catch_up(self, worker: ActorHandle, num_lost: Counter[str]) -> bool:
-        """Loads the version published last. False if a newer one was published meanwhile, or this one is lost."""
+        """Loads the version published last. False if it is lost, or if a broadcast began or a newer version was published meanwhile."""
         await self._is_sent.wait()
         published = self._last
         stats = _blaming(await self._transport.catch_up([worker]), num_lost)

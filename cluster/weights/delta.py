@@ -85,7 +85,7 @@ class _Comparison:
             self._comparing.append(threads.submit(_changes, self._base.tensors_of.get(number, ()), old, bucket))
 
     def end(self, manifest: WeightManifest) -> tuple[Delta | None, list[np.ndarray]]:
-        """The delta to `manifest`, and the changes by bucket; none if too much has changed, or the tensors have other names or shapes."""
+        """The delta to `manifest`, and the changes by bucket; none if too much has changed, or if the table of tensors has."""
         self._judge(len(self._comparing) - 1)
         if not self._is_worth_it or manifest.tensors != self._base.tensors:
             return None, []

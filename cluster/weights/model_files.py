@@ -43,7 +43,7 @@ def refuse_unpinned(path: str, revision: str | None, *, section: str) -> None:
 
 
 def weight_files(file: Callable[[str], Path | None]) -> dict[str, Path | None]:
-    """The safetensors files of a model by name. A file that its index names and that is missing is None. `file` finds a file by name."""
+    """The safetensors files of a model by name, {} without any. None: a missing file that the index names. `file` finds files by name."""
     if (single := file(_SINGLE)) is not None:
         return {_SINGLE: single}
     index = file(f"{_SINGLE}.index.json")

@@ -165,7 +165,7 @@ class Sender:
         """Buckets by digest and, for changes, the base's digest; None for the whole weights."""
         self._lasting: tuple[str, Member] | None = None
         self._given_up: dict[str, float] = {}
-        """Groups that were given up, with the monotonic time from which no member looks at their keys any more."""
+        """Groups that were given up, with the monotonic time after which no member reads their keys."""
         listener, self.address = bound(host)
         self._store = store_of(listener, within_s=_CONNECT_S)
         """The server ends with the last reference."""
@@ -210,7 +210,7 @@ class Sender:
 
     def give_up(self, group: RankGroup) -> None:
         """Makes all members that wait in the group raise BroadcastError."""
-        # Members may begin to wait as late as their call's deadline.
+        # A member may begin to wait as late as its call's deadline, a little after `timeout_s`, and then waits for `timeout_s` at most.
         self._given_up[group.name] = time.monotonic() + 2 * group.timeout_s + _CONNECT_S
         c10d.PrefixStore(group.name, self._store).set(_GIVEN_UP, "")
 
@@ -221,7 +221,7 @@ class Sender:
         self._lasting, self._kept = None, {}
 
     def _remove_keys(self, name: str) -> None:
-        """Removes the keys of a group in which no member waits: gloo has one for each pair of members."""
+        """Removes the keys of a group in which no member waits. Each member leaves some, and the store lasts as long as the run."""
         for key in self._store.list_keys():
             if key.startswith(f"{name}/"):
                 self._store.delete_key(key)
@@ -236,7 +236,8 @@ class Sender:
                 return member
             self._lasting = None
             member.leave()
-            self._remove_keys(name)
+            if name not in self._given_up:  # else a member may still wait for the mark; `keep` removes the keys
+                self._remove_keys(name)
         self._lasting = group.name, Member(group, rank=0, device=self._device)
         return self._lasting[1]
 

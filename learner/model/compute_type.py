@@ -5,9 +5,9 @@ import torch
 from learner.processor import multiplies_bfloat16_fast
 
 _LEAST_CAPABILITY = (8, 0)
-"""GPUs that multiply bfloat16 in hardware (Ampere)."""
+"""Compute capability of the first GPUs that multiply bfloat16 in hardware (Ampere)."""
 _FP8_CAPABILITY = (8, 9)
-"""GPUs that multiply FP8 in hardware (Ada, Hopper)."""
+"""Compute capability of the first GPUs that multiply FP8 in hardware (Ada)."""
 
 
 def is_bfloat16_fast_on_cpu() -> bool:

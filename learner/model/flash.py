@@ -1,7 +1,7 @@
 """Flash attention over the segments of a packed row, of any lengths, prompts and windows, without buckets or masks.
 
-Torch has it for NVIDIA GPUs, 16-bit types and head sizes up to 256, without a soft cap of scores. It is the fastest attention there, and
-`learner.model.attention` uses it wherever it supports the inputs.
+Torch has it for NVIDIA GPUs, 16-bit types and head sizes of up to 256 in multiples of 8, without a soft cap of scores. It is the fastest
+attention there, and `learner.model.attention` uses it wherever it supports the inputs.
 
 Shapes: T tokens of a row, K keys of all its segments, A attention heads, D head size, P tokens of shared prompts, C copies of them.
 """

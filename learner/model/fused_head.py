@@ -113,7 +113,7 @@ def differs(device: torch.device) -> str | None:
 
 
 def _difference(device: torch.device, width: int, *, is_full: bool) -> str | None:
-    """The full variant has entropies, cap and float32; the other neither, and bfloat16. Includes dropped logits and targets elsewhere."""
+    """Tests one variant: entropies, cap and float32 if full, else bfloat16 alone. Includes dropped logits and targets outside the tile."""
     generator, kind = torch.Generator("cpu").manual_seed(width), torch.float32
     logits_CV = 4 * torch.randn(_ROWS, width, generator=generator, dtype=kind, device="cpu")
     logits_CV[:, ::7] = -1e15

@@ -5,7 +5,8 @@ to `Head.kept_bytes`; backward computes the others again. If all logits together
 has to be converted, they are one tile, which is kept.
 
 All sums are in float32 (float64 for float64 inputs). bfloat16 inputs are multiplied in bfloat16 if the machine is fast at it, else in
-float32. On a GPU, the kernels of `learner.model.fused_head` compute everything but the matrix products, if they pass their check there.
+float32. On a GPU, the kernels of `learner.model.fused_head` reduce the tiles and compute the gradients of logits if they pass their check
+there. With candidates torch computes both, and with a bias that trains the gradients.
 
 If sampling is truncated (top_k, top_p, min_p), so is the softmax: a first pass over the logits finds each position's floor. Tokens below it
 have no probability and no gradient. The sampled token always counts as kept: changed weights or other rounding may put it below the floor,
@@ -465,8 +466,8 @@ def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
 
 @contextlib.contextmanager
 def _multiplying_as(dtype: torch.dtype) -> Iterator[None]:
-    """Lets CPUs that are fast at it multiply float32 factors as bfloat16, rounding them, and sum in float32. `dtype` is the factors'
-    original type; types other than bfloat16 change nothing."""
+    """Lets CPUs that are fast at it multiply float32 factors as bfloat16, rounding them, and sum in float32. `dtype` is the type
+    of the weights or hidden states before conversion; with other types than bfloat16 nothing changes."""
     backend: Any = torch.backends.mkldnn
     before = backend.matmul.fp32_precision
     backend.matmul.fp32_precision = "bf16" if dtype == torch.bfloat16 and not multiplies_in_float32() else before

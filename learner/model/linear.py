@@ -20,7 +20,7 @@ def multiply_fast(module: nn.Module) -> None:
 
 
 def multiply_in_float32(module: nn.Module) -> None:
-    """Replaces all linear layers of `module`, in place. Only layers that compute in bfloat16 on a CPU compute differently."""
+    """Makes all plain linear layers of `module` Float32Linear, in place. Only those with bfloat16 factors on a CPU compute differently."""
     for part in module.modules():
         if type(part) is nn.Linear:  # subclasses may compute something else
             part.__class__ = Float32Linear

@@ -115,7 +115,7 @@ def tokens_per_pass(max_tokens: int, *, device: torch.device) -> int:
 
 
 def plan(rows: Sequence[Row], *, max_tokens: int, layout: Layout, num_ranks: int = 1) -> list[list[tuple[int, ...]]]:
-    """Each rank's micro-batches, as tuples of row indices; all ranks have equally many. A row beyond the budget has its own.
+    """Each rank's micro-batches, as tuples of row indices; all ranks have equally many. A row beyond the budget gets one alone.
 
     With fewer rows than ranks some tuples are empty: every rank must take part in each collective operation.
     """

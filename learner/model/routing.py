@@ -30,7 +30,7 @@ class Routes:
     experts_TLK: Tensor
     """Integers; arbitrary at positions without a record."""
     num_rows_T: Tensor
-    """Number of rows that a position stands for: several at a shared prompt, 0 without a record."""
+    """Number of rows with a record that share a position: several at a shared prompt, 0 without a record."""
     pull_E: Tensor | None = None
     """Factor of each expert's probability in the load-balance loss, for every position, layer and row; None without such a loss."""
 
@@ -96,7 +96,7 @@ class _Router:
     """One layer's router, with hooks around its forward."""
 
     num_differing_T: Tensor
-    """Number of experts recorded for a position that the router would not have chosen; set by the first pass that follows a route."""
+    """Number of experts recorded for a position that the router would not have chosen; set by each pass that follows routes."""
 
     def __init__(self, layer: int, module: Any) -> None:
         self.layer, self.num_experts, self.num_chosen = layer, int(module.num_experts), int(module.top_k)
@@ -140,7 +140,8 @@ class _Router:
             logits_TE = next(each for each in output if each.shape[1:] == (self.num_experts,))
             pull_T = logits_TE.float().softmax(-1) @ self.routes.pull_E
             aux_loss = (pull_T * self.routes.num_rows_T).sum()
-            # When backward computes a layer again, keeping its loss would keep its activations.
+            # A layer that backward computes again must compute this too, as checkpointing expects the same saved tensors. Only the first
+            # result is kept: the second one would keep the layer's activations.
             self.aux_loss = aux_loss if self.aux_loss is None else self.aux_loss
 
 

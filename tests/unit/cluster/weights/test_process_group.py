@@ -249,6 +249,21 @@ def test_a_group_leaves_nothing_in_the_senders_store(sender, processes, monkeypa
     assert group_names(sender) == {"fleet2"}
 
 
+def test_a_lasting_group_that_was_given_up_keeps_its_mark_when_the_next_one_begins(sender, processes):
+    manifest = kept(sender)
+    given_up, following = (
+        group_of(sender, manifest, size=2, name=each, timeout_s=20.0) for each in ("fleet1", "fleet2")
+    )
+    for group in (given_up, following):
+        processes[0].take(group, 1, manifest)
+        sender.send(group)
+        assert processes[0].answer() == sums(1)
+        if group is given_up:
+            sender.give_up(group)
+    with pytest.raises(BroadcastError, match="given up"):
+        received(given_up, manifest)
+
+
 def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_sent_to(sender):
     manifest = kept(sender)
     groups = [group_of(sender, manifest, size=2, name=f"joins {number}", lasts=False) for number in range(2)]
