@@ -431,7 +431,7 @@ class LearnerGroup:
         self._held, self._are_built = 0, True
 
     async def _begin_again(self) -> None:
-        """As `_begin`, for ranks that came up before: it waits for room, and a deliberate error is one more failure."""
+        """As `_begin`, for ranks that came up before. It waits for room, and a rank's error of its machine is one more failure."""
         while True:
             try:
                 return await self._begin()
@@ -440,6 +440,8 @@ class LearnerGroup:
                     raise
                 self._supervisor.waits_for_room(self._spec_of(error), error)
             except OF_ITS_MACHINE as error:
+                if error.actor is None:  # the driver's own: its disk may be full
+                    raise
                 raise failure_of_its_actor(error) from error
 
     async def _spawn_all(self) -> list[RemoteActor]:

@@ -81,8 +81,8 @@ class ElasticConfig(Section, mark=Mark.LAYOUT):
     """Workers are added when the learner waits for groups for a larger share of its time: as many as the measured shares of waiting and
     idle time ask for (docs/scaling.md)."""
     max_step_factor: Annotated[float, Field(gt=1)] = 2.0
-    """Growth asks for at most so many times the present workers at once, and for one more at least. Nothing more is asked for until they
-    serve."""
+    """Growth asks for at most this many times the workers that serve; if all of them serve, for one more worker at least. Workers that are
+    coming count as asked for, and do not raise this limit."""
     scale_down_full_steps: PositiveInt = 10
     """Workers that the measured idle time does not need are removed after so many steps in a row with a full buffer."""
     spot: Resources[str | None] = None
