@@ -20,7 +20,7 @@ from cluster.remote.actor import ActorSpec
 CONTROLLER = "controller"
 """The driver's own name among the actors."""
 _LINES_A_TELLING = 64
-"""Most lines of one `hear`, over all actors. Phases beyond that are coalesced."""
+"""Lines of one `hear`, shared by all actors, but at least 4 for each. Further phases are coalesced."""
 _LONGEST_LINE_S = 60.0
 """A longer phase is written in parts, so that a killed driver loses little."""
 _MOST_KEPT = 512
