@@ -1,4 +1,4 @@
-"""What to do about a failure. Deciding is pure: `decide(failure, history)` returns Restart or Abort.
+"""Decides what follows a failure: `decide(failure, history)` is pure and returns Restart or Abort.
 
 Every actor has a restart budget of its own. Actors that die together with their node are one failure.
 """

@@ -66,7 +66,7 @@ class Timesheet:
         """GPU seconds of busy actors (True) and of others."""
         self.asked = asyncio.Event()
 
-    # What the driver does
+    # The driver's phases
 
     def enter(self, stage: str, *, step: int | None = None) -> None:
         self._stage.enter(stage, step=step)
@@ -79,7 +79,7 @@ class Timesheet:
         """The next heartbeat comes now."""
         self.asked.set()
 
-    # What actors did
+    # The actors' phases
 
     def hear(self, actors: Sequence[TellingActor]) -> None:
         """Writes and counts the new phases of these actors and of the driver."""
