@@ -430,7 +430,7 @@ class LearnerGroup:
         self._held, self._are_built = 0, True
 
     async def _begin_again(self) -> None:
-        """As `_begin`, for ranks that were up before: waits for room, and treats a deliberate error as a failure of its rank."""
+        """As `_begin`, for ranks that were up before. It waits for room. An error of a rank's machine counts as one more failure."""
         while True:
             try:
                 return await self._begin()
@@ -439,6 +439,8 @@ class LearnerGroup:
                     raise
                 self._supervisor.waits_for_room(self._spec_of(error), error)
             except OF_ITS_MACHINE as error:
+                if error.actor is None:  # the driver's own: its disk may be full
+                    raise
                 raise failure_of_its_actor(error) from error
 
     async def _spawn_all(self) -> list[RemoteActor]:

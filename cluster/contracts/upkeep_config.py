@@ -81,7 +81,8 @@ class ElasticConfig(Section, mark=Mark.LAYOUT):
     """Workers are added when the learner waits for groups for a larger share of its time. The measured shares of waiting and idle time
     decide how many (docs/scaling.md)."""
     max_step_factor: Annotated[float, Field(gt=1)] = 2.0
-    """Largest growth at once: to the present workers times this, or by one worker. The next growth waits until they serve."""
+    """Growth requests at most this many times the serving workers, or one more worker if all of them serve. Workers that are coming count
+    as requested and do not raise the limit."""
     scale_down_full_steps: PositiveInt = 10
     """Workers that are not needed by the measured idle time are removed after this many consecutive steps with a full buffer."""
     spot: Resources[str | None] = None

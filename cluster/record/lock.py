@@ -16,7 +16,7 @@ class Claim:
     """The lock. It is ours until `release` or until this process ends in any way."""
 
     def __init__(self, path: str) -> None:
-        """Raises InUseError naming the living owner, OSError if the disk takes no file."""
+        """Raises InUseError naming the living owner, OSError if the disk does not take the file with this one's name."""
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         for _ in range(_TRIES):
             if _is_free(self._descriptor, fcntl.LOCK_EX):

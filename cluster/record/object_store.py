@@ -33,7 +33,7 @@ _MANY = 16
 """Requests at a time."""
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9_000
-"""Of one upload; S3 takes 10,000."""
+"""Most parts of one upload; S3 takes 10,000."""
 CLIENT: dict[str, Any] = {"connect_timeout": "5s", "read_timeout": "30s", "timeout": "10m"}
 FIRST_RETRY: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=10)}
 RETRY: dict[str, Any] = {"max_retries": 10, "retry_timeout": timedelta(minutes=1)}

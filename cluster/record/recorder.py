@@ -22,8 +22,8 @@ PRUNED = f"{TRAJECTORIES}/pruned.json"
 
 
 def name_of(step: int, digest: str = "") -> str:
-    """With the content's digest in an object store, so that a driver that was taken for dead and wakes writes into no file of the next one.
-    The ledger says which file of a step counts."""
+    """Name of a step's file. In an object store it has the content's digest, so that a driver that was taken for dead and wakes writes into
+    no file of the next one. The ledger says which file of a step counts."""
     return f"{TRAJECTORIES}/step-{step:06d}{'-' if digest else ''}{digest[:12]}.arrow"
 
 

@@ -19,7 +19,7 @@ class Storage:
     """
 
     def __init__(self, url: str) -> None:
-        """Touches nothing. Raises StorageError for a URL of an unknown kind, or whose store has no settings."""
+        """Touches nothing. Raises StorageError for a URL of an unknown kind, or if settings of its store are missing (Azure's account)."""
         self.url = url
         self._store = ObjectStore(url) if "://" in url else None
         self._files = self._store or LocalFiles(url)

@@ -1,4 +1,4 @@
-"""Ray's edge, driver side: starts, calls and kills one hosted actor. Every wait has a deadline, every error the actor and the call."""
+"""Ray's edge, driver side: starts, calls and kills one hosted actor. Every wait has a deadline, and errors name the actor."""
 
 import asyncio
 import contextlib

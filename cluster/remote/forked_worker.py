@@ -37,7 +37,7 @@ class Request(NamedTuple):
     oom_score: str
     """How soon the kernel ends the process when memory is short."""
     descriptors: list[int]
-    """Of standard input, output and errors, and of the working directory."""
+    """Standard input, output and errors, and the working directory."""
 
     @classmethod
     def as_of_here(cls, arguments: list[str]) -> "Request":

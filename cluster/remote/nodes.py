@@ -146,7 +146,7 @@ _NODES = SharedAnswer(_nodes)
 
 
 def _draining_nodes() -> dict[str, int]:
-    """With the Unix milliseconds of their end; 0: unknown."""
+    """Nodes that announced their end, with its Unix milliseconds; 0: unknown."""
     from ray._private.state import state  # Ray has no public name for it
 
     return state.get_draining_nodes()

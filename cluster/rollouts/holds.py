@@ -9,7 +9,7 @@ from cluster.contracts.types import Hold
 
 
 class Holds:
-    """As exact as the heartbeats that bring the services' progress. A part holds while any service holds it."""
+    """Times are as exact as the heartbeats that bring the services' progress. A part holds while any service holds it."""
 
     def __init__(self, events: Events) -> None:
         self._events = events

@@ -31,7 +31,7 @@ class Job:
         return self.destination.wants(self.ticket)
 
     def again(self, sampled: Any = None) -> "Job":
-        """The next attempt, which continues the partial samples `sampled`."""
+        """The next attempt. It continues the partial samples `sampled`, if there are any."""
         return Job(ticket=self.ticket, destination=self.destination, sampled=sampled)
 
     def drop(self, why: str) -> None:
@@ -148,7 +148,7 @@ class ToFreePlaces:
         return [(self._quarantine, suspects[:1])]
 
     def _end_trials(self, queue: Sequence[Job], lanes: Sequence[Lane]) -> None:
-        """Frees the worker that tries suspects when none are left. Called before places are counted, or its own would stay empty."""
+        """Forgets the worker that tries suspects if it is gone or none are left. Called before places are counted, to count its own."""
         kept = self._quarantine
         is_over = kept and not kept.under_way and not self._suspects.any_of(job.ticket for job in queue)
         if kept not in lanes or is_over:

@@ -19,9 +19,9 @@ _LEAST = 0.1
 class PassRates:
     """Pass rates by prompt and step.
 
-    Sources: at a target of one half a binary reward has its largest variance, p (1 - p) (Foster and Foerster, arXiv:2502.12272), and AdaRFT
-    samples around it (arXiv:2504.05520). Peers: prime-rl keeps pools of easy, normal and hard prompts by their mean reward; verl calls a
-    user's sampler after every step.
+    Sources: a binary reward has its largest variance, p (1 - p), at a pass rate of one half (Foster and Foerster, arXiv:2502.12272), and
+    AdaRFT samples around that (arXiv:2504.05520). Peers: prime-rl keeps pools of easy, normal and hard prompts by their mean reward; verl
+    calls a user's sampler after every step.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class Production:
         destination: Callable[[Buffer], Destination],
         may_wait_for_nodes: bool = False,
     ) -> None:
-        """`destination` makes what fills a buffer. `office` None: only evaluations. `may_wait_for_nodes`: without a serving worker the run
-        waits for a node without limit."""
+        """`destination` makes the Destination that fills a buffer. `office` None: only evaluations. `may_wait_for_nodes`: without a serving
+        worker the run waits for a node without limit."""
         self.fleet = fleet
         self.services = scorers.services
         self._scorers = scorers

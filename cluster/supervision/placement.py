@@ -106,7 +106,7 @@ class PlacementPlan:
     num_missing_workers: int
     """Rollout workers without room, which join when nodes do (elastic runs only)."""
     off_spot: dict[str, str] = field(default_factory=dict[str, str])
-    """Ray's label selector of the nodes that are not spot. Empty: no node is."""
+    """Ray's label selector of the nodes that stay. Empty: no nodes are spot nodes."""
     largest_first: bool = False
     """Places with the largest GPU shares come first in their group, so that Ray gives them out first."""
 

@@ -1,4 +1,4 @@
-"""What to do about a failure. Deciding is pure: `decide(failure, history)` returns Restart or Abort.
+"""Decides what follows a failure: `decide(failure, history)` is pure and returns Restart or Abort.
 
 Every actor has a restart budget of its own. Actors that die together with their node are one failure.
 """
@@ -12,7 +12,7 @@ from cluster.contracts.errors import FailureKind
 from cluster.contracts.types import ActorKind
 
 _NODE_LOSS_S = 30.0
-"""Deaths on one node within this many seconds count as the loss of that node: calls and heartbeats notice them one by one."""
+"""Deaths and hangs on one node within this many seconds count as the loss of that node: calls and heartbeats notice them one by one."""
 _MOST_DOUBLINGS = 1023
 """Most doublings of a back-off: one more is too large for a float, and a run of weeks may allow thousands of restarts."""
 
@@ -81,7 +81,7 @@ def decide(failure: Failure, history: History, config: SupervisionConfig) -> Res
 
 
 def _num_incidents(failures: Sequence[Failure]) -> int:
-    """Number of failures. Deaths of different actors on one node within `_NODE_LOSS_S` count as one."""
+    """Number of failures. Deaths and hangs of different actors on one node within `_NODE_LOSS_S` count as one."""
     count = 0
     losses: dict[str, tuple[float, set[str]]] = {}
     for failure in failures:

@@ -20,7 +20,7 @@ from cluster.remote.actor import ActorSpec
 CONTROLLER = "controller"
 """The driver's own name among the actors."""
 _LINES_A_TELLING = 64
-"""Most lines of one `hear`, over all actors. Phases beyond that are coalesced."""
+"""Lines of one `hear`, shared by all actors, but at least 4 for each. Further phases are coalesced."""
 _LONGEST_LINE_S = 60.0
 """A longer phase is written in parts, so that a killed driver loses little."""
 _MOST_KEPT = 512
@@ -66,7 +66,7 @@ class Timesheet:
         """GPU seconds of busy actors (True) and of others."""
         self.asked = asyncio.Event()
 
-    # What the driver does
+    # The driver's phases
 
     def enter(self, stage: str, *, step: int | None = None) -> None:
         self._stage.enter(stage, step=step)
@@ -79,7 +79,7 @@ class Timesheet:
         """The next heartbeat comes now."""
         self.asked.set()
 
-    # What actors did
+    # The actors' phases
 
     def hear(self, actors: Sequence[TellingActor]) -> None:
         """Writes and counts the new phases of these actors and of the driver."""

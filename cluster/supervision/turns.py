@@ -104,7 +104,7 @@ class GpuTurns:
 
     async def _wake(self, worker: ActorHandle) -> None:
         if worker not in self._dozing:
-            return  # its load, which waited for this turn, has woken it
+            return  # its load, which waited for this turn, wakes it
         del self._dozing[worker]
         self._awake[worker] = None
         try:

@@ -373,6 +373,16 @@ async def test_a_machine_without_the_model_is_one_more_failure_of_a_learner_that
     assert [event.get("failure") for event in scene.events.events[1:]] == ["death", "error", None]
 
 
+async def test_a_full_disk_of_the_driver_is_no_failure_of_a_learner_that_starts_again():
+    scene = Scene()
+    await scene.group.start()
+    full = StorageError("events.jsonl: No space left on device")
+    scene.failures += [("update", 0, death("learner-0", "update")), ("spawn", 0, full)]
+    with pytest.raises(StorageError, match="No space left"):
+        await scene.learn(1)
+    assert [event.get("failure") for event in scene.events.events[1:]] == ["death"]
+
+
 async def test_a_recorder_that_is_lost_for_good_is_no_failure_of_the_learner():
     scene = Scene(max_restarts=1)
     await scene.group.start()
