@@ -59,7 +59,7 @@ class SupervisionConfig(Section, mark=Mark.RESOURCES):
     """Deadline for the start of an actor, model loading included. A worker that joins in mid-run waits for its node without limit, reports
     it every `start_s` and on news from Ray's autoscaler (event `worker_waits`), and then has `start_s` to load."""
     max_prompt_failures: PositiveInt = 3
-    """A prompt whose groups failed this often is not sampled again."""
+    """A prompt that an actor worked on at this many failures, alone at the last one, is not sampled again (event `quarantine`)."""
 
 
 class MismatchConfig(Section, mark=Mark.RESOURCES):
@@ -75,8 +75,8 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
 class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
     max_workers: NumActors | None = None
-    """Maximum number of rollout workers, which then follows the learner's wait for groups. None keeps it. Reward services never scale by
-    themselves."""
+    """Maximum number of rollout workers, whose number then follows the learner's wait for groups. None: it does not change by itself. The
+    number of reward services never does."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Workers are added when the learner waits for groups for a larger share of its time. The measured shares of waiting and idle time
     decide how many (docs/scaling.md)."""
