@@ -77,7 +77,7 @@ METRICS: dict[str, str] = {
     "time/join_s": "Seconds from the request for a rollout worker until it serves, including the wait for its node. Median of the last "
     "five workers that joined in mid-run; absent before the first.",
     "time/publish_s": "Seconds in which the learner published the weights; part of the broadcast.",
-    "time/broadcast_s": "Seconds from publishing the weights to the last worker's attestation.",
+    "time/broadcast_s": "Seconds from the start of publishing the weights to the last worker's attestation.",
     "time/eval_s": "Seconds of a held-out evaluation.",
     "staleness/mean": "Learner version minus the version of a group's oldest token; mean over the step's groups.",
     "staleness/max": "Learner version minus the version of the step's oldest token; at most `buffer.max_off_policy_steps` in a run that "

@@ -28,8 +28,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     every_s: PositiveFloat | None = 600.0
     """Also saves when the last save is this many seconds ago, for runs with long steps. None does not save by time."""
     stop_timeout_s: NonNegativeFloat = 60.0
-    """Longest time for a run that is stopped (Ctrl-C, SIGTERM) to finish its step and save it, and for a run that fails to finish a
-    checkpoint that is being written. 0 does neither."""
+    """Longest time to finish and save the step under way when a run is stopped (Ctrl-C, SIGTERM), and to finish the checkpoint under way
+    when a run fails. 0 does neither."""
     timeout_s: PositiveFloat = 7200.0
     """Longest time that training waits until a checkpoint is written or read, or an export is written. Ranks that take longer count as
     hung: they are restarted, learn again from the previous checkpoint, and save anew."""
@@ -83,7 +83,7 @@ class ElasticConfig(Section, mark=Mark.LAYOUT):
     max_step_factor: Annotated[float, Field(gt=1)] = 2.0
     """Largest growth at once: to the present workers times this, or by one worker. The next growth waits until they serve."""
     scale_down_full_steps: PositiveInt = 10
-    """Workers that are not needed by the measured idle time are removed after this many consecutive steps with a full buffer."""
+    """After this many consecutive steps with a full buffer, workers are removed: as many as the measured idle time shows to be too many."""
     spot: Resources[str | None] = None
     """`key=value`, the label of spot nodes, which may be taken away, for example `ray.io/market-type=spot`. Rollout workers may run there;
     all other actors run on other nodes. None: no node is a spot node."""
