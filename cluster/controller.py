@@ -334,7 +334,7 @@ class _StepEnds:
         self.tell(stats, sent, metrics | self._weights.stats())
 
     def _tell_published(self, published: BroadcastStats) -> None:
-        """A replay compares with what each step published, whether or not it arrived."""
+        """A replay compares with the digest that each step published, whether or not the weights arrived."""
         self._log.event("published", policy_version=published.policy_version, digest=published.digest)
 
 

@@ -85,7 +85,7 @@ class LearnerGroup:
         self.formula: dict[str, Any] = {}
         """The resolved mathematics, once the ranks are built."""
         self.chosen: dict[str, str] = {}
-        """What the ranks chose when they loaded for the first time."""
+        """The ranks' choices at their first loading."""
         self.version = 0
         """Policy version: completed steps. It stays while ranks that died are restored to it."""
         self._held = 0
@@ -342,7 +342,7 @@ class LearnerGroup:
             self._tell_unrecorded(error)
 
     async def _forget_learned(self, trajectories: str) -> None:
-        """Removes the record of learning of a step that is learned again. What cannot be removed is replaced later."""
+        """Removes the record of learning of a step that is learned again. A record that cannot be removed is replaced later."""
         if not self._records:
             return
         self._ledger.check_claim()

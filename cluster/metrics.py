@@ -37,14 +37,16 @@ METRICS: dict[str, str] = {
     "prompts/num_truncated": "Number of prompts since the last step that were truncated to `prompts.max_prompt_tokens`.",
     "prompts/num_skipped": "Times since the last step that `prompts.difficulty` replaced a prompt that is solved or far from the target.",
     "prompts/num_groups/<source>": "Number of groups of this source judged since the last step, dropped groups included.",
-    "reward/num_errors": "Trajectories whose judge raised an error. They do not train. With `algorithm.selection`, of all candidates.",
-    "reward/num_timeouts": "Trajectories whose judge missed its deadline. They do not train. With `algorithm.selection`, of all "
+    "reward/num_errors": "Trajectories whose judge or episode raised an error. They do not train. With `algorithm.selection`, of all "
+    "candidates.",
+    "reward/num_timeouts": "Trajectories whose judge or episode missed its deadline. They do not train. With `algorithm.selection`, of all "
     "candidates.",
     "eval/reward": "Mean reward of the held-out prompts. Sampling is greedy unless `evaluation.temperature` is set.",
     "eval/accuracy": "Share of the held-out completions that succeed: their reward is at least `evaluation.success_at` (default 1).",
     "eval/reward_stderr": "Standard error of `eval/reward` over prompts. `eval/accuracy_stderr` and `eval/pass_at_<k>_stderr`, over all "
     "prompts, are computed alike. Without environments, rows with the same prompt count as one prompt.",
-    "eval/pass_at_<k>": "Unbiased estimate (arXiv:2107.03374) of the probability that one of k completions of a prompt succeeds.",
+    "eval/pass_at_<k>": "Unbiased estimate (arXiv:2107.03374) of the probability that at least one of k completions of a prompt "
+    "succeeds. Only with `evaluation.num_samples` above 1.",
     "eval/reward/<source>": "Mean reward of held-out prompts of one source (`evaluation.source_column`); `eval/accuracy/<source>` "
     "likewise.",
     "eval/num_failed": "Held-out completions whose reward failed (error or timeout). All other evaluation metrics leave them out.",
@@ -75,7 +77,7 @@ METRICS: dict[str, str] = {
     "time/join_s": "Seconds from the request for a rollout worker until it serves, including the wait for its node. Median of the last "
     "five workers that joined in mid-run; absent before the first.",
     "time/publish_s": "Seconds in which the learner published the weights; part of the broadcast.",
-    "time/broadcast_s": "Seconds from publishing the weights to the last worker's attestation.",
+    "time/broadcast_s": "Seconds from the start of publishing the weights to the last worker's attestation.",
     "time/eval_s": "Seconds of a held-out evaluation.",
     "staleness/mean": "Learner version minus the version of a group's oldest token; mean over the step's groups.",
     "staleness/max": "Learner version minus the version of the step's oldest token; at most `buffer.max_off_policy_steps` in a run that "
@@ -104,11 +106,11 @@ METRICS: dict[str, str] = {
     "rollout/num_coming": "Number of wanted rollout workers that do not serve: they wait for a node, start, or load weights.",
     "rollout/num_workers": "Number of rollout workers that serve attested weights.",
     "rollout/idle_share": "Share of the serving workers' time since the last step in which they had nothing to sample.",
-    "engine/num_running": "Maximum number of requests that vLLM ran at once under the last two policy versions, over all workers, by their "
-    "heartbeats.",
-    "engine/num_waiting": "Maximum number of requests that waited in vLLM for room in its key-value cache, measured like "
-    "`engine/num_running`.",
-    "engine/cache_share": "Largest share of its key-value cache that any worker used, measured like `engine/num_running`.",
+    "engine/num_running": "Maximum number of requests that a worker's vLLM ran at once under its last two policy versions, as of its last "
+    "heartbeat; summed over workers.",
+    "engine/num_waiting": "The same for requests that waited in vLLM for room in its key-value cache.",
+    "engine/cache_share": "Largest share of its key-value cache that any worker used under its last two policy versions, as of its last "
+    "heartbeat.",
     "rollout/num_services": "Number of reward services that serve.",
     "rollout/spot_evictions": "Number of rollout workers that left since the last step because their node announced its end.",
     "rollout/groups_saved": "Number of finished groups copied off such nodes since the last step, before the learner took them.",
@@ -125,8 +127,8 @@ METRICS: dict[str, str] = {
     "supervision/num_errors": "Restarts after an actor raised an error, failed canaries included; part of `supervision/num_restarts`.",
     "learner/failed_rewards": "Number of trajectories left out because their reward failed.",
     "learner/aborted": "Number of trajectories left out because their completion was aborted.",
-    "learner/without_experts": "With `rollout.routing_replay`: segments without the engine's experts. The learner's own routers chose "
-    "them.",
+    "learner/without_experts": "With `rollout.routing_replay`: segments for which the engine returned no experts. The learner's own "
+    "routers chose theirs.",
     "learner/micro_batches": "Number of forward and backward passes in the step, over all ranks.",
     "learner/skipped_in_a_row": "Consecutive updates skipped because loss or gradient was not finite.",
     "updates/<quantity>/<number>": "A metric of each update of a step with several, by its number from 1: `loss`, `kl_old_k3_mean`, "

@@ -60,7 +60,7 @@ class KlLossConfig(KlTermConfig, mark=Mark.MATHEMATICS):
 
 
 class KlRewardConfig(KlTermConfig, mark=Mark.MATHEMATICS):
-    """β·KL to the reference, subtracted from the rewards."""
+    """β·KL to the reference, subtracted from rewards or advantages."""
 
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Only k1 = log π − log π_ref has the gradient of the KL itself. The others are defined as in `kl.loss`."""
@@ -189,8 +189,8 @@ class MonitorConfig(Section, mark=Mark.LAYOUT):
     """Metrics of the policy that the loss of the run does not need. The KL to the rollout policy costs nothing and is always measured."""
 
     entropy: PositiveInt | None = 10
-    """Measures the entropy at every policy version that is a multiple of this; None never. On a CPU, a measurement adds up to a third to
-    the vocabulary head's time, and a fused head is not used in that step. A loss with an entropy term measures it at every step."""
+    """Steps between two measurements of the entropy, beginning with the run's first step; None never. On a CPU, a measurement adds up to a
+    third to the vocabulary head's time. A loss, filter or other part that needs entropies measures them at every step."""
     reference_kl: PositiveInt | None = None
     """Steps between two measurements of the KL to the reference; 1 measures every step, None never. The reference model scores the groups
     of that step, counted in start order: where groups are dropped, only a part of a step's groups may be scored. A loss with a KL to the
@@ -238,7 +238,8 @@ class AlgorithmConfig(Section, mark=Mark.MATHEMATICS):
     the correction `decoupled` the loss is the paper's."""
     proximal_decay: Annotated[float, Field(ge=0, lt=1)] = 0.889
     """Decay of `proximal: ewma` per optimizer update, without bias towards the first weights. The mean age of the averaged weights is
-    decay/(1 − decay) updates (8 by default). With fewer trajectories per update, use proportionally more updates. 0 is `recompute`."""
+    decay/(1 − decay) updates (8 by default). With fewer trajectories per update, choose a proportionally larger age. 0 is
+    `recompute`."""
     distillation: DistillationConfig | None = None
     sft: SftConfig | None = None
     monitor: MonitorConfig = MonitorConfig()

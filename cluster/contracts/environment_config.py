@@ -27,7 +27,8 @@ class EpisodesConfig(Section):
     parser: Mathematics[Plugin | None] = None
     """Parses tool calls in the model's text, for models whose calls neither the tokenizer's response template nor a parser made from the
     chat template reads correctly: `{name: vllm, parser: hermes, tokenizer: PATH}`, or a function of yours as 'my_package.module:name'. It
-    takes `text`, without the token that ended the turn, and `tools`, and returns text and calls. None takes the one that passes."""
+    takes `text`, without the token that ended the turn, and `tools`, and returns text and calls. None takes the one of the two that reads
+    calls correctly."""
     compared_share: Resources[Annotated[float, Field(ge=0, le=1)]] = 0.01
     """Share of episodes whose prompts are compared, turn by turn, with the chat template's rendering of the whole conversation. The metric
     `environment/<name>/uncanonical_share` is the share that differs."""

@@ -1,4 +1,4 @@
-"""Hides secrets in what is shown. A secret is recognized by the name of its setting, or by its own form."""
+"""Hides secrets in settings and texts that people see. A secret is recognized by the name of its setting, or by its own form."""
 
 import re
 from typing import Any, cast

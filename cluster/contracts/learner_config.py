@@ -79,12 +79,14 @@ class LearnerConfig(Section):
     num_threads: Layout[PositiveInt | None] = None
     """Torch threads of a rank; None is its CPUs, rounded up."""
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
-    """Prompt and completion tokens of a rank in one forward pass, padding included. All segments of an episode go through one pass and must
-    fit. With `sequence_parallel_size`, each rank that shares a pass adds this many."""
+    """Prompt and completion tokens of a rank in one forward pass, padding included. A longer trajectory has its own pass, but all segments
+    of an episode go through one pass and must fit. With `sequence_parallel_size`, each rank that shares a pass adds this many."""
     packing: Layout[Literal["auto", "packed", "padded"]] = "auto"
-    """auto packs sequences into one row if the attention implementation keeps them apart. Otherwise it pads sequences of similar length."""
+    """auto packs sequences into one row if the attention implementation keeps them apart. Otherwise it pads groups of sequences of
+    similar length."""
     head_chunk_tokens: Layout[PositiveInt | None] = None
-    """Completion positions whose logits are computed at once, some thousands of tokens at a time. None is 1,024 on CPUs, 16,384 on GPUs."""
+    """Completion positions whose logits are computed at once, for some thousands of the vocabulary's tokens at a time. None is 1,024 on
+    CPUs and 16,384 on GPUs."""
     kept_logits_bytes: Resources[NonNegativeInt] = 0
     """Bytes of logits that a pass keeps for its backward pass; all of them are 4 bytes x completion tokens x vocabulary. The others are
     computed again, which is a fourth large matrix product in addition to three. Useful on GPUs with free memory. A pass with at most 64 MiB

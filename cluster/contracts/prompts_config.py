@@ -41,7 +41,7 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     """Keeps only the first of prompts with the same text or messages, system prompt included; other columns are not compared. Opening
     the source then makes every prompt once."""
     max_prompt_tokens: PositiveInt | None = None
-    """Longest prompt, in tokens after the chat template; None is the model's context. Among the prompts that are checked before the run
+    """Longest prompt, in tokens after the chat template; None is the context limit. Among the prompts that are checked before the run
     starts, one that leaves no room for `sampling.max_tokens` is an error. Such a prompt later in the run gets shorter completions."""
     on_long_prompt: Literal["error", "drop", "truncate_start", "truncate_end"] = "error"
     """Treatment of longer prompts. `drop` replaces a prompt by another of its source, drawn by seed and place. `truncate_start` and

@@ -19,7 +19,7 @@ class BufferConfig(Section):
     """Limit on the trajectories that wait in the object store. The size of a new group is estimated as that of the largest recent group.
     The groups of the next step start even beyond the limit; otherwise the run would stop."""
     max_head_of_line_s: Mathematics[PositiveFloat | None] = None
-    """Drops stragglers. The clock runs while the learner waits for unfinished groups although enough later groups for its step are
+    """Drops stragglers. The clock runs while the learner waits for unfinished groups although enough other groups for a step are
     finished. When the time is up, the unfinished groups are dropped (event `drop`, reason `straggler`), their requests are aborted, and
     other groups start in their place. This is a bias: slow prompts train less often. None drops no stragglers."""
     max_dropped_steps: Resources[PositiveInt] = 20

@@ -4,7 +4,8 @@ Batches of one group are small, and each call into Arrow costs as much as its ro
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -86,12 +87,17 @@ def _check_empty(batch: pa.RecordBatch, lengths: pa.Array) -> None:
 
 
 def _check_turns(batch: pa.RecordBatch, lengths: pa.Array) -> None:
-    bad: list[bool] = []
-    for turns, length in zip(batch["turns"].to_pylist(), lengths.to_pylist(), strict=True):
-        places = [place for turn in turns or () for place in (turn["start"], turn["end"])]
-        is_in_order = all(end > start for start, end in zip(places[::2], places[1::2], strict=True))
-        bad.append(not is_in_order or places != sorted(places) or not all(0 <= place <= length for place in places))
+    rows = zip(batch["turns"].to_pylist(), lengths.to_pylist(), strict=True)
+    bad = [not _are_spans(turns or (), length) for turns, length in rows]
     refuse(batch, "turns", bad, "are not spans of the completion, one after another")
+
+
+def _are_spans(turns: Sequence[Mapping[str, Any]], length: int) -> bool:
+    places = [place for turn in turns for place in (turn["start"], turn["end"])]
+    if None in places:
+        return False
+    is_in_order = all(end > start for start, end in zip(places[::2], places[1::2], strict=True))
+    return is_in_order and places == sorted(places) and all(0 <= place <= length for place in places)
 
 
 def _check_routed_experts(batch: pa.RecordBatch, lengths: pa.Array) -> None:

@@ -29,8 +29,8 @@ class SamplingConfig(Section, mark=Mark.MATHEMATICS):
     min_tokens: NonNegativeInt = 0
     """Minimum number of tokens in a completion. *Biased* where it prevents an end."""
     temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
-    """The learner divides its logits by it too, so that log-probs are comparable. vLLM refuses values above 2, and raises values below
-    0.01."""
+    """The learner divides its logits by it too, so that log-probs are comparable. vLLM refuses values above 2, and would sample
+    at 0.01 for smaller ones."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Samples from the most likely tokens whose probabilities add up to this; 1 means all tokens."""
     top_k: NonNegativeInt = 0

@@ -35,9 +35,9 @@ class FinishReason(StrEnum):
 class RewardStatus(StrEnum):
     OK = "ok"
     ERROR = "error"
-    """The judge raised an error. Not a zero reward: counted, quarantined, never trained on."""
+    """The judge or the episode raised an error. Not a zero reward: counted, quarantined, never trained on."""
     TIMEOUT = "timeout"
-    """The judge missed its deadline. Not a zero reward either."""
+    """The judge or the episode missed its deadline. Not a zero reward either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     every_s: PositiveFloat | None = 600.0
     """Also saves when the last save is this many seconds ago, for runs with long steps. None does not save by time."""
     stop_timeout_s: NonNegativeFloat = 60.0
-    """Longest time for a run that is stopped (Ctrl-C, SIGTERM) to finish its step and save it, and for a run that fails to finish a
-    checkpoint that is being written. 0 does neither."""
+    """Longest time to finish and save the step under way when a run is stopped (Ctrl-C, SIGTERM), and to finish the checkpoint under way
+    when a run fails. 0 does neither."""
     timeout_s: PositiveFloat = 7200.0
     """Longest time that training waits until a checkpoint is written or read, or an export is written. Ranks that take longer count as
     hung: they are restarted, learn again from the previous checkpoint, and save anew."""
@@ -59,7 +59,7 @@ class SupervisionConfig(Section, mark=Mark.RESOURCES):
     """Deadline for the start of an actor, model loading included. A worker that joins in mid-run waits for its node without limit, reports
     it every `start_s` and on news from Ray's autoscaler (event `worker_waits`), and then has `start_s` to load."""
     max_prompt_failures: PositiveInt = 3
-    """A prompt whose groups failed this often is not sampled again."""
+    """A prompt that an actor worked on at this many failures, alone at the last one, is not sampled again (event `quarantine`)."""
 
 
 class MismatchConfig(Section, mark=Mark.RESOURCES):
@@ -75,8 +75,8 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
 class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
     max_workers: NumActors | None = None
-    """Maximum number of rollout workers, which then follows the learner's wait for groups. None keeps it. Reward services never scale by
-    themselves."""
+    """Maximum number of rollout workers, whose number then follows the learner's wait for groups. None: it does not change by itself. The
+    number of reward services never does."""
     scale_up_wait_share: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Workers are added when the learner waits for groups for a larger share of its time. The measured shares of waiting and idle time
     decide how many (docs/scaling.md)."""
@@ -84,7 +84,7 @@ class ElasticConfig(Section, mark=Mark.LAYOUT):
     """Growth requests at most this many times the serving workers, or one more worker if all of them serve. Workers that are coming count
     as requested and do not raise the limit."""
     scale_down_full_steps: PositiveInt = 10
-    """Workers that are not needed by the measured idle time are removed after this many consecutive steps with a full buffer."""
+    """After this many consecutive steps with a full buffer, workers are removed: as many as the measured idle time shows to be too many."""
     spot: Resources[str | None] = None
     """`key=value`, the label of spot nodes, which may be taken away, for example `ray.io/market-type=spot`. Rollout workers may run there;
     all other actors run on other nodes. None: no node is a spot node."""

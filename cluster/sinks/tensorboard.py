@@ -23,7 +23,8 @@ _UPLOAD_EVERY_S = 60.0
 
 
 class TensorBoard:
-    """One event file for each driver. A resumed run's file begins with its first step: TensorBoard drops later steps of earlier files."""
+    """One event file for each driver. A resumed run's file begins with its first step; TensorBoard drops this and later steps of earlier
+    files."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory

@@ -70,6 +70,7 @@ def test_a_batch_survives_the_wire():
         ({"policy_versions": [None, 2, 3]}, "policy_versions"),
         ({"rollout_logprobs": [-0.5, None, -1.0]}, "rollout_logprobs"),
         ({"turns": [None]}, "turns"),
+        ({"turns": [{"start": 0, "end": None, "finish_reason": "stop"}]}, "turns"),
     ],
 )
 def test_a_broken_row_is_named_with_its_field(changed, field):
