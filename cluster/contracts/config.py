@@ -137,7 +137,7 @@ class RunConfig(Section):
         named = [*self.prompts.sources, *(held_out.sources if held_out else ())]
         if reward.source_column != "source" and not reward.by_source and not named:
             raise ValueError(
-                f"reward.source_column={reward.source_column!r} says nothing without reward.by_source or prompts.sources; leave it out"
+                f"reward.source_column={reward.source_column!r} has no effect without reward.by_source or prompts.sources; leave it out"
             )
         missing = [name for name in named if reward.by_source and name not in reward.by_source]
         if missing:

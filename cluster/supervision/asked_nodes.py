@@ -1,4 +1,4 @@
-"""A run that waits for its nodes: its plan, made from the requested resources, and a text of what is still missing."""
+"""A run that waits for its nodes: its plan, made from the requested resources, and a text about the missing nodes."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

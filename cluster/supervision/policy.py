@@ -63,7 +63,7 @@ class History:
 
 
 def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Abort:
-    """What to do about `failure`, given what happened before it (`history` does not contain it yet)."""
+    """Decides whether `failure` restarts its actor or ends the run. `history` holds the failures before it."""
     if failure.kind is FailureKind.REFUSAL:
         return Abort(reason=failure.description)
     recent = [

@@ -122,10 +122,10 @@ def export(
         if format not in exporting.FORMATS:
             raise ConfigError(f"--format={format!r} does not exist; choose {', '.join(exporting.FORMATS)}")
         if best != 1 and format != "sft":
-            raise ConfigError(f"--best={best} says nothing with --format={format}; leave it out, or use --format=sft")
+            raise ConfigError(f"--best={best} has no effect with --format={format}; leave it out, or use --format=sft")
         if min_reward is not None and format == "parquet":
             raise ConfigError(
-                f"--min-reward={min_reward:g} says nothing with --format=parquet, which has all; leave it out"
+                f"--min-reward={min_reward:g} has no effect with --format=parquet, which has all; leave it out"
             )
         chosen = exporting.Chosen(steps=steps, best=best, min_reward=min_reward)
         number = exporting.export(RunDirectory(run_dir), out, format=format, chosen=chosen)

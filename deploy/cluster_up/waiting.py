@@ -89,7 +89,7 @@ class AwaitedNodes:
         return self.in_words(there, report, group_id=group_id)
 
     def in_words(self, there: ClusterResources, report: AutoscalerReport | None, *, group_id: str) -> str:
-        """The report of what is missing. `there`: the living nodes. `group_id`: of the group that waits now."""
+        """Describes the missing nodes. `there`: the living nodes. `group_id`: of the group that waits now."""
         bundles = self._placement.bundles
         left = without_room(bundles, there, staying_first=bool(self._placement.off_spot))
         found = {bundles[seat] for seat in self._found}

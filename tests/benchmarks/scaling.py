@@ -1,4 +1,4 @@
-"""What the learner makes of the machine: its share of bare matrix multiplications, what packing, shared prompts and a second rank bring.
+"""Speed of the learner: its share of bare matrix multiplications, and the gains of packing, shared prompts and a second rank.
 
 The bare multiplications are those of every linear layer and its two gradients on the batch's own tokens, the head's at completion
 positions only; attention, norms, loss and optimizer are no part of them. Prompts count each time, so that sharing them, which saves

@@ -99,7 +99,7 @@ class Standing:
         self.phase = "starting"
         """starting, running, stopping, or how the run ended: finished, stopped, failed, gone."""
         self.stage: str | None = None
-        """What the run waits for; None while steps follow each other."""
+        """The thing that the run waits for; None while steps follow each other."""
         self.ended: float | None = None
         self.is_preempted = False
         self._away: set[str] = set()

@@ -38,7 +38,7 @@ class Told:
 
 
 def stage(record: Record) -> str | None:
-    """What a run waits for from this event until the next one or its next step; None for an event that begins no wait."""
+    """The wait that begins with this event and lasts until the next one or the next step; None for an event that begins no wait."""
     words = _STAGES.get(str(record["kind"]))
     return words and words(record)
 

@@ -161,8 +161,8 @@ def test_an_export_that_is_broken_off_leaves_nothing(tmp_path, monkeypatch, form
     ("options", "says"),
     [
         (["--format", "csv"], "choose parquet, sft, dpo"),
-        (["--min-reward", "1"], "--min-reward=1 says nothing with --format=parquet"),
-        (["--format", "dpo", "--best", "4"], "--best=4 says nothing with --format=dpo"),
+        (["--min-reward", "1"], "--min-reward=1 has no effect with --format=parquet"),
+        (["--format", "dpo", "--best", "4"], "--best=4 has no effect with --format=dpo"),
         (["--steps", "7"], "has trajectories of steps 1 to 1"),
         (["--steps", "some"], "is neither a step"),
     ],

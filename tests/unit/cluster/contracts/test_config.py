@@ -123,7 +123,7 @@ PARTS = {"parts": {"right": {"judge": "exact_match"}}}
             {"prompts": MATHS, "reward": PARTS | {"by_source": {"maths": ["right"], "chat": ["right"]}}},
             r"reward\.by_source\.chat: no source has this name; there are: maths",
         ),
-        ({"reward": {"source_column": "kind"}}, "source_column='kind' says nothing without"),
+        ({"reward": {"source_column": "kind"}}, "source_column='kind' has no effect without"),
         (
             {"evaluation": {"prompts": {"name": "file", "difficulty": {"target": 0.5}}}},
             r"prompts\.difficulty acts in training only",
