@@ -1,4 +1,4 @@
-"""Cost of episodes in addition to sampling: turns/s of a worker against a bare loop over the same engine, and milliseconds a turn of its parts.
+"""Cost of episodes in addition to sampling: turns/s of a worker against a bare loop over its engine, and milliseconds a turn of its parts.
 
 A random model of hidden size 256, one thread on each side, turns of at most 16 tokens. The environment says a short text
 that differs from turn to turn and from episode to episode; what repeats is the template's alone.
