@@ -235,7 +235,7 @@ def _few_processes() -> Iterator[None]:
 
 
 def _read_environment_again() -> None:
-    """Clears Ray's cached copy of it, which has no public way. The mode goes first: a thread that is ending must not miss its token."""
+    """Clears Ray's cached copy, by private functions: no public one does. The mode goes first: an ending thread must not miss its token."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 

@@ -41,7 +41,7 @@ class _NodesComing:
 
 
 class AwaitedNodes:
-    """One wait for all groups of a plan. Its time begins now."""
+    """One wait for all groups of a plan. Its time begins when it is made."""
 
     def __init__(self, placement: PlacementPlan, *, elastic: ElasticConfig, wait_s: float, events: Events) -> None:
         self._placement = placement
@@ -89,7 +89,7 @@ class AwaitedNodes:
         return self.in_words(there, report, group_id=group_id)
 
     def in_words(self, there: ClusterResources, report: AutoscalerReport | None, *, group_id: str) -> str:
-        """The report of what is missing. `there`: the living nodes. `group_id`: of the group that waits now."""
+        """The report on missing nodes. `there`: the living nodes. `group_id`: of the group that waits now."""
         bundles = self._placement.bundles
         left = without_room(bundles, there, staying_first=bool(self._placement.off_spot))
         found = {bundles[seat] for seat in self._found}
