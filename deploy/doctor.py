@@ -20,6 +20,7 @@ from rich.text import Text
 
 from cluster.contracts.errors import ConfigError
 from cluster.machine import free_memory_bytes, total_memory_bytes
+from deploy.cluster_up.ahead import named
 from deploy.preflight.machine import GIB, this_machine
 from learner.processor import cpu_facts, multiplies_bfloat16_fast
 
@@ -194,14 +195,9 @@ def _ports() -> Iterator[Finding]:
 
 
 def _ray() -> Iterator[Finding]:
-    address = os.environ.get("RAY_ADDRESS")
+    address = named(None)
     if address is None:
-        yield _found("Ray", "each run starts its own, on this machine (RAY_ADDRESS is not set)")
-        return
-    if not address:
-        yield _found(
-            "Ray", "RAY_ADDRESS is empty, and no run starts", "unset RAY_ADDRESS, or set it to a cluster's host:port"
-        )
+        yield _found("Ray", "each run starts its own, on this machine (RAY_ADDRESS is unset or empty)")
         return
     has_token = bool({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()) or _DEFAULT_TOKEN.is_file()
     host, _, port = address.rpartition("://")[2].partition(":")

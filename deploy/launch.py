@@ -27,8 +27,8 @@ from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.pass_rates import PassRates
 from cluster.rollouts.tickets import TicketOffice
 from cluster.sinks.console import console
-from deploy.cluster_up.ahead import RayAhead
-from deploy.cluster_up.connection import connected, named
+from deploy.cluster_up.ahead import RayAhead, named
+from deploy.cluster_up.connection import connected
 from deploy.cluster_up.orders import waiting_orders
 from deploy.cluster_up.start_up import cluster
 from deploy.cluster_up.steering import Steering

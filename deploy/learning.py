@@ -21,7 +21,8 @@ from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, step_metrics
 from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
 from cluster.supervision.supervisor import SupervisedActor
-from deploy.cluster_up.connection import connected, named
+from deploy.cluster_up.ahead import named
+from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone, note_passport, restore
 from deploy.cluster_up.stopping import saved_when_stopped
 from deploy.launch import as_a_run, is_done, note_resumed, noting_the_end, open_ledger, save_the_end

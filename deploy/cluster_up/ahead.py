@@ -19,6 +19,11 @@ IMPORTS = ("deploy.cluster_up.factories:import_actors", "deploy.cluster_up.facto
 """Functions for the fork server, which import the actors' modules."""
 
 
+def named(address: str | None) -> str | None:
+    """The running cluster that a run uses: `address`, or else RAY_ADDRESS. None: both are unset or empty, and the run starts its own."""
+    return address or os.environ.get("RAY_ADDRESS") or None
+
+
 class RayAhead:
     """At most one local Ray; none if the run goes to a cluster at `address` or RAY_ADDRESS. It ends with the block, whether or not a run
     has used it."""
@@ -49,7 +54,7 @@ class RayAhead:
         from cluster.remote.forked_worker import ADDRESS
 
         compiles = config.learner.compile or not config.rollout.enforce_eager
-        is_own = self._address is None and "RAY_ADDRESS" not in os.environ
+        is_own = named(self._address) is None
         if self._is_importing or ADDRESS in os.environ or compiles or not is_own or not _can_fork():
             return
         self._is_importing = True
@@ -65,10 +70,10 @@ class RayAhead:
 
     def start(self) -> None:
         """Begins to start Ray, and returns at once."""
+        if self._start is not None or named(self._address) is not None:
+            return
         from deploy.cluster_up import connection  # imports Ray
 
-        if self._start is not None or connection.named(self._address) is not None:
-            return
         # The thread stays: Linux ends Ray's processes with the thread that started them.
         threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ray")
         self._at_the_end.enter_context(connection.own_cluster())

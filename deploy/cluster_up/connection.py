@@ -22,7 +22,7 @@ from ray.job_config import JobConfig
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.remote import forked_worker
-from deploy.cluster_up.ahead import RayAhead
+from deploy.cluster_up.ahead import RayAhead, named
 from deploy.reports.provenance import digest_of
 
 _ANSWER_S = 10.0
@@ -126,11 +126,6 @@ def job_metadata(run_dir: RunDirectory) -> dict[str, str]:
     metadata = {"run_dir": run_dir.path(), "viewer": shlex.join(["treadwheel", "view", run_dir.path()])}
     passport_digest = digest_of(run_dir.read_json(PASSPORT))
     return metadata | ({"passport": passport_digest} if passport_digest else {})
-
-
-def named(address: str | None) -> str | None:
-    """Address of the running cluster; None for a local one of the run's own."""
-    return address or os.environ.get("RAY_ADDRESS")
 
 
 @contextlib.asynccontextmanager
@@ -240,7 +235,7 @@ def _few_processes() -> Iterator[None]:
 
 
 def _read_environment_again() -> None:
-    """Clears Ray's cached copy of it, which has no public way. The mode goes first: a thread that is ending must not miss its token."""
+    """Clears Ray's cached copy, by private functions: no public one does. The mode goes first: an ending thread must not miss its token."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 

@@ -56,12 +56,12 @@ def check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
         return
     if config.deterministic:
         raise ConfigError(
-            f"{asked}: {url!r} is deterministic, which worker samples what is fixed; "
+            f"{asked}: {url!r} is deterministic, so the groups of each worker are fixed; "
             "start a run of its own with another rollout.num_workers, or with deterministic=false"
         )
     if config.rollout.colocated:
         raise ConfigError(
-            f"{asked}: {url!r} is colocated, a worker is beside each of the learner's ranks; "
+            f"{asked}: {url!r} is colocated, with one worker for each of the learner's ranks; "
             "start the run again with rollout.colocated=false, or with more ranks and workers"
         )
     elastic, most_useful = config.elastic, config.buffer.most_under_way

@@ -221,7 +221,7 @@ def _limit(stopped: BaseException, timeout_s: float) -> str:
 
 
 def how_it_goes_on(run_dir: RunDirectory) -> str:
-    """A sentence on the next start of the stopped command, from the run directory."""
+    """A sentence on how the stopped command resumes when it is started again, from the run directory."""
     try:
         recorded = Ledger(run_dir).version
         saved = max(run_dir.checkpoints(), default=0)

@@ -268,7 +268,10 @@ def _loss(given: Given) -> Made:
     if given["delta"] is not None:
         bounds["delta"] = given["delta"]
     if kind == "vespo":
-        given.refuse("loss_type", "weighs with TRL's own importance sampling; write policy_loss: vespo by hand")
+        given.refuse(
+            "loss_type",
+            "computes its weights from ratios that TRL's correction has bounded; write policy_loss: vespo by hand",
+        )
     elif kind not in _AGGREGATIONS:
         given.refuse("loss_type", f"is unknown; use one of {', '.join(_AGGREGATIONS)}")
     if level not in ("token", "sequence") or (level == "sequence" and kind in ("cispo", "sapo")):

@@ -358,7 +358,13 @@ def _shaping(given: Given) -> Made:
     if manager != "dapo" or not given[f"{buffer}.len"]:
         given.refuse(f"{buffer}.enable", "acts only with reward_manager.name=dapo and a len above 0; set both")
     penalty = {"cache": given[f"{buffer}.len"], "penalty": given[f"{buffer}.penalty_factor"]}
-    longest = given[f"{kwargs}.max_resp_len"] or given["data.max_response_length"]
+    most = given["data.max_response_length"]
+    longest = given[f"{kwargs}.max_resp_len"] or most
+    if longest < most:
+        given.refuse(
+            f"{kwargs}.max_resp_len",
+            f"is below data.max_response_length={most}: beyond it verl's penalty grows further, and ours is constant; use {most} or more",
+        )
     return {"algorithm.reward_shaping": [{"name": "overlong_penalty", "max_length": longest, **penalty}]}
 
 
@@ -657,7 +663,8 @@ VERL = Peer(
             "data.max_response_length",
             ours="algorithm.reward_shaping",
             make=_shaping,
-            note="`overlong_penalty`. verl's penalty exceeds its factor for completions longer than `max_resp_len`, which do not occur. "
+            note="`overlong_penalty`. verl's penalty exceeds its factor for completions longer than `max_resp_len`, so a `max_resp_len` "
+            "below `data.max_response_length` is refused. "
             "Any setting of `reward_model.reward_kwargs` replaces all of `reward.reward_kwargs`.",
         ),
         Row(
@@ -726,9 +733,9 @@ VERL = Peer(
             f"{_below('critic', ' '.join(_AS_THE_ACTOR))} {_below(_ACTOR, ' '.join(_AS_THE_ACTOR))}",
             ours="algorithm.value",
             make=_critic,
-            note="The critic has its own backbone, and takes all other settings from the actor: they must be equal if set. The actor "
-            "learns from step `critic_warmup`, counted from 1: after `critic_warmup` − 1 steps. Its rate decays over all steps "
-            "here; in verl its decay lags by these steps.",
+            note="The critic has its own backbone, learning rate and clip range. It shares all other settings with the actor: they must be "
+            "equal if set. The actor learns from step `critic_warmup`, counted from 1: after `critic_warmup` − 1 steps. Its rate decays "
+            "over all steps here; in verl its decay lags by these steps.",
         ),
         Row(
             of=f"{_below(f'{_ACTOR}.optim', 'lr betas weight_decay lr_scheduler_type warmup_style min_lr_ratio')} {_ACTOR}.grad_clip "

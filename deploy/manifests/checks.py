@@ -224,7 +224,10 @@ def _variables(where: str, env: Sequence[Variable]) -> Problems:
 def _image(part: Head) -> Problems:
     for container in _containers(part.template.spec):
         if may_change(container.image):
-            yield f"container {container.name}: image {container.image!r} may be another image tomorrow; use a tag or a digest"
+            yield (
+                f"container {container.name}: image {container.image!r} may be another image tomorrow; use a tag other than latest, "
+                "or a digest"
+            )
 
 
 def _room(part: Head) -> Problems:

@@ -7,7 +7,7 @@ from deploy.manifests.sizes import Pods, Sizes
 
 LARGEST_NAME = 53
 _MARKET = "ray.io/market-type"
-"""Ray's label for spot nodes."""
+"""Ray's label with the kind of a node: spot or on-demand."""
 _GOES, _GOES_VALUE = "treadwheel/pods", "rollout"
 COMES_AND_GOES = f"{_GOES}={_GOES_VALUE}"
 """`elastic.spot`: label of pods only for rollout workers, on spot nodes or on demand. Learner and services avoid all of them: Ray's

@@ -148,8 +148,8 @@ def _cluster_spec(run: Run, site: Site, *, config_map: str | None) -> Manifest:
     largest = Node(cpus=site.largest_pod_cpus, gpus=site.largest_pod_gpus)
     shares_files = site.run_claim is not None
     sized = sizes(run.config, run.needs, largest=largest, shares_files=shares_files, upload_gib=run.upload_gib)
-    made_of = image(site, needs_gpus=sized.needs_gpus)
-    return ray_cluster.spec(site, sized, image=made_of, config_map=config_map, stop_wait_s=run.stop_wait_s)
+    pods_image = image(site, needs_gpus=sized.needs_gpus)
+    return ray_cluster.spec(site, sized, image=pods_image, config_map=config_map, stop_wait_s=run.stop_wait_s)
 
 
 def image(site: Site, *, needs_gpus: bool) -> str:

@@ -221,7 +221,7 @@ def is_ray(ray_version: str, *, since: tuple[int, int]) -> bool:
 
 
 def looks_secret(name: str, value: Any) -> bool:
-    """Whether `value`, or a value inside it, looks like a secret."""
+    """Whether `value`, or a value inside it, looks like a secret: by itself, or by its name."""
     return hidden(value, name) != value
 
 

@@ -234,8 +234,8 @@ ALERTS = (
         lasts="1m",
         severity="warning",
         summary="held-out reward is {{ $value | humanize }} below its best of the day",
-        advice="The best checkpoint is kept. Compare the held-out completions of both; entropy, KL and mismatch of the steps between show "
-        "what went wrong.",
+        advice="The best checkpoint is kept. Compare its held-out completions with the latest ones; entropy, KL and mismatch of the "
+        "steps between show what went wrong.",
     ),
     Alert(
         name="TreadwheelRewardHeld",

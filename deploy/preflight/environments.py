@@ -53,7 +53,8 @@ def check_named(source: PromptSource, config: RunConfig, *, field: str) -> None:
 
 
 def judged(source: PromptSource, config: RunConfig) -> PromptSource:
-    """The prompts that judges see. With environments: those of the first prompts that no environment plays."""
+    """The prompts that judges see. With environments, unless the reward judges episodes: those of the first prompts that no environment
+    plays."""
     if not config.has_episodes or config.reward.judges_episodes:
         return source
     seen = [prompt for prompt in firsts(source) if not config.is_played(config.environment_of(prompt.columns))]

@@ -73,7 +73,7 @@ def seat(bundles: Sequence[Bundle], hardware: Hardware, resources: ClusterResour
     """Places bundles on nodes by the plan's own first fit, in its order (`staying_first`). On a node, fractions fill one GPU after the
     other.
 
-    Raises ConfigError if the GPUs suffice in sum, but no single GPU has room for a fraction.
+    Raises ConfigError if the GPUs of a node suffice in sum, but fractions leave too few single GPUs with room.
     """
     seated = first_fit(bundles, resources, staying_first=staying_first)
     assert all(node is not None for _, node in seated), "the plan has room for all"
@@ -90,8 +90,8 @@ def seat(bundles: Sequence[Bundle], hardware: Hardware, resources: ClusterResour
         roomy.sort(key=left.__getitem__)
         if len(roomy) < wanted:
             raise ConfigError(
-                f"{' and '.join(names)} asks for {asked:g} GPUs, and no node has single GPUs with that much left; use fractions that add "
-                "up to 1, or whole GPUs"
+                f"{' and '.join(names)} asks for {asked:g} GPUs, and too few single GPUs of its node have room beside other fractions; "
+                "use fractions that add up to 1, or whole GPUs"
             )
         for gpu in roomy[:wanted]:
             left[gpu] -= share

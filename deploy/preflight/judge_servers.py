@@ -1,4 +1,4 @@
-"""Checks of `reward.servers`, the language models that the run serves for its judges. No server starts, and the judges are only built."""
+"""Checks of `reward.servers`, the language models that the run serves for its judges. No server starts, and their judges are only built."""
 
 from cluster.contracts.config import ModelConfig, RewardConfig
 from cluster.contracts.errors import ConfigError

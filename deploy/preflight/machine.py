@@ -10,6 +10,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.machine import free_memory_bytes, num_cpus
 from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan, plan_learning
+from deploy.cluster_up.ahead import named
 from deploy.preflight.engine_memory import weights_bytes
 
 GIB = 1024**3
@@ -40,7 +41,7 @@ class Memory:
 
 def is_own_cluster(address: str | None) -> bool:
     """Whether a run starts its own cluster, on this machine."""
-    return address is None and "RAY_ADDRESS" not in os.environ
+    return named(address) is None
 
 
 def this_machine() -> ClusterResources:

@@ -23,7 +23,7 @@ _ATTEMPTS = {
 def check_sandboxes(reward: RewardConfig) -> dict[str, str]:
     """How programs are confined, in words, by the setting of each judge that runs programs.
 
-    Raises ConfigError if the machine cannot confine them, if a program gets out, and if the runs of one completion's program may take
+    Raises ConfigError if the machine cannot confine them, if a program gets out, or if the runs of one completion's program may take
     longer than the judge's deadline: a slow program would make a failed reward instead of a low one.
     """
     fields = {f"{part.setting}.judge": part for part in parts_of(reward)}

@@ -63,7 +63,7 @@ def check_effects(config: RunConfig) -> None:
     problems: list[str] = []
     if config.deterministic and (most := config.elastic.max_workers) is not None:
         problems.append(
-            f"elastic.max_workers={most} with deterministic=true: which worker samples what is fixed, so none joins or leaves; leave it "
+            f"elastic.max_workers={most} with deterministic=true: the groups of each worker are fixed, so none joins or leaves; leave it "
             "out, and set rollout.num_workers"
         )
     for names, act, case in _ACTING:
@@ -120,9 +120,9 @@ def check_ranks_apart(config: RunConfig) -> None:
     share = learner.gpus_per_rank + (rollout.gpus_per_worker if rollout.colocated else 0.0)
     if learner.num_ranks == 1 or not 0 < share <= 0.5:
         return
-    beside = f" with rollout.gpus_per_worker={rollout.gpus_per_worker:g}" if rollout.colocated else ""
+    workers = f" with rollout.gpus_per_worker={rollout.gpus_per_worker:g}" if rollout.colocated else ""
     raise ConfigError(
-        f"learner.num_ranks={learner.num_ranks} with learner.gpus_per_rank={learner.gpus_per_rank:g}{beside}: two ranks fit on one GPU, "
+        f"learner.num_ranks={learner.num_ranks} with learner.gpus_per_rank={learner.gpus_per_rank:g}{workers}: two ranks fit on one GPU, "
         "which NCCL does not support; use more than half a GPU for each, or one rank"
     )
 

@@ -140,6 +140,16 @@ def test_a_run_on_a_cluster_that_is_there_starts_none(address, variable, scripte
     assert scripted.asked == []
 
 
+def test_an_empty_address_of_a_cluster_counts_as_unset(scripted, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    scripted.may_come_up.set()
+    with RayAhead(None) as ahead:
+        ahead.start()
+        assert ahead.is_coming
+    assert [name for name, _ in scripted.asked] == ["init", "shutdown"]
+
+
+@pytest.mark.parametrize("variable", [None, ""])
 @pytest.mark.parametrize(
     ("address", "settings", "imports"),
     [
@@ -150,7 +160,11 @@ def test_a_run_on_a_cluster_that_is_there_starts_none(address, variable, scripte
     ],
     ids=["own Ray", "another's Ray", "compiled learner", "compiled engine"],
 )
-def test_what_actors_need_is_imported_ahead_where_they_can_be_forked(address, settings, imports, scripted, monkeypatch):
+def test_what_actors_need_is_imported_ahead_where_they_can_be_forked(
+    address, settings, imports, variable, scripted, monkeypatch
+):
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
     served = []
 
     @contextlib.contextmanager

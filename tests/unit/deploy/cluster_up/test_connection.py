@@ -45,6 +45,16 @@ async def test_a_start_that_is_cancelled_keeps_its_token_until_ray_is_up_and_end
     assert modes == ["token"] and ended == [True]
 
 
+async def test_with_an_empty_address_a_run_starts_its_own_ray(monkeypatch):
+    starts: list[str] = []
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    monkeypatch.setattr(ray, "init", lambda address, **_: starts.append(address))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    async with connected(None):
+        pass
+    assert starts == ["local"]
+
+
 @pytest.mark.parametrize(("num_late", "says"), [(2, None), (3, "did not start on this machine within 3 times 30 s")])
 async def test_a_ray_that_comes_up_too_late_on_a_busy_machine_is_started_again(num_late, says, monkeypatch):
     starts: list[str] = []

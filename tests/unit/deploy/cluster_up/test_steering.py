@@ -45,11 +45,15 @@ def test_an_order_is_left_for_the_driver(tmp_path):
             "learns from recorded='runs/other', samples and judges nothing",
         ),
         ({"recorded": "runs/other"}, "reward_services=2", "only a run of `treadwheel train` has .* reward services"),
-        ({"deterministic": True}, "rollout_workers=2", "which worker samples what is fixed; start a run of its own"),
+        (
+            {"deterministic": True},
+            "rollout_workers=2",
+            "so the groups of each worker are fixed; start a run of its own",
+        ),
         (
             {"rollout": {"colocated": True}},
             "rollout_workers=2",
-            "is colocated, a worker is beside each of the learner's ranks; start the run again",
+            "is colocated, with one worker for each of the learner's ranks; start the run again",
         ),
         (
             {"elastic": {"max_workers": 3}},
@@ -225,7 +229,7 @@ async def test_a_deterministic_run_changes_its_reward_services_and_never_its_wor
     assert services.told == [("want", 3)] and not fleet.told
     scaled, refused = steering._log.events
     assert (scaled["actors"], scaled["before"], scaled["num_workers"]) == ("reward_services", 1, 3)
-    assert "which worker samples what is fixed" in refused["reason"]
+    assert "so the groups of each worker are fixed" in refused["reason"]
 
 
 async def test_an_order_that_came_while_the_run_started_is_obeyed(steering, fleet, tmp_path, monkeypatch):

@@ -328,6 +328,7 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("verl_dapo.yaml", "algorithm.rollout_correction.rollout_is_threshold=a_b", "is not a bound"),
         ("verl_gsm8k.sh", "data.train_batch_size=0", "must be a whole number above 0"),
         ("verl_gsm8k.sh", "trainer.critic_warmup=10", "as there is no critic"),
+        ("verl_dapo.yaml", "reward.reward_kwargs.max_resp_len=16384", "verl's penalty grows further"),
         ("verl_gsm8k.sh", "trainer.val_only=true", "use `treadwheel eval`"),
         ("verl_gsm8k.sh", "trainer.use_v1=false", "verl's old trainer"),
         (

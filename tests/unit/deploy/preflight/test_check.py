@@ -215,7 +215,7 @@ def test_deltas_that_nothing_carries_are_refused(tmp_path, model, setting, said)
 
 def test_settings_that_others_leave_without_effect_are_refused(tmp_path, model):
     message = refusal(run(tmp_path, model, "deterministic=true", "elastic.max_workers=4"))
-    assert "elastic.max_workers=4 with deterministic=true: which worker samples what is fixed" in message
+    assert "elastic.max_workers=4 with deterministic=true: the groups of each worker are fixed" in message
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,17 @@ def test_deltas_take_a_copy_in_every_worker_and_a_copy_with_its_changes_on_the_f
 
 
 @pytest.mark.parametrize(
+    ("address", "variable", "is_own"),
+    [(None, None, True), (None, "", True), ("", "", True), (None, "auto", False), ("auto", "", False)],
+)
+def test_a_run_for_which_no_cluster_is_named_starts_its_own(monkeypatch, address, variable, is_own):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    assert machine.is_own_cluster(address) is is_own
+
+
+@pytest.mark.parametrize(
     ("visible", "expected"), [("", 0), ("-1", 0), ("NoDevFiles", 0), ("0,1", 2), ("1,-1,0", 1), ("GPU-8c, GPU-9d", 2)]
 )
 def test_gpus_are_those_that_cuda_shows(monkeypatch, visible, expected):
