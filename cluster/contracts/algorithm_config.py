@@ -164,6 +164,7 @@ class DistillationConfig(Section, mark=Mark.MATHEMATICS):
     sampled token. It is a term of the loss, alone (`preset: on_policy_distillation_top_k`) or together with a reward."""
 
     coefficient: PositiveFloat = 1.0
+    """Weight of this term in the loss."""
     top_k: PositiveInt = 64
     """Number of the reference's likeliest tokens at each position; the size of the vocabulary gives the full KL. Each costs 8 bytes per
     completion token in the object store and on disk, and 8 on each learner rank. Logits of a whole batch are never materialized. The
@@ -181,6 +182,7 @@ class SftConfig(Section, mark=Mark.MATHEMATICS):
     column: str = "completion"
     """The prompt's column that holds the demonstrated completion. The end of the turn is added to it."""
     coefficient: PositiveFloat = 1.0
+    """Weight of this term in the loss."""
     batch_size: PositiveInt = 16
     """Demonstrations in one optimizer update. Every update has others, in an order that the run's seed draws for each epoch."""
 

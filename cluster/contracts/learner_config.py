@@ -40,7 +40,9 @@ class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
     learning_rate: PositiveFloat = 1e-6
     """Learning rate after the warm-up."""
     betas: tuple[_Decay, _Decay] = (0.9, 0.999)
+    """Decay rates of the means of gradients and of squared gradients."""
     epsilon: PositiveFloat = 1e-8
+    """Added to the square root of the mean squared gradient, by which an update is divided."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled from the gradient. Norms and biases have no decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -59,8 +61,11 @@ class OptimizerConfig(Section, mark=Mark.MATHEMATICS):
 
 class LoraConfig(Section, mark=Mark.MATHEMATICS):
     rank: PositiveInt = 16
+    """Rank of the two matrices of each adapter."""
     alpha: PositiveFloat = 32.0
+    """An adapter's output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's inputs that a training pass sets to 0."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     publish: Layout[Literal["merged", "adapter"]] = "merged"
     """The weights that workers receive: the whole merged model, or only the adapter, which is small and which the engine applies."""
@@ -76,6 +81,7 @@ class LearnerConfig(Section):
     cpus_per_rank: Layout[PositiveFloat] = 1.0
     """CPUs reserved to place a rank; they do not limit it. If all actors ask for more CPUs than exist, they share them."""
     gpus_per_rank: Layout[NonNegativeFloat] = 0.0
+    """GPUs of each rank. A single rank may take a share of a GPU."""
     num_threads: Layout[PositiveInt | None] = None
     """Torch threads of a rank; None is its CPUs, rounded up."""
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
@@ -154,8 +160,11 @@ class LearnerConfig(Section):
 
 class ReferenceConfig(Section):
     cpus: Layout[PositiveFloat] = 0.5
+    """As `learner.cpus_per_rank`."""
     gpus: Layout[NonNegativeFloat] = 0.0
+    """GPUs of each scorer, or a share of one."""
     num_threads: Layout[PositiveInt | None] = None
+    """Torch threads; None is the number of `cpus`, rounded up."""
     path: Mathematics[str | None] = None
     """Model that the KL refers to, or the teacher (`preset: on_policy_distillation`), with the policy's vocabulary. None is the run's
     starting model."""
@@ -171,6 +180,7 @@ class ReferenceConfig(Section):
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384
     """Prompt and completion tokens in one forward pass, padding included."""
     timeout_s: Resources[PositiveFloat] = 600.0
+    """Deadline for the scores of one group. A scorer that misses it is restarted."""
 
     @model_validator(mode="after")
     def _require_a_path_for_revision_and_code(self) -> "ReferenceConfig":

@@ -49,6 +49,7 @@ class RewardModelConfig(Section):
     cpus: Layout[PositiveFloat] = 1.0
     """As `learner.cpus_per_rank`."""
     gpus: Layout[NonNegativeFloat] = 0.0
+    """GPUs of the model, or a share of one."""
     num_threads: Layout[PositiveInt | None] = None
     """Torch threads; None is the number of `cpus`, rounded up."""
     max_tokens_per_micro_batch: Layout[PositiveInt] = 16384

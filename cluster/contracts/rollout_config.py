@@ -46,10 +46,12 @@ class BufferConfig(Section):
 
 class RolloutConfig(Section):
     num_workers: Layout[NumActors] = 1
+    """Number of rollout workers, each with an engine. `elastic` and `treadwheel scale` change it during the run."""
     cpus_per_worker: Layout[PositiveFloat] = 1.0
     """CPUs that Ray reserves to place a worker, as `learner.cpus_per_rank`. A worker that joins a run whose actors share CPUs shares them
     too; in an elastic run it waits for a node instead."""
     gpus_per_worker: Layout[NonNegativeFloat] = 0.0
+    """GPUs of each worker, or a share of one."""
     colocated: Layout[bool] = False
     """Each worker shares the GPU of the learner rank with its number, and they use it in turn. The engines sleep while the learner learns;
     the ranks keep their state in host memory while the engines sample. For synchronous runs: no GPU waits (docs/gpus.md)."""
@@ -138,3 +140,4 @@ class WeightsConfig(Section):
     """vLLM on CPUs keeps the old vocabulary head of tied models after a reload; this packs it again. Off only to see the canary catch
     it."""
     timeout_s: Resources[PositiveFloat] = 600.0
+    """Deadline for the learner's publication, and for each worker's transfer, load and proof of the weights."""

@@ -101,6 +101,7 @@ class EvaluationConfig(Section, mark=Mark.RESOURCES):
     prompts: Resources[PromptsConfig | None] = None
     """Held-out prompts, written as `prompts`, without weights and `difficulty`. A resumed run may change them; None does not evaluate."""
     num_prompts: PositiveInt = 256
+    """Number of prompts, from the beginning of the source."""
     every_steps: PositiveInt | None = None
     """Steps between two evaluations. The run also evaluates before the first and after the last step; None only then."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0

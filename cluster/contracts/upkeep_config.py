@@ -48,6 +48,7 @@ class SupervisionConfig(Section, mark=Mark.RESOURCES):
     """Restarts of one actor within `window_s`; one more stops the run. Learner ranks count as one actor, their deaths with a node as
     one."""
     window_s: PositiveFloat = 600.0
+    """Time for which restarts and failures count."""
     backoff_s: NonNegativeFloat = 1.0
     """Wait before an actor's second restart in the window; the first comes at once. Each further restart doubles it, up to a minute."""
     heartbeat_s: PositiveFloat = 5.0
@@ -74,6 +75,7 @@ class MismatchConfig(Section, mark=Mark.RESOURCES):
 
 class ElasticConfig(Section, mark=Mark.LAYOUT):
     min_workers: PositiveInt = 1
+    """Minimum number of rollout workers of an elastic run."""
     max_workers: NumActors | None = None
     """Maximum number of rollout workers, whose number then follows the learner's wait for groups. None: it does not change by itself. The
     number of reward services never does."""
@@ -135,3 +137,4 @@ class MetricsConfig(Section, mark=Mark.RESOURCES):
     """Receivers of the metrics and events of a run. Events always go to events.jsonl too."""
 
     sinks: tuple[Plugin, ...] = (Plugin(name="console"), Plugin(name="jsonl"), Plugin(name="tensorboard"))
+    """Names below cluster.sinks with their parameters, or your own as 'my_package.module:name'."""
