@@ -24,7 +24,7 @@ def test_a_variant_shows_parameters_with_types_and_defaults_and_what_it_means():
 
 def test_the_parameters_of_a_prompt_source_are_explained():
     (file,) = (each for each in described(KINDS["prompts"]) if each.name == "file")
-    assert "`system_prompt` goes before the messages" in file.meaning and "`text_as` decides" in file.meaning
+    assert "`system_prompt` is put before the messages" in file.meaning and "`text_as` decides" in file.meaning
     assert "Raises" not in file.meaning
 
 
