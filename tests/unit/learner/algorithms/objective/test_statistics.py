@@ -76,19 +76,17 @@ def test_a_reward_whose_square_no_number_is_has_a_mean_and_no_spread():
     assert report["reward_mean"] == 5e199 and not math.isfinite(report["reward_std"])
 
 
-def test_equal_returns_have_no_spread_and_no_explained_variance_though_their_sums_are_rounded():
+@pytest.mark.parametrize(
+    "returns",
+    [
+        pytest.param([0.3] * 1000, id="equal, with a rounded sum"),
+        pytest.param([0.3] * 80 + [math.nextafter(0.3, 1)] * 80, id="different by rounding of rewards"),
+    ],
+)
+def test_returns_that_are_equal_up_to_rounding_have_no_spread_and_no_explained_variance(returns):
     recorder = Recorder(torch.device("cpu"))
-    recorder.record("return", torch.full((1000,), 0.3, dtype=torch.float64))
-    recorder.record("value_error", torch.linspace(0, 1, 1000))
-    report = recorder.statistics().compute()
-    assert report["return_std"] == 0
-    assert "explained_variance" not in report
-
-
-def test_returns_that_differ_by_rounding_of_rewards_have_no_explained_variance():
-    recorder = Recorder(torch.device("cpu"))
-    recorder.record("return", torch.tensor([0.3] * 80 + [math.nextafter(0.3, 1)] * 80, dtype=torch.float64))
-    recorder.record("value_error", torch.linspace(0, 1, 160))
+    recorder.record("return", torch.tensor(returns, dtype=torch.float64))
+    recorder.record("value_error", torch.linspace(0, 1, len(returns)))
     report = recorder.statistics().compute()
     assert report["return_std"] == 0
     assert "explained_variance" not in report
