@@ -344,10 +344,9 @@ def obedient_blocking(episode: BlockingEpisode):
             while True:
                 episode.ask("More.")
         case "ask twice at once":
-            other = threading.Thread(target=episode.ask)
-            other.start()
-            while episode._is_free.acquire(blocking=False):
-                episode._is_free.release()
+            threading.Thread(target=episode.ask).start()
+            while not episode._is_free.locked():  # to take it here, for a moment, could refuse the other thread
+                time.sleep(0.001)
             episode.ask()
         case "clean up":
             try:

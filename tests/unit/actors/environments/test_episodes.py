@@ -7,7 +7,7 @@ from cluster.contracts.episodes import Earned, EpisodeEnd, Logged, Rewritten, Sa
 from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import FinishReason, RewardStatus
-from tests.unit.actors.environments.scripted import HERE, Scripted, calls, hosted, task
+from tests.unit.actors.environments.scripted import HERE, Scripted, Silent, calls, hosted, task
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # environments are processes
 
@@ -233,7 +233,7 @@ async def test_what_else_the_models_side_raises_is_its_callers_and_the_environme
 @both_kinds
 async def test_two_asks_at_once_are_refused(kind, shared):
     host = await shared(f"obedient{kind}")
-    end = await host.run(task("ask twice at once"), Scripted())
+    end = await host.run(task("ask twice at once"), Silent())
     assert (end.status, end.failed_stage) == (RewardStatus.ERROR, "environment")
     assert end.message == "RuntimeError: two tasks ask at once in episode 'e'; only one turn at a time is possible"
 
