@@ -118,7 +118,7 @@ def calls_of_the_batch_script(folder, *more, health_check="exit 0", code=0):
         ray=f'[ "$1" = start ] && exec sleep 600; {health_check}',
         scontrol=f'[ "$1" = show ] && exec printf "a\\nb\\n"; {say}',
         srun='echo "srun: $SRUN_CPUS_PER_TASK CPUs: $*" >>calls; while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
-        treadwheel=f"while [ $(grep -c srun: calls) -lt 3 ]; do sleep 0.01; done; exit {code}",
+        treadwheel=f'{say}; while [ $(grep -c srun: calls) -lt 2 ]; do sleep 0.01; done; exit {code}',
     )
     slurm = {"SUBMIT_DIR": str(folder), "JOB_NODELIST": "[a-b]", "JOB_ID": "7", "CPUS_PER_TASK": "16"}
     environment = {"PATH": os.environ["PATH"], **{f"SLURM_{name}": value for name, value in slurm.items()}}
@@ -137,8 +137,8 @@ def test_every_step_of_the_batch_script_has_all_cpus_of_its_node(tmp_path):
     """Since Slurm 22.05 srun does not take sbatch's --cpus-per-task by itself."""
     calls, ended = calls_of_the_batch_script(tmp_path)
     assert ended == 0
-    assert len(calls) == 3 and all(call.startswith("srun: 16 CPUs: ") for call in calls)
-    (train,) = (call for call in calls if " treadwheel train " in call)
+    assert sum(call.startswith("srun: 16 CPUs: --nodes=1 --ntasks=1 --overlap ") for call in calls) == 2
+    (train,) = (call for call in calls if call.startswith("treadwheel train "))
     assert train.endswith(" --wait-for-claim 10m --wait-for-nodes 10m run.yaml"), (
         "one's own options count: the last does"
     )
