@@ -11,6 +11,8 @@ from cluster.contracts.episodes import Said
 class ScriptedEpisode:
     """Says its lines in turn, and notes what it was asked and what was logged."""
 
+    id = "e"
+
     def __init__(self, lines: Iterable[str], *, seed: int = 0, columns: Mapping[str, Any] | None = None) -> None:
         self.seed, self.columns = seed, columns or {}
         self.heard: list[Any] = []
