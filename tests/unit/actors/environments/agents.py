@@ -102,8 +102,9 @@ async def agent(episode: Episode):
                 pieces = [piece.model_dump(exclude_none=True) async for piece in stream]
                 episode.log("pieces", json.dumps(pieces))
             case "parallel":
+                patient = client.with_options(max_retries=0)  # else it would hide that a request was refused
                 asks = [
-                    client.chat.completions.create(
+                    patient.chat.completions.create(
                         model="any", messages=[*messages, {"role": "user", "content": str(i)}]
                     )
                     for i in range(4)

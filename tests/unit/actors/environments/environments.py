@@ -443,6 +443,16 @@ async def blocks_a_while(episode: Episode):
     return 1.0
 
 
+async def with_patient_python(episode: Episode, *, time_s: float, max_characters: int):
+    """`with_python`, whose programs may take as long as they like by the wall clock: another process may have the processor."""
+    # Here, since no other environment of this file needs them.
+    from actors.environments.with_python import with_python
+    from actors.sandbox import sandbox
+
+    sandbox._WALL = 10_000
+    await with_python(episode, sandbox=sandbox.SandboxConfig(time_s=time_s), max_characters=max_characters)
+
+
 async def cleans_up(episode: Episode, *, file: str):
     """Writes to the file that it begins, and that it ends, however it ends. Asked to count, returns how many tasks there are."""
     if episode.columns["do"] == "count":

@@ -342,9 +342,11 @@ async def test_a_process_that_prints_without_end_holds_nobody_up(monkeypatch):
     """Its pipe is full again before it is read: all episodes of the worker waited, and so did its heartbeat."""
     lines, nowhere = PrintedLines(), os.open(os.devnull, os.O_WRONLY)
     monkeypatch.setattr("actors.processes.printed._STDERR", nowhere)
-    with lines.pipe() as writing, subprocess.Popen(["yes"], stdout=writing) as printing:
-        ended = threading.Timer(120, printing.kill)
-        ended.start()
+    with lines.pipe() as writing:
+        printing = subprocess.Popen(["yes"], stdout=writing)
+    ended = threading.Timer(120, printing.kill)
+    ended.start()
+    with printing:
         assert select.select([*lines._torn], [], [], 120)[0], "it prints"
         lines.drain()
         is_printing = printing.poll() is None

@@ -485,7 +485,7 @@ async def test_fifty_agents_leave_no_descriptors_and_one_port():
 async def test_an_agent_that_never_closes_its_client_leaves_no_connection_of_the_servers():
     async with hosted(AGENT) as host:
         await host.run(task("count descriptors"), Scripted())
-        for _ in range(20):
+        for _ in range(5):
             await host.run(task("leave a client"), Scripted())
         (process,) = started()
         await until(lambda: not connections(process))

@@ -10,10 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
+from actors.environments.host.ends import raised
+from actors.environments.host.main import find_environment
+from actors.environments.mcp_tools import mcp_tools
 from cluster.contracts.episodes import Asked, Said
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.adapters import hosted_variant
+from tests.unit.actors.environments.played import ScriptedEpisode
 from tests.unit.actors.environments.scripted import Scripted, calls, task
 from tests.unit.actors.environments.test_failures import is_gone, until
 
@@ -142,19 +147,24 @@ async def test_a_bearer_token_goes_to_the_server(monkeypatch):
         ({}, "one of command and url"),
         ({"command": SERVER, "tools": ["nothing"]}, "no tool 'nothing'; it has: note"),
         ({"command": ["/nowhere/server"]}, "/nowhere/server"),
-        ({"command": [sys.executable, "-c", "exit(3)"]}, ""),
-        ({"command": [*STANDS_STILL], "start_timeout_s": 1}, f"within start_timeout_s=1: {sys.executable} -m timeit"),
-        ({"url": "http://127.0.0.1:9/mcp", "start_timeout_s": 1}, ""),
+        ({"command": [sys.executable, "-c", "exit(3)"]}, "MCPError: Connection closed"),
+        (
+            {"command": [*STANDS_STILL], "start_timeout_s": 0.3},
+            f"within start_timeout_s=0.3: {sys.executable} -m timeit",
+        ),
+        ({"url": "http://127.0.0.1:9/mcp"}, "All connection attempts failed"),
     ],
 )
 async def test_a_server_that_cannot_be_had_is_the_environments_failure(params, why):
-    async with hosted_variant("mcp_tools", **params) as host:
-        end = await host.run(task(), Scripted(Said(text="never asked")))
+    """As its process would tell it, without one: to start it takes a second."""
+    never_asked = ScriptedEpisode([])
+    with pytest.raises((ConfigError, TimeoutError, ExceptionGroup)) as caught:
+        await mcp_tools(never_asked, **params)  # type: ignore[arg-type]
+    end = raised(caught.value)
     assert (end.status, end.failed_stage) == (RewardStatus.ERROR, "environment")
     assert why in (end.message or "")
 
 
 async def test_a_deadline_must_be_positive():
     with pytest.raises(ConfigError, match="timeout_s"):
-        async with hosted_variant("mcp_tools", command=SERVER, timeout_s=0):
-            pass
+        find_environment(Plugin(name="mcp_tools", params={"command": SERVER, "timeout_s": 0}), field="environment")

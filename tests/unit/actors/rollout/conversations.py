@@ -157,14 +157,15 @@ TOGETHER: set[int] = set()
 
 
 async def dying_together(episode: Episode, *, file: str, num: int):
-    """The first of a group of so many ends the process of all, once."""
+    """The first of a group of so many ends the process of all, once. None of them ends before."""
     await episode.ask()
+    is_first_try = not os.path.exists(file)
     TOGETHER.add(episode.index)
-    if episode.index == 0 and not os.path.exists(file):
-        while len(TOGETHER) < num:
-            await asyncio.sleep(0.01)
-        with open(file, "w"):
-            os._exit(3)
+    while is_first_try:
+        if episode.index == 0 and len(TOGETHER) == num:
+            with open(file, "w"):
+                os._exit(3)
+        await asyncio.sleep(0.01)
     await episode.ask("go on")
     return 1.0
 

@@ -272,6 +272,8 @@ def test_a_request_goes_on_where_it_was_when_the_engine_wakes(told_together):
     thread.stop()
     assert isinstance(completion, Completion)
     assert completion.token_ids == [10, 11, 12, 13, 14, 15] and completion.policy_versions == [1] * 6
+    kept = engine.added[-1].kept
+    assert kept is not None and kept.token_ids == [10, 11, 12], "nothing is sampled twice"
 
 
 def test_a_request_that_may_not_resume_begins_anew_when_the_engine_wakes():

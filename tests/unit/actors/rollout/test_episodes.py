@@ -381,6 +381,7 @@ async def test_a_turn_that_the_environment_gave_up_is_in_no_row_and_earns_nothin
     assert len(row["completion_token_ids"]) == turn["end"]
     assert row["token_rewards"] == [*[0.0] * (turn["end"] - 1), 1.0]
     assert [each["role"] for each in json.loads(row["messages"])] == ["user", "assistant"]
+    assert engine._running == {}, "nobody samples it any more"
 
 
 @pytest.mark.parametrize("what", ["log", "earn", "raise", "return"])
@@ -489,3 +490,4 @@ async def test_what_is_sampled_of_episodes_is_not_handed_over():
         await until(lambda: len(engine.added) == 2)
         assert await worker.hand_over(["00000000"]) == [None]
         assert await running == []
+        await until(lambda: engine._running == {})

@@ -350,6 +350,9 @@ async def test_a_caller_that_goes_away_takes_its_requests_along(make_worker):
     groups.cancel()
     await asyncio.gather(groups, return_exceptions=True)
     assert worker.progress().detail == "0 groups"
+    async with asyncio.timeout(60):
+        while engine._running:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_failing_engine_is_told_to_every_waiting_call_and_to_later_ones(make_worker):
