@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import urllib.request
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -103,8 +102,9 @@ async def agent(episode: Episode):
                 pieces = [piece.model_dump(exclude_none=True) async for piece in stream]
                 episode.log("pieces", json.dumps(pieces))
             case "parallel":
+                patient = client.with_options(max_retries=0)  # else it would hide that a request was refused
                 asks = [
-                    client.chat.completions.create(
+                    patient.chat.completions.create(
                         model="any", messages=[*messages, {"role": "user", "content": str(i)}]
                     )
                     for i in range(4)
@@ -160,10 +160,11 @@ async def agent(episode: Episode):
                     status, body = await asyncio.to_thread(_status_of, request)
                     episode.log("error", f"{status} {json.loads(body)['error']['type']}")
             case "give up":
-                with contextlib.suppress(openai.APITimeoutError):
-                    await client.with_options(max_retries=0, timeout=0.3).chat.completions.create(
-                        model="any", messages=messages
-                    )
+                asking = asyncio.create_task(client.chat.completions.create(model="any", messages=messages))
+                while not episode.is_asking:  # type: ignore[attr-defined]
+                    await asyncio.sleep(0.01)
+                asking.cancel()
+                await asyncio.wait([asking])
                 try:
                     await client.chat.completions.create(model="any", messages=messages)
                 except openai.APIStatusError as error:
@@ -178,7 +179,6 @@ async def agent(episode: Episode):
                 listening = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
                 return {"reward": float(process.num_fds()), "ports": float(len(listening))}
             case "hang":
-                Path(episode.columns["file"]).write_text("begun")
                 await client.chat.completions.create(model="any", messages=messages)
     return 1.0
 

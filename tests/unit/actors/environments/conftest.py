@@ -2,10 +2,17 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from actors.environments.host.hosting import EnvironmentHost
 from tests.unit.actors.environments.scripted import hosted
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process counts as blocked because the machine stands still for a while."""
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 120.0)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

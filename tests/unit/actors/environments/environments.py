@@ -238,6 +238,8 @@ async def obedient(episode: Episode):
     if do in RETURNED:
         return RETURNED[do]
     match do:
+        case "pid":
+            return float(os.getpid())
         case "earn first":
             episode.earn(1.0)
         case do if do in REFUSED:
@@ -245,8 +247,10 @@ async def obedient(episode: Episode):
             if awaitable := REFUSED[do](episode):
                 await awaitable
         case "hang":
+            begin(episode.columns)
             await asyncio.Event().wait()
         case "block":
+            begin(episode.columns)
             threading.Event().wait()
         case "ask for ever":
             while True:
@@ -283,6 +287,8 @@ async def obedient(episode: Episode):
                 episode.log("refusal", str(error))
         case "leave a task":
             LEFT.append(asyncio.create_task(asyncio.Event().wait()))
+            await asyncio.sleep(0)
+        case "leave a task that swallows":
             LEFT.append(asyncio.create_task(swallow()))
             await asyncio.sleep(0)
         case "count tasks":
@@ -327,6 +333,11 @@ KEPT: list[Any] = []
 LEFT: list[asyncio.Task[Any]] = []
 
 
+def begin(columns: Any) -> None:
+    """Tells the test that the misbehaviour begins now."""
+    Path(columns["file"]).write_text("begun")
+
+
 async def swallow() -> None:
     while True:
         with contextlib.suppress(asyncio.CancelledError):
@@ -339,6 +350,7 @@ def obedient_blocking(episode: BlockingEpisode):
         return RETURNED[do]
     match do:
         case "block":
+            begin(episode.columns)
             threading.Event().wait()
         case "ask for ever":
             while True:
@@ -406,6 +418,7 @@ def misbehave(do: str, columns: Any) -> float:
         case "long message":
             return float("x" * 10**7)
         case "compute in C":
+            begin(columns)
             re.match(r"(a+)+$", "a" * 64 + "b")
         case "environment":
             return float(columns["variable"] in os.environ)
@@ -423,9 +436,21 @@ def pipes() -> list[int]:
 
 
 async def blocks_a_while(episode: Episode):
+    """Until there is the file."""
     await episode.ask()
-    time.sleep(0.5)
+    while not Path(episode.columns["file"]).exists():
+        time.sleep(0.01)
     return 1.0
+
+
+async def with_patient_python(episode: Episode, *, time_s: float, max_characters: int):
+    """`with_python`, whose programs may take as long as they like by the wall clock: another process may have the processor."""
+    # Here, since no other environment of this file needs them.
+    from actors.environments.with_python import with_python
+    from actors.sandbox import sandbox
+
+    sandbox._WALL = 10_000
+    await with_python(episode, sandbox=sandbox.SandboxConfig(time_s=time_s), max_characters=max_characters)
 
 
 async def cleans_up(episode: Episode, *, file: str):

@@ -9,9 +9,13 @@ from cluster.contracts.episodes import Said
 
 
 class ScriptedEpisode:
-    """Says its lines in turn, and notes what it was asked and what was logged."""
+    """Says its lines in turn, or raises them, and notes what it was asked and what was logged."""
 
-    def __init__(self, lines: Iterable[str], *, seed: int = 0, columns: Mapping[str, Any] | None = None) -> None:
+    id = "e"
+
+    def __init__(
+        self, lines: Iterable[str | Exception], *, seed: int = 0, columns: Mapping[str, Any] | None = None
+    ) -> None:
         self.seed, self.columns = seed, columns or {}
         self.heard: list[Any] = []
         self.logged: dict[str, float | str] = {}
@@ -19,7 +23,10 @@ class ScriptedEpisode:
 
     async def ask(self, messages: Any = None, *, tools: Any = ()) -> Said:
         self.heard.append(messages)
-        return Said(text=next(self._lines))
+        line = next(self._lines)
+        if isinstance(line, Exception):
+            raise line
+        return Said(text=line)
 
     def log(self, name: str, value: float | str) -> None:
         self.logged[name] = value

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import psutil
@@ -10,12 +10,14 @@ import psutil
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, EpisodeTask, Said, ToolCall
+from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Said, ToolCall
 from cluster.contracts.plugins import Plugin
 
 _others = set[psutil.Process]()
 """Children of pytest's process before the last host started."""
 HERE = "tests.unit.actors.environments.environments"
+TIMEOUT_S, CLEANUP_S = 600.0, 120.0
+"""Of a host that is not told otherwise: a machine that stands still for a while makes no episode late."""
 
 
 class Scripted:
@@ -80,6 +82,22 @@ def started() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child not in _others]
 
 
+def pass_time(seconds: float) -> None:
+    """Moves the clock of the running event loop on: what was due within these seconds is due now. The loop keeps that clock."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+
+
+async def overrun(running: Coroutine[Any, Any, EpisodeEnd], *, begun: Coroutine[Any, Any, Any]) -> EpisodeEnd:
+    """The end of an episode whose `TIMEOUT_S` pass as soon as it has `begun`."""
+    episode, beginning = asyncio.create_task(running), asyncio.create_task(begun)
+    await asyncio.wait([episode, beginning], return_when=asyncio.FIRST_COMPLETED)
+    pass_time(TIMEOUT_S)
+    beginning.cancel()
+    return await episode
+
+
 @contextlib.asynccontextmanager
 async def hosted(
     environment: str,
@@ -92,7 +110,8 @@ async def hosted(
     _others.update(psutil.Process().children())
     name = environment if ":" in environment else f"{HERE}:{environment}"
     plugin = Plugin(name=name, params=params or {})
-    host = await EnvironmentHost.start(plugin, EpisodesConfig(**episodes), printed=printed or PrintedLines())
+    config = EpisodesConfig(**{"timeout_s": TIMEOUT_S, "cleanup_s": CLEANUP_S} | episodes)
+    host = await EnvironmentHost.start(plugin, config, printed=printed or PrintedLines())
     try:
         yield host
     finally:

@@ -45,6 +45,7 @@ async def asked(conversation: Conversation, lines: list[tuple[str, Any]], *given
     before = len(lines)
     asking = asyncio.create_task(conversation.converse(*given))
     while len(lines) == before:
+        assert not asking.done(), asking
         await asyncio.sleep(0)
     return asking
 

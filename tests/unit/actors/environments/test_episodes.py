@@ -111,7 +111,7 @@ async def test_calls_of_one_turn_are_made_in_order_and_answered_together():
     ],
 )
 async def test_a_tools_failure_is_the_environments_and_final_although_it_is_caught(kind, name, status, message, shared):
-    host = await shared(f"with_tools{kind}", cleanup_s=1)
+    host = await shared(f"with_tools{kind}", cleanup_s=0.2)
     end = await host.run(task(), Scripted(calls(name)))
     assert (end.reward, end.status, end.failed_stage) == (None, status, f"tool:{name}")
     assert message in end.message

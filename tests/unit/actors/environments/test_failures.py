@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import select
 import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,7 +15,17 @@ from actors.processes.printed import PrintedLines
 from cluster.contracts.episodes import Asked, EpisodeEnd, Said
 from cluster.contracts.errors import WorkerError
 from cluster.contracts.types import RewardStatus
-from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, started, task
+from tests.unit.actors.environments.scripted import (
+    TIMEOUT_S,
+    Scripted,
+    Silent,
+    calls,
+    hosted,
+    overrun,
+    pass_time,
+    started,
+    task,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # environments are processes
 
@@ -26,6 +38,18 @@ async def ends(episode):
 """
 
 
+class Held:
+    """A model that answers when it is told to go on."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, asked: Asked) -> Said:
+        self.asked.set()
+        await self.go_on.wait()
+        return Said(text="done")
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(240):
         while not condition():
@@ -33,7 +57,18 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # perhaps only since the first look at it
+        return True
+
+
+def has_text(file: Path) -> bool:
+    return file.exists() and file.read_text() != ""
+
+
+def is_blocked_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.2)
 
 
 @both_kinds
@@ -50,11 +85,11 @@ def is_gone(pid: int) -> bool:
 )
 async def test_what_an_environment_raises_fails_its_episode_alone(kind, do, message, shared):
     host = await shared(f"obedient{kind}")
+    pid = await host.run(task("pid"), Scripted())
     end = await host.run(task(do), Scripted())
-    pid = await host.run(task("pid"), Scripted()) if kind else None
     assert end == EpisodeEnd(status=RewardStatus.ERROR, failed_stage="environment", message=message)
     assert (await host.run(task("good"), Scripted())) == GOOD
-    assert pid == (await host.run(task("pid"), Scripted()) if kind else None)  # the process goes on
+    assert await host.run(task("pid"), Scripted()) == pid  # the process goes on
 
 
 async def test_several_exceptions_of_a_group_are_an_error(shared):
@@ -108,36 +143,43 @@ async def test_an_environment_that_does_not_import_a_second_time_is_a_failure_an
 @both_kinds
 async def test_too_much_memory_fails_the_episode_and_its_process_gets_no_other(kind):
     async with hosted(f"obedient{kind}", max_memory_bytes=2**30) as host:
+        (first,) = started()
         end = await host.run(task("allocate"), Scripted())
         assert end.message.startswith("MemoryError")
         assert not end.is_suspect
+        assert not first.is_running()
         assert await host.run(task("good"), Scripted()) == GOOD
 
 
 @both_kinds
-async def test_an_environment_that_never_asks_ends_at_its_deadline(kind, monkeypatch):
-    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
-    async with hosted(f"obedient{kind}", timeout_s=0.5, cleanup_s=0.2) as host:
-        end = await host.run(task("block" if kind else "hang"), Scripted())
-        assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.TIMEOUT, "environment")
-        assert "timeout_s=0.5" in end.message
+async def test_an_environment_that_never_asks_ends_at_its_deadline(kind, tmp_path):
+    file = tmp_path / "file"
+    async with hosted(f"obedient{kind}", cleanup_s=0.2) as host:
+        running = host.run(task("block" if kind else "hang", file=str(file)), Scripted())
+        end = await overrun(running, begun=until(lambda: has_text(file)))
+    message = "episode 'e' is over its deadline, timeout_s=600"
+    assert end == EpisodeEnd(status=RewardStatus.TIMEOUT, failed_stage="environment", message=message)
 
 
 @both_kinds
-async def test_code_that_holds_the_interpreter_is_killed_at_the_deadline(kind, monkeypatch):
-    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
-    async with hosted(f"obedient{kind}", timeout_s=2, cleanup_s=0.2) as host:
-        end = await host.run(task("compute in C"), Scripted())
+async def test_code_that_holds_the_interpreter_is_killed_at_the_deadline(kind, tmp_path, monkeypatch):
+    is_blocked_soon(monkeypatch)
+    file = tmp_path / "file"
+    async with hosted(f"obedient{kind}", cleanup_s=0.5) as host:
+        running = host.run(task("compute in C", file=str(file)), Scripted())
+        end = await overrun(running, begun=until(lambda: has_text(file)))
         assert (end.reward, end.status, end.is_suspect) == (None, RewardStatus.TIMEOUT, True)
         assert await host.run(task("good"), Scripted()) == GOOD
 
 
-async def test_a_blocked_loop_costs_the_others_their_episodes_and_is_replaced(monkeypatch):
-    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
-    async with hosted("obedient", timeout_s=4, cleanup_s=0.2) as host:
+async def test_a_blocked_loop_costs_the_others_their_episodes_and_is_replaced(tmp_path, monkeypatch):
+    is_blocked_soon(monkeypatch)
+    file = tmp_path / "file"
+    async with hosted("obedient", cleanup_s=0.2) as host:
         async with asyncio.TaskGroup() as tasks:
-            blocking = tasks.create_task(host.run(task("block", id="blocker"), Scripted()))
-            await asyncio.wait([blocking], timeout=2)  # so that the other's deadline is later
+            blocking = tasks.create_task(host.run(task("block", id="blocker", file=str(file)), Scripted()))
+            await until(lambda: has_text(file))
+            pass_time(TIMEOUT_S)  # the other's deadline is later
             other = tasks.create_task(host.run(task("good"), Silent()))
         assert (blocking.result().status, blocking.result().is_suspect) == (RewardStatus.TIMEOUT, True)
         message = "its process was killed: episode 'blocker' blocked it"
@@ -147,25 +189,28 @@ async def test_a_blocked_loop_costs_the_others_their_episodes_and_is_replaced(mo
         assert await host.run(task("good"), Scripted()) == GOOD
 
 
-async def test_a_loop_that_stands_still_is_named_with_its_stack(monkeypatch, capfd):
-    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.2)
-    printed: list[str] = []
+async def test_a_loop_that_stands_still_is_named_with_its_stack(tmp_path, monkeypatch, capfd):
+    is_blocked_soon(monkeypatch)
+    file, printed = tmp_path / "file", list[str]()
 
-    def is_named() -> bool:
+    def says(words: str) -> bool:
         printed.append(capfd.readouterr().err)
-        return "an environment blocked the event loop for" in "".join(printed)
+        return words in "".join(printed)
 
-    async with hosted("blocks_a_while", cleanup_s=60) as host:
-        assert await host.run(task(), Scripted()) == GOOD
-        await until(is_named)
-    assert "in blocks_a_while" in "".join(printed)
+    async with hosted("blocks_a_while") as host:
+        running = asyncio.create_task(host.run(task(file=str(file)), Scripted()))
+        await until(lambda: says("in blocks_a_while"))
+        file.touch()
+        assert await running == GOOD
+        await until(lambda: says("an environment blocked the event loop for"))
 
 
 async def test_the_deadline_is_raised_out_of_a_waiting_ask_and_is_final(tmp_path):
     file = tmp_path / "file"
     silent = Silent()
-    async with hosted("obedient", timeout_s=2) as host:
-        end = await host.run(task("stop at the deadline", file=str(file)), silent)
+    async with hosted("obedient") as host:
+        running = host.run(task("stop at the deadline", file=str(file)), silent)
+        end = await overrun(running, begun=silent.asked.wait())
     assert file.read_text() == "timeout_s"
     assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.TIMEOUT, "environment")
     assert silent.was_cancelled
@@ -173,9 +218,9 @@ async def test_the_deadline_is_raised_out_of_a_waiting_ask_and_is_final(tmp_path
 
 @both_kinds
 async def test_a_slow_model_is_the_infrastructures_doing_whatever_the_environment_does(kind, tmp_path):
-    file = tmp_path / "file"
-    async with hosted(f"obedient{kind}", timeout_s=2) as host:
-        end = await host.run(task("clean up", file=str(file)), Silent())
+    file, silent = tmp_path / "file", Silent()
+    async with hosted(f"obedient{kind}") as host:
+        end = await overrun(host.run(task("clean up", file=str(file)), silent), begun=silent.asked.wait())
     assert (end.reward, end.status) == (None, RewardStatus.TIMEOUT)
     assert file.read_text() == "clean"
 
@@ -204,7 +249,7 @@ async def test_what_swallows_its_cancellation_is_given_up_and_others_of_its_proc
         await given_up.wait()
         return Said(text="at last")
 
-    async with hosted("obedient", timeout_s=60, cleanup_s=0.2) as host:
+    async with hosted("obedient", cleanup_s=0.2) as host:
         async with asyncio.TaskGroup() as tasks:
             other = tasks.create_task(host.run(task("good"), late))
             await patient.wait()
@@ -225,8 +270,9 @@ async def test_what_swallows_its_cancellation_is_given_up_and_others_of_its_proc
 
 
 async def test_a_deadline_that_is_swallowed_is_a_timeout_within_the_time_to_clean_up():
-    async with hosted("obedient", timeout_s=0.5, cleanup_s=0.2) as host:
-        end = await host.run(task("clean up for ever"), Silent())
+    silent = Silent()
+    async with hosted("obedient", cleanup_s=0.2) as host:
+        end = await overrun(host.run(task("clean up for ever"), silent), begun=silent.asked.wait())
         assert (end.status, end.is_suspect) == (RewardStatus.TIMEOUT, False)
 
 
@@ -234,8 +280,11 @@ async def test_a_task_that_an_environment_leaves_behind_is_cancelled_or_its_proc
     async with hosted("obedient", cleanup_s=0.2) as host:
         (first,) = started()
         assert await host.run(task("leave a task"), Scripted()) == GOOD
-        assert await host.run(task("count tasks"), Scripted()) == EpisodeEnd(reward=0.0)  # a new process
+        assert await host.run(task("count tasks"), Scripted()) == EpisodeEnd(reward=0.0)
+        assert first.is_running()
+        assert await host.run(task("leave a task that swallows"), Scripted()) == GOOD
         assert not first.is_running()
+        assert await host.run(task("good"), Scripted()) == GOOD
 
 
 async def test_a_process_with_many_threads_of_hung_tools_gets_no_other_episode():
@@ -265,17 +314,18 @@ async def test_a_fork_does_not_speak_for_its_episode(environment_and_do):
         (process,) = started()
         before = process.children()
         assert await host.run(task(do), model) == GOOD
-        assert len(model.asked) == 1
         await until(lambda: all(is_gone(child.pid) for child in process.children() if child not in before))
+        assert len(model.asked) == 1
         assert await host.run(task("good"), Scripted()) == GOOD
 
 
 @both_kinds
 async def test_what_an_environment_starts_ends_with_its_process(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 0.5)
+    is_blocked_soon(monkeypatch)
     file = tmp_path / "pid"
-    async with hosted(f"obedient{kind}", timeout_s=3, cleanup_s=0.2) as host:
-        await host.run(task("leave a process", file=str(file)), Scripted())
+    async with hosted(f"obedient{kind}", cleanup_s=0.2) as host:
+        running = host.run(task("leave a process", file=str(file)), Scripted())
+        await overrun(running, begun=until(lambda: has_text(file)))
         await until(lambda: is_gone(int(file.read_text())))
 
 
@@ -292,25 +342,30 @@ async def test_a_process_that_prints_without_end_holds_nobody_up(monkeypatch):
     """Its pipe is full again before it is read: all episodes of the worker waited, and so did its heartbeat."""
     lines, nowhere = PrintedLines(), os.open(os.devnull, os.O_WRONLY)
     monkeypatch.setattr("actors.processes.printed._STDERR", nowhere)
-    with lines.pipe() as writing, subprocess.Popen(["yes"], stdout=writing) as printing:
-        ended = threading.Timer(10, printing.kill)
-        ended.start()
+    with lines.pipe() as writing:
+        printing = subprocess.Popen(["yes"], stdout=writing)
+    ended = threading.Timer(120, printing.kill)
+    ended.start()
+    with printing:
+        assert select.select([*lines._torn], [], [], 120)[0], "it prints"
         lines.drain()
-        assert printing.poll() is None, "it was not waited for"
+        is_printing = printing.poll() is None
         ended.cancel()
         printing.kill()
+    assert is_printing, "it was not waited for"
     lines.drain()
     os.close(nowhere)
 
 
 async def test_what_is_drained_before_the_event_loop_reads_it_is_no_error_of_the_loops():
-    lines, errors = PrintedLines(), list[object]()
-    asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+    lines, errors, loop = PrintedLines(), list[object](), asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, error: errors.append(error))
     with lines.pipe() as writing:
         os.write(writing, b"a line\n")
         await asyncio.sleep(0)  # the loop has seen that there is something, and reads it after this task's turn
         lines.drain()
         await asyncio.sleep(0)
+    loop.set_exception_handler(None)  # the loop is that of the next tests, too
     assert (lines.last().lines, errors) == (("a line",), [])
 
 
@@ -320,10 +375,20 @@ async def test_a_message_of_an_error_is_cut(shared):
 
 
 async def test_episodes_of_a_blocking_environment_wait_for_a_free_process():
-    async with hosted("obedient_blocking", max_processes=2) as host:
-        async with asyncio.TaskGroup() as tasks:
-            pids = [tasks.create_task(host.run(task("pid"), Scripted())) for _ in range(6)]
-        assert 1 <= len({end.result().reward for end in pids}) <= 2
+    first, second, third = Held(), Held(), Held()
+    async with hosted("obedient_blocking", max_processes=2) as host, asyncio.TaskGroup() as tasks:
+        for model in (first, second):
+            tasks.create_task(host.run(task("good"), model))
+            await model.asked.wait()
+        last = tasks.create_task(host.run(task("good"), third))
+        third.go_on.set()
+        for _ in range(10):
+            await asyncio.sleep(0)  # a process would start in the first of these turns
+        assert len(started()) == 2 and not third.asked.is_set()
+        second.go_on.set()
+        assert await last == GOOD
+        assert len(started()) == 2
+        first.go_on.set()
 
 
 async def test_a_host_that_is_closed_fails_what_runs():

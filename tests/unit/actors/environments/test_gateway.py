@@ -13,7 +13,7 @@ from actors.environments.host.gateway.requests import read_raw_request
 from cluster.contracts.episodes import Asked, EpisodeEnd, Logged, Rewritten, Said, ToolCall
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
 from cluster.contracts.types import FinishReason, RewardStatus
-from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, started, task
+from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, overrun, started, task
 from tests.unit.actors.environments.test_failures import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # environments are processes
@@ -34,6 +34,15 @@ def said(text: str) -> dict[str, str]:
 
 def logged(end: EpisodeEnd) -> list[Any]:
     return [event.value for event in end.events if isinstance(event, Logged)]
+
+
+def connections(process: psutil.Process) -> list[Any]:
+    return [each for each in process.net_connections() if each.status == psutil.CONN_ESTABLISHED]
+
+
+def listening() -> set[int | None]:
+    """Processes with a port that listens."""
+    return {each.pid for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
 @pytest.fixture
@@ -431,22 +440,25 @@ async def test_a_client_that_gives_up_takes_its_turn_back_and_the_episode_with_i
 
 
 async def test_at_the_deadline_an_agent_is_cancelled():
-    async with hosted(AGENT, timeout_s=5, cleanup_s=1) as host:
-        end = await host.run(task("for ever"), Silent())
+    async with hosted(AGENT) as host:
+        silent = Silent()
+        end = await overrun(host.run(task("for ever"), silent), begun=silent.asked.wait())
         assert (end.reward, end.status, end.is_suspect) == (None, RewardStatus.TIMEOUT, False)
         assert await host.run(task("models"), Scripted()) == EpisodeEnd(
             reward=1.0, events=(Logged(name="model", value="policy"),)
         )
 
 
-async def test_a_cancelled_episode_closes_its_connections(tmp_path):
+async def test_a_cancelled_episode_closes_its_connections():
     async with hosted(AGENT) as host:
         silent = Silent()
         await host.run(task("models"), Scripted())
         (process,) = started()
+        await until(lambda: not connections(process))
         before = process.num_fds()
-        running = asyncio.create_task(host.run(task("hang", file=str(tmp_path / "file")), silent))
+        running = asyncio.create_task(host.run(task("hang"), silent))
         await silent.asked.wait()
+        assert len(connections(process)) == 2, "both ends of one"
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -463,34 +475,34 @@ async def test_fifty_agents_leave_no_descriptors_and_one_port():
                 tasks.create_task(host.run(task("until over" if i % 2 else "for ever"), Scripted()))
         after = await host.run(task("count descriptors"), Scripted())
         (process,) = started()
-        (port,) = {each.laddr.port for each in process.net_connections() if each.status == psutil.CONN_LISTEN}
+        family = {process.pid, *(each.pid for each in process.children(recursive=True))}
+        assert family & listening()
     assert before.components == after.components == {"ports": 1.0}
     assert after.reward <= before.reward + 4
-    assert not [
-        each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN and each.laddr.port == port
-    ]
+    await until(lambda: not family & listening())
 
 
 async def test_an_agent_that_never_closes_its_client_leaves_no_connection_of_the_servers():
     async with hosted(AGENT) as host:
         await host.run(task("count descriptors"), Scripted())
-        for _ in range(20):
+        for _ in range(5):
             await host.run(task("leave a client"), Scripted())
         (process,) = started()
-        await until(lambda: psutil.CONN_ESTABLISHED not in [each.status for each in process.net_connections()])
+        await until(lambda: not connections(process))
 
 
 @both_kinds
 async def test_an_agent_that_waits_ends_with_its_episode_and_its_process_goes_on(kind):
-    async with hosted(f"{HERE}:guess{kind}", timeout_s=4) as host:
+    async with hosted(f"{HERE}:guess{kind}") as host:
+        (process,) = started()
         silent = Silent()
         running = asyncio.create_task(host.run(task(), silent))
         await silent.asked.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        late = await host.run(task(), Silent())
+        silent = Silent()
+        late = await overrun(host.run(task(), silent), begun=silent.asked.wait())
         assert (late.reward, late.status, late.is_suspect) == (None, RewardStatus.TIMEOUT, False)
-        (process,) = started()
         assert (await host.run(task(), Scripted("13"))).reward == 1.0
         assert started() == [process]

@@ -10,10 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.contracts.episodes import Said
+from actors.environments.host.ends import raised
+from actors.environments.host.main import find_environment
+from actors.environments.mcp_tools import mcp_tools
+from cluster.contracts.episodes import Asked, Said
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.adapters import hosted_variant
+from tests.unit.actors.environments.played import ScriptedEpisode
 from tests.unit.actors.environments.scripted import Scripted, calls, task
 from tests.unit.actors.environments.test_failures import is_gone, until
 
@@ -33,6 +38,16 @@ def http_server(**environment: str):
             yield f"http://127.0.0.1:{int(server.stdout.readline())}/mcp"
         finally:
             server.kill()
+
+
+def servers(*statuses: str) -> list[psutil.Process]:
+    """Those below this process; with `statuses` those that have one of them."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if SERVER[2] in each.cmdline() and each.status() in (statuses or (each.status(),)):
+                found.append(each)
+    return found
 
 
 @pytest.fixture(params=["stdio", "http"])
@@ -70,8 +85,9 @@ async def test_what_the_server_or_its_schema_refuses_goes_to_the_model(server):
 
 
 async def test_a_server_that_dies_and_one_that_does_not_answer_are_the_environments_failures(server):
-    async with hosted_variant("mcp_tools", timeout_s=3, **server) as host:
+    async with hosted_variant("mcp_tools", timeout_s=0.5, **server) as host:
         late = await host.run(task(), Scripted(calls("sleep")))
+    async with hosted_variant("mcp_tools", **server) as host:
         dead = await host.run(task(), Scripted(calls("die")))
     assert (late.reward, late.status, late.failed_stage) == (None, RewardStatus.TIMEOUT, "tool:sleep")
     assert (dead.reward, dead.status) == (None, RewardStatus.ERROR)
@@ -80,17 +96,21 @@ async def test_a_server_that_dies_and_one_that_does_not_answer_are_the_environme
 
 async def test_each_episode_has_a_server_of_its_own_which_ends_with_it():
     async with hosted_variant("mcp_tools", command=SERVER) as host:
-        models = [Scripted(calls("note", text="x")) for _ in range(2)]
-        for model in models:
-            await host.run(task(), model)
-        assert [model.heard for model in models] == [["1 notes"]] * 2
-        assert not [each for each in psutil.Process().children(recursive=True) if SERVER[2] in each.cmdline()]
+        for _ in range(2):
+            model, there = Scripted(calls("note", text="x")), list[int]()
+
+            async def converse(asked: Asked, model=model, there=there) -> Said:
+                there.append(len(servers()))
+                return await model(asked)
+
+            await host.run(task(), converse)
+            assert (model.heard, there) == (["1 notes"], [1, 1])
+            await until(lambda: servers() == [])
 
 
 async def test_a_server_that_hangs_ends_with_the_process_of_its_environment():
     def stopped() -> list[psutil.Process]:
-        found = psutil.Process().children(recursive=True)
-        return [each for each in found if each.status() == psutil.STATUS_STOPPED and SERVER[2] in each.cmdline()]
+        return servers(psutil.STATUS_STOPPED)
 
     async with hosted_variant("mcp_tools", command=SERVER) as host:
         running = asyncio.create_task(host.run(task(), Scripted(calls("stand_still"))))
@@ -127,19 +147,24 @@ async def test_a_bearer_token_goes_to_the_server(monkeypatch):
         ({}, "one of command and url"),
         ({"command": SERVER, "tools": ["nothing"]}, "no tool 'nothing'; it has: note"),
         ({"command": ["/nowhere/server"]}, "/nowhere/server"),
-        ({"command": [sys.executable, "-c", "exit(3)"]}, ""),
-        ({"command": [*STANDS_STILL], "start_timeout_s": 1}, f"within start_timeout_s=1: {sys.executable} -m timeit"),
-        ({"url": "http://127.0.0.1:9/mcp", "start_timeout_s": 1}, ""),
+        ({"command": [sys.executable, "-c", "exit(3)"]}, "MCPError: Connection closed"),
+        (
+            {"command": [*STANDS_STILL], "start_timeout_s": 0.3},
+            f"within start_timeout_s=0.3: {sys.executable} -m timeit",
+        ),
+        ({"url": "http://127.0.0.1:9/mcp"}, "All connection attempts failed"),
     ],
 )
 async def test_a_server_that_cannot_be_had_is_the_environments_failure(params, why):
-    async with hosted_variant("mcp_tools", **params) as host:
-        end = await host.run(task(), Scripted(Said(text="never asked")))
+    """As its process would tell it, without one: to start it takes a second."""
+    never_asked = ScriptedEpisode([])
+    with pytest.raises((ConfigError, TimeoutError, ExceptionGroup)) as caught:
+        await mcp_tools(never_asked, **params)  # type: ignore[arg-type]
+    end = raised(caught.value)
     assert (end.status, end.failed_stage) == (RewardStatus.ERROR, "environment")
     assert why in (end.message or "")
 
 
 async def test_a_deadline_must_be_positive():
     with pytest.raises(ConfigError, match="timeout_s"):
-        async with hosted_variant("mcp_tools", command=SERVER, timeout_s=0):
-            pass
+        find_environment(Plugin(name="mcp_tools", params={"command": SERVER, "timeout_s": 0}), field="environment")

@@ -10,11 +10,14 @@ import pytest
 from aiohttp import WSMsgType, web
 from aiohttp.test_utils import TestServer
 
+from actors.environments.openenv import openenv
 from cluster.contracts.episodes import Asked, Earned, Logged, Said
 from cluster.contracts.errors import ToolError
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.adapters import hosted_variant
-from tests.unit.actors.environments.scripted import Scripted, task
+from tests.unit.actors.environments.played import ScriptedEpisode
+from tests.unit.actors.environments.scripted import Scripted, pass_time, task
+from tests.unit.actors.environments.test_failures import until
 
 pytestmark = pytest.mark.slow  # all of it: each environment is a process
 
@@ -80,12 +83,21 @@ async def played(game: Game, **params: Any):
         yield host
 
 
+Serve = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 @contextlib.asynccontextmanager
-async def served(serve: Callable[[web.Request], Awaitable[web.StreamResponse]], **params: Any):
+async def served(serve: Serve, **params: Any):
+    async with server_of(serve) as url, hosted_variant("openenv", url=url, **params) as host:
+        yield host
+
+
+@contextlib.asynccontextmanager
+async def server_of(serve: Serve):
     app = web.Application()
     app.router.add_get("/ws", serve)
-    async with TestServer(app) as server, hosted_variant("openenv", url=str(server.make_url("/")), **params) as host:
-        yield host
+    async with TestServer(app) as server:
+        yield str(server.make_url("/"))
 
 
 async def test_a_session_is_reset_with_the_tasks_seed_and_stepped_until_it_is_done():
@@ -95,6 +107,7 @@ async def test_a_session_is_reset_with_the_tasks_seed_and_stepped_until_it_is_do
     assert model.heard == ["guess", "higher"]
     assert (end.reward, end.events[0]) == (0.0, Earned(reward=1.0, name=None))
     assert model.asked[1].events == (Earned(reward=0.0, name=None),)
+    await until(lambda: game.sessions[0][-1]["type"] == "close")
     assert game.sessions == [
         [
             {"type": "reset", "data": {"seed": 7, "episode_id": "run/3", "level": 2}},
@@ -122,14 +135,24 @@ async def test_an_action_that_the_server_or_parse_refuses_is_answered_and_counte
     [
         ("crash", "answers a step with EXECUTION_ERROR: the game broke"),
         ("leave", "closed the session"),
-        ("hang", "does not answer a step within timeout_s=3"),
     ],
 )
 async def test_a_server_that_fails_is_the_environments_failure(guess, why):
-    async with played(Game(), action="guess", timeout_s=3) as host:
+    async with played(Game(), action="guess") as host:
         end = await host.run(task(), Scripted(guess))
     assert (end.reward, end.status, end.failed_stage) == (None, RewardStatus.ERROR, "environment")
     assert why in (end.message or "")
+
+
+async def test_a_step_that_is_not_answered_within_its_time_is_a_failure():
+    """Without a process, whose clock would have to be waited for."""
+    game, episode = Game(), ScriptedEpisode(["hang"])
+    async with server_of(game.serve) as url:
+        playing = asyncio.create_task(openenv(episode, url=url, action="guess", timeout_s=600))  # type: ignore[arg-type]
+        await until(lambda: len(game.sessions) == 1 and len(game.sessions[0]) == 2)
+        pass_time(600)
+        with pytest.raises(TimeoutError, match="does not answer a step within timeout_s=600"):
+            await playing
 
 
 async def test_a_row_may_say_how_its_session_is_reset():
@@ -159,7 +182,7 @@ async def test_a_ping_is_answered_while_the_model_speaks():
 
     class Slow(Scripted):
         async def __call__(self, asked: Asked) -> Said:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 await is_answered.wait()
             return await super().__call__(asked)
 
@@ -177,7 +200,7 @@ async def test_a_server_that_accepts_a_connection_and_opens_no_session_is_a_fail
 
     async with served(serve, timeout_s=0.5) as host:
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 end = await host.run(task(), Scripted())
         finally:
             is_over.set()

@@ -5,11 +5,13 @@ import asyncio
 import psutil
 import pytest
 
+from actors.environments.host.main import find_environment
 from actors.environments.python_tool import python_tool
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.adapters import hosted_variant
-from tests.unit.actors.environments.scripted import Scripted, calls, task
+from tests.unit.actors.environments.scripted import Scripted, calls, hosted, task
 
 pytestmark = pytest.mark.slow  # all of it: each environment is a process
 
@@ -24,8 +26,7 @@ async def test_the_model_sees_what_its_programs_print_and_how_they_fail():
         calls("python", code="print('a' * 100 + 'b' * 100)"),
         "42",
     )
-    params = {"sandbox": {"time_s": 0.5}, "max_characters": 140}
-    async with hosted_variant("with_python", **params) as host:
+    async with hosted("with_patient_python", params={"time_s": 0.5, "max_characters": 140}) as host:
         end = await host.run(task(), model)
     printed, nothing, crashed, refused, late, long = model.heard
     assert (printed, nothing) == ("42", "the program printed nothing")
@@ -49,10 +50,9 @@ async def test_episodes_run_their_programs_side_by_side_and_the_sandboxes_end_wi
     assert not [child for child in children if child.is_running()]
 
 
-async def test_a_sandbox_that_cannot_be_is_refused_and_no_reward():
+def test_a_sandbox_that_cannot_be_is_refused_and_no_reward():
     with pytest.raises(ConfigError, match=r"environment\.sandbox"):
-        async with hosted_variant("with_python", sandbox={"level": "prison"}):
-            pass
+        find_environment(Plugin(name="with_python", params={"sandbox": {"level": "prison"}}), field="environment")
 
 
 def test_the_tool_tells_the_model_how_to_use_it():

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -142,24 +143,29 @@ async def mostly_failing(episode: Episode):
     if episode.index < 2:
         raise RuntimeError("broken")
     await episode.ask()
-    await asyncio.sleep(0.2)
     return 1.0
 
 
 async def mostly_unasked(episode: Episode):
     if episode.index >= 2:
         await episode.ask()
-        await asyncio.sleep(0.2)
     return 1.0
 
 
-async def dying_together(episode: Episode, *, file: str):
-    """The first of a group ends the process of all, once."""
+TOGETHER: set[int] = set()
+"""Episodes of this process that have had their first turn."""
+
+
+async def dying_together(episode: Episode, *, file: str, num: int):
+    """The first of a group of so many ends the process of all, once. None of them ends before."""
     await episode.ask()
-    if episode.index == 0 and not os.path.exists(file):
-        with open(file, "w"):
-            await asyncio.sleep(0.3)
-            os._exit(3)
+    is_first_try = not os.path.exists(file)
+    TOGETHER.add(episode.index)
+    while is_first_try:
+        if episode.index == 0 and len(TOGETHER) == num:
+            with open(file, "w"):
+                os._exit(3)
+        await asyncio.sleep(0.01)
     await episode.ask("go on")
     return 1.0
 
@@ -183,6 +189,7 @@ async def at_odd_moments(episode: Episode, *, slow: int):
 
 
 def blocking(episode):
+    episode.log("pid", os.getpid())
     episode.ask()
     episode.ask("go on")
     return 1.0
@@ -245,6 +252,17 @@ class SpeakingEngine(ScriptedEngine):
         return EngineOutput(
             request_id=output.request_id, token_ids=[token_id], logprobs=output.logprobs, finish_reason=reason
         )
+
+
+class UnfinishedEngine(SpeakingEngine):
+    """Says the first five tokens of an episode's second turn, and no more."""
+
+    def _advance(self) -> list[EngineOutput]:
+        for request, num_done in self._running.values():
+            if num_done == 5 and number_of_turns(self._tokenizer.decode(request.prompt_token_ids)) == 2:
+                time.sleep(0.001)
+                return []
+        return super()._advance()
 
 
 def number_of_turns(prompt: str) -> int:

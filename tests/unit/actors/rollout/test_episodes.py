@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import time
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,7 +22,8 @@ from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
 from cluster.weights.attestation import Attestor
 from tests.models import make_tokenizer
 from tests.unit.actors.chat.families import tokenizer_of
-from tests.unit.actors.rollout.conversations import HERE, SpeakingEngine, number_of_turns
+from tests.unit.actors.environments.test_failures import until
+from tests.unit.actors.rollout.conversations import HERE, SpeakingEngine, UnfinishedEngine, number_of_turns
 from tests.unit.actors.rollout.test_worker import weights
 
 TOKENIZER = tokenizer_of("qwen25")
@@ -30,8 +31,16 @@ THINKING = tokenizer_of("qwen3")
 END = TOKENIZER.eos_token_id
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """No process counts as blocked because the machine stands still for a while."""
+    monkeypatch.setattr("actors.environments.host.process._BLOCKED_S", 120.0)
+
+
 def config_of(environment: str | dict | None = None, **settings) -> RunConfig:
     played = {} if environment is None else {"environment": environment}
+    if environment is not None:
+        settings["episodes"] = {"cleanup_s": 120, **settings.get("episodes", {})}
     return RunConfig.model_validate({"model": {"path": "m"}, "prompts": "p", **played, **settings})
 
 
@@ -275,7 +284,8 @@ async def test_where_the_template_drops_earlier_reasoning_history_is_kept_or_wri
     shown = engine.prompts()[1]
     assert ("hm" in shown) is (history == "append")
     assert "yes<|im_end|>" in shown
-    assert all(batch["num_segments"].to_pylist()) and batch["reward"].to_pylist() == [0.5] * num_segments
+    assert batch["num_segments"].to_pylist() == [num_segments] * num_segments
+    assert batch["reward"].to_pylist() == [0.5] * num_segments
 
 
 async def test_calls_are_answered_and_counted_and_those_that_cannot_be_read_go_back():
@@ -321,19 +331,18 @@ async def test_surplus_episodes_are_cancelled_and_clean_up(tmp_path):
     environment = {"name": f"{HERE}:tidying", "folder": str(tmp_path)}
     async with worker_of(counting(), config_of(environment)) as worker:
         running = asyncio.create_task(collected(worker, ticket(num=3)))
-        while worker.progress().detail != "1 groups" or len(worker._engine._active) or not worker._groups:
-            await asyncio.sleep(0.01)
-        while len([*tmp_path.iterdir()]) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: worker.progress().detail == "1 groups" and not worker._engine._active)
+        await until(lambda: len([*tmp_path.iterdir()]) == 3)
         assert await worker.abort(["00000000"]) == ["00000000"]
         assert await running == []
-        while {path.read_text() for path in tmp_path.iterdir()} != {"tidied"}:
-            await asyncio.sleep(0.01)
+        await until(lambda: {path.read_text() for path in tmp_path.iterdir()} == {"tidied"})
 
 
 async def test_synchronous_environments_have_processes_of_their_own():
     rows = await rows_of("blocking", ticket(num=3), episodes={"max_processes": 2})
     assert [row["reward"] for row in rows] == [1.0] * 3
+    pids = {json.loads(row["episode"])["log"]["pid"] for row in rows}
+    assert 1 <= len(pids) <= 2 and os.getpid() not in pids
 
 
 @pytest.mark.parametrize("environment", [{"name": f"{HERE}:at_odd_moments"}, f"{HERE}:blocking"])
@@ -351,34 +360,28 @@ async def test_a_deterministic_run_computes_the_same_turns_together_however_slow
 
 @pytest.mark.parametrize("deterministic", [False, True])
 async def test_a_death_that_costs_more_episodes_than_there_are_processes_costs_none(tmp_path, deterministic):
-    environment = {"name": f"{HERE}:dying_together", "file": str(tmp_path / "died")}
-    rows = await rows_of(environment, ticket(num=7), deterministic=deterministic, episodes={"timeout_s": 60})
+    environment = {"name": f"{HERE}:dying_together", "file": str(tmp_path / "died"), "num": 7}
+    rows = await rows_of(environment, ticket(num=7), deterministic=deterministic, episodes={"timeout_s": 240})
     assert [row["reward"] for row in rows] == [1.0] * 7
+    assert [json.loads(row["episode"])["num_retries"] for row in rows] == [1] * 7
 
 
 async def test_in_rounds_two_calls_follow_one_another():
     """Synchronous episodes of both would wait for each other's processes."""
-    config = config_of(f"{HERE}:blocking", deterministic=True, episodes={"max_processes": 2, "timeout_s": 30})
+    config = config_of(f"{HERE}:blocking", deterministic=True, episodes={"max_processes": 2, "timeout_s": 240})
     async with worker_of(counting(), config) as worker:
         both = await asyncio.gather(*(collected(worker, ticket(index, num=3)) for index in (0, 1)))
     assert [batch["reward"].to_pylist() for (batch,) in both] == [[1.0] * 3] * 2
 
 
 async def test_a_turn_that_the_environment_gave_up_is_in_no_row_and_earns_nothing():
-    engine = SpeakingEngine(TOKENIZER, lambda prompt: "x" * (1 if number_of_turns(prompt) == 1 else 400))
-    engine.at_step = {}
-    advance = engine._advance
-
-    def slowly():
-        time.sleep(0.005)
-        return advance()
-
-    engine._advance = slowly
+    engine = UnfinishedEngine(TOKENIZER, lambda prompt: "x" * (1 if number_of_turns(prompt) == 1 else 400))
     (row,) = await rows_of("giving_up", ticket(max_tokens=400), engine=engine, max_context=1024)
     (turn,) = row["turns"]
     assert len(row["completion_token_ids"]) == turn["end"]
     assert row["token_rewards"] == [*[0.0] * (turn["end"] - 1), 1.0]
     assert [each["role"] for each in json.loads(row["messages"])] == ["user", "assistant"]
+    assert engine._running == {}, "nobody samples it any more"
 
 
 @pytest.mark.parametrize("what", ["log", "earn", "raise", "return"])
@@ -481,9 +484,10 @@ async def test_a_prompt_that_is_a_plain_text_is_refused():
 
 
 async def test_what_is_sampled_of_episodes_is_not_handed_over():
-    async with worker_of(counting(), config_of(f"{HERE}:endless", episodes={"max_turns": 10_000})) as worker:
-        running = asyncio.create_task(collected(worker, ticket()))
-        while not worker._groups:
-            await asyncio.sleep(0.01)
+    engine = UnfinishedEngine(TOKENIZER, lambda prompt: "x" * 8)
+    async with worker_of(engine, config_of(f"{HERE}:two_turns")) as worker:
+        running = asyncio.create_task(collected(worker, ticket(max_tokens=20)))
+        await until(lambda: len(engine.added) == 2)
         assert await worker.hand_over(["00000000"]) == [None]
         assert await running == []
+        await until(lambda: engine._running == {})
