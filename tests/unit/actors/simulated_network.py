@@ -1,8 +1,8 @@
 """Real sockets under a simulated clock: deadlines and pauses of clients and servers in one event loop take no time, and a slow machine
 cannot miss them.
 
-As `tests.unit.cluster.simulated_time`, where nothing has sockets. The clock jumps to the next timer when nothing is left to do. Both ends of
-a connection are in this process, so a message that was sent is there, or is a moment later.
+As `tests.unit.cluster.simulated_time`, where nothing has sockets. The clock jumps to the next timer when nothing is left to do. Both ends
+of a connection are in this process, so a message that was sent is there, or will be in a moment.
 """
 
 import asyncio
