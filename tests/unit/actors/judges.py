@@ -15,7 +15,6 @@ from typing import Any
 
 from cluster.contracts.errors import UnavailableError
 
-
 TIMEOUT_S = 3600.0
 """A deadline that no slow machine misses: it passes when a clock is moved on."""
 
