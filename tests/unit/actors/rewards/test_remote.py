@@ -10,9 +10,8 @@ import pytest
 from aiohttp import web
 
 from actors.reward_service.deadline import verdict_within
+from actors.reward_service.judge_process import JudgeProcess
 from actors.reward_service.judgement import find_judge, judge_async, timed_out
-from actors.reward_service.judging import Judging
-from actors.reward_service.recipe import parts_of
 from actors.reward_service.service import Asked, RewardService
 from cluster.contracts.errors import ConfigError, UnavailableError
 from cluster.contracts.plugins import Plugin
@@ -20,8 +19,6 @@ from cluster.contracts.reward_config import RewardConfig
 from tests.ports import free_ports
 from tests.unit.actors.faulty_server import faulty_server
 from tests.unit.actors.simulated_network import simulated
-
-pytestmark = pytest.mark.slow
 
 TURNS = [{"role": "user", "content": "2+2?"}]
 
@@ -318,25 +315,6 @@ async def test_an_unknown_certificate_is_an_outage_that_names_the_way_out_and_a_
     assert reward.value == 12.0
 
 
-@pytest.mark.slow
-async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all_rewards():
-    given = {"prompt": "", "messages": [], "token_ids": [1], "finish_reason": "stop", "seed": 0}
-    asked = Asked(columns={}, trajectories=[given | {"completion": said} for said in ("a", "bb")])
-    (port,) = free_ports(1)
-    judge = {"name": "remote", "endpoint": f"http://127.0.0.1:{port}"}
-    service = RewardService(RewardConfig(judge=judge, timeout_s=2, hold_s=60))
-    try:
-        judging = asyncio.create_task(service.judge(asked))
-        while service.progress().phase != "holding":
-            await asyncio.sleep(0.02)
-            assert not judging.done()
-        async with faulty_server(SERVERS["native"][1], port=port):
-            rewards, _ = await judging
-    finally:
-        await service.close()
-    assert [reward.value for reward in rewards] == [1.0, 2.0]
-
-
 class InProcess:
     """Judges as a judge's process does, in this one."""
 
@@ -356,24 +334,52 @@ class InProcess:
         except UnavailableError as away:
             return [away]
 
+    async def kill(self):
+        await self.facts.call._client.close()
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    async def start(part, config, *, printed):
+        return InProcess(find_judge(part.judge), timeout_s=part.timeout_s)
+
+    monkeypatch.setattr(JudgeProcess, "start", start)
+
+
+def asked(*completions):
+    given = {"prompt": "", "messages": [], "token_ids": [1], "finish_reason": "stop", "seed": 0}
+    return Asked(columns={"answer": ""}, trajectories=[given | {"completion": said} for said in completions])
+
 
 @simulated
-async def test_completions_that_break_their_server_fail_though_nothing_else_is_asked_any_more():
+async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all_rewards(in_process):
+    (port,) = free_ports(1)
+    judge = {"name": "remote", "endpoint": f"http://127.0.0.1:{port}"}
+    service = RewardService(RewardConfig(judge=judge, timeout_s=2, hold_s=60))
+    judging = asyncio.create_task(service.judge(asked("a", "bb")))
+    while service.progress().phase != "holding":
+        await asyncio.sleep(0.5)
+        assert not judging.done()
+    async with faulty_server(SERVERS["native"][1], port=port):
+        rewards, _ = await judging
+    await service.close()
+    assert [reward.value for reward in rewards] == [1.0, 2.0]
+
+
+@simulated
+async def test_completions_that_break_their_server_fail_though_nothing_else_is_asked_any_more(in_process):
     faults = {"crash": "500", "hang": "hang", "reset": "close"}
     async with faulty_server(SERVERS["slime"][1]) as server:
         server.fault_of = lambda body: faults.get(body["response"])
         judge = {"name": "remote", "endpoint": server.url, "dialect": "slime"}
-        config = RewardConfig.model_validate({"judge": judge, "timeout_s": 3, "hold_s": 60})
-        (part,) = parts_of(config)
-        process = InProcess(find_judge(part.judge), timeout_s=part.timeout_s)
-        judging = Judging(part, config, process)
-        await judging.judge("{}", [(1, group("good"))])
-        judged = await asyncio.gather(*(judging.judge("{}", [(1, group(said))]) for said in faults))
-        await process.facts.call._client.close()
-    rewards = [reward for ((reward,),), _ in judged]
+        service = RewardService(RewardConfig(judge=judge, timeout_s=2, hold_s=60))
+        await service.judge(asked("good"))
+        judged = await asyncio.gather(*(service.judge(asked(said)) for said in faults))
+        await service.close()
+    rewards = [reward for (reward,), _ in judged]
     assert [(reward.value, reward.status) for reward in rewards] == [(None, "error")] * 3
     assert all("others were answered between 5 tries" in reward.message for reward in rewards)
-    assert judging.hold is None
+    assert service.progress().phase == "idle"
 
 
 @pytest.mark.parametrize(
