@@ -39,6 +39,11 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
         case "hang":
             note_begun(columns)
             threading.Event().wait()
+        case "wait":
+            note_begun(columns)
+            while not Path(columns["go_on"]).exists():
+                time.sleep(0.01)
+            Path(columns["go_on"]).unlink()
         case "exit":
             os._exit(3)
         case "raise":

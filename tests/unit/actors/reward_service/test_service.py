@@ -62,12 +62,17 @@ async def pid_of_judge(rewards: RewardService) -> int:
     return int((await rewards.score(batch_of(["pid"])))[0]["reward"][0].as_py())
 
 
+async def answers_are_read() -> None:
+    """Those that have come. Each step of that is a round of the event loop."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 async def overrun(rewards: RewardService, completions: list[str], begun: Path, *, seconds: float = TIMEOUT_S) -> Any:
     """Scores of a group, in which these seconds pass as soon as the file `begun` is there."""
     scoring = asyncio.create_task(rewards.score(batch_of(completions, columns={"begun": str(begun)})))
     await until(begun.exists)
-    for _ in range(20):  # answers that came before are read: each step of that is a round of the event loop
-        await asyncio.sleep(0)
+    await answers_are_read()
     pass_time(seconds)
     scored, _ = await scoring
     return scored
@@ -163,6 +168,21 @@ async def test_a_hanging_judge_costs_one_row_and_one_deadline(judge, tmp_path):
         scored = await overrun(rewards, ["good", "hang", "good"], tmp_path / "begun", seconds=seconds)
     assert scored["reward_status"].to_pylist() == ["ok", "timeout", "ok"]
     assert "reward.timeout_s=3600" in scored["reward_message"][1].as_py()
+
+
+async def test_of_several_calls_in_a_request_each_has_a_deadline_of_its_own(tmp_path):
+    begun, go_on = tmp_path / "begun", tmp_path / "go_on"
+    columns = {"begun": str(begun), "go_on": str(go_on)}
+    async with service(SYNC, timeout_s=TIMEOUT_S) as rewards:
+        scoring = asyncio.create_task(rewards.score(batch_of(["wait", "wait"], columns=columns)))
+        for _ in range(2):
+            await until(begun.exists)
+            await answers_are_read()
+            pass_time(0.6 * TIMEOUT_S)
+            begun.unlink()
+            go_on.touch()
+        scored, _ = await scoring
+    assert scored["reward_status"].to_pylist() == ["ok", "ok"]
 
 
 async def test_a_judges_own_timeout_error_is_an_error(shared):
