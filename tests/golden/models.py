@@ -1,5 +1,7 @@
 """The small Llama that some golden cases were computed with."""
 
+import copy
+import functools
 import json
 from pathlib import Path
 
@@ -8,7 +10,12 @@ from safetensors.torch import load_file
 
 
 def load_model(root: Path) -> torch.nn.Module:
-    """From `_models/tiny_llama_v32` beside the peers' folders, in float32."""
+    """A new one, from `_models/tiny_llama_v32` beside the peers' folders, in float32."""
+    return copy.deepcopy(_loaded(root))
+
+
+@functools.cache
+def _loaded(root: Path) -> torch.nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = root / "_models" / "tiny_llama_v32"

@@ -15,6 +15,9 @@ from typing import Any
 
 from cluster.contracts.errors import UnavailableError
 
+TIMEOUT_S = 3600.0
+"""A deadline that no slow machine misses: it passes when a clock is moved on."""
+
 
 class UnspeakableError(Exception):
     def __str__(self) -> str:
@@ -34,7 +37,13 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
         case "file limit":
             return resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         case "hang":
+            note_begun(columns)
             threading.Event().wait()
+        case "wait":
+            note_begun(columns)
+            while not Path(columns["go_on"]).exists():
+                time.sleep(0.01)
+            Path(columns["go_on"]).unlink()
         case "exit":
             os._exit(3)
         case "raise":
@@ -66,12 +75,29 @@ def obedient(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any
     return 1.0
 
 
+def note_begun(columns: Mapping[str, Any]) -> bool:
+    """Makes the file that the column names, if there is one."""
+    if "begun" in columns:
+        Path(columns["begun"]).touch()
+    return "begun" in columns
+
+
+def pass_time(seconds: float) -> None:
+    """Moves the clock of the running event loop on: what was due within these seconds is due now. The loop keeps that clock."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+
+
 async def obedient_async(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:
     if completion == "hang":
+        if note_begun(columns):
+            pass_time(TIMEOUT_S)
         await asyncio.Event().wait()
     if completion == "slow":
         await asyncio.sleep(0.5)
     if completion == "block":
+        note_begun(columns)
         threading.Event().wait()
     if completion == "timeout error":
         raise TimeoutError("the remote server is slow")
@@ -124,8 +150,10 @@ def leaves_behind(*, completion: str, file: str) -> float:
     if (child := os.fork()) == 0:
         if completion == "hang":
             os.setsid()
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
+    while completion == "hang" and os.getsid(child) != child:
+        time.sleep(0.01)
     Path(file).write_text(str(child))
     if completion == "exit":
         os._exit(3)
@@ -143,7 +171,7 @@ class BuiltOnce:
     def __call__(self, *, completion: str) -> float:
         if completion == "exit":
             os._exit(3)
-        time.sleep(0.5)
+        time.sleep(0.1)
         return 1.0
 
 

@@ -135,4 +135,8 @@ def reward_func(queries, prompts, labels, **kwargs):
 
 
 def reward_func_of_other_names(texts, asked, answers):
-    return reward_func(texts, asked, answers)
+    """And with lists for tensors: to import torch takes a process seconds."""
+    reward = [
+        float(text.removeprefix(prompt) == answer) for text, prompt, answer in zip(texts, asked, answers, strict=True)
+    ]
+    return {"rewards": [2 * each for each in reward], "scores": reward}

@@ -12,6 +12,7 @@ from actors.judge_server import JudgeServer
 from cluster.contracts.errors import FailureKind, WorkerError
 from cluster.contracts.reward_config import JudgeServerConfig
 from tests.ports import free_ports
+from tests.unit.actors.environments.test_failures import until
 
 pytestmark = pytest.mark.slow
 SCRIPT = """
@@ -59,6 +60,13 @@ def started(tmp_path, monkeypatch):
         each._process.wait()
 
 
+async def processes_of(server):
+    """All four: that of the module, the one that looks after it, the server and its engine."""
+    first = psutil.Process(server._process.pid)
+    await until(lambda: len(first.children(recursive=True)) == 3)
+    return [first, *first.children(recursive=True)]
+
+
 def ask(server, path):
     with urllib.request.urlopen(f"http://{server.progress().detail}{path}", timeout=120) as answer:
         return json.load(answer)
@@ -76,8 +84,8 @@ async def test_a_server_is_up_when_it_is_healthy_and_its_token_is_in_no_argument
         "max-model-len": "512",
         "kv-cache-memory-bytes": "64",
     }
-    processes = [psutil.Process(server._process.pid), *psutil.Process(server._process.pid).children(recursive=True)]
-    assert len(processes) == 4 and all("t0ken" not in " ".join(each.cmdline()) for each in processes)
+    processes = await processes_of(server)
+    assert all("t0ken" not in " ".join(each.cmdline()) for each in processes)
     # Ray ends an actor's own children first; the pipe closes when the actor is gone.
     server._process.kill()
     server._process.stdin.close()
@@ -88,7 +96,7 @@ async def test_a_server_is_up_when_it_is_healthy_and_its_token_is_in_no_argument
 async def test_a_server_that_ends_takes_its_engine_along_and_is_a_death_of_its_actor(started):
     server = started("m")
     await server.warm_up()
-    processes = psutil.Process(server._process.pid).children(recursive=True)
+    _, *processes = await processes_of(server)
     with pytest.raises(OSError):
         ask(server, "/end")
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=120)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ import pytest_asyncio
 
 from actors.reference_scorer import ReferenceScorer
 from actors.reward_service import judging
+from actors.reward_service.recipe import parts_of
 from actors.reward_service.service import RewardService
 from cluster.contracts.config import RewardConfig
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
@@ -24,6 +26,8 @@ from cluster.contracts.schema import joined, summarize, validate, with_columns
 from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
 from tests.unit.actors.environments.test_failures import is_gone, until
+from tests.unit.actors.judges import TIMEOUT_S, pass_time
+from tests.unit.actors.reward_service.test_breaker import Endpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # judges are processes
 
@@ -56,6 +60,22 @@ async def shared() -> AsyncIterator[dict[str, RewardService]]:
 
 async def pid_of_judge(rewards: RewardService) -> int:
     return int((await rewards.score(batch_of(["pid"])))[0]["reward"][0].as_py())
+
+
+async def answers_are_read() -> None:
+    """Those that have come. Each step of that is a round of the event loop."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def overrun(rewards: RewardService, completions: list[str], begun: Path, *, seconds: float = TIMEOUT_S) -> Any:
+    """Scores of a group, in which these seconds pass as soon as the file `begun` is there."""
+    scoring = asyncio.create_task(rewards.score(batch_of(completions, columns={"begun": str(begun)})))
+    await until(begun.exists)
+    await answers_are_read()
+    pass_time(seconds)
+    scored, _ = await scoring
+    return scored
 
 
 @both_kinds
@@ -141,11 +161,28 @@ async def test_an_episode_is_judged_once_with_all_its_segments(shared):
 
 
 @both_kinds
-async def test_a_hanging_judge_costs_one_row_and_one_deadline(judge):
-    async with service(judge, timeout_s=2) as rewards:
-        scored, _ = await rewards.score(batch_of(["good", "hang", "good"]))
+async def test_a_hanging_judge_costs_one_row_and_one_deadline(judge, tmp_path):
+    async with service(judge, timeout_s=TIMEOUT_S) as rewards:
+        # The deadline of an asynchronous judge passes by the clock of its own process, which it moves itself.
+        seconds = TIMEOUT_S if judge == SYNC else 0.0
+        scored = await overrun(rewards, ["good", "hang", "good"], tmp_path / "begun", seconds=seconds)
     assert scored["reward_status"].to_pylist() == ["ok", "timeout", "ok"]
-    assert "reward.timeout_s=2" in scored["reward_message"][1].as_py()
+    assert "reward.timeout_s=3600" in scored["reward_message"][1].as_py()
+
+
+async def test_of_several_calls_in_a_request_each_has_a_deadline_of_its_own(tmp_path):
+    begun, go_on = tmp_path / "begun", tmp_path / "go_on"
+    columns = {"begun": str(begun), "go_on": str(go_on)}
+    async with service(SYNC, timeout_s=TIMEOUT_S) as rewards:
+        scoring = asyncio.create_task(rewards.score(batch_of(["wait", "wait"], columns=columns)))
+        for _ in range(2):
+            await until(begun.exists)
+            await answers_are_read()
+            pass_time(0.6 * TIMEOUT_S)
+            begun.unlink()
+            go_on.touch()
+        scored, _ = await scoring
+    assert scored["reward_status"].to_pylist() == ["ok", "ok"]
 
 
 async def test_a_judges_own_timeout_error_is_an_error(shared):
@@ -162,10 +199,11 @@ async def test_a_judge_that_lets_out_a_cancellation_of_its_own_costs_one_row(jud
     assert scored["reward_message"][1].as_py().startswith("CancelledError")
 
 
-async def test_an_asynchronous_judge_that_blocks_meets_its_deadline_and_is_replaced(monkeypatch):
-    monkeypatch.setattr("actors.reward_service.judge_process._BLOCKED_S", 0.5)
-    async with service(ASYNC, timeout_s=2) as rewards:
-        assert (await rewards.score(batch_of(["block"])))[0]["reward_status"].to_pylist() == ["timeout"]
+async def test_an_asynchronous_judge_that_blocks_meets_its_deadline_and_is_replaced(monkeypatch, tmp_path):
+    monkeypatch.setattr("actors.reward_service.judge_process._BLOCKED_S", TIMEOUT_S)
+    async with service(ASYNC, timeout_s=TIMEOUT_S) as rewards:
+        scored = await overrun(rewards, ["block"], tmp_path / "begun", seconds=2 * TIMEOUT_S)
+        assert scored["reward_status"].to_pylist() == ["timeout"]
         assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
@@ -221,17 +259,21 @@ async def test_an_answer_that_is_too_long_costs_one_row(shared):
 
 
 async def test_a_process_that_does_not_even_read_meets_the_deadline():
-    async with service(SYNC, timeout_s=2, max_concurrency=1) as rewards:
+    async with service(SYNC, timeout_s=TIMEOUT_S, max_concurrency=1) as rewards:
         os.kill(await pid_of_judge(rewards), signal.SIGSTOP)
-        scored, _ = await rewards.score(batch_of(["more than a pipe holds" * 100_000]))
+        ((process,),) = (judging._under_way for judging in rewards._judges.values())
+        scoring = asyncio.create_task(rewards.score(batch_of(["more than a pipe holds" * 100_000])))
+        await until(lambda: bool(process._waiting))
+        pass_time(TIMEOUT_S)
+        scored, _ = await scoring
         assert scored["reward_status"].to_pylist() == ["timeout"]
         assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
-async def test_a_hanging_judge_leaves_no_process_behind():
-    async with service(SYNC, timeout_s=2, max_concurrency=1) as rewards:
+async def test_a_hanging_judge_leaves_no_process_behind(tmp_path):
+    async with service(SYNC, timeout_s=TIMEOUT_S, max_concurrency=1) as rewards:
         before = await pid_of_judge(rewards)
-        await rewards.score(batch_of(["hang"]))
+        await overrun(rewards, ["hang"], tmp_path / "begun")
         after = await pid_of_judge(rewards)
     assert before != after
     assert not is_running(before)
@@ -251,12 +293,17 @@ async def test_a_judge_that_ends_its_process_leaves_nothing_that_it_started_behi
 
 async def test_a_process_that_left_the_judges_session_keeps_no_group_waiting(tmp_path):
     """Seen before: it held the pipe of the answers, and the end of the judge's process was waited for as long as it lived."""
-    judge = Plugin(name=f"{JUDGES}:leaves_behind", params={"file": str(tmp_path / "pid")})
-    async with service(judge, timeout_s=2) as rewards, asyncio.timeout(120):
+    file = tmp_path / "pid"
+    judge = Plugin(name=f"{JUDGES}:leaves_behind", params={"file": str(file)})
+    async with service(judge, timeout_s=TIMEOUT_S) as rewards:
         try:
-            scored, _ = await rewards.score(batch_of(["hang"]))
+            scoring = asyncio.create_task(rewards.score(batch_of(["hang"])))
+            await until(lambda: file.exists() and file.read_text() != "")
+            pass_time(TIMEOUT_S)
+            async with asyncio.timeout(120):
+                scored, _ = await scoring
         finally:
-            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+            os.kill(int(file.read_text()), signal.SIGKILL)
     assert scored["reward_status"].to_pylist() == ["timeout"]
 
 
@@ -289,21 +336,28 @@ async def test_nothing_outlives_a_service_that_is_killed(tmp_path):
 
 async def test_where_the_machine_has_no_room_for_a_second_process_the_first_goes_on(monkeypatch):
     monkeypatch.setattr(judging, "num_cpus", lambda: 2)
-    monkeypatch.setattr(judging, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(judging, "_PATIENCE_S", 0.0)
+    num_tries = 0
     async with service(f"{JUDGES}:slow") as rewards:
         await rewards.warm_up()
 
         async def no_room(*_: Any, **__: Any) -> None:
+            nonlocal num_tries
+            num_tries += 1
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
         monkeypatch.setattr("asyncio.create_subprocess_exec", no_room)
         answers = await asyncio.gather(*(rewards.score(batch_of(["x"])) for _ in range(3)))
     assert [each["reward"].to_pylist() for each, _ in answers] == [[1.0]] * 3
+    assert num_tries == 1
 
 
-async def test_a_fast_judge_keeps_its_one_process():
+async def test_a_fast_judge_keeps_its_one_process(monkeypatch):
+    monkeypatch.setattr(judging, "num_cpus", lambda: 4)
+    monkeypatch.setattr(judging, "_PATIENCE_S", 600.0)
     async with service(SYNC) as rewards:
-        assert await pid_of_judge(rewards) == await pid_of_judge(rewards)
+        pids = await asyncio.gather(*(pid_of_judge(rewards) for _ in range(8)))
+        assert len({*pids, await pid_of_judge(rewards)}) == 1
 
 
 async def test_a_judge_is_there_before_its_first_batch():
@@ -394,6 +448,7 @@ async def test_what_is_judged_chosen_and_scored_by_the_reference_is_joined_to_a_
 
 async def test_a_judge_that_cannot_be_built_a_second_time_goes_on_in_its_first_process(monkeypatch, tmp_path):
     monkeypatch.setattr(judging, "num_cpus", lambda: 2)
+    monkeypatch.setattr(judging, "_PATIENCE_S", 0.0)
     judge = Plugin(name="tests.unit.actors.judges:BuiltOnce", params={"marker": str(tmp_path / "built")})
     rewards = RewardService(RewardConfig(judge=judge))
     try:
@@ -439,9 +494,9 @@ async def test_the_judges_that_started_end_when_another_one_does_not(monkeypatch
 async def test_the_services_of_a_run_share_the_cores(monkeypatch):
     monkeypatch.setattr(judging, "num_cpus", lambda: 8)
     for num_services, num_processes in ((1, 8), (4, 2), (16, 1)):
-        async with service(SYNC, num_services=num_services) as rewards:
-            await rewards.warm_up()
-            assert [each._max_processes for each in rewards._judges.values()] == [num_processes]
+        config = RewardConfig(judge=Plugin(name=SYNC), num_services=num_services)
+        fake: Any = Endpoint(is_async=False)
+        assert judging.Judging(parts_of(config)[0], config, fake)._max_processes == num_processes
 
 
 @pytest.mark.parametrize("judge", ["away_while", "away_while_async", "group_away_while"])
@@ -451,14 +506,16 @@ async def test_what_is_judged_while_a_server_is_away_waits_for_it_and_no_deadlin
     server = tmp_path / "away"
     server.touch()
     parts = {"style": RewardPart(judge=Plugin(name=f"tests.unit.actors.judges:{judge}", params={"file": str(server)}))}
-    rewards = RewardService(RewardConfig(parts=parts, timeout_s=2))
+    rewards = RewardService(RewardConfig(parts=parts, timeout_s=TIMEOUT_S, hold_s=9 * TIMEOUT_S))
     try:
         await rewards.warm_up()
+        ((process,),) = (judging._under_way for judging in rewards._judges.values())
         scoring = asyncio.create_task(rewards.score(batch_of(["a", "bb", "ccc"])))
-        async with asyncio.timeout(120):
-            while rewards.progress().phase != "holding":
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(4)
+        # Not while the probe is under way, whose deadline runs.
+        await until(lambda: rewards.progress().phase == "holding" and not process._waiting)
+        pass_time(2 * TIMEOUT_S)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
         told = rewards.progress()
         assert told.detail == "3 trajectories waiting, 0 judged, style waits for http://judge:8000"
         assert [(hold.part, hold.reason) for hold in told.holds] == [("style", "connection refused")]
@@ -471,13 +528,14 @@ async def test_what_is_judged_while_a_server_is_away_waits_for_it_and_no_deadlin
     assert sorted((tmp_path / "away.asked").read_text().split()) == ["a", "bb", "ccc"], "each is asked once"
 
 
-async def test_groups_that_wait_for_a_server_ask_where_it_comes_up():
+async def test_groups_that_wait_for_a_server_ask_where_it_comes_up(monkeypatch):
+    monkeypatch.setattr("actors.reward_service.breaker._FIRST_PAUSE_S", 0.1)
     rewards = RewardService(RewardConfig(judge="tests.unit.actors.judges:asks_the_new_server", hold_s=600))
     try:
         await rewards.note_servers({"grader": ["http://old"]})
         scoring = asyncio.create_task(rewards.score(batch_of(["x"])))
-        await asyncio.wait([scoring], timeout=0.5)
-        assert not scoring.done()
+        await until(lambda: rewards.progress().phase == "holding")
+        assert rewards.progress().detail.endswith("waits for http://old")
         await rewards.note_servers({"grader": ["http://new"]})
         assert (await scoring)[0]["reward"].to_pylist() == [1.0]
     finally:

@@ -85,7 +85,7 @@ def test_a_share_of_the_cases_earns_it_or_nothing():
     ],
 )
 def test_why_a_program_fails_is_a_component_and_it_earns_nothing(program, reason):
-    reward = judged("code_stdin", program, DOUBLES, sandbox={"time_s": 0.5})
+    reward = judged("code_stdin", program, DOUBLES, sandbox={"time_s": 0.5} if reason == "out_of_time" else {})
     assert reward.value == 0.0
     assert {name: value for name, value in reward.components.items() if value} == {reason: 1.0}
 
@@ -109,10 +109,14 @@ def test_a_completion_without_a_program_earns_nothing_and_says_so():
     assert (reward.value, reward.components["no_program"]) == (0.0, 1.0)
 
 
-def test_cases_that_the_time_for_all_does_not_reach_are_out_of_time_and_no_failure():
+def test_cases_that_the_time_for_all_does_not_reach_are_out_of_time_and_no_failure(monkeypatch):
+    """One that it reaches takes 0.1 s or more."""
+    ran = Mock(side_effect=HostProcess.exchange)
+    monkeypatch.setattr(HostProcess, "exchange", lambda *given, **more: ran(*given, **more))
     cases = {"cases": {"inputs": ["a"] * 50, "outputs": ["a"] * 50}}
-    reward = judged("code_stdin", "while True: pass", cases, score="share", sandbox={"time_s": 0.3, "total_s": 1})
+    reward = judged("code_stdin", "while True: pass", cases, score="share", sandbox={"time_s": 0.1, "total_s": 0.5})
     assert (reward.value, reward.components["out_of_time"], reward.status) == (0.0, 1.0, RewardStatus.OK)
+    assert ran.call_count <= 1 + 6, "with the sandbox's own first program"
 
 
 def test_an_expected_output_may_be_longer_than_the_limit():

@@ -22,7 +22,7 @@ FAULTS = {
 @pytest.fixture
 async def server():
     """Its URL, the requests that it got, and a fault that it may have."""
-    sandbox = Sandbox(SandboxConfig(time_s=0.5))
+    sandbox = Sandbox(SandboxConfig())
     state = {"requests": [], "fault": None}
 
     async def run_code(request):
@@ -30,6 +30,7 @@ async def server():
         state["requests"].append(asked)
         if state["fault"] is not None:
             return FAULTS[state["fault"]]()
+        sandbox.config = SandboxConfig(time_s=asked["run_timeout"])
         ran = sandbox.run(asked["code"], stdin=asked["stdin"])
         status = "TimeLimitExceeded" if ran.verdict is Verdict.OUT_OF_TIME else "Finished"
         code = {Verdict.OK: 0, Verdict.OUT_OF_TIME: None}.get(ran.verdict, 1)
@@ -68,7 +69,7 @@ async def judged(server, program, columns=CASES, **params):
     ],
 )
 async def test_what_a_program_does_is_a_verdict(program, value, reason, server):
-    reward = await judged(server, program)
+    reward = await judged(server, program, time_s=0.5 if reason == "out_of_time" else 4.0)
     assert (reward.value, {name for name, share in reward.components.items() if share}) == (value, {reason} - {None})
 
 

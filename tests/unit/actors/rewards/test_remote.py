@@ -1,8 +1,8 @@
 """The judge `remote` against real servers: each dialect's requests and answers, batches, and every fault of a server."""
 
 import asyncio
-import contextlib
 import itertools
+import json
 import ssl
 import subprocess
 
@@ -10,14 +10,15 @@ import pytest
 from aiohttp import web
 
 from actors.reward_service.deadline import verdict_within
-from actors.reward_service.judgement import find_judge, judge_async
+from actors.reward_service.judge_process import JudgeProcess
+from actors.reward_service.judgement import find_judge, judge_async, timed_out
 from actors.reward_service.service import Asked, RewardService
 from cluster.contracts.errors import ConfigError, UnavailableError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardConfig
+from tests.ports import free_ports
 from tests.unit.actors.faulty_server import faulty_server
-
-pytestmark = pytest.mark.slow
+from tests.unit.actors.simulated_network import simulated
 
 TURNS = [{"role": "user", "content": "2+2?"}]
 
@@ -167,6 +168,7 @@ async def test_components_and_failures_of_single_trajectories_come_through(diale
     assert dialect != "native" or (rewards[1].status, rewards[1].message) == ("timeout", "slow")
 
 
+@simulated
 async def test_groups_judged_at_the_same_time_share_requests_and_get_their_own_rewards():
     async with faulty_server(SERVERS["openrlhf"][1]) as server:
         judge = remote("openrlhf", server.url, batch_size=4, batch_s=0.05)
@@ -178,6 +180,7 @@ async def test_groups_judged_at_the_same_time_share_requests_and_get_their_own_r
 
 
 @every_dialect
+@simulated
 async def test_a_limit_of_tokens_holds_for_servers_that_do_not_count_them(dialect):
     """Two requests of 12 characters are 4 tokens each: at 60 a minute the second one's turn comes in 4 s."""
     async with faulty_server(SERVERS[dialect][1]) as server:
@@ -199,6 +202,7 @@ async def test_a_trajectory_that_makes_the_server_refuse_its_batch_fails_alone()
     assert "HTTP 400: too long" in bad.message
 
 
+@simulated
 async def test_after_a_batch_that_breaks_its_server_each_trajectory_is_asked_for_alone():
     def answer(body):
         if "poison" in body["query"]:
@@ -217,6 +221,7 @@ async def test_after_a_batch_that_breaks_its_server_each_trajectory_is_asked_for
         await judge.call._client.close()
 
 
+@simulated
 async def test_after_a_limit_a_batch_is_asked_for_together_again():
     """Alone, each of its trajectories would take a turn of the limit."""
     async with faulty_server(SERVERS["openrlhf"][1], "retry after 1 s") as server:
@@ -244,6 +249,7 @@ REFUSED = ["404", "malformed", "html", "redirect"]
 
 @every_dialect
 @pytest.mark.parametrize("fault", AWAY)
+@simulated
 async def test_a_server_that_is_away_gives_no_reward_at_all(dialect, fault):
     async with faulty_server(SERVERS[dialect][1], always=itertools.repeat(fault)) as server:
         assert await judged(remote(dialect, server.url), group("a", "b"), within_s=0.1) == "away"
@@ -260,6 +266,7 @@ async def test_a_server_that_refuses_fails_every_trajectory_and_is_never_a_zero(
 
 
 @every_dialect
+@simulated
 async def test_a_server_that_is_down_for_a_while_costs_time_and_no_reward(dialect):
     async with faulty_server(SERVERS[dialect][1], "503", "close", "half a body", "429") as server:
         rewards = await judged(remote(dialect, server.url), group("a", "b"))
@@ -308,43 +315,67 @@ async def test_an_unknown_certificate_is_an_outage_that_names_the_way_out_and_a_
     assert reward.value == 12.0
 
 
-@pytest.mark.slow
-async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all_rewards():
+class InProcess:
+    """Judges as a judge's process does, in this one."""
+
+    is_alive, is_spent = True, False
+
+    def __init__(self, judge, *, timeout_s):
+        self.facts, self._timeout_s = judge, timeout_s
+
+    async def judge(self, shared, calls):
+        ((size, given),) = calls
+        try:
+            with verdict_within(self._timeout_s):
+                async with asyncio.timeout(self._timeout_s):
+                    return [await judge_async(self.facts, json.loads(shared) | given, size=size)]
+        except TimeoutError:
+            return [[timed_out(self._timeout_s, setting="timeout_s")] * size]
+        except UnavailableError as away:
+            return [away]
+
+    async def kill(self):
+        await self.facts.call._client.close()
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    async def start(part, config, *, printed):
+        return InProcess(find_judge(part.judge), timeout_s=part.timeout_s)
+
+    monkeypatch.setattr(JudgeProcess, "start", start)
+
+
+def asked(*completions):
     given = {"prompt": "", "messages": [], "token_ids": [1], "finish_reason": "stop", "seed": 0}
-    asked = Asked(columns={}, trajectories=[given | {"completion": said} for said in ("a", "bb")])
-    async with faulty_server(SERVERS["native"][1]) as server:
-        port = int(server.url.rpartition(":")[2])  # free again when the server has gone
-    judge = {"name": "remote", "endpoint": server.url}
+    return Asked(columns={"answer": ""}, trajectories=[given | {"completion": said} for said in completions])
+
+
+@simulated
+async def test_a_service_holds_a_group_while_its_server_is_away_and_then_has_all_rewards(in_process):
+    (port,) = free_ports(1)
+    judge = {"name": "remote", "endpoint": f"http://127.0.0.1:{port}"}
     service = RewardService(RewardConfig(judge=judge, timeout_s=2, hold_s=60))
-    try:
-        judging = asyncio.create_task(service.judge(asked))
-        while service.progress().phase != "holding":
-            await asyncio.sleep(0.02)
-            assert not judging.done()
-        async with faulty_server(SERVERS["native"][1], port=port):
-            rewards, _ = await judging
-    finally:
-        await service.close()
+    judging = asyncio.create_task(service.judge(asked("a", "bb")))
+    while service.progress().phase != "holding":
+        await asyncio.sleep(0.5)
+        assert not judging.done()
+    async with faulty_server(SERVERS["native"][1], port=port):
+        rewards, _ = await judging
+    await service.close()
     assert [reward.value for reward in rewards] == [1.0, 2.0]
 
 
-@pytest.mark.slow
-async def test_completions_that_break_their_server_fail_though_nothing_else_is_asked_any_more():
+@simulated
+async def test_completions_that_break_their_server_fail_though_nothing_else_is_asked_any_more(in_process):
     faults = {"crash": "500", "hang": "hang", "reset": "close"}
-
-    def asked(*completions):
-        given = {"prompt": "", "messages": [], "token_ids": [1], "finish_reason": "stop", "seed": 0}
-        return Asked(columns={"answer": ""}, trajectories=[given | {"completion": said} for said in completions])
-
     async with faulty_server(SERVERS["slime"][1]) as server:
         server.fault_of = lambda body: faults.get(body["response"])
         judge = {"name": "remote", "endpoint": server.url, "dialect": "slime"}
-        service = RewardService(RewardConfig.model_validate({"judge": judge, "timeout_s": 1.5, "hold_s": 60}))
-        try:
-            await service.judge(asked("good"))
-            judged = await asyncio.gather(*(service.judge(asked(said)) for said in faults))
-        finally:
-            await service.close()
+        service = RewardService(RewardConfig(judge=judge, timeout_s=2, hold_s=60))
+        await service.judge(asked("good"))
+        judged = await asyncio.gather(*(service.judge(asked(said)) for said in faults))
+        await service.close()
     rewards = [reward for (reward,), _ in judged]
     assert [(reward.value, reward.status) for reward in rewards] == [(None, "error")] * 3
     assert all("others were answered between 5 tries" in reward.message for reward in rewards)
@@ -376,12 +407,14 @@ async def test_plain_text_is_refused_where_the_messages_hold_more():
     assert reward.value is None and "use raw" in reward.message
 
 
+@simulated
 async def test_a_group_whose_deadline_passes_leaves_nothing_running():
     async with faulty_server(SERVERS["openrlhf"][1], "hang") as server:
         judge = remote("openrlhf", endpoint={"urls": [server.url], "max_concurrency": 1})
-        with contextlib.suppress(TimeoutError):
+        with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await judge_async(judge, group("a", "b"), size=2)
-        while judge.call._client._places.locked():
-            await asyncio.sleep(0.01)
+        assert len(server.requests) == 1
+        await asyncio.sleep(0.1)
+        assert not judge.call._client._places.locked(), "the request is answered after 60 s"
         await judge.call._client.close()

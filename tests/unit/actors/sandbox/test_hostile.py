@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parents[4]
 
 @pytest.fixture(scope="module")
 def sandbox():
-    made = Sandbox(SandboxConfig(time_s=1, memory_bytes=2**28))
+    made = Sandbox(SandboxConfig(memory_bytes=2**28))
     yield made
     made.close()
 
@@ -61,6 +61,9 @@ def test_a_program_is_refused_that(name, sandbox, machine, unharmed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDED)
-def test_a_program_is_ended_that(name, sandbox, unharmed):
+def test_a_program_is_ended_that(name, sandbox, unharmed, monkeypatch):
     program, verdicts = ENDED[name]
-    assert sandbox.run(program, wall_s=0.3 if name in IDLE else 60).verdict in verdicts
+    with monkeypatch.context() as patched:
+        if "out_of_time" in verdicts:  # no other verdict may depend on how slow the machine is
+            patched.setattr(sandbox, "config", sandbox.config.model_copy(update={"time_s": 0.3}))
+        assert sandbox.run(program, wall_s=0.3 if name in IDLE else 60).verdict in verdicts
