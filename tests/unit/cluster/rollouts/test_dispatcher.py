@@ -214,6 +214,53 @@ async def test_places_that_queued_groups_leave_are_filled_at_once():
 
 
 @simulated
+async def test_the_work_that_groups_are_at_is_noted():
+    done, noted = asyncio.Event(), []
+    scene = Scene(script=lambda ticket: done)
+    scene.judging.clear()
+    async with scene.running():
+        scene.production._dispatcher._note_work = lambda *works: noted.append(works)
+        async with scene.production.generating(into=Buffer(groups_per_step=1)):
+            for event in (done, scene.judging):
+                await asyncio.sleep(60)
+                event.set()
+            await asyncio.sleep(60)
+    assert [works for works, before in zip(noted, [None, *noted], strict=False) if works != before] == [
+        ("fetching",),
+        ("sampling",),
+        ("judging",),
+        (),
+    ]
+
+
+@simulated
+async def test_an_evaluation_goes_before_groups_that_wait_already():
+    """Groups 0 and 1 wait for the worker that takes the place of a dead one."""
+    deaths = iter([death("rollout-0")])
+    scene = Scene(script=lambda ticket: next(deaths, None), max_concurrent_sequences=4)
+    async with scene.generating(Buffer(groups_per_step=2)):
+        scene.coming.clear()
+        await settled()
+        evaluating = asyncio.create_task(scene.evaluate(3))
+        await settled()
+        scene.coming.set()
+        await evaluating
+        await settled()
+    dead, successor = [[index for call in worker.calls for index in call] for worker in scene.workers]
+    assert (dead, successor) == ([0, 1], [-1, -2, -3, 0, 1])
+
+
+@simulated
+async def test_in_a_deterministic_run_the_index_alone_decides_the_worker():
+    """Groups 1 to 4, in their order: the second worker has the first of them."""
+    scene = Scene(num_workers=2, deterministic=True)
+    buffer = Buffer(groups_per_step=4, in_waves=True, next_index=1)
+    async with scene.generating(buffer):
+        assert [index for index, _ in await buffer.take(4)] == [1, 2, 3, 4]
+    assert {worker.name: worker.calls for worker in scene.workers} == {"rollout-0": [[2, 4]], "rollout-1": [[1, 3]]}
+
+
+@simulated
 async def test_an_evaluation_waits_for_a_worker_and_does_not_spin():
     scene = Scene()
     async with scene.running():
@@ -311,6 +358,7 @@ async def test_another_worker_goes_on_with_what_a_leaving_one_had_and_begins_the
         scene.fleet.drain("rollout-0")
         assert await scene.production._dispatcher.hand_over(leaving, copy=copy, deadline_s=9.0) == handed_over
         assert [index for index, _ in await buffer.take(8)] == [*range(8)]
+        assert await scene.production._dispatcher.hand_over(leaving, copy=copy, deadline_s=9.0) == [], "it has none"
         others = [worker for worker in scene.workers if worker is not leaving]
         assert {index: each for worker in others for index, each in worker.given.items() if each} == (
             {2: given} if given else {}
