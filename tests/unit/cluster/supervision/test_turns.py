@@ -81,6 +81,8 @@ async def settled() -> None:
 
 async def test_the_learner_has_the_gpus_first_and_an_engine_starts_when_it_rests(scene: Scene):
     starting = asyncio.create_task(scene.worker("w0"))
+    await settled()
+    assert scene.drain() == [], "before the learner has begun"
     await scene.learners()
     await settled()
     assert scene.drain() == ["learner"]
