@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,7 @@ from cluster.rollouts.dispatcher import Dispatcher
 from cluster.rollouts.lanes import ToFreePlaces
 from cluster.rollouts.quarantine import Suspects
 from tests.fakes import ScriptedScorer, ScriptedWorker, death
-from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
+from tests.unit.cluster.rollouts.scene import Scene, refusal, settled, worker_spec
 from tests.unit.cluster.simulated_time import pass_time, simulated
 
 
@@ -274,7 +275,9 @@ async def test_an_evaluation_waits_for_a_worker_and_does_not_spin():
 
 
 @simulated
-async def test_a_stream_that_is_lost_with_its_node_blames_nobody_and_its_groups_start_again():
+@pytest.mark.parametrize(("is_deterministic", "again"), [(False, [2, 3]), (True, [0, 1, 2, 3])])
+async def test_a_stream_that_is_lost_with_its_node_blames_nobody_and_its_groups_start_again(is_deterministic, again):
+    """In a deterministic run with all groups of its call."""
     lost = iter([LostError("rollout-0, 'generate': its owner has died")])
     aborted = []
 
@@ -282,9 +285,13 @@ async def test_a_stream_that_is_lost_with_its_node_blames_nobody_and_its_groups_
         async def call(self, method, group_ids, *, deadline_s):
             aborted.append((method, group_ids))
 
-    scene = Scene(make_worker=Worker, script=lambda ticket: next(lost, None) if ticket.index == 2 else None)
+    scene = Scene(
+        make_worker=Worker,
+        script=lambda ticket: next(lost, None) if ticket.index == 2 else None,
+        deterministic=is_deterministic,
+    )
     assert await scene.take() == [0, 1, 2, 3]
-    assert scene.workers[0].calls == [[0, 1, 2, 3], [2, 3]] and len(scene.workers) == 1
+    assert scene.workers[0].calls == [[0, 1, 2, 3], again] and len(scene.workers) == 1
     assert aborted == [("abort", ["00000002", "00000003"])], "the worker may live: it must not sample them twice"
     assert [(event["kind"], event["groups"]) for event in scene.events.events] == [("groups_lost", [2, 3])]
 
@@ -356,9 +363,11 @@ async def test_another_worker_goes_on_with_what_a_leaving_one_had_and_begins_the
         (leaving,) = (worker for worker in scene.workers if worker.name == "rollout-0")
         assert leaving.calls == [[0, 2, 4, 6]]
         scene.fleet.drain("rollout-0")
-        assert await scene.production._dispatcher.hand_over(leaving, copy=copy, deadline_s=9.0) == handed_over
+        hand_over = partial(scene.production._dispatcher.hand_over, copy=copy, deadline_s=9.0)
+        assert await hand_over(Leaving(worker_spec(9), None)) == [], "it has none"
+        assert await hand_over(leaving) == handed_over
         assert [index for index, _ in await buffer.take(8)] == [*range(8)]
-        assert await scene.production._dispatcher.hand_over(leaving, copy=copy, deadline_s=9.0) == [], "it has none"
+        assert await hand_over(leaving) == [], "it has none any more"
         others = [worker for worker in scene.workers if worker is not leaving]
         assert {index: each for worker in others for index, each in worker.given.items() if each} == (
             {2: given} if given else {}

@@ -17,7 +17,7 @@ from cluster.contracts.errors import (
     WorkerError,
 )
 from cluster.remote.actor import RemoteActor
-from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
+from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats, may_start_again
 from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, beside, death
 from tests.unit.cluster.simulated_time import simulated
 
@@ -98,6 +98,7 @@ async def test_an_actor_that_is_replaced_is_ended_and_the_event_says_how_long_it
     assert (events.kinds(), events.events[1]["seconds"]) == (["failure", "recovery"], 30.0)
     await where.replace(old, WorkerError("somebody else's call ended too", actor="rollout-0"))
     assert await where.ready() is new and not new.is_dead and len(events.events) == 2
+    assert str(where.failure_of(old)) == str(DEATH), "what came first"
 
 
 @simulated
@@ -123,6 +124,32 @@ async def test_a_failure_is_told_with_what_is_known_of_it(details, told, supervi
     await supervisor.handle(actor_spec("rollout-0"), error, actor=None)
     (event,) = supervisor.events.events
     assert {name: value for name, value in event.items() if name == "details"} == told
+
+
+async def test_a_place_that_was_given_back_starts_nothing(supervisor):
+    async def start(spec):
+        raise AssertionError("nobody wants it")
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor)
+    await where.stop()
+    with pytest.raises(WorkerError, match="not wanted any more"):
+        await where.ready()
+
+
+@pytest.mark.parametrize(
+    ("error", "may_start"),
+    [
+        (WorkerError("it died", actor="rollout-0"), True),
+        (WorkerError("it died"), True),
+        (WorkerError("it died", actor="learner-0"), False),
+        (DeadlineError("too late"), True),
+        (ConfigError("no such model", actor="rollout-0"), True),
+        (ConfigError("no such model"), False),
+        (WeightsError("off by 3 nats", actor="rollout-0"), False),
+    ],
+)
+def test_what_another_actor_the_driver_or_the_weights_failed_by_is_not_tried_again(error, may_start):
+    assert may_start_again(actor_spec("rollout-0"), error) is may_start
 
 
 async def test_a_start_that_is_not_wanted_any_more_waits_for_no_node(supervisor):
