@@ -9,7 +9,7 @@ import pytest
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket
 from cluster.rollouts.destinations import HeldOutGroups
-from cluster.rollouts.lanes import Job, Lane, SamplingClock
+from cluster.rollouts.lanes import Job, Lane, SamplingClock, by_free_places
 from tests.unit.cluster.simulated_time import simulated
 
 
@@ -40,6 +40,16 @@ def test_a_lane_tells_its_worker_how_many_groups_are_under_way():
     made.pop(1)
     made.pop(7)
     assert made.member.num_groups == 1
+
+
+def test_a_job_goes_to_the_lane_with_the_most_free_places():
+    """Of 8 places each, 2 and 8 are free: the second lane takes three jobs of 2, and then both have 2."""
+    lanes = [lane(busy=False), lane(busy=False)]
+    lanes[0].take([job(index) for index in (7, 8, 9)])
+    jobs = [job(index) for index in range(5)]
+    dealt = by_free_places(jobs, lanes)
+    assert [[each.ticket.index for each in share] for _, share in dealt] == [[3], [0, 1, 2, 4]]
+    assert [each for each, _ in dealt] == lanes
 
 
 @simulated

@@ -36,6 +36,22 @@ async def test_a_death_may_be_healed_until_the_budget_is_spent(supervisor):
     assert [event["decision"] for event in supervisor.events.events] == ["restart", "abort"]
 
 
+@simulated
+async def test_a_restart_waits_out_its_back_off_and_is_counted_by_what_was_healed():
+    """The second failure within `window_s` waits for 2 s, the third for 4."""
+    supervisor, at = Supervisor(SupervisionConfig(backoff_s=2.0), ListedEvents()), []
+    hung = RemoteActor(actor_spec("rollout-0"), None, 7, "node-1")
+    hung.is_hung = True
+    for error, actor in ((DEATH, None), (DEATH, hung), (WorkerError("a bug", actor="rollout-0"), None)):
+        await supervisor.handle(actor_spec("rollout-0"), error, actor=actor)
+        at.append(asyncio.get_running_loop().time())
+    assert at == [0.0, 2.0, 6.0]
+    told = [(event["failure"], event["actor_pid"], event["node_id"]) for event in supervisor.events.events]
+    assert told == [("death", None, None), ("hang", 7, "node-1"), ("error", None, None)]
+    names = ("num_restarts", "num_deaths", "num_hangs", "num_errors")
+    assert supervisor.drain_stats() == dict(zip((f"supervision/{name}" for name in names), (3, 1, 1, 1), strict=True))
+
+
 async def test_a_refusal_is_raised_as_it_is(supervisor):
     refusal = WeightsError("stale head")
     with pytest.raises(WeightsError) as caught:
@@ -104,8 +120,11 @@ async def test_an_actor_that_is_replaced_is_ended_and_the_event_says_how_long_it
 @simulated
 async def test_what_died_before_it_ever_came_up_is_started_again():
     where, events = place_of_starts(DEATH)
+    assert where.progress().phase == "starting"
     assert (await where.ready()) is where.actor
     assert events.kinds() == ["failure"]
+    where.actor.last_progress = "what it said last"
+    assert where.progress() == "what it said last"
 
 
 @simulated
@@ -223,6 +242,28 @@ async def test_an_actor_that_is_not_wanted_any_more_is_ended_while_it_is_prepare
     assert len(started) == 1 and supervisor.events.events == []
 
 
+@pytest.mark.parametrize("error", [DEATH, asyncio.CancelledError()])
+async def test_an_actor_that_is_not_prepared_to_the_end_is_ended(error, supervisor):
+    """After a death another one takes its place. Otherwise it would hold its GPU."""
+    started = list[ScriptedWorker]()
+
+    async def start(spec):
+        started.append(ScriptedWorker(spec, lambda ticket: None))
+        return started[-1]
+
+    async def load(actor):
+        if actor is started[0]:
+            raise error
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor, on_start=load)
+    if error is DEATH:
+        assert await where.ready() is started[1] and not started[1].is_dead
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await where.ready()
+    assert started[0].is_dead
+
+
 async def test_an_actor_that_is_not_wanted_any_more_when_it_has_come_up_is_not_prepared(supervisor):
     started = list[ScriptedWorker]()
 
@@ -253,6 +294,20 @@ async def test_heartbeats_that_fail_end_what_they_watch_over(supervisor):
             heartbeats(lambda: [], supervisor, heal=lambda actor, error: None, report=report, early=asyncio.Event())
         ):
             await asyncio.Event().wait()
+
+
+@simulated
+async def test_an_actor_that_is_found_dead_is_healed_at_the_first_heartbeat():
+    class Dead(RemoteActor):
+        async def progress(self, *, deadline_s):
+            raise DEATH
+
+    supervisor, healed = Supervisor(SupervisionConfig(), ListedEvents()), []
+    actors = [Dead(actor_spec("rollout-0"), None, 7, "node-1")]
+    heal = lambda actor, error: healed.append((actors.remove(actor), error))
+    async with beside(heartbeats(lambda: [*actors], supervisor, heal=heal, report=lambda: None, early=asyncio.Event())):
+        await asyncio.sleep(60)
+    assert healed == [(None, DEATH)] and supervisor.events.events == []
 
 
 class Clock:
