@@ -186,6 +186,22 @@ async def test_a_start_that_is_not_wanted_any_more_waits_for_no_node(supervisor)
         await asyncio.wait_for(coming, timeout=60)
 
 
+async def test_a_start_that_is_cancelled_is_no_failure(supervisor):
+    is_looking = asyncio.Event()
+
+    async def start(spec):
+        is_looking.set()
+        await asyncio.Event().wait()
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor)
+    coming = asyncio.create_task(where.ready())
+    await is_looking.wait()
+    coming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await coming
+    assert supervisor.events.events == []
+
+
 @simulated
 async def test_a_machine_without_the_model_is_one_more_failure_of_a_worker_that_served():
     where, events = place(ConfigError("model.path='/mnt/model' does not load", actor="rollout-0", stage="build"))
