@@ -46,15 +46,21 @@ async def test_an_evaluation_survives_a_death():
 
 @simulated
 async def test_an_evaluation_is_no_part_of_a_steps_sampling():
-    """Seen before: its time, its tokens and the worker that idled at its end were the next step's, and elastic scaling weighed them."""
-    done = asyncio.Event()
-    scene = Scene(script=lambda ticket: done, num_workers=2)
-    async with scene.running():
-        asyncio.get_running_loop().call_later(100, done.set)
+    """Seen before: its time, its tokens and the worker that idled at its end were the next step's, and elastic scaling weighed them.
+
+    A group of 10 tokens is under way for 20 s before an evaluation of 100 s, and for 10 s after it."""
+    done, evaluated = asyncio.Event(), asyncio.Event()
+    scene = Scene(script=lambda ticket: evaluated if ticket.index < 0 else done, num_workers=2)
+    async with scene.running(), scene.production.generating(into=Buffer(groups_per_step=1)):
+        await asyncio.sleep(20)
+        asyncio.get_running_loop().call_later(100, evaluated.set)
         await scene.evaluate(1)
+        await asyncio.sleep(10)
+        done.set()
+        await settled()
         stats = scene.production.drain_stats()
     names = ("time/sampling_s", "speed/sampling_tokens_per_s", "rollout/idle_share")
-    assert [stats[name] for name in names] == [0.0, 0.0, 0.0]
+    assert [stats[name] for name in names] == pytest.approx([30.0, 10 / 30, 0.5], rel=0.01)
 
 
 @simulated
@@ -259,6 +265,22 @@ async def test_in_a_deterministic_run_the_index_alone_decides_the_worker():
     async with scene.generating(buffer):
         assert [index for index, _ in await buffer.take(4)] == [1, 2, 3, 4]
     assert {worker.name: worker.calls for worker in scene.workers} == {"rollout-0": [[2, 4]], "rollout-1": [[1, 3]]}
+
+
+@simulated
+async def test_in_a_deterministic_run_suspects_are_tried_one_by_one_on_the_worker_of_their_index():
+    """Group 3 kills its company twice. Its call is made again whole, then its groups are tried."""
+    deaths = iter([death("rollout-1")] * 2)
+    scene = Scene(
+        num_workers=2, script=lambda ticket: next(deaths, None) if ticket.index == 3 else None, deterministic=True
+    )
+    assert await scene.take() == [0, 1, 2, 3]
+    assert [worker.calls for worker in scene.workers if worker.name == "rollout-0"] == [[[0, 2]]]
+    assert [worker.calls for worker in scene.workers if worker.name == "rollout-1"] == [
+        [[1, 3]],
+        [[1, 3]],
+        [[3]],
+    ], "group 1 was finished at the first attempt"
 
 
 @simulated

@@ -21,11 +21,12 @@ def lane(*, busy: bool, serving: bool = True) -> Lane:
     return made
 
 
-def job(index: int) -> Job:
+def job(index: int, *, num_extra: int = 0) -> Job:
     ticket = Ticket(
         index=index,
         prompt=Prompt(prompt_id=str(index), text="1 + 1 ="),
         num_trajectories=2,
+        num_extra_trajectories=num_extra,
         seed=0,
         policy_version=0,
         sampling=SamplingConfig(max_tokens=1),
@@ -40,6 +41,12 @@ def test_a_lane_tells_its_worker_how_many_groups_are_under_way():
     made.pop(1)
     made.pop(7)
     assert made.member.num_groups == 1
+
+
+def test_a_group_takes_places_for_its_surplus_too():
+    made = lane(busy=False)
+    made.take([job(0), job(1, num_extra=3)])
+    assert made.num_free == 8 - 2 - 5
 
 
 def test_a_job_goes_to_the_lane_with_the_most_free_places():
