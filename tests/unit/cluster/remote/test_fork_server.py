@@ -41,6 +41,11 @@ def import_until_told() -> None:
         time.sleep(0.01)
 
 
+def import_little_when_told() -> None:
+    import_until_told()
+    import_little()
+
+
 def fail_to_import() -> None:
     raise ImportError("nothing of the kind")
 
@@ -51,6 +56,7 @@ def answer(question: str) -> str:
 
 
 def fail_to_answer(question: str) -> str:
+    Path(os.environ["ASKED"]).write_text(question)
     raise ValueError(question)
 
 
@@ -77,10 +83,24 @@ def short() -> Iterator[Path]:
 def _finds_tests(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(tempfile, "tempdir", str(short))
+    monkeypatch.setattr(fork_server_module, "_ANSWER_S", 600.0)
+
+
+def stand_in(folder: Path, *, patience_s: float) -> str:
+    """Path of the script that stands in for Ray's, with another patience: on a busy machine the server may import for long."""
+    text, path = Path(forked_worker.__file__).read_text(), folder / f"forked_worker_{patience_s:g}.py"
+    assert text.count("_PATIENCE_S = 20.0") == 1
+    path.write_text(text.replace("_PATIENCE_S = 20.0", f"_PATIENCE_S = {patience_s}"))
+    return str(path)
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
+def patient(tmp_path: Path) -> str:
+    return stand_in(tmp_path, patience_s=600.0)
+
+
+@pytest.fixture
+def ask(tmp_path: Path, patient: str) -> Ask:
     """Starts a worker as Ray does, of whose program the test gives the text. Ray's own script says only that it was asked."""
     (tmp_path / "ray/_private/workers").mkdir(parents=True)
     (tmp_path / "ray/__init__.py").touch()
@@ -91,14 +111,14 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
 
     def start(program: str, *options: str, by: tuple[str, ...] = (), **env: str) -> "subprocess.CompletedProcess[str]":
         worker.write_text(program)
-        script = [*by, forked_worker.__file__] if by[:1] == ("-c",) else by or [forked_worker.__file__]
+        script = [*by, patient] if by[:1] == ("-c",) else by or [patient]
         command = [sys.executable, *script, str(worker), *options, "--language=PYTHON"]
         path = os.pathsep.join([str(tmp_path), str(ROOT)])
         return subprocess.run(
             command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path} | env, capture_output=True, text=True
         )
 
-    yield start
+    return start
 
 
 def test_a_forked_worker_has_what_the_asking_process_has_and_what_the_server_imported(ask: Ask, tmp_path: Path) -> None:
@@ -147,7 +167,7 @@ def test_each_forked_worker_draws_random_numbers_of_its_own(ask: Ask) -> None:
 
 
 def test_a_forked_worker_is_where_the_asking_process_is_even_if_that_folder_was_removed(
-    ask: Ask, tmp_path: Path
+    ask: Ask, patient: str, tmp_path: Path
 ) -> None:
     program = "import os; print(os.path.exists('here'), os.stat('.').st_nlink)"
     gone = "import os, runpy, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); del sys.argv[0]; "
@@ -156,7 +176,7 @@ def test_a_forked_worker_is_where_the_asking_process_is_even_if_that_folder_was_
         (tmp_path / "here").touch()
         assert ask(program).stdout.startswith("True")
         worker = tmp_path / "default_worker.py"
-        command = [sys.executable, "-c", gone, forked_worker.__file__, str(worker), "--language=PYTHON"]
+        command = [sys.executable, "-c", gone, patient, str(worker), "--language=PYTHON"]
         assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == "False 0\n"
 
 
@@ -186,14 +206,14 @@ def test_a_worker_starts_as_ever_once_it_has_waited_for_long_and_no_second_one_c
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray would wait for it without end."""
-    impatient = tmp_path / "impatient.py"
     monkeypatch.setenv("MAY_SERVE", str(tmp_path / "may_serve"))
-    text = Path(forked_worker.__file__).read_text()
-    impatient.write_text(text.replace("_PATIENCE_S = 20.0", "_PATIENCE_S = 0.1"))
-    with fork_server("tests.unit.cluster.remote.test_fork_server:import_until_told"):
+    with observed_server("tests.unit.cluster.remote.test_fork_server:import_until_told") as (server, _):
         program = f"open({str(tmp_path / 'forked')!r}, 'w')"
-        assert ask(program, by=(str(impatient),)).stdout == "as ever --language=PYTHON\n"
+        impatient = stand_in(tmp_path, patience_s=0.1)
+        assert ask(program, by=(impatient,)).stdout == "as ever --language=PYTHON\n"
         ended = ask("print('forked')")
+        while server.children():  # what came of the first request ends too
+            time.sleep(0.01)
 
     assert ended.stdout == "forked\n" and not (tmp_path / "forked").exists()
 
@@ -206,18 +226,20 @@ def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:
         assert ask("").stdout == "as ever --language=PYTHON\n"
 
 
-def test_a_server_ends_with_the_process_that_started_it_and_its_workers_go_on(tmp_path: Path, short: Path) -> None:
+def test_a_server_ends_with_the_process_that_started_it_and_its_workers_go_on(
+    tmp_path: Path, short: Path, patient: str
+) -> None:
     program = f"""
 import os, subprocess, sys, time
 from cluster.remote.fork_server import fork_server
 with fork_server({LITTLE!r}):
-    subprocess.run([sys.executable, {forked_worker.__file__!r}, {str(tmp_path / "default_worker.py")!r}, "--language=PYTHON"])
+    subprocess.run([sys.executable, {patient!r}, {str(tmp_path / "default_worker.py")!r}, "--language=PYTHON"])
     while not os.path.exists({str(tmp_path / "told")!r}):
         time.sleep(0.01)
     os.kill(os.getpid(), 9)
 """
     (tmp_path / "default_worker.py").write_text(
-        f"import os, time; print(os.getppid(), os.getpid(), flush=True); open({str(tmp_path / 'told')!r}, 'w'); time.sleep(60)"
+        f"import os, time; print(os.getppid(), os.getpid(), flush=True); open({str(tmp_path / 'told')!r}, 'w'); time.sleep(900)"
     )
     starter = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -229,7 +251,7 @@ with fork_server({LITTLE!r}):
     assert starter.stdout is not None
     server, worker = (psutil.Process(int(pid)) for pid in starter.stdout.readline().split())
     try:
-        server.wait(timeout=60)
+        server.wait(timeout=120)
         assert worker.is_running()
         assert list(short.iterdir()) == [], "nothing is left of it"
     finally:
@@ -248,9 +270,20 @@ LAST = "tests.unit.cluster.remote.test_fork_server:import_last"
 ANSWER = "tests.unit.cluster.remote.test_fork_server:answer"
 
 
-def test_a_question_is_answered_between_two_imports_and_the_server_serves_afterwards(ask: Ask) -> None:
-    with fork_server(LITTLE, LAST) as server:
+WHEN_TOLD = "tests.unit.cluster.remote.test_fork_server:import_little_when_told"
+
+
+@pytest.fixture
+def may_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Once this file is there, the server's first imports end: a question that was asked before comes in time."""
+    monkeypatch.setenv("MAY_SERVE", str(tmp_path / "may_serve"))
+    return tmp_path / "may_serve"
+
+
+def test_a_question_is_answered_between_two_imports_and_the_server_serves_afterwards(ask: Ask, may_serve: Path) -> None:
+    with fork_server(WHEN_TOLD, LAST) as server:
         server.ask(ANSWER, "what is there?")
+        may_serve.touch()
 
         assert server.answer() == "what is there?: True False 1"
         assert (
@@ -259,11 +292,16 @@ def test_a_question_is_answered_between_two_imports_and_the_server_serves_afterw
         )
 
 
-def test_a_question_that_fails_has_no_answer_and_costs_no_server(ask: Ask) -> None:
-    with fork_server(LITTLE, LAST) as server:
+def test_a_question_that_fails_has_no_answer_and_costs_no_server(
+    ask: Ask, may_serve: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    with fork_server(WHEN_TOLD, LAST) as server:
         server.ask("tests.unit.cluster.remote.test_fork_server:fail_to_answer", "what")
+        may_serve.touch()
 
         assert server.answer() is None
+        assert (tmp_path / "asked").read_text() == "what", "else it came too late to fail"
         assert ask("print('forked')").stdout == "forked\n"
 
 

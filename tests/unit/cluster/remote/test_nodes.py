@@ -39,7 +39,9 @@ class HeadNode:
 
 @pytest.fixture
 def head(monkeypatch) -> HeadNode:
+    """Its answers are good for as long as a test may take."""
     head = HeadNode()
+    monkeypatch.setattr(nodes, "_MAX_AGE_S", 3600.0)
     monkeypatch.setattr(nodes, "placement_group_table", head.table)
     monkeypatch.setattr(ray, "nodes", head.nodes)
     monkeypatch.setattr(state, "get_draining_nodes", head.draining)
@@ -158,8 +160,11 @@ async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
 
 
 @pytest.mark.parametrize(("known_for_s", "is_killed"), [(0.0, True), (3600.0, False)])
-def test_a_process_that_is_younger_than_the_actor_whose_number_it_has_is_not_killed(known_for_s, is_killed):
+def test_a_process_that_is_younger_than_the_actor_whose_number_it_has_is_not_killed(
+    known_for_s, is_killed, monkeypatch
+):
     """Numbers come again, after 32,768 processes on many machines: a learner that died at rest is ended when it is needed next."""
+    monkeypatch.setattr(nodes, "_EXIT_S", 0.01)
     with subprocess.Popen(["sleep", "1000"]) as process:
         nodes._kill_process(process.pid, known_for_s)
         process.send_signal(signal.SIGTERM)

@@ -23,7 +23,7 @@ async def test_a_full_object_store_is_an_error_of_ours(monkeypatch):
 
     monkeypatch.setattr(ray, "put", put)
     with pytest.raises(WorkerError, match="failed in 'copy': ObjectStoreFullError"):
-        await Copier().copy(value(), deadline_s=10.0)
+        await Copier().copy(value(), deadline_s=600.0)
 
 
 async def test_copies_of_weeks_are_not_remembered_for_ever(monkeypatch):
@@ -32,7 +32,7 @@ async def test_copies_of_weeks_are_not_remembered_for_ever(monkeypatch):
     monkeypatch.setattr(objects, "_MOST_REMEMBERED", 2)
     copier = Copier()
     for _ in range(5):
-        await copier.copy(value(), deadline_s=10.0)
+        await copier.copy(value(), deadline_s=600.0)
     assert [*copier._made] == [f"{number:056x}" for number in (3, 4)]
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import weakref
+from functools import partial
 
 import pytest
 
@@ -11,7 +12,7 @@ from cluster.rollouts.dispatcher import Dispatcher
 from cluster.rollouts.lanes import ToFreePlaces
 from cluster.rollouts.quarantine import Suspects
 from tests.fakes import ScriptedScorer, ScriptedWorker, death
-from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
+from tests.unit.cluster.rollouts.scene import Scene, refusal, settled, worker_spec
 from tests.unit.cluster.simulated_time import pass_time, simulated
 
 
@@ -45,15 +46,21 @@ async def test_an_evaluation_survives_a_death():
 
 @simulated
 async def test_an_evaluation_is_no_part_of_a_steps_sampling():
-    """Seen before: its time, its tokens and the worker that idled at its end were the next step's, and elastic scaling weighed them."""
-    done = asyncio.Event()
-    scene = Scene(script=lambda ticket: done, num_workers=2)
-    async with scene.running():
-        asyncio.get_running_loop().call_later(100, done.set)
+    """Seen before: its time, its tokens and the worker that idled at its end were the next step's, and elastic scaling weighed them.
+
+    A group of 10 tokens is under way for 20 s before an evaluation of 100 s, and for 10 s after it."""
+    done, evaluated = asyncio.Event(), asyncio.Event()
+    scene = Scene(script=lambda ticket: evaluated if ticket.index < 0 else done, num_workers=2)
+    async with scene.running(), scene.production.generating(into=Buffer(groups_per_step=1)):
+        await asyncio.sleep(20)
+        asyncio.get_running_loop().call_later(100, evaluated.set)
         await scene.evaluate(1)
+        await asyncio.sleep(10)
+        done.set()
+        await settled()
         stats = scene.production.drain_stats()
     names = ("time/sampling_s", "speed/sampling_tokens_per_s", "rollout/idle_share")
-    assert [stats[name] for name in names] == [0.0, 0.0, 0.0]
+    assert [stats[name] for name in names] == pytest.approx([30.0, 10 / 30, 0.5], rel=0.01)
 
 
 @simulated
@@ -214,6 +221,69 @@ async def test_places_that_queued_groups_leave_are_filled_at_once():
 
 
 @simulated
+async def test_the_work_that_groups_are_at_is_noted():
+    done, noted = asyncio.Event(), []
+    scene = Scene(script=lambda ticket: done)
+    scene.judging.clear()
+    async with scene.running():
+        scene.production._dispatcher._note_work = lambda *works: noted.append(works)
+        async with scene.production.generating(into=Buffer(groups_per_step=1)):
+            for event in (done, scene.judging):
+                await asyncio.sleep(60)
+                event.set()
+            await asyncio.sleep(60)
+    assert [works for works, before in zip(noted, [None, *noted], strict=False) if works != before] == [
+        ("fetching",),
+        ("sampling",),
+        ("judging",),
+        (),
+    ]
+
+
+@simulated
+async def test_an_evaluation_goes_before_groups_that_wait_already():
+    """Groups 0 and 1 wait for the worker that takes the place of a dead one."""
+    deaths = iter([death("rollout-0")])
+    scene = Scene(script=lambda ticket: next(deaths, None), max_concurrent_sequences=4)
+    async with scene.generating(Buffer(groups_per_step=2)):
+        scene.coming.clear()
+        await settled()
+        evaluating = asyncio.create_task(scene.evaluate(3))
+        await settled()
+        scene.coming.set()
+        await evaluating
+        await settled()
+    dead, successor = [[index for call in worker.calls for index in call] for worker in scene.workers]
+    assert (dead, successor) == ([0, 1], [-1, -2, -3, 0, 1])
+
+
+@simulated
+async def test_in_a_deterministic_run_the_index_alone_decides_the_worker():
+    """Groups 1 to 4, in their order: the second worker has the first of them."""
+    scene = Scene(num_workers=2, deterministic=True)
+    buffer = Buffer(groups_per_step=4, in_waves=True, next_index=1)
+    async with scene.generating(buffer):
+        assert [index for index, _ in await buffer.take(4)] == [1, 2, 3, 4]
+    assert {worker.name: worker.calls for worker in scene.workers} == {"rollout-0": [[2, 4]], "rollout-1": [[1, 3]]}
+
+
+@simulated
+async def test_in_a_deterministic_run_suspects_are_tried_one_by_one_on_the_worker_of_their_index():
+    """Group 3 kills its company twice. Its call is made again whole, then its groups are tried."""
+    deaths = iter([death("rollout-1")] * 2)
+    scene = Scene(
+        num_workers=2, script=lambda ticket: next(deaths, None) if ticket.index == 3 else None, deterministic=True
+    )
+    assert await scene.take() == [0, 1, 2, 3]
+    assert [worker.calls for worker in scene.workers if worker.name == "rollout-0"] == [[[0, 2]]]
+    assert [worker.calls for worker in scene.workers if worker.name == "rollout-1"] == [
+        [[1, 3]],
+        [[1, 3]],
+        [[3]],
+    ], "group 1 was finished at the first attempt"
+
+
+@simulated
 async def test_an_evaluation_waits_for_a_worker_and_does_not_spin():
     scene = Scene()
     async with scene.running():
@@ -227,7 +297,9 @@ async def test_an_evaluation_waits_for_a_worker_and_does_not_spin():
 
 
 @simulated
-async def test_a_stream_that_is_lost_with_its_node_blames_nobody_and_its_groups_start_again():
+@pytest.mark.parametrize(("is_deterministic", "again"), [(False, [2, 3]), (True, [0, 1, 2, 3])])
+async def test_a_stream_that_is_lost_with_its_node_blames_nobody_and_its_groups_start_again(is_deterministic, again):
+    """In a deterministic run with all groups of its call."""
     lost = iter([LostError("rollout-0, 'generate': its owner has died")])
     aborted = []
 
@@ -235,9 +307,13 @@ async def test_a_stream_that_is_lost_with_its_node_blames_nobody_and_its_groups_
         async def call(self, method, group_ids, *, deadline_s):
             aborted.append((method, group_ids))
 
-    scene = Scene(make_worker=Worker, script=lambda ticket: next(lost, None) if ticket.index == 2 else None)
+    scene = Scene(
+        make_worker=Worker,
+        script=lambda ticket: next(lost, None) if ticket.index == 2 else None,
+        deterministic=is_deterministic,
+    )
     assert await scene.take() == [0, 1, 2, 3]
-    assert scene.workers[0].calls == [[0, 1, 2, 3], [2, 3]] and len(scene.workers) == 1
+    assert scene.workers[0].calls == [[0, 1, 2, 3], again] and len(scene.workers) == 1
     assert aborted == [("abort", ["00000002", "00000003"])], "the worker may live: it must not sample them twice"
     assert [(event["kind"], event["groups"]) for event in scene.events.events] == [("groups_lost", [2, 3])]
 
@@ -309,8 +385,11 @@ async def test_another_worker_goes_on_with_what_a_leaving_one_had_and_begins_the
         (leaving,) = (worker for worker in scene.workers if worker.name == "rollout-0")
         assert leaving.calls == [[0, 2, 4, 6]]
         scene.fleet.drain("rollout-0")
-        assert await scene.production._dispatcher.hand_over(leaving, copy=copy, deadline_s=9.0) == handed_over
+        hand_over = partial(scene.production._dispatcher.hand_over, copy=copy, deadline_s=9.0)
+        assert await hand_over(Leaving(worker_spec(9), None)) == [], "it has none"
+        assert await hand_over(leaving) == handed_over
         assert [index for index, _ in await buffer.take(8)] == [*range(8)]
+        assert await hand_over(leaving) == [], "it has none any more"
         others = [worker for worker in scene.workers if worker is not leaving]
         assert {index: each for worker in others for index, each in worker.given.items() if each} == (
             {2: given} if given else {}

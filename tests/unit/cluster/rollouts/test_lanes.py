@@ -9,7 +9,7 @@ import pytest
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket
 from cluster.rollouts.destinations import HeldOutGroups
-from cluster.rollouts.lanes import Job, Lane, SamplingClock
+from cluster.rollouts.lanes import Job, Lane, SamplingClock, by_free_places
 from tests.unit.cluster.simulated_time import simulated
 
 
@@ -21,11 +21,12 @@ def lane(*, busy: bool, serving: bool = True) -> Lane:
     return made
 
 
-def job(index: int) -> Job:
+def job(index: int, *, num_extra: int = 0) -> Job:
     ticket = Ticket(
         index=index,
         prompt=Prompt(prompt_id=str(index), text="1 + 1 ="),
         num_trajectories=2,
+        num_extra_trajectories=num_extra,
         seed=0,
         policy_version=0,
         sampling=SamplingConfig(max_tokens=1),
@@ -40,6 +41,22 @@ def test_a_lane_tells_its_worker_how_many_groups_are_under_way():
     made.pop(1)
     made.pop(7)
     assert made.member.num_groups == 1
+
+
+def test_a_group_takes_places_for_its_surplus_too():
+    made = lane(busy=False)
+    made.take([job(0), job(1, num_extra=3)])
+    assert made.num_free == 8 - 2 - 5
+
+
+def test_a_job_goes_to_the_lane_with_the_most_free_places():
+    """Of 8 places each, 2 and 8 are free: the second lane takes three jobs of 2, and then both have 2."""
+    lanes = [lane(busy=False), lane(busy=False)]
+    lanes[0].take([job(index) for index in (7, 8, 9)])
+    jobs = [job(index) for index in range(5)]
+    dealt = by_free_places(jobs, lanes)
+    assert [[each.ticket.index for each in share] for _, share in dealt] == [[3], [0, 1, 2, 4]]
+    assert [each for each, _ in dealt] == lanes
 
 
 @simulated

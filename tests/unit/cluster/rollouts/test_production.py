@@ -18,6 +18,19 @@ async def test_every_group_comes_once_and_in_order():
 
 
 @simulated
+async def test_a_group_is_asked_for_under_the_version_that_it_starts_under():
+    asked = {}
+    scene = Scene(script=lambda ticket: asked.update({ticket.index: ticket.policy_version}))
+    buffer = Buffer(groups_per_step=4, max_off_policy_steps=1)
+    async with scene.generating(buffer):
+        for version in (1, 2):
+            await buffer.take(4)
+            buffer.advance(version)
+            await asyncio.sleep(60)
+    assert [asked[index] for index in range(16)] == [0] * 8 + [1] * 4 + [2] * 4, "two steps start at once"
+
+
+@simulated
 async def test_slow_rewards_slow_sampling_and_nothing_grows():
     scene = Scene(num_workers=3, score=lambda i: group_summary(i, rewards=(1.0, 0.0), size_bytes=100))
     buffer = Buffer(groups_per_step=4, max_off_policy_steps=1)

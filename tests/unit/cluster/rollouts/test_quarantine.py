@@ -151,8 +151,9 @@ async def test_a_worker_that_refuses_to_serve_is_replaced_and_no_prompt_is_blame
 
 @simulated
 async def test_a_suspect_runs_alone_and_is_absolved_when_nothing_dies():
+    """The second step has the same four prompts."""
     deaths = iter([death("rollout-0")] * 2)
-    scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 0 else None)
+    scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 0 else None, prompts=NumberedPrompts(4))
     assert await scene.take(num_steps=2) == list(range(8))
     assert scene.workers[2].calls == [[0], [1], [2], [3], [4, 5, 6, 7]]
 

@@ -305,10 +305,11 @@ async def test_groups_that_wait_in_an_outage_hold_their_bytes_and_no_more_start_
 
 
 @simulated
-async def test_a_part_that_holds_is_told_of_once_and_its_seconds_are_counted():
+async def test_a_part_that_holds_is_told_of_once_and_its_seconds_are_counted(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + asyncio.get_running_loop().time())
     events = ListedEvents()
     holds = Holds(events)
-    away = Hold(part="style", endpoint="http://judge:8000", since=time.time() - 12, reason="connection refused")
+    away = Hold(part="style", endpoint="http://judge:8000", since=1000.0 - 12, reason="connection refused")
     for now in ([], [away], [away, away], [away]):
         holds.note(now)
         await asyncio.sleep(5)
@@ -321,7 +322,7 @@ async def test_a_part_that_holds_is_told_of_once_and_its_seconds_are_counted():
     assert held["message"] == (
         "the part 'style' of the reward waits for http://judge:8000, which is away: connection refused"
     )
-    assert resumed["message"] == "the part 'style' of the reward goes on: http://judge:8000 is back after 12 s"
+    assert resumed["message"] == "the part 'style' of the reward goes on: http://judge:8000 is back after 37 s"
 
 
 @simulated

@@ -125,14 +125,25 @@ async def test_a_straggler_that_waits_for_a_worker_is_dropped_and_does_not_start
 
 @simulated
 async def test_a_dropped_straggler_frees_its_place_in_the_worker():
-    """Room for two groups: with group 0 still there, group 10 would hold the last place, and nothing could go on."""
-    scene = Scene(make_worker=StragglingWorker, max_concurrent_sequences=4)
-    buffer = Buffer(groups_per_step=1, max_off_policy_steps=1, max_head_of_line_s=0.0)
+    """Room for two groups: with group 0 still there, group 10 would hold the last place, and nothing could go on. That its call has
+    ended is not waited for."""
+    end = asyncio.Event()
+
+    class Lingering(StragglingWorker):
+        async def stream_batches(self, *args, **options):
+            async for each in super().stream_batches(*args, **options):
+                yield each
+            await end.wait()
+
+    scene = Scene(make_worker=Lingering, max_concurrent_sequences=4)
+    buffer = Counting(groups_per_step=1, max_off_policy_steps=1, max_head_of_line_s=0.0)
     taken = []
     async with scene.generating(buffer):
         for version in range(1, 13):
             taken += [index for index, _ in await buffer.take(1)]
             buffer.advance(version)
+        end.set()
+    assert buffer.reported == [0, 10]
     assert taken == [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13]
 
 

@@ -21,11 +21,11 @@ LEARNER = seat(ActorKind.LEARNER, 0, cpus=4, gpus=1)
 WORKERS = [seat(ActorKind.ROLLOUT_WORKER, index, cpus=0.5) for index in range(2)]
 
 
-def said(missing, *, report: AutoscalerReport | None, coming_for_s=None, is_impossible=False) -> str:
+def said(missing, *, report: AutoscalerReport | None, coming_for_s=None, is_impossible=False, num_nodes=1) -> str:
     return what_is_missing(
         missing,
         num_seats=4,
-        num_nodes=1,
+        num_nodes=num_nodes,
         report=report,
         coming_for_s=coming_for_s or {},
         is_impossible=is_impossible,
@@ -87,3 +87,4 @@ def test_the_autoscalers_part_is_said(news, is_impossible, words):
 def test_resources_that_others_hold_are_no_missing_nodes():
     told = "1 node is there, all 4 seats would fit and are not reserved yet, others may hold the resources; "
     assert said([], report=report()).startswith(told)
+    assert said([], report=report(), num_nodes=2).startswith("2 nodes are there, all 4 seats would fit")

@@ -32,7 +32,7 @@ def test_another_actors_deaths_do_not_delay_this_one():
 
 
 def test_a_spent_budget_ends_the_run_and_names_the_setting():
-    decision = decide(failure(4), History([failure(1), failure(2), failure(3)]), CONFIG)
+    decision = decide(failure(1004), History([failure(1001), failure(1002), failure(1003)]), CONFIG)
     assert isinstance(decision, Abort) and "supervision.max_restarts=3" in decision.reason
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from cluster.contracts.errors import (
     WorkerError,
 )
 from cluster.remote.actor import RemoteActor
-from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats
+from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats, may_start_again
 from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, beside, death
 from tests.unit.cluster.simulated_time import simulated
 
@@ -33,6 +34,22 @@ async def test_a_death_may_be_healed_until_the_budget_is_spent(supervisor):
     with pytest.raises(WorkerError, match="restart budget is spent"):
         await supervisor.handle(actor_spec("rollout-0"), DEATH, actor=None)
     assert [event["decision"] for event in supervisor.events.events] == ["restart", "abort"]
+
+
+@simulated
+async def test_a_restart_waits_out_its_back_off_and_is_counted_by_what_was_healed():
+    """The second failure within `window_s` waits for 2 s, the third for 4."""
+    supervisor, at = Supervisor(SupervisionConfig(backoff_s=2.0), ListedEvents()), []
+    hung = RemoteActor(actor_spec("rollout-0"), None, 7, "node-1")
+    hung.is_hung = True
+    for error, actor in ((DEATH, None), (DEATH, hung), (WorkerError("a bug", actor="rollout-0"), None)):
+        await supervisor.handle(actor_spec("rollout-0"), error, actor=actor)
+        at.append(asyncio.get_running_loop().time())
+    assert at == [0.0, 2.0, 6.0]
+    told = [(event["failure"], event["actor_pid"], event["node_id"]) for event in supervisor.events.events]
+    assert told == [("death", None, None), ("hang", 7, "node-1"), ("error", None, None)]
+    names = ("num_restarts", "num_deaths", "num_hangs", "num_errors")
+    assert supervisor.drain_stats() == dict(zip((f"supervision/{name}" for name in names), (3, 1, 1, 1), strict=True))
 
 
 async def test_a_refusal_is_raised_as_it_is(supervisor):
@@ -56,11 +73,12 @@ def place(*failures: TreadwheelError) -> tuple[SupervisedActor, ListedEvents]:
 
 
 def place_of_starts(*failures: TreadwheelError | None) -> tuple[SupervisedActor, ListedEvents]:
-    """A place whose first starts fail so, or succeed where None stands; those after them succeed."""
+    """A place whose first starts fail so, or succeed where None stands; those after them succeed. Each takes 30 s."""
     left = [*failures]
     events = ListedEvents()
 
     async def start(spec):
+        await asyncio.sleep(30)
         if error := left.pop(0) if left else None:
             raise error
         return ScriptedWorker(spec, lambda ticket: None)
@@ -83,8 +101,9 @@ async def test_waiting_for_a_node_spends_no_restart():
 
 
 @simulated
-async def test_an_actor_that_is_replaced_is_ended_and_the_event_says_how_long_it_took():
+async def test_an_actor_that_is_replaced_is_ended_and_the_event_says_how_long_it_took(monkeypatch):
     """It may hang, or hold a GPU: nothing else ends it."""
+    monkeypatch.setattr(time, "monotonic", asyncio.get_running_loop().time)
     where, events = place()
     old = await where.ready()
     assert where.failure_of(old) is None
@@ -92,16 +111,20 @@ async def test_an_actor_that_is_replaced_is_ended_and_the_event_says_how_long_it
     new = await where.ready()
     assert old.is_dead and not new.is_dead
     assert str(where.failure_of(old)) == str(DEATH) and where.failure_of(new) is None
-    assert (events.kinds(), events.events[1]["seconds"]) == (["failure", "recovery"], pytest.approx(0.0, abs=60))
+    assert (events.kinds(), events.events[1]["seconds"]) == (["failure", "recovery"], 30.0)
     await where.replace(old, WorkerError("somebody else's call ended too", actor="rollout-0"))
     assert await where.ready() is new and not new.is_dead and len(events.events) == 2
+    assert str(where.failure_of(old)) == str(DEATH), "what came first"
 
 
 @simulated
 async def test_what_died_before_it_ever_came_up_is_started_again():
     where, events = place_of_starts(DEATH)
+    assert where.progress().phase == "starting"
     assert (await where.ready()) is where.actor
     assert events.kinds() == ["failure"]
+    where.actor.last_progress = "what it said last"
+    assert where.progress() == "what it said last"
 
 
 @simulated
@@ -122,6 +145,32 @@ async def test_a_failure_is_told_with_what_is_known_of_it(details, told, supervi
     assert {name: value for name, value in event.items() if name == "details"} == told
 
 
+async def test_a_place_that_was_given_back_starts_nothing(supervisor):
+    async def start(spec):
+        raise AssertionError("nobody wants it")
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor)
+    await where.stop()
+    with pytest.raises(WorkerError, match="not wanted any more"):
+        await where.ready()
+
+
+@pytest.mark.parametrize(
+    ("error", "may_start"),
+    [
+        (WorkerError("it died", actor="rollout-0"), True),
+        (WorkerError("it died"), True),
+        (WorkerError("it died", actor="learner-0"), False),
+        (DeadlineError("too late"), True),
+        (ConfigError("no such model", actor="rollout-0"), True),
+        (ConfigError("no such model"), False),
+        (WeightsError("off by 3 nats", actor="rollout-0"), False),
+    ],
+)
+def test_what_another_actor_the_driver_or_the_weights_failed_by_is_not_tried_again(error, may_start):
+    assert may_start_again(actor_spec("rollout-0"), error) is may_start
+
+
 async def test_a_start_that_is_not_wanted_any_more_waits_for_no_node(supervisor):
     is_looking = asyncio.Event()
 
@@ -135,6 +184,22 @@ async def test_a_start_that_is_not_wanted_any_more_waits_for_no_node(supervisor)
     await where.stop()
     with pytest.raises(WorkerError, match="not wanted any more"):
         await asyncio.wait_for(coming, timeout=60)
+
+
+async def test_a_start_that_is_cancelled_is_no_failure(supervisor):
+    is_looking = asyncio.Event()
+
+    async def start(spec):
+        is_looking.set()
+        await asyncio.Event().wait()
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor)
+    coming = asyncio.create_task(where.ready())
+    await is_looking.wait()
+    coming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await coming
+    assert supervisor.events.events == []
 
 
 @simulated
@@ -193,6 +258,28 @@ async def test_an_actor_that_is_not_wanted_any_more_is_ended_while_it_is_prepare
     assert len(started) == 1 and supervisor.events.events == []
 
 
+@pytest.mark.parametrize("error", [DEATH, asyncio.CancelledError()])
+async def test_an_actor_that_is_not_prepared_to_the_end_is_ended(error, supervisor):
+    """After a death another one takes its place. Otherwise it would hold its GPU."""
+    started = list[ScriptedWorker]()
+
+    async def start(spec):
+        started.append(ScriptedWorker(spec, lambda ticket: None))
+        return started[-1]
+
+    async def load(actor):
+        if actor is started[0]:
+            raise error
+
+    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor, on_start=load)
+    if error is DEATH:
+        assert await where.ready() is started[1] and not started[1].is_dead
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            await where.ready()
+    assert started[0].is_dead
+
+
 async def test_an_actor_that_is_not_wanted_any_more_when_it_has_come_up_is_not_prepared(supervisor):
     started = list[ScriptedWorker]()
 
@@ -223,6 +310,20 @@ async def test_heartbeats_that_fail_end_what_they_watch_over(supervisor):
             heartbeats(lambda: [], supervisor, heal=lambda actor, error: None, report=report, early=asyncio.Event())
         ):
             await asyncio.Event().wait()
+
+
+@simulated
+async def test_an_actor_that_is_found_dead_is_healed_at_the_first_heartbeat():
+    class Dead(RemoteActor):
+        async def progress(self, *, deadline_s):
+            raise DEATH
+
+    supervisor, healed = Supervisor(SupervisionConfig(), ListedEvents()), []
+    actors = [Dead(actor_spec("rollout-0"), None, 7, "node-1")]
+    heal = lambda actor, error: healed.append((actors.remove(actor), error))
+    async with beside(heartbeats(lambda: [*actors], supervisor, heal=heal, report=lambda: None, early=asyncio.Event())):
+        await asyncio.sleep(60)
+    assert healed == [(None, DEATH)] and supervisor.events.events == []
 
 
 class Clock:

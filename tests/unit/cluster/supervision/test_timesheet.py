@@ -99,26 +99,40 @@ def test_what_an_actor_waits_for_depends_on_where_it_stands_in_the_loop(kind, st
 
 
 def test_the_causes_of_an_actor_sum_to_its_wall_clock_over_a_restart(sheet):
-    first, gpu = Actor("rollout-0"), Actor("learner-0", ActorKind.LEARNER, num_gpus=2.0)
+    """GPU seconds: the learner's 2 GPUs for 10 s and 20 s, and the worker's one for 10 s and 16 s; it had none for the 4 s of a restart."""
+    first, gpu = Actor("rollout-0", num_gpus=1.0), Actor("learner-0", ActorKind.LEARNER, num_gpus=2.0)
     sheet.hear([first.did(("starting", 100, 103), ("sampling", 103, 110)), gpu.did(("learning", 100, 110))])
     assert sheet.drain_stats() == {
         "cost/learner/busy_s": 10.0,
         "cost/rollout_worker/busy_s": 7.0,
         "cost/rollout_worker/restart_s": 3.0,
-        "cost/gpu_hours": 20 / 3600,
-        "cost/idle_gpu_hours": 0.0,
+        "cost/gpu_hours": (20 + 10) / 3600,
+        "cost/idle_gpu_hours": 3 / 3600,
     }
     sheet.hear([first.did(("sampling", 110, 111)), gpu])
-    replacement = Actor("rollout-0").did(("starting", 115, 118), ("loading weights", 118, 119), ("sampling", 119, 130))
+    replacement = Actor("rollout-0", num_gpus=1.0)
+    replacement.did(("starting", 115, 118), ("loading weights", 118, 119), ("sampling", 119, 130))
     sheet.hear([replacement, gpu.did(("waiting", 110, 130))])
     spent = sheet.drain_stats()
     assert spent["cost/rollout_worker/restart_s"] == 4 + 3
     assert spent["cost/rollout_worker/weights_s"] == 1
     assert sum(seconds for name, seconds in spent.items() if name.startswith("cost/rollout_worker/")) == 20
     assert spent["cost/learner/busy_s"] == 0.0, "a cause that came up before is said to be nought"
-    assert spent["cost/idle_gpu_hours"] == spent["cost/gpu_hours"] == 40 / 3600
+    assert spent["cost/gpu_hours"] == (40 + 16) / 3600
+    assert spent["cost/idle_gpu_hours"] == (40 + 3 + 1) / 3600
     sheet.close()
     assert ("restarting", 111, 115) in sheet.of("rollout-0")
+
+
+def test_the_drivers_phases_name_their_step_and_the_last_one_is_written_in_the_end(sheet):
+    sheet.enter("learning", step=3)
+    sheet.at = 105.0
+    sheet.enter("saving")
+    sheet.at = 107.0
+    sheet.close()
+    learning, saving = sheet.lines
+    assert learning == {"actor": "controller", "phase": "learning", "start": 100.0, "end": 105.0, "step": 3}
+    assert saving == {"actor": "controller", "phase": "saving", "start": 105.0, "end": 107.0}
 
 
 def test_a_phase_that_goes_on_is_one_line_in_the_end_and_a_long_one_is_written_in_parts(sheet):

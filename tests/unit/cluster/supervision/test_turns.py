@@ -81,6 +81,8 @@ async def settled() -> None:
 
 async def test_the_learner_has_the_gpus_first_and_an_engine_starts_when_it_rests(scene: Scene):
     starting = asyncio.create_task(scene.worker("w0"))
+    await settled()
+    assert scene.drain() == [], "before the learner has begun"
     await scene.learners()
     await settled()
     assert scene.drain() == ["learner"]
@@ -154,6 +156,20 @@ async def test_the_learner_waits_for_a_start_or_a_load_under_way_and_no_other_be
     await scene.turns.end_learners()
     await late
     assert scene.drain() == ["start w2"]
+
+
+async def test_the_learner_waits_for_all_starts_under_way(scene: Scene):
+    await scene.turns.end_learners()
+    scene.waits |= {"start w0": asyncio.Event(), "start w1": asyncio.Event()}
+    begun = [asyncio.create_task(scene.worker(name)) for name in ("w0", "w1")]
+    await settled()
+    learner = asyncio.create_task(scene.learners())
+    scene.waits["start w0"].set()
+    await settled()
+    assert scene.drain() == ["start w0"]
+    scene.waits["start w1"].set()
+    await asyncio.gather(*begun, learner)
+    assert scene.drain() == ["start w1", "sleep w0 discards", "sleep w1 discards", "learner"]
 
 
 async def test_a_joining_engine_that_fell_asleep_before_its_first_load_is_woken_by_that_load_alone(scene: Scene):

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,16 @@ def test_nothing_to_publish_is_an_error():
         packed({})
 
 
+@pytest.fixture
+def _torch_warns_each_time() -> Iterator[None]:
+    """By default torch warns once in a process, perhaps in another test."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+@pytest.mark.usefixtures("_torch_warns_each_time")
 def test_read_only_buckets_unpack_without_a_warning(recwarn):
     manifest, buckets = packed({"a": torch.ones(3)})
     buckets[0].flags.writeable = False

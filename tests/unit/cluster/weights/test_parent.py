@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 CHILD = """
-import multiprocessing, signal, sys, time
+import multiprocessing, os, signal, sys, time
 from cluster.weights.parent import end_with_parent
 
 def endless(is_told):
@@ -15,7 +15,8 @@ def endless(is_told):
     {told}
     print(multiprocessing.current_process().pid, flush=True)
     while True:
-        time.sleep(1)
+        print(os.getppid(), flush=True)
+        time.sleep(0.05)
 
 if __name__ == "__main__":
     multiprocessing.get_context("fork").Process(target=endless, args=(True,)).start()
@@ -34,12 +35,13 @@ def test_a_child_is_killed_with_its_parent_if_it_says_so(told):
         parent.kill()
         parent.wait()
         if told == "pass":
-            assert child.is_running()
+            assert any(int(line) != parent.pid for line in parent.stdout), "it lives with another parent"
         else:
             assert psutil.wait_procs([child], timeout=120)[1] == []
     finally:
         if child.is_running():
             child.kill()
+        parent.communicate()
 
 
 def test_a_process_that_nobody_forked_goes_on():
