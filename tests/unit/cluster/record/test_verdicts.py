@@ -81,7 +81,7 @@ def test_a_slow_disk_makes_the_file_anew_once(directory, monkeypatch):
     made_anew, is_free = Mock(wraps=directory.replace_lines), threading.Event()
     monkeypatch.setattr(directory, "replace_lines", made_anew)
     kept = Verdicts(directory)
-    directory.writer.put(lambda: is_free.wait(10))
+    directory.writer.put(lambda: is_free.wait(60))
     for number in range(10):
         kept.add({str(number): "[[1.0, {}]]"})
     is_free.set()
