@@ -1,6 +1,7 @@
 import asyncio
 import math
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +106,15 @@ async def test_a_sink_that_is_left_out_is_an_event_once(directory):
             await log.written()
     (event,) = directory.read_json_lines(EVENTS)
     assert (event["kind"], event["sink"]) == ("sink_left_out", "Broken") and "disk full" in event["message"]
+
+
+def test_a_sink_that_is_left_out_in_the_last_step_is_an_event_before_the_end(directory):
+    with MetricLog([Broken()], directory=directory) as log:
+        (thread,) = log._sinks
+        log.step(1, {})
+        assert thread.mark().wait(60)
+        log.end("finished")
+    assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["sink_left_out", "finished"]
 
 
 async def test_a_disk_that_takes_no_numbers_for_a_while_gets_them_later(directory, monkeypatch, capsys):
@@ -306,6 +316,7 @@ async def test_what_is_written_of_a_run_on_a_disk_has_left_the_threads_that_writ
             super().step(version, metrics)
 
     slow = Slow()
+    directory.writer.put(lambda: is_free.wait(60) and time.sleep(0.1))
     with MetricLog([slow], directory=directory) as log:
         log.event("broadcast")
         log.step(1, {})
