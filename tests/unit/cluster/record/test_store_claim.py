@@ -1,6 +1,7 @@
 """One driver per run directory of an object store, whatever the clocks of the machines say."""
 
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -76,16 +77,19 @@ def test_a_claim_that_is_renewed_does_not_lapse(store, claim):
 
 def test_a_thread_renews_the_claim_until_it_is_released(store, monkeypatch):
     monkeypatch.setattr(store_claim, "RENEW_S", 0.001)
-    is_renewed, write_if = threading.Event(), store.write_if
+    is_renewed, goes_on, write_if = threading.Event(), threading.Event(), store.write_if
 
     def noted(*given):
         if threading.current_thread() is not threading.main_thread():
             is_renewed.set()
+            assert goes_on.wait(60)
+            time.sleep(0.05)
         return write_if(*given)
 
     monkeypatch.setattr(store, "write_if", noted)
     claim = StoreClaim(store, NAME)
     assert is_renewed.wait(60)
+    goes_on.set()
     claim.release()
     assert not claim._thread.is_alive() and owner_of(store, NAME) is None
 
