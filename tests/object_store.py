@@ -37,7 +37,7 @@ AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS
 
 @contextlib.contextmanager
 def s3(*buckets: str) -> Iterator[Proxy]:
-    """moto behind a proxy, with these buckets, which are empty; the environment says where it is. All tests of a process share the server."""
+    """moto behind a proxy, with these buckets, which are empty; the environment says where it is. All tests share the server."""
     port = _moto_port()
     proxy = Proxy("127.0.0.1", port)
     for bucket in buckets:
