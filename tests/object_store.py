@@ -15,7 +15,9 @@ from datetime import timedelta
 from email.utils import formatdate
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.store import S3Store
 
 from cluster.record import object_store
 from tests.ports import free_ports
@@ -35,7 +37,7 @@ AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS
 
 @contextlib.contextmanager
 def s3(*buckets: str) -> Iterator[Proxy]:
-    """moto behind a proxy, with these buckets; the environment says where it is. It keeps what it holds until pytest ends."""
+    """moto behind a proxy, with these buckets, which are empty; the environment says where it is. All tests share the server."""
     port = _moto_port()
     proxy = Proxy("127.0.0.1", port)
     for bucket in buckets:
@@ -44,6 +46,9 @@ def s3(*buckets: str) -> Iterator[Proxy]:
         assert connection.getresponse().status == 200
     try:
         with environment({**AWS, "AWS_ENDPOINT_URL": proxy.url}):
+            for bucket in buckets:
+                store = S3Store(bucket, endpoint=f"http://127.0.0.1:{port}", client_options={"allow_http": True})
+                obstore.delete(store, [each["path"] for each in obstore.list(store).collect()])
             yield proxy
     finally:
         proxy.close()

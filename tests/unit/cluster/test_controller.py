@@ -492,6 +492,15 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
     }
 
 
+async def test_an_evaluation_counts_completions_whose_reward_failed():
+    evaluator = Evaluator(
+        config=run_config(evaluation={"num_prompts": 2}), source=NumberedPrompts(2), thread=InlineExecutor()
+    )
+    groups = [group_summary(-1, rewards=(1.0, None)), group_summary(-2, rewards=(0.5, None))]
+    told = await evaluator.run(ListedRollouts(*groups), version=0, log=ListedEvents())
+    assert (told["eval/num_failed"], told["eval/num_prompts"], told["eval/reward"]) == (2.0, 2.0, 0.75)
+
+
 class SavingScene(Scene):
     """Says of each save up to which version groups might start."""
 

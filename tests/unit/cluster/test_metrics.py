@@ -1,6 +1,7 @@
 import asyncio
 import math
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import StepStats
-from cluster.metrics import MetricLog, finite, open_log, step_metrics
+from cluster.metrics import MetricLog, _InThread, finite, open_log, step_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.sinks.jsonl import read_steps
 from tests.fakes import group_summary
@@ -105,6 +106,15 @@ async def test_a_sink_that_is_left_out_is_an_event_once(directory):
             await log.written()
     (event,) = directory.read_json_lines(EVENTS)
     assert (event["kind"], event["sink"]) == ("sink_left_out", "Broken") and "disk full" in event["message"]
+
+
+def test_a_sink_that_is_left_out_in_the_last_step_is_an_event_before_the_end(directory):
+    with MetricLog([Broken()], directory=directory) as log:
+        (thread,) = log._sinks
+        log.step(1, {})
+        assert thread.mark().wait(60)
+        log.end("finished")
+    assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["sink_left_out", "finished"]
 
 
 async def test_a_disk_that_takes_no_numbers_for_a_while_gets_them_later(directory, monkeypatch, capsys):
@@ -306,15 +316,16 @@ async def test_what_is_written_of_a_run_on_a_disk_has_left_the_threads_that_writ
             super().step(version, metrics)
 
     slow = Slow()
+    directory.writer.put(lambda: is_free.wait(60) and time.sleep(0.1))
     with MetricLog([slow], directory=directory) as log:
         log.event("broadcast")
         log.step(1, {})
         writing = asyncio.create_task(log.written())
         assert await asyncio.to_thread(is_begun.wait, 60)
-        is_done_before = writing.done()
+        done_before, _ = await asyncio.wait({writing}, timeout=0.2)
         is_free.set()
         await writing
-        assert not is_done_before and slow.seen[-1] == (1, {})
+        assert not done_before and slow.seen[-1] == (1, {})
         assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["broadcast"]
 
 
@@ -323,10 +334,12 @@ async def test_a_store_that_takes_no_lines_is_an_event_and_stops_nothing(monkeyp
         raise StorageError("s3://bucket/run: the store answered 503")
 
     sink = Listed()
-    with s3("bucket"), MetricLog([sink], directory=RunDirectory("s3://bucket/run")) as log:
-        monkeypatch.setattr(RunDirectory, "flush_lines", refuse)
+    with s3("bucket"), MetricLog([sink], directory=(directory := RunDirectory("s3://bucket/run"))) as log:
+        with monkeypatch.context() as patch:
+            patch.setattr(RunDirectory, "flush_lines", refuse)
+            await log.written()
         await log.written()
-        monkeypatch.undo()
+        assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["storage_failed"]
     assert [(seen["kind"], seen["reason"]) for seen in sink.seen[:1]] == [
         ("storage_failed", "s3://bucket/run: the store answered 503")
     ]
@@ -341,44 +354,59 @@ def test_of_two_ends_the_first_counts_and_sinks_have_it_at_once():
     assert [seen if seen == "closed" else seen["kind"] for seen in sink.seen] == ["stopped", "closed"]
 
 
-def test_a_sink_that_never_returns_holds_neither_the_end_nor_the_close(capsys):
-    never, healthy = threading.Event(), Listed()
+def test_a_sink_that_never_returns_holds_neither_the_end_nor_the_close(capsys, monkeypatch):
+    never, healthy, is_done = threading.Event(), Listed(), _InThread.is_done
 
     class Hanging(Listed):
         def step(self, version, metrics):
             never.wait()
+            raise OSError("the server is gone")
 
-    with MetricLog([Hanging(), healthy], patience_s=1.0) as log:
+    def is_done_unless_it_hangs(sink, mark, *, within_s):
+        """On a busy machine a thread may need longer than the patience."""
+        assert sink.name == "Hanging" or mark.wait(60)
+        return is_done(sink, mark, within_s=within_s)
+
+    monkeypatch.setattr(_InThread, "is_done", is_done_unless_it_hangs)
+    with MetricLog([Hanging(), healthy], patience_s=0.01) as log:
+        hanging, _ = log._sinks
         log.step(1, {})
         log.end("finished")
         assert healthy.seen[-1]["kind"] == "finished"
     assert healthy.seen[-1] == "closed"
-    told = capsys.readouterr().err
-    assert told == "treadwheel: metrics sink Hanging is left out from now on: it was not done 1 s after the run's end\n"
     never.set()
+    assert hanging.mark().wait(60)
+    told = capsys.readouterr().err
+    says = "it was not done 0.01 s after the run's end"
+    assert told == f"treadwheel: metrics sink Hanging is left out from now on: {says}\n", "once, though it then fails"
 
 
 def test_a_sink_that_never_returns_does_not_fill_the_memory(capsys, monkeypatch):
     monkeypatch.setattr("cluster.metrics._MOST_BEHIND", 3)
-    never, healthy = threading.Event(), Listed()
+    is_begun, never, healthy = threading.Event(), threading.Event(), Listed()
 
     class Hanging(Listed):
         def event(self, record):
+            is_begun.set()
             never.wait()
+            super().event(record)
 
     log = MetricLog([hanging := Hanging()], patience_s=1.0)
+    (thread,) = log._sinks
     log.add(healthy)
     for number in range(10):
         log.event("drop", number=number)
+        assert is_begun.wait(60)
     log.step(1, {})
     never.set()
     log.close()
-    assert len(hanging.seen) == 0, "left out, not even closed"
+    assert thread.mark().wait(60)
+    assert [seen["number"] for seen in hanging.seen] == [0], "left out: it gets nothing that waited, and is not closed"
     assert [seen["kind"] for seen in healthy.seen[:-1]] == ["drop"] * 10 + ["sink_left_out"]
     assert "Hanging is left out from now on: it is 3 steps and events behind" in capsys.readouterr().err
 
 
-async def test_a_late_sink_holds_what_is_written_once_and_catches_up():
+async def test_a_late_sink_holds_what_is_written_once_and_catches_up(monkeypatch):
     is_free, seen = threading.Event(), Listed()
 
     class Slow(Listed):
@@ -389,9 +417,16 @@ async def test_a_late_sink_holds_what_is_written_once_and_catches_up():
     slow = Slow()
     with s3("bucket"):
         log = MetricLog([slow, seen], directory=RunDirectory("s3://bucket/run"), patience_s=0.01)
+        late, _ = log._sinks
         log.step(1, {})
         await log.written()
+        waits, wait = [], log._late
+        monkeypatch.setattr(log, "_late", lambda sinks: waits.append(late in sinks) or wait(sinks))
+        monkeypatch.setattr(log, "_patience_s", 60.0)  # it hangs no more
         await log.written()
         is_free.set()
+        assert late.mark().wait(60)
+        await log.written()
+        assert waits == [False, True]
         log.close()
     assert slow.seen == seen.seen == [(1, {}), "closed"]

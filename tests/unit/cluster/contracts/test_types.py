@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.contracts.sampling_config import SamplingConfig
@@ -17,6 +17,7 @@ def test_a_group_is_named_for_its_place_in_the_start_order():
     assert ticket.group_id == "00000042"
 
 
+@settings(derandomize=True)  # of random pairs one in 2**31 is equal
 @given(seed=st.integers(0, 2**63 - 1), index=st.integers(0, 10_000))
 def test_seeds_of_samples_fit_31_bits_and_differ_from_their_neighbours(seed, index):
     mine = sample_seed(seed, index)

@@ -70,7 +70,9 @@ def test_a_right_that_is_missing_for_one_object_names_it(proxy):
         files.write("b", b"")
 
 
-def test_an_endpoint_that_does_not_answer_is_named_by_its_setting(proxy):
+def test_an_endpoint_that_does_not_answer_is_named_by_its_setting(proxy, monkeypatch):
+    monkeypatch.setattr(object_store, "FIRST_RETRY", {**object_store.FIRST_RETRY, "max_retries": 0})
+    monkeypatch.setattr(object_store, "FIRST_PATIENCE_S", 0.0)
     for endpoint in ("http://127.0.0.1:9", "http://nowhere.invalid"):
         with (
             environment({"AWS_ENDPOINT_URL": endpoint}),

@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 
@@ -12,8 +13,9 @@ from cluster.contracts.hiding import hidden
 from cluster.record import lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
-from cluster.record.local_files import LocalFiles
+from cluster.record.local_files import LocalFiles, sync_files
 from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, VERDICTS, RunDirectory
+from tests.unit.learner.disk import largest_file
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
 
@@ -185,9 +187,10 @@ def test_a_driver_of_another_machine_is_alive_as_long_as_it_holds_the_lock(direc
     with pytest.raises(ConfigError, match="in use by process 1 on elsewhere"):
         other.check(CONFIG)
     directory.release()
-    directory.write_file("driver.lock", b"process 1 on elsewhere")
+    directory.write_file("driver.lock", b"process 1 on " + b"elsewhere" * 40)
     assert other.owner() is None
     other.claim(CONFIG)
+    assert directory.owner() == lock.this_process(), "nothing of a longer name is left"
     other.release()
 
 
@@ -373,6 +376,32 @@ def test_a_line_that_is_written_while_others_are_synced_is_synced_by_the_next_fl
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     files.flush()
     assert synced == [files.path(EVENTS)]
+
+
+def test_all_of_a_file_is_with_the_system_when_it_is_synced(tmp_path, monkeypatch):
+    def note(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            synced.append((os.path.basename(path).partition(".tmp")[0], os.fstat(descriptor).st_size))
+
+    files, synced = LocalFiles(str(tmp_path / "run")), []
+    (tmp_path / "source").write_bytes(b"abc")
+    monkeypatch.setattr(os, "fsync", note)
+    files.write("a", b"abc")
+    files.upload("b", str(tmp_path / "source"))
+    files.download("a", str(tmp_path / "c"))
+    assert synced == [("a", 3), ("b", 3), ("c", 3)]
+    synced.clear()
+    sync_files(tmp_path / "run")
+    assert sorted(synced) == [("a", 3), ("b", 3)]
+
+
+def test_of_a_line_of_which_a_disk_takes_a_part_nothing_stays(tmp_path):
+    files = LocalFiles(str(tmp_path))
+    files.append(EVENTS, "abc", is_durable=False)
+    with largest_file(6), pytest.raises(StorageError, match="No space left on device"):
+        files.append(EVENTS, "def", is_durable=False)
+    assert files.read(EVENTS).to_pybytes() == b"abc\n"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """One driver per run directory of an object store, whatever the clocks of the machines say."""
 
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from obstore.store import MemoryStore
 
 from cluster.contracts.errors import ClaimLostError, ConfigError, InUseError, StorageError
+from cluster.record import store_claim
 from cluster.record.object_store import ObjectStore
 from cluster.record.store_claim import CLOCK, StoreClaim, owner_of
 
@@ -70,6 +73,25 @@ def test_a_claim_that_is_renewed_does_not_lapse(store, claim):
         claim.renew()
     with pytest.raises(InUseError):
         StoreClaim(store, NAME)
+
+
+def test_a_thread_renews_the_claim_until_it_is_released(store, monkeypatch):
+    monkeypatch.setattr(store_claim, "RENEW_S", 0.001)
+    is_renewed, goes_on, write_if = threading.Event(), threading.Event(), store.write_if
+
+    def noted(*given):
+        if threading.current_thread() is not threading.main_thread():
+            is_renewed.set()
+            assert goes_on.wait(60)
+            time.sleep(0.05)
+        return write_if(*given)
+
+    monkeypatch.setattr(store, "write_if", noted)
+    claim = StoreClaim(store, NAME)
+    assert is_renewed.wait(60)
+    goes_on.set()
+    claim.release()
+    assert not claim._thread.is_alive() and owner_of(store, NAME) is None
 
 
 def test_a_driver_that_was_taken_for_dead_hears_who_took_over(store, claim):

@@ -72,6 +72,7 @@ def test_a_store_that_is_away_when_the_file_is_made_anew_loses_nothing(directory
     assert len(directory.read_lines(VERDICTS)) == 7
     kept.add({"7": "[[1.0, {}]]"})
     directory.writer.flush()
+    assert len(directory.read_lines(VERDICTS)) == 3
     assert [*Verdicts(again(directory)).known] == ["5", "6", "7"]
 
 
@@ -81,7 +82,7 @@ def test_a_slow_disk_makes_the_file_anew_once(directory, monkeypatch):
     made_anew, is_free = Mock(wraps=directory.replace_lines), threading.Event()
     monkeypatch.setattr(directory, "replace_lines", made_anew)
     kept = Verdicts(directory)
-    directory.writer.put(lambda: is_free.wait(10))
+    directory.writer.put(lambda: is_free.wait(60))
     for number in range(10):
         kept.add({str(number): "[[1.0, {}]]"})
     is_free.set()
@@ -91,6 +92,7 @@ def test_a_slow_disk_makes_the_file_anew_once(directory, monkeypatch):
 
 
 def test_a_directory_that_the_process_does_not_own_is_not_written(tmp_path):
-    kept = Verdicts(RunDirectory(str(tmp_path / "scratch")))
+    kept = Verdicts(directory := RunDirectory(str(tmp_path / "scratch")))
     kept.add(ONE)
+    directory.writer.flush()
     assert kept.known == ONE and not (tmp_path / "scratch").exists()

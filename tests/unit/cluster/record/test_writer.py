@@ -24,6 +24,12 @@ class SlowDisk:
         self._is_free.set()
 
 
+def failed_with(error: Exception) -> "Future[None]":
+    failed = Future[None]()
+    failed.set_exception(error)
+    return failed
+
+
 def test_nobody_waits_for_a_slow_disk_and_the_order_is_kept():
     writer, disk = Writer(), SlowDisk()
     for number in range(100):
@@ -60,10 +66,23 @@ def test_an_error_comes_up_once_and_later_calls_are_made():
     assert disk.written == ["after"]
 
 
+def test_the_next_put_raises_an_error_too_and_its_call_is_made():
+    writer, disk, is_begun = Writer(), SlowDisk(), threading.Event()
+    writer.put(lambda: is_begun.set() or disk.write("line"))
+    writer.put_latest("status.json", lambda: disk.write("replaced"))
+    assert is_begun.wait(60)
+    for put in (lambda call: writer.put_latest("status.json", call), writer.put):
+        writer._note_error(failed_with(StorageError("disk full")))
+        with pytest.raises(StorageError, match="disk full"):
+            put(lambda: disk.write("made"))
+    disk.let_go()
+    writer.flush()
+    assert disk.written == ["line", "made", "made"]
+
+
 def test_a_call_that_succeeds_does_not_take_the_error_of_another_away():
     """Callbacks of two calls run at once where a call was made before `put` had hung its callback on."""
-    writer, failed = Writer(), Future[None]()
-    failed.set_exception(StorageError("disk full"))
+    writer, failed = Writer(), failed_with(StorageError("disk full"))
 
     class Done(Future[None]):
         def exception(self, timeout: float | None = None) -> BaseException | None:

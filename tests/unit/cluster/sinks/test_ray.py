@@ -1,10 +1,12 @@
 """What is set and counted when, with Ray's gauges and counters replaced by lists. tests/integration/test_monitoring.py asks Prometheus."""
 
 import re
+import threading
 from collections import Counter
 
 import pytest
 
+from cluster.record.run_directory import RunDirectory
 from cluster.sinks import ray
 from cluster.sinks.ray import RayMetrics
 
@@ -84,6 +86,15 @@ def test_what_comes_before_ray_is_connected_waits_for_it(there):
     metrics.repeat()
     assert there.counts == {"treadwheel_events launched of r": 1}
     assert there.drained() == {"treadwheel_last_step_time of r": 100.0}
+
+
+def test_a_thread_sets_the_numbers_again_until_the_end(there, monkeypatch, tmp_path):
+    is_set = threading.Event()
+    monkeypatch.setattr(ray, "REPEAT_S", 0.001)
+    monkeypatch.setattr(ray, "Gauge", lambda name, **_: _Metric(set=lambda value, tags: is_set.set()))
+    metrics = ray.ray(directory=RunDirectory(str(tmp_path)), num_steps=1)
+    assert is_set.wait(60)
+    metrics.close()
 
 
 @pytest.mark.parametrize("how", ["finished", "stopped", "failed"])

@@ -1,9 +1,11 @@
 """One point a step, also of a run that goes on."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import RunDirectory
@@ -17,14 +19,14 @@ def directory(tmp_path):
     return RunDirectory(str(tmp_path))
 
 
-def test_tensorboard_draws_the_evaluation_of_a_step_that_is_learned_again(directory):
+def test_tensorboard_draws_the_evaluation_of_a_step_that_is_learned_again(directory, monkeypatch):
     first = [tensorboard(directory=directory, num_steps=9), JsonLines(directory)]
     for sink in first:
         sink.step(1, {"reward/mean": 0.125})
         sink.step(2, {"reward/mean": 0.25, "eval/accuracy": 0.75})
         sink.close()
     # Files are read in the order of their names: by the second, and within it by a count of which 10 comes before 9.
-    time.sleep(1.1)
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: time.time() + 2.0))
     resumed = tensorboard(directory=directory, num_steps=9)
     resumed.step(2, {"reward/mean": 0.5})
     resumed.close()
