@@ -26,7 +26,7 @@ def test_a_world_that_is_made_of_the_tasks_seed_is_the_same_for_all(greets):
 @pytest.mark.parametrize(
     ("environment", "difference"),
     [
-        ("unseeded", 'turn 1: {"content": "Remember 0.'),
+        ("unseeded", 'turn 1: {"content": "Remember '),
         ("drawn", 'turn 3: {"content": "lower", "role": "user"} in one episode, and {"content": "higher"'),
         ("of_its_index", 'turn 1: {"content": "You are number 0.", "role": "user"} in one episode, and'),
         ("of_its_index_by_a_raw_prompt", 'turn 1: "You are number 0." in one episode, and "You are number 1."'),

@@ -24,7 +24,7 @@ async def drawn(episode: Episode):
 
 
 async def unseeded(episode: Episode):
-    await episode.ask(f"Remember {random.random()}.")
+    await episode.ask(f"Remember {random.getrandbits(64)}.")
 
 
 async def of_its_index(episode: Episode):

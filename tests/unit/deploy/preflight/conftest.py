@@ -1,0 +1,18 @@
+"""A machine that does not hurry and has room: how busy or how large the tests' own is decides no test."""
+
+import pytest
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """A check looks at prompts for half a second or two, and waits 5 s for a server: less than a busy machine may stand still."""
+    for limit in ("prompts._SCAN_S", "judge._SCAN_S", "servers._TIMEOUT_S"):
+        monkeypatch.setattr(f"deploy.preflight.{limit}", 600.0)
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch):
+    for module in ("learner.memory", "deploy.preflight.machine"):
+        monkeypatch.setattr(f"{module}.free_memory_bytes", lambda: 64 * GIB)
