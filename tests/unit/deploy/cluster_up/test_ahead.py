@@ -92,19 +92,21 @@ def test_a_refused_run_raises_its_own_error_and_leaves_no_ray(scripted):
 
 
 def test_more_presses_of_ctrl_c_do_not_leave_a_ray_that_still_starts(scripted):
-    main = threading.get_ident()
+    main, ends = threading.get_ident(), threading.Event()
 
     def press_and_let_it_come_up() -> None:
+        ends.wait(60)
         for _ in range(3):
             signal.pthread_kill(main, signal.SIGINT)
-            time.sleep(0.1)
+            time.sleep(0.1)  # else several presses could be one
         scripted.may_come_up.set()
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test session in the background ignores it
     try:
         with pytest.raises(KeyboardInterrupt), RayAhead(None) as ahead:
             ahead.start()
-            threading.Timer(0.2, press_and_let_it_come_up).start()
+            ahead._imports.callback(ends.set)  # the first thing that ends
+            threading.Thread(target=press_and_let_it_come_up).start()
             raise KeyboardInterrupt
         assert scripted.asked == [("init", "token"), ("shutdown", "token")]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -79,8 +79,9 @@ def coming(**nodes: int) -> AutoscalerReport:
 
 async def looks(world: World, number: int = 3) -> None:
     seen = world.num_looks
-    while world.num_looks < seen + number:
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(120):  # a wait that ended looks no more
+        while world.num_looks < seen + number:
+            await asyncio.sleep(0.001)
 
 
 def messages(events: ListedEvents) -> list[str]:
