@@ -366,7 +366,7 @@ async def test_the_error_of_an_actor_that_had_a_node_is_its_own(ray, seats, even
     monkeypatch.setattr(RemoteActor, "spawn", slowly)
     ray.lost, ray.report = {4}, brings(spot=1)
     seats = Seats({4: Seat(None, 4)}, start_s=15, events=events)
-    with pytest.raises(DeadlineError, match="^rollout-1 did not finish 'connect'$"):
+    with pytest.raises(DeadlineError, match=r"^rollout-1 did not finish 'connect'$"):
         await seats.start(SEATED)
 
 

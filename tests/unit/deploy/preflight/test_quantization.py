@@ -77,7 +77,9 @@ def test_fp8_needs_gpus_that_multiply_it(monkeypatch, capability, is_refused):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="on other processors both of these questions may have the answer no")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="on other processors both of these questions may have the answer no"
+)
 def test_a_question_is_answered_in_a_process_of_its_own(monkeypatch):
     """One whose answer is yes also where no GPU is."""
     questions = ("is_bfloat16_fast_on_cpu", "multiplies_in_float32")
