@@ -7,8 +7,8 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch):
-    """A check looks at prompts for half a second or two, and waits 5 s for a server: less than a busy machine may stand still."""
-    for limit in ("prompts._SCAN_S", "judge._SCAN_S", "servers._TIMEOUT_S"):
+    """A check looks at prompts for half a second or two, waits 5 s for a server, 30 s for an episode: a busy machine may stand still."""
+    for limit in ("prompts._SCAN_S", "judge._SCAN_S", "servers._TIMEOUT_S", "environments._PATIENCE_S"):
         monkeypatch.setattr(f"deploy.preflight.{limit}", 600.0)
 
 
