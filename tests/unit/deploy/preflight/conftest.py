@@ -2,6 +2,9 @@
 
 import pytest
 
+from cluster.contracts.reward_config import RewardConfig
+from deploy.preflight import judge
+
 GIB = 2**30
 
 
@@ -16,3 +19,20 @@ def unhurried(monkeypatch):
 def roomy(monkeypatch):
     for module in ("learner.memory", "deploy.preflight.machine"):
         monkeypatch.setattr(f"{module}.free_memory_bytes", lambda: 64 * GIB)
+
+
+@pytest.fixture
+def default_judge() -> None:
+    """For tests of what it says."""
+
+
+@pytest.fixture(autouse=True)
+def default_judge_untried(request, monkeypatch):
+    """It would be started in a process of its own, half a second each time. All other judges are."""
+    tried = judge.judge_samples
+
+    def judge_samples(config, *sources, **how):
+        return [] if config == RewardConfig() else tried(config, *sources, **how)
+
+    if "default_judge" not in request.fixturenames:
+        monkeypatch.setattr(judge, "judge_samples", judge_samples)
