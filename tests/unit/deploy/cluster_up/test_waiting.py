@@ -122,6 +122,17 @@ async def test_what_is_missing_is_said_once_until_it_changes(world):
     ]
 
 
+async def test_a_seat_that_is_reserved_is_not_missing_even_if_its_node_is_not_seen(world):
+    nodes, events = awaited(wait_s=600)
+    staying, worker, _ = nodes._placement.groups()
+    (first := Group()).is_reserved.set()
+    await nodes.reserved(first, staying)
+    waits = asyncio.create_task(nodes.reserved(Group(), worker))
+    await looks(world)
+    waits.cancel()
+    assert messages(events)[0].startswith("1 node is there, no room for 2 of 4 seats: 2 rollout workers with 1 CPUs")
+
+
 @simulated
 async def test_what_does_not_change_is_said_again_each_minute(world, monkeypatch):
     """However long the nodes have been coming."""
