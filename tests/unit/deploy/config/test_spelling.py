@@ -47,6 +47,16 @@ def test_a_default_that_is_written_out_in_a_source_of_several_changes_nothing(fi
     assert several() == several(text_as="auto") != several(text_as="text")
 
 
+def test_a_default_of_several_values_that_is_written_out_changes_nothing():
+    """In Python a tuple, in YAML a list."""
+
+    def gym(**written):
+        environment = {"name": "gym", "id": "a", **written}
+        return spelled_out(yaml.safe_load(resolved_yaml(validated({**RUN, "environment": environment}))))
+
+    assert gym() == gym(actions=[]) != gym(actions=["up"])
+
+
 def test_a_variant_that_is_not_here_is_compared_as_it_is_written():
     own = "my_missing.rewards:judge"
     assert changed(f"reward.judge={own}") == {"reward.judge.name": ("exact_match", own)}
