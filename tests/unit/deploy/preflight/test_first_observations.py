@@ -43,6 +43,11 @@ def test_an_environment_that_fails_says_why():
     )
 
 
+def test_an_environment_that_fails_in_one_of_two_episodes_may_do_better_in_a_run():
+    seen = observed("broken_at_first")
+    assert seen.failure == "environment: KeyError: 'page'" and not seen.raises_unasked
+
+
 def test_an_environment_that_is_slow_to_ask_may_have_the_time_in_a_run():
     seen = observed("slow_to_begin", timeout_s=0.2)
     assert seen.failure is not None and not seen.raises_unasked

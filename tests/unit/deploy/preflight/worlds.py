@@ -64,6 +64,12 @@ async def broken(episode: Episode):
     raise KeyError("page")
 
 
+async def broken_at_first(episode: Episode):
+    if episode.index == 0:
+        raise KeyError("page")
+    await episode.ask()
+
+
 async def slow_to_begin(episode: Episode):
     await asyncio.sleep(60)
     await episode.ask()
