@@ -25,9 +25,11 @@ class ScriptedRay:
         self.may_come_up = threading.Event()
         self.asked: list[tuple[str, str | None]] = []
         self.error: Exception | None = None
+        self.is_late = False
+        """It came up since its time was over, not since it was let."""
 
     def init(self, *_: object, **__: object) -> None:
-        self.may_come_up.wait(60)
+        self.is_late = not self.may_come_up.wait(60)
         self.asked.append(("init", os.environ.get("RAY_AUTH_MODE")))
         if self.error is not None:
             raise self.error
@@ -92,19 +94,21 @@ def test_a_refused_run_raises_its_own_error_and_leaves_no_ray(scripted):
 
 
 def test_more_presses_of_ctrl_c_do_not_leave_a_ray_that_still_starts(scripted):
-    main = threading.get_ident()
+    main, ends = threading.get_ident(), threading.Event()
 
     def press_and_let_it_come_up() -> None:
+        ends.wait(60)
         for _ in range(3):
             signal.pthread_kill(main, signal.SIGINT)
-            time.sleep(0.1)
+            time.sleep(0.1)  # else several presses could be one
         scripted.may_come_up.set()
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test session in the background ignores it
     try:
         with pytest.raises(KeyboardInterrupt), RayAhead(None) as ahead:
             ahead.start()
-            threading.Timer(0.2, press_and_let_it_come_up).start()
+            ahead._imports.callback(ends.set)  # the first thing that ends
+            threading.Thread(target=press_and_let_it_come_up).start()
             raise KeyboardInterrupt
         assert scripted.asked == [("init", "token"), ("shutdown", "token")]
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -188,6 +192,34 @@ def test_nothing_is_imported_ahead_where_another_process_has(scripted, monkeypat
         ahead.import_for(run_config())
 
         assert os.environ["TREADWHEEL_FORK_SERVER"] == "its socket" and ahead.ask("a.module:function", "what")() is None
+
+
+def test_what_imports_ends_before_a_starting_ray_that_waits_for_it(scripted, monkeypatch):
+    @contextlib.contextmanager
+    def server(*imports):
+        yield
+        scripted.may_come_up.set()
+
+    monkeypatch.setattr(fork_server, "fork_server", server)
+    monkeypatch.setattr(ahead_of_checks, "_can_fork", lambda: True)
+    with RayAhead(None) as ahead:
+        ahead.import_for(run_config())
+        ahead.start()
+        assert scripted.asked == []
+    assert scripted.asked == [("init", "token"), ("shutdown", "token")] and not scripted.is_late
+
+
+def test_a_machine_without_a_socket_for_the_imports_goes_on_without(scripted, monkeypatch):
+    @contextlib.contextmanager
+    def server(*imports):
+        raise OSError("no socket")
+        yield
+
+    monkeypatch.setattr(fork_server, "fork_server", server)
+    monkeypatch.setattr(ahead_of_checks, "_can_fork", lambda: True)
+    with RayAhead(None) as ahead:
+        ahead.import_for(run_config())
+        assert ahead.ask("a.module:function", "what")() is None
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["a server", "none"])

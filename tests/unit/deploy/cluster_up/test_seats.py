@@ -29,8 +29,12 @@ class Ray:
         """Names of actors whose process was ended."""
         self.has_room = asyncio.Event()
         self.build_error = None
+        self.given_up = []
+        """Names of actors that wait for no room any more."""
         self.lost = set()
         """Seats whose node is dead or goes away."""
+        self.watched = frozenset()
+        """Placement groups whose loss is looked for."""
         self.report = None
         """What the autoscaler says."""
         self.given_back = []
@@ -42,13 +46,18 @@ class Ray:
         return self.report
 
     async def is_seat_lost(self, seat):
-        return seat.index in self.lost
-
-    async def take(self):
-        """As of all groups that are watched; those of seats 3 and 4."""
         if self.is_away:
             raise WorkerError("Ray's head node does not answer")
-        found = self.lost & {3, 4} - self.told
+        return seat.index in self.lost
+
+    def watch(self, groups):
+        self.watched = frozenset(groups)
+        return self
+
+    async def take(self):
+        if self.is_away:
+            raise WorkerError("Ray's head node does not answer")
+        found = self.lost & self.watched - self.told
         self.told |= found
         return found
 
@@ -61,7 +70,11 @@ class Ray:
     async def spawn(self, spec, *, seat=None, deadline_s):
         self.asked.append((spec.name, spec.bundle, spec.num_cpus))
         if seat is None and spec.kind is ActorKind.ROLLOUT_WORKER:
-            await self.has_room.wait()
+            try:
+                await self.has_room.wait()
+            except asyncio.CancelledError:
+                self.given_up.append(spec.name)
+                raise
         if seat and seat.index in self.lost:
             await asyncio.sleep(deadline_s)
             raise DeadlineError(f"{spec.name} did not finish 'start'", actor=spec.name, stage="start")
@@ -86,7 +99,7 @@ def ray(monkeypatch):
     made = Ray()
     monkeypatch.setattr(RemoteActor, "spawn", made.spawn)
     monkeypatch.setattr("deploy.cluster_up.seats.is_seat_lost", made.is_seat_lost)
-    monkeypatch.setattr("deploy.cluster_up.seats.LostGroups", lambda groups: made)
+    monkeypatch.setattr("deploy.cluster_up.seats.LostGroups", made.watch)
     monkeypatch.setattr("deploy.cluster_up.seats.give_back", made.give_back)
     monkeypatch.setattr("deploy.cluster_up.waiting.autoscaler_report", made.autoscaler)
     return made
@@ -127,7 +140,7 @@ async def test_a_worker_that_waits_for_a_node_takes_the_seat_that_is_vacated_mea
     seats.vacate(SEATED)
     actor = await waiting
     assert ray.asked == [("rollout-8", None, 1.0), ("rollout-8", 4, 0.4)]
-    assert actor.spec.bundle == 4
+    assert actor.spec.bundle == 4 and ray.given_up == ["rollout-8"], "it would get a second process"
     seats.vacate(EIGHTH)
     await seats.start(NINTH)
     assert ray.asked[-1] == ("rollout-9", 4, 0.4), "it is one seat, handed on"
@@ -147,6 +160,17 @@ async def test_a_seat_on_a_node_that_goes_away_is_taken_once_it_is_found_elsewhe
     assert sum(each.done() for each in waiting) == 1
     ray.has_room.set()
     assert {actor.spec.bundle for actor in await asyncio.gather(*waiting)} == {4, None}
+
+
+@simulated
+async def test_a_head_that_does_not_say_whether_a_vacant_seat_is_there_is_asked_again(ray, seats):
+    ray.is_away = True
+    seats.vacate(SEATED)
+    waiting = asyncio.create_task(seats.start(EIGHTH))
+    await asyncio.sleep(60)
+    assert ray.asked == [("rollout-8", None, 1.0)] and not waiting.done()
+    ray.is_away = False
+    assert (await waiting).spec.bundle == 4
 
 
 @simulated
@@ -331,6 +355,21 @@ async def test_the_error_of_a_lost_seat_that_finds_no_node_in_time_has_what_the_
     assert reasons(events) == ["the autoscaler brings 1 of 'spot' for 0 s"]
 
 
+@simulated
+async def test_the_error_of_an_actor_that_had_a_node_is_its_own(ray, seats, events, monkeypatch):
+    """Its process did not come up in time. What the autoscaler says is of nodes."""
+
+    async def slowly(spec, *, seat=None, deadline_s):
+        await asyncio.sleep(deadline_s)
+        raise DeadlineError("rollout-1 did not finish 'connect'", actor="rollout-1", stage="connect")
+
+    monkeypatch.setattr(RemoteActor, "spawn", slowly)
+    ray.lost, ray.report = {4}, brings(spot=1)
+    seats = Seats({4: Seat(None, 4)}, start_s=15, events=events)
+    with pytest.raises(DeadlineError, match=r"^rollout-1 did not finish 'connect'$"):
+        await seats.start(SEATED)
+
+
 class Group:
     """A placement group, named by the CPUs of its bundles."""
 
@@ -356,17 +395,18 @@ async def test_a_head_that_is_away_at_the_end_leaves_the_runs_own_error(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("spreads", "spot", "groups", "indices"),
+    ("spreads", "spot", "groups", "indices", "alone"),
     [
-        (False, {}, [[2.0, 1.0, 1.0]], [0, 1, 2]),
-        (True, {}, [[2.0], [1.0, 1.0]], [0, 0, 1]),
-        (False, {"market": "!spot"}, [[2.0], [1.0], [1.0]], [0, 0, 0]),
+        (False, {}, [[2.0, 1.0, 1.0]], [0, 1, 2], []),
+        (True, {}, [[2.0], [1.0, 1.0]], [0, 0, 1], []),
+        (False, {"market": "!spot"}, [[2.0], [1.0], [1.0]], [0, 0, 0], [1, 2]),
     ],
 )
 async def test_groups_are_asked_for_in_two_rounds_and_all_are_given_back_at_the_end(
-    monkeypatch, events, spreads, spot, groups, indices
+    monkeypatch, events, spreads, spot, groups, indices, alone
 ):
-    """Those of the workers at once: an autoscaler brings all of their nodes together."""
+    """Those of the workers at once: an autoscaler brings all of their nodes together. A seat that is a group of its own, and not the
+    learner's, is given back when its node is lost."""
     log = []
     bundles = [(ActorKind.LEARNER, 2.0), (ActorKind.ROLLOUT_WORKER, 1.0), (ActorKind.ROLLOUT_WORKER, 1.0)]
     placement = PlacementPlan(
@@ -384,11 +424,18 @@ async def test_groups_are_asked_for_in_two_rounds_and_all_are_given_back_at_the_
     async def reserved(group, asked):
         log.append(("reserved", group.cpus))
 
+    async def give_back_lost(self, alone):
+        watched.extend(alone)
+
+    watched: list[int] = []
+    monkeypatch.setattr(Seats, "give_back_lost", give_back_lost)
     monkeypatch.setattr(seats_module, "placement_group", made)
     monkeypatch.setattr(seats_module, "remove_placement_group", lambda group: log.append(("removed", group.cpus)))
     async with seats_module.seats(placement, start_s=1, events=events, reserved=reserved) as taken:
         assert [taken._seats[seat].index for seat in range(3)] == indices
+        await asyncio.sleep(0)  # the task begins
     first, *others = groups
     rounds = [[first], others]
     asked = [(said, group) for each in rounds for said in ("asked", "reserved") for group in each]
     assert log == asked + [("removed", group) for group in groups]
+    assert watched == alone

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +47,13 @@ async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch,
         None, made, RunDirectory(str(tmp_path)), ListedEvents(), learner_up=asyncio.Event()
     )
     assert len(writing) == 1 and here not in writing
+
+
+async def test_a_passport_that_an_earlier_driver_wrote_stays(monkeypatch, tmp_path):
+    (tmp_path / "passport.json").write_text("{}")
+    monkeypatch.setattr(start_up, "write_passport", lambda *args, **more: pytest.fail("written again"))
+    learner = SimpleNamespace(formula={}, chosen={})
+    await start_up.note_passport(RunDirectory(str(tmp_path)), None, learner, weights_digest="d1")
 
 
 async def test_a_step_that_was_learned_again_is_told_before_its_checkpoint_ends_the_telling():

@@ -85,6 +85,12 @@ def test_orders_wait_for_the_driver_in_their_order(tmp_path):
     assert orders(directory) == asked
 
 
+def test_an_order_that_is_still_being_written_is_none_yet(tmp_path):
+    directory = claimed(tmp_path)
+    (tmp_path / "order-1.json.tmp-77").write_text('{"rollout_w')
+    assert waiting_orders(directory) == []
+
+
 def test_a_run_without_a_driver_is_not_steered(tmp_path):
     claimed(tmp_path).release()
     with pytest.raises(ConfigError, match="has no living driver; set rollout"):
@@ -270,6 +276,7 @@ async def test_a_waiting_learner_gets_workers_and_the_event_says_why(steering, f
         await fleet.was_told.wait()
     assert fleet.told == [("want", 4)]
     (event,) = steering._log.events
+    assert not steering._loads, "steps of two workers say nothing of four"
     measured = {name: event[name] for name in ("before", "num_workers", "reason", "idle_share", "factor")}
     assert measured == {"before": 2, "num_workers": 4, "reason": "elastic", "idle_share": 0.25, "factor": 2.0}
     assert event["wait_share"] == pytest.approx(0.6) and event["join_seconds"] == 5.0
@@ -333,6 +340,32 @@ async def test_copies_that_take_long_do_not_keep_the_end_of_the_learners_node_fr
     with pytest.raises(PreemptedError, match="a learner's node learns goes away"):
         async with asyncio.timeout(120), steering.steering():
             await asyncio.Event().wait()
+
+
+def test_what_is_logged_between_steps_is_no_step(steering):
+    steering.step(3, {"eval/reward": 1.0})
+    assert not steering._loads
+
+
+@pytest.mark.parametrize(
+    ("buffer", "num_ready", "is_full"),
+    [
+        ({"groups_per_step": 2, "max_off_policy_steps": 3}, 6.0, True),
+        ({"groups_per_step": 2, "max_off_policy_steps": 3}, 5.0, False),
+        ({"groups_per_step": 2, "max_off_policy_steps": 0}, 0.0, False),
+    ],
+)
+def test_a_buffer_is_full_that_holds_the_groups_of_all_steps_ahead(steering, buffer, num_ready, is_full):
+    buffer = steering._config.buffer.model_copy(update=buffer)
+    steering._config = steering._config.model_copy(update={"buffer": buffer})
+    steering.step(1, step_metrics(waited=0.0) | {"buffer/num_ready": num_ready})
+    assert steering._loads[-1].is_buffer_full is is_full
+
+
+def test_the_rule_is_told_how_many_steps_are_left(steering):
+    steering._config = steering._config.model_copy(update={"num_steps": 10})
+    steering.step(7, step_metrics(waited=0.0))
+    assert steering._fleet_now().num_steps_left == 3
 
 
 def test_the_loads_of_a_long_run_are_those_that_the_rule_looks_at(steering):

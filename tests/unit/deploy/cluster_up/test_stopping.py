@@ -74,6 +74,17 @@ class Asked(ScriptedLearner):
         self.is_saved = True
 
 
+class Stuck(ScriptedLearner):
+    """Is stopped again while it saves, and looks how the next signal would be heard."""
+
+    async def save_progress(self, tell: Any) -> None:
+        _terminate()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.heard_by = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
 class Pressed(ScriptedLearner):
     """So many signals come while it saves."""
 
@@ -99,11 +110,16 @@ async def _run(
 
 def _stop(learner: ScriptedLearner, *, timeout_s: float = 60, number: int = signal.SIGINT) -> ListedEvents:
     """What a run that is stopped logs."""
-    log, interrupted = ListedEvents(), asyncio.Event()
+    log, interrupted, before = ListedEvents(), asyncio.Event(), _handlers()
     work = _run(learner, log, interrupted=interrupted, timeout_s=timeout_s, number=number)
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(until_interrupted(work, interrupted=interrupted))
+    assert _handlers() == before
     return log
+
+
+def _handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
 
 def _terminate() -> None:
@@ -138,7 +154,7 @@ def test_a_run_that_is_stopped_saves_first_and_logs_the_step_that_the_loop_did_n
     assert version == 3 and metrics["reward/mean"] == 0.5
 
 
-def test_a_run_is_stopped_also_when_nobody_reads_what_it_says(monkeypatch):
+def test_a_run_is_stopped_also_when_nobody_reads_what_it_says(monkeypatch, caplog):
     """Seen before: `train | tee log`, and Ctrl-C ended tee first."""
 
     class Gone:
@@ -150,6 +166,7 @@ def test_a_run_is_stopped_also_when_nobody_reads_what_it_says(monkeypatch):
     monkeypatch.setattr("sys.stderr", Gone())
     learner = ScriptedLearner()
     assert _stop(learner).kinds() == ["stopping"] and learner.is_saved
+    assert caplog.messages == [], "no error in the event loop"
 
 
 @pytest.mark.parametrize(
@@ -236,6 +253,30 @@ def test_a_save_that_fails_is_an_event_and_the_run_ends_all_the_same():
 
 def test_a_second_signal_ends_the_saving():
     assert _stop(ScriptedLearner(is_stuck=True), timeout_s=1e6).kinds() == ["stopping"]
+
+
+def test_a_third_signal_has_the_systems_effect():
+    learner = Stuck()
+    _stop(learner, timeout_s=1e6)
+    assert learner.heard_by == [signal.default_int_handler, signal.SIG_DFL]
+
+
+def test_a_run_that_was_asked_to_stop_before_it_began_stops_when_it_begins():
+    stop = Stop()
+    stop.ask()
+
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(until_interrupted(asyncio.wait_for(work(), 60), stop=stop))
+
+
+def test_a_run_that_has_ended_is_not_stopped_any_more():
+    stop = Stop()
+    asyncio.run(until_interrupted(asyncio.sleep(0), stop=stop))
+    stop.ask()
+    stop.press()
 
 
 @pytest.mark.parametrize("begins", ["a callback", "SIGTERM"])

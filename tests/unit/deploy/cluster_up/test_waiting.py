@@ -12,6 +12,7 @@ from cluster.supervision.placement import ClusterResources, Node
 from deploy.cluster_up import waiting
 from deploy.cluster_up.waiting import AwaitedNodes
 from tests.fakes import ListedEvents
+from tests.unit.cluster.simulated_time import simulated
 
 CONFIG = RunConfig.model_validate(
     {
@@ -79,8 +80,9 @@ def coming(**nodes: int) -> AutoscalerReport:
 
 async def looks(world: World, number: int = 3) -> None:
     seen = world.num_looks
-    while world.num_looks < seen + number:
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(120):  # a wait that ended looks no more
+        while world.num_looks < seen + number:
+            await asyncio.sleep(0.001)
 
 
 def messages(events: ListedEvents) -> list[str]:
@@ -118,6 +120,35 @@ async def test_what_is_missing_is_said_once_until_it_changes(world):
         "3 of 4 seats are reserved",
         "4 of 4 seats are reserved",
     ]
+
+
+async def test_a_seat_that_is_reserved_is_not_missing_even_if_its_node_is_not_seen(world):
+    nodes, events = awaited(wait_s=600)
+    staying, worker, _ = nodes._placement.groups()
+    (first := Group()).is_reserved.set()
+    await nodes.reserved(first, staying)
+    waits = asyncio.create_task(nodes.reserved(Group(), worker))
+    await looks(world)
+    waits.cancel()
+    assert messages(events)[0].startswith("1 node is there, no room for 2 of 4 seats: 2 rollout workers with 1 CPUs")
+
+
+@simulated
+async def test_what_does_not_change_is_said_again_each_minute(world, monkeypatch):
+    """However long the nodes have been coming."""
+    monkeypatch.setattr(waiting, "_LOOK_S", 1.0)
+    world.report = coming(steady=1)
+    nodes, events = awaited(wait_s=150)
+    with pytest.raises(WorkerError):
+        await nodes.reserved(Group(), nodes._placement.groups()[0])
+    assert [event["waited_s"] for event in events.events] == [1.0, 61.0, 121.0]
+    assert [message.rpartition(" for ")[2] for message in messages(events)] == ["0 s", "60 s", "120 s"]
+
+
+def test_the_nodes_that_are_there_are_those_that_live(monkeypatch):
+    living = {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}, "Labels": {"market": "spot"}}
+    monkeypatch.setattr(waiting.ray, "nodes", lambda: [living, living | {"Alive": False}])
+    assert waiting.available(CONFIG.elastic).nodes == (Node(cpus=2.0, gpus=1.0, is_spot=True),)
 
 
 async def test_a_run_whose_nodes_are_there_says_nothing(world):

@@ -165,7 +165,7 @@ def test_a_missing_file_says_so(tmp_path):
             "learner.num_ranks=513",
             "learner.num_ranks=513 is more than the 512 trajectories of an update; use fewer ranks",
         ),
-        ("learner.lora.rank=0", "learner.lora.rank=0 is not valid"),
+        ("learner.lora.rank=0", "learner.lora.rank=0 is not valid: input should be greater than 0"),
         (
             "prompts={sources: {Ab-c: {name: file, weight: 0}}}",
             "prompts.sources.Ab-c.weight=0 is not valid: input should be gr",
@@ -178,7 +178,7 @@ def test_a_missing_file_says_so(tmp_path):
         ("prompts={source: {}}", "prompts.source={} is not a setting; did you mean prompts.sources?"),
         ("prompts.difficulty.success_at=.nan", "prompts.difficulty.success_at=nan is not valid"),
         ("num_steps", "override 'num_steps' is not of the form"),
-        ("num_steps.x=1", "num_steps"),
+        ("num_steps.x=1", "num_steps={'x': 1} is not valid: it must be a whole number"),
         ("model.path=[", "cannot be read as YAML"),
     ],
 )
@@ -287,7 +287,7 @@ def test_all_that_stands_below_a_secrets_name_is_hidden():
     )
 )
 def test_what_is_written_as_yaml_is_read_as_the_same(values):
-    assert parse(dumped(values), source="x") == values
+    assert repr(parse(dumped(values), source="x")) == repr(values)  # True is not 1, and 1.0 is not either
 
 
 def test_yaml_reads_numbers_and_words_as_people_mean_them():

@@ -1,6 +1,7 @@
 """A run is the same however its variants are written down."""
 
 import functools
+import json
 from typing import Any
 
 import pytest
@@ -46,16 +47,69 @@ def test_a_default_that_is_written_out_in_a_source_of_several_changes_nothing(fi
     assert several() == several(text_as="auto") != several(text_as="text")
 
 
+def test_a_default_of_several_values_that_is_written_out_changes_nothing():
+    """In Python a tuple, in YAML a list."""
+
+    def gym(**written):
+        environment = {"name": "gym", "id": "a", **written}
+        return spelled_out(yaml.safe_load(resolved_yaml(validated({**RUN, "environment": environment}))))
+
+    assert gym() == gym(actions=[]) != gym(actions=["up"])
+
+
 def test_a_variant_that_is_not_here_is_compared_as_it_is_written():
     own = "my_missing.rewards:judge"
     assert changed(f"reward.judge={own}") == {"reward.judge.name": ("exact_match", own)}
 
 
+ALL = {
+    "evaluation.prompts": "file",
+    "algorithm.sft.prompts": "file",
+    "episodes.parser": "my_parsers:read",
+    "algorithm.advantage": "gae",
+    "algorithm.value": {"loss": "value_clip", "aggregation": "token_mean"},
+    "algorithm.reward_shaping": ["reward_clip"],
+    "algorithm.advantage_shaping": ["whiten"],
+    "algorithm.selection": "max_variance",
+    "rollout.extra_trajectories": 1,
+    "algorithm.filters": ["zero_variance"],
+    "algorithm.corrections": ["tis"],
+    "algorithm.proximal": "recompute",
+}
+ONE = {"environment": "guess"}
+SEVERAL = {
+    "environments": {"a": "guess"},
+    "episodes.column": "kind",
+    "reward.parts": {"right": {"judge": "exact_match"}},
+}
+
+
 def test_every_setting_that_names_a_variant_is_spelled_out():
-    source = "{name: file, path: b.jsonl}"
-    written = validated(dict(RUN), [f"evaluation.prompts={source}", f"algorithm.sft.prompts={source}"])
-    spelled = spelled_out(written.model_dump(mode="json"))
-    for name in (name for name, field in fields(RunConfig) if "Plugin" in str(field.annotation)):
-        value = functools.reduce(lambda section, key: (section or {}).get(key), name.split("."), spelled)
-        for each in value if isinstance(value, list) else [value]:
-            assert each is None or isinstance(each, dict), f"{name}={each!r} is not spelled out"
+    """Each is given by its name alone, in one of two runs: some are instead of others."""
+    spelled = set[str]()
+    for more in (ONE, SEVERAL):
+        run = validated(
+            {**RUN, "prompts": "file"}, [f"{name}={json.dumps(value)}" for name, value in (ALL | more).items()]
+        )
+        written = run.model_dump(mode="json")
+        for name in variants():
+            before, after = (of(values, name) for values in (written, spelled_out(written)))
+            assert all(
+                isinstance(each, dict) and each["name"] == was for each, was in zip(after, before, strict=True)
+            ), name
+            spelled |= {name} if after else set()
+    assert spelled == {*variants()}
+
+
+def variants() -> list[str]:
+    return [name for name, field in fields(RunConfig) if "Plugin" in str(field.annotation)]
+
+
+def of(run: dict[str, Any], name: str) -> list[Any]:
+    """All variants that a setting names: one, several, or several by names of their own."""
+    if name == "reward.parts.judge":
+        return [part["judge"] for part in run["reward"]["parts"].values()]
+    value = functools.reduce(lambda section, key: (section or {}).get(key), name.split("."), run)
+    if name == "environments":
+        return [*value.values()]
+    return value if isinstance(value, list) else [] if value is None else [value]

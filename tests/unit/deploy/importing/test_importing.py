@@ -16,6 +16,7 @@ from deploy.config.yaml_text import parse
 from deploy.importing import PEERS, run_file, verl
 from deploy.importing.reading import flat, hydra
 from deploy.importing.table import Given
+from learner.algorithms.objective import Objective
 
 CONFIGS = Path(__file__).with_name("configs")
 MORE = {"verl_gsm8k.sh": ["num_prompts=7473"]}
@@ -193,9 +194,19 @@ def test_bounds_that_cannot_act_in_one_update_are_left_out_and_named():
     )
 
 
-@pytest.mark.parametrize("mode", ["vanilla", "gspo", "sapo", "gpg", "cispo", "dro"])
+@pytest.mark.parametrize(
+    ("mode", "loss"),
+    [
+        ("vanilla", "ppo_clip"),
+        ("gspo", "gspo_token"),
+        ("sapo", "sapo"),
+        ("gpg", "reinforce"),
+        ("cispo", "cispo"),
+        ("dro", "dro"),
+    ],
+)
 @pytest.mark.parametrize("part", [128, 64])
-def test_every_loss_of_verl_makes_an_objective(mode, part):
+def test_every_loss_of_verl_makes_an_objective(mode, loss, part):
     actor = "actor_rollout_ref.actor"
     more = [
         f"{actor}.policy_loss.loss_mode={mode}",
@@ -203,7 +214,8 @@ def test_every_loss_of_verl_makes_an_objective(mode, part):
         f"{actor}.policy_loss.dro_beta=1.0",
     ]
     run = run_of("verl_dr_grpo.yaml", *more, f"{actor}.loss_agg_mode=seq-mean-token-mean")
-    assert run.learner.mini_batches == 128 // part
+    assert (run.learner.mini_batches, run.algorithm.policy_loss.name) == (128 // part, loss)
+    Objective.of_run(run)
 
 
 def test_verls_shuffle_deals_trajectories_to_mini_batches():
@@ -237,9 +249,19 @@ def test_a_cap_that_is_verls_own_error_is_refused_by_its_name():
         run_of("verl_dr_grpo.yaml", "actor_rollout_ref.actor.clip_ratio_c=1.0")
 
 
-@pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "cispo", "sapo", "luspo"])
+@pytest.mark.parametrize(
+    ("kind", "loss", "aggregation"),
+    [
+        ("grpo", "ppo_clip", "sequence_mean"),
+        ("dapo", "ppo_clip", "token_mean"),
+        ("dr_grpo", "ppo_clip", "sequence_sum_over_length"),
+        ("cispo", "cispo", "token_mean"),
+        ("sapo", "sapo", "sequence_mean"),
+        ("luspo", "gspo", "sequence_sum_mean"),
+    ],
+)
 @pytest.mark.parametrize("accumulation", [4, 2])
-def test_every_loss_of_trl_makes_an_objective(kind, accumulation):
+def test_every_loss_of_trl_makes_an_objective(kind, loss, aggregation, accumulation):
     more = [
         f"loss_type={kind}",
         f"gradient_accumulation_steps={accumulation}",
@@ -247,7 +269,10 @@ def test_every_loss_of_trl_makes_an_objective(kind, accumulation):
         "epsilon_high=0.3",
     ]
     more += ["importance_sampling_level=sequence", "beta=0"] if kind == "luspo" else []
-    assert run_of("trl_gsm8k.yaml", *more).learner.mini_batches == 4 // accumulation
+    run = run_of("trl_gsm8k.yaml", *more)
+    assert run.learner.mini_batches == 4 // accumulation
+    assert (run.algorithm.policy_loss.name, run.algorithm.aggregation.name) == (loss, aggregation)
+    Objective.of_run(run)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -689,4 +714,5 @@ def test_the_command_prints_or_writes_a_run_file_and_never_over_another(tmp_path
     assert call("trl", file, str(out)).exit_code == 0 and "\nseed: 7\n" in out.read_text()
     again = call("trl", file, str(out))
     assert again.exit_code != 0 and "exists already" in again.output
-    assert "choose trl or verl" in call("skyrl", file).output
+    unknown = call("skyrl", file)
+    assert unknown.exit_code == 2 and "choose trl or verl" in unknown.output

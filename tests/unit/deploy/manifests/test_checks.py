@@ -95,6 +95,11 @@ BROKEN = {
         lambda job: group(job).update(replicas=3),
         "'replicas': 3, 'maxReplicas': 2}: each must be at least the one before",
     ),
+    "more of the least": (
+        lambda job: group(job).update(minReplicas=1),
+        "'minReplicas': 1, 'replicas': 0, 'maxReplicas': 2}: each must be at least the one before",
+    ),
+    "less than none": (lambda job: group(job).update(minReplicas=-1), "and minReplicas at least 0"),
     "group of capitals": (
         lambda job: group(job).update(groupName="Spot"),
         "workerGroupSpecs Spot: groupName is not valid; use",
@@ -123,6 +128,13 @@ BROKEN = {
     "more grace than drain": (
         lambda job: worker(job).update(terminationGracePeriodSeconds=60),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=110 does not fit terminationGracePeriodSeconds=60: the pod is killed",
+    ),
+    "no time to drain": (
+        lambda job: (
+            worker(job).update(terminationGracePeriodSeconds=10)
+            or container(job)["env"].insert(0, {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "0"})
+        ),
+        "or long after; write 15, and at least 25 s of grace",
     ),
     "default grace": (lambda job: worker(job).pop("terminationGracePeriodSeconds"), "terminationGracePeriodSeconds=30"),
     "pre-stop": (
@@ -209,6 +221,14 @@ BROKEN = {
         lambda job: container(job).update(livenessProbe={"httpGet": {"host": "10.0.0.1", "port": 80}}),
         "container ray-worker: a probe or hook names a host",
     ),
+    "startup probe of another host": (
+        lambda job: container(job).update(startupProbe={"httpGet": {"host": "10.0.0.1", "port": 80}}),
+        "container ray-worker: a probe or hook names a host",
+    ),
+    "readiness probe of another host": (
+        lambda job: container(job).update(readinessProbe={"tcpSocket": {"host": "10.0.0.1", "port": 80}}),
+        "container ray-worker: a probe or hook names a host",
+    ),
     "hook to another host": (
         lambda job: container(job).update(lifecycle={"postStart": {"tcpSocket": {"host": "10.0.0.1", "port": 80}}}),
         "container ray-worker: a probe or hook names a host",
@@ -233,6 +253,16 @@ BROKEN = {
     "secret in plain sight": (
         lambda job: container(job)["env"].append({"name": "HF_TOKEN", "value": "abc"}),
         "env HF_TOKEN looks like a secret in plain sight",
+    ),
+    "secret before it starts": (
+        lambda job: worker(job).update(
+            initContainers=[{"name": "init", "image": "a:1", "env": [{"name": "HF_TOKEN", "value": "abc"}]}]
+        ),
+        "container init: env HF_TOKEN looks like a secret in plain sight",
+    ),
+    "latest image before it starts": (
+        lambda job: worker(job).update(initContainers=[{"name": "init", "image": "a:latest"}]),
+        "container init: image 'a:latest' may be another image tomorrow",
     ),
     "password in an address": (
         lambda job: container(job)["env"].append({"name": "PROXY", "value": "http://me:word@host"}),
@@ -279,6 +309,14 @@ BROKEN = {
     "volume over the key to the API server": (
         lambda job: container(job)["volumeMounts"][0].update(mountPath="/run/"),
         "a volume at /run/ would contain the key to the API server",
+    ),
+    "volume over all of /var": (
+        lambda job: container(job)["volumeMounts"][0].update(mountPath="/var"),
+        "a volume at /var would contain the key to the API server",
+    ),
+    "volume over everything": (
+        lambda job: container(job)["volumeMounts"][0].update(mountPath="/"),
+        "a volume at / would contain the key to the API server",
     ),
     "no place for caches": (
         lambda job: without(container(job)["volumeMounts"], "home"),

@@ -99,7 +99,9 @@ def test_monitors_scrape_ports_that_the_pods_name():
         "head": spec["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"],
         "worker": spec["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["ports"],
     }
-    for monitor in (each for each in committed("monitoring.yaml") if each["kind"] == "PodMonitor"):
+    monitors = [each for each in committed("monitoring.yaml") if each["kind"] == "PodMonitor"]
+    assert len(monitors) == 2
+    for monitor in monitors:
         kind = monitor["spec"]["selector"]["matchLabels"]["ray.io/node-type"]
         scraped = {each["port"] for each in monitor["spec"]["podMetricsEndpoints"]}
         assert scraped <= {port["name"] for port in ports[kind]} and "metrics" in scraped

@@ -42,6 +42,13 @@ def test_ranks_go_into_pods_of_the_largest_size_and_services_beside_them():
     assert made.rollout == Pods(cpus=6, gpus=1, most=16)
 
 
+def test_the_largest_actors_have_their_place_first():
+    # Two ranks of 4 CPUs in one pod would leave each service of 6 a pod of its own.
+    ranks = ("learner.num_ranks=2", "learner.gpus_per_rank=0", "learner.cpus_per_rank=4")
+    services = ("reward.num_services=2", "reward.cpus_per_service=6")
+    assert of(GPU, *ranks, *services, largest=Node(cpus=10, gpus=8), needs=()).base == Pods(cpus=10, gpus=0, most=2)
+
+
 def test_workers_that_share_a_gpu_share_a_pod():
     made = of(GPU, "rollout.gpus_per_worker=0.5", "rollout.cpus_per_worker=3", "elastic.max_workers=5")
     assert made.rollout == Pods(cpus=6, gpus=1, most=3)

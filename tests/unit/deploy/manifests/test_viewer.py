@@ -44,7 +44,8 @@ def test_its_service_finds_its_pods_and_no_run_policy_does():
     assert (
         service["spec"]["selector"] == _pod()["metadata"]["labels"] == {"app.kubernetes.io/name": "treadwheel-viewer"}
     )
-    assert {port["targetPort"] for port in service["spec"]["ports"]} == {"http"}
+    (container,) = _pod()["spec"]["containers"]
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == [container["ports"][0]["name"]]
 
 
 def test_its_image_is_that_of_the_runs_beside_it():

@@ -247,10 +247,9 @@ def test_prometheus_takes_the_shipped_files(tmp_path):
 
 
 def test_advice_names_settings_that_there_are():
-    known = {name for name, _ in fields(RunConfig)} | registry().keys()
-    for alert in ALERTS:
-        named = set(re.findall(r"`([a-z_]+[./][a-z_./]+)(?:: \w+)?`", alert.advice)) - {"algorithm.corrections"}
-        assert named <= known, alert.name
+    known = {name for name, _ in fields(RunConfig)} | registry().keys() | {"algorithm.corrections"}
+    named = {name for alert in ALERTS for name in re.findall(r"`([a-z_]+[./][a-z_./]+)(?:: \w+)?`", alert.advice)}
+    assert len(named) > 20 and named - known == set()
 
 
 def test_what_is_committed_is_what_is_made():

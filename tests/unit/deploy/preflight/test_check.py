@@ -14,13 +14,12 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Prompt
 from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
-from deploy.preflight import check, check_assumed, check_evaluation, check_learning, judge
+from deploy.preflight import check, check_assumed, check_evaluation, check_learning
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
 from deploy.preflight.report import long_warmup, mathematics_rows
@@ -47,23 +46,6 @@ MANIFEST = writing.Manifest(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), adds_bos=True, chat_template=TEMPLATE)
-
-
-@pytest.fixture
-def default_judge() -> None:
-    """For tests of what it says."""
-
-
-@pytest.fixture(autouse=True)
-def default_judge_untried(request, monkeypatch):
-    """It would be started in a process of its own, half a second each time. All other judges are."""
-    tried = judge.judge_samples
-
-    def judge_samples(config, *sources, **how):
-        return [] if config == RewardConfig() else tried(config, *sources, **how)
-
-    if "default_judge" not in request.fixturenames:
-        monkeypatch.setattr(judge, "judge_samples", judge_samples)
 
 
 def shown(config) -> str:
@@ -394,7 +376,8 @@ def test_a_judge_that_compares_is_refused_where_held_out_prompts_have_one_sample
 
 
 def test_a_held_out_prompt_that_leaves_no_room_is_named(tmp_path, model):
-    (tmp_path / "held_out.jsonl").write_text(json.dumps({"prompt": "1" * 300, "answer": "2"}))
+    rows = [{"prompt": "1" * number, "answer": "2"} for number in (3, 300)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     held_out = f"evaluation.prompts={{name: file, path: {tmp_path / 'held_out.jsonl'}}}"
     message = refusal(run(tmp_path, model, held_out))
     assert message.startswith("evaluation.prompts: ") and "the context takes 256 with the completion" in message
@@ -786,6 +769,11 @@ def test_what_is_too_long_or_repeated_is_counted(tmp_path, model, rule, counts):
     text = shown(run(tmp_path, model, *limit, rows=LONG))
     assert "3 prompts, without 1 duplicate(s); 100 steps use each 133 times" in text
     assert "58 tokens" in text and f"beyond 30 tokens {counts}" in " ".join(text.split())
+
+
+def test_lengths_are_looked_at_for_a_limited_time_and_it_is_said_how_far(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("deploy.preflight.prompts._SCAN_S", -1.0)
+    assert "lengths checked only of the first 1" in " ".join(shown(run(tmp_path, model, rows=LONG)).split())
 
 
 def test_long_held_out_prompts_are_counted_too_and_those_after_them_looked_at(tmp_path, model):

@@ -116,7 +116,7 @@ def test_variables_that_an_environment_is_promised_must_be_there(tmp_path, model
     assert "episodes.env names SURELY_NOT_SET" in refusal(run(tmp_path, model, *overrides, rows=ROWS))
 
 
-def test_of_mixed_prompts_judges_are_tried_on_single_turns_alone(tmp_path, model):
+def test_of_mixed_prompts_judges_are_tried_on_single_turns_alone(tmp_path, model, default_judge):
     single = {"prompt": "1+1=", "answer": "2", "kind": "plain"}
     both = {"game": ENVIRONMENT, "plain": "single_turn"}
     text = shown(run(tmp_path, model, f"environments={both}", "episodes.column=kind", rows=(*ROWS, single)))

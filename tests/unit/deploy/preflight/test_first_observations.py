@@ -26,7 +26,7 @@ def test_a_world_that_is_made_of_the_tasks_seed_is_the_same_for_all(greets):
 @pytest.mark.parametrize(
     ("environment", "difference"),
     [
-        ("unseeded", 'turn 1: {"content": "Remember 0.'),
+        ("unseeded", 'turn 1: {"content": "Remember '),
         ("drawn", 'turn 3: {"content": "lower", "role": "user"} in one episode, and {"content": "higher"'),
         ("of_its_index", 'turn 1: {"content": "You are number 0.", "role": "user"} in one episode, and'),
         ("of_its_index_by_a_raw_prompt", 'turn 1: "You are number 0." in one episode, and "You are number 1."'),
@@ -41,6 +41,11 @@ def test_an_environment_that_fails_says_why():
     assert observed("broken") == FirstObservations(
         num_turns=0, failure="environment: KeyError: 'page'", raises_unasked=True
     )
+
+
+def test_an_environment_that_fails_in_one_of_two_episodes_may_do_better_in_a_run():
+    seen = observed("broken_at_first")
+    assert seen.failure == "environment: KeyError: 'page'" and not seen.raises_unasked
 
 
 def test_an_environment_that_is_slow_to_ask_may_have_the_time_in_a_run():

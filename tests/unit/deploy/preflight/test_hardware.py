@@ -72,6 +72,14 @@ def test_fractions_fill_a_gpu_before_they_take_another():
     }
 
 
+def test_of_two_gpus_with_room_the_fuller_one_is_filled():
+    # The first three leave 0.4 and 0.05.
+    shares = {"learner_0": 0.6, "rollout_worker_0": 0.5, "rollout_worker_1": 0.45, "reference_scorer_0": 0.05}
+    found = _gpus(2, **shares)
+    assert found["learner-0"] == (0,) and found["rollout_worker-0"] == found["rollout_worker-1"] == (1,)
+    assert found["reference_scorer-0"] == (1,)
+
+
 def test_three_thirds_are_one_gpu():
     third = 1 / 3
     assert set(_gpus(1, learner_0=third, rollout_worker_0=third, rollout_worker_1=third).values()) == {(0,)}

@@ -113,6 +113,15 @@ def test_a_part_of_a_source_that_stands_behind_others_is_tried_too():
         judge_samples(config, {"prompts": prompts}, None, models={}, group_sizes=SIZES)
 
 
+def test_sources_are_looked_for_for_a_limited_time(monkeypatch):
+    monkeypatch.setattr("deploy.preflight.judge._SCAN_S", -1.0)
+    config = RewardConfig.model_validate(
+        {"parts": {"style": {"judge": f"{JUDGES}:mistyped"}}, "by_source": {"chat": ["style"]}}
+    )
+    prompts = [Prompt(prompt_id="p0", text="?", columns={"answer": "2", "source": "chat"})]
+    assert judge_samples(config, {"prompts": prompts}, None, models={}, group_sizes=SIZES) == []
+
+
 def test_a_judge_that_compares_the_tokens_of_a_group_is_tried_on_a_group():
     config = RewardConfig(judge=f"{JUDGES}:compares")
     tried = judge_samples(config, {"prompts": ANSWERED}, None, models={}, group_sizes={"prompts": 8})

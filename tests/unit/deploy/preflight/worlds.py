@@ -24,7 +24,7 @@ async def drawn(episode: Episode):
 
 
 async def unseeded(episode: Episode):
-    await episode.ask(f"Remember {random.random()}.")
+    await episode.ask(f"Remember {random.getrandbits(64)}.")
 
 
 async def of_its_index(episode: Episode):
@@ -62,6 +62,12 @@ async def with_tool_later(episode: Episode):
 
 async def broken(episode: Episode):
     raise KeyError("page")
+
+
+async def broken_at_first(episode: Episode):
+    if episode.index == 0:
+        raise KeyError("page")
+    await episode.ask()
 
 
 async def slow_to_begin(episode: Episode):
