@@ -27,7 +27,7 @@ from deploy.cluster_up import actor_specs, start_up
 from deploy.config.loading import validated
 from tests.fakes import attestation, group_summary
 
-SLOW_S = 0.2
+SLOW_S = 0.01
 MEMORY = MemoryStore()
 NUM_STEPS = 3
 PER_STEP = 2

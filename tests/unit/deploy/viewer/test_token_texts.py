@@ -98,8 +98,8 @@ def test_a_tokenizer_is_read_once(tmp_path, monkeypatch):
 
 
 def test_in_an_object_store_the_tokenizer_lies_where_the_manifest_says():
-    with s3("bucket"):
-        directory = RunDirectory("s3://bucket/run")
+    with s3("tokenizers"):
+        directory = RunDirectory("s3://tokenizers/run")
         folder = "checkpoints/step-000003"
         directory.write_file("run.yaml", json.dumps({"model": {"path": "org/model"}}).encode())
         directory.write_json(f"{folder}/manifest.json", {"folder": "save-0a1b"})
