@@ -3,10 +3,9 @@
 import pytest
 import yaml
 
-from cluster.contracts.errors import ConfigError, InUseError
+from cluster.contracts.errors import InUseError
 from cluster.record.run_directory import RunDirectory
 from deploy.claims import once_free
-from deploy.durations import seconds
 
 CONFIG = yaml.safe_dump({"seed": 1})
 
@@ -75,14 +74,3 @@ def test_one_that_comes_second_goes_on_waiting(owner):
 
     assert once_free(owner.url, work, wait_s=600, clock=clock, sleep=clock.sleep) == "trained"
     assert attempts == [10, 50]
-
-
-@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("0s", 0)])
-def test_times_have_units(text, expected):
-    assert seconds(text, option="--wait-for-claim") == expected
-
-
-@pytest.mark.parametrize("text", ["10", "m", "-1s", "ten minutes", "10 m"])
-def test_a_time_without_one_is_refused(text):
-    with pytest.raises(ConfigError, match=r"^--wait-for-claim='.*' is not a time; write it as 90s, 10m or 2h$"):
-        seconds(text, option="--wait-for-claim")

@@ -50,6 +50,15 @@ def test_an_order_to_a_living_run_imports_nothing_heavy(tmp_path):
     assert ordered.stdout.startswith("asked for 2 reward services") and ordered.stdout.endswith("\n[]\n")
 
 
+@pytest.fixture
+def in_the_foreground():
+    """A session of tests in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("in_the_foreground")
 def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command_before_the_run(tmp_path, monkeypatch):
     def check(config, *, address, looks_good, ask):
         with contextlib.suppress(KeyboardInterrupt):
@@ -57,7 +66,6 @@ def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command
 
     monkeypatch.setattr(preflight, "check", check)
     monkeypatch.setattr(launch, "train", lambda *_, **__: pytest.fail("the run began"))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test session in the background ignores it
     stopped = CliRunner().invoke(app, ["train", QUICKSTART, f"run_dir={tmp_path}"])
     assert stopped.exit_code == 130 and "treadwheel: interrupted" in stopped.output
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -86,11 +86,12 @@ def test_a_gpu_beside_an_installation_for_cpus_says_how_to_have_the_other(monkey
 
 
 def test_a_cluster_that_does_not_answer_is_told_of_before_a_run_asks_it(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # until it listens it refuses, and nobody else can have the port
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        assert "ray start --head" in advice("Ray")
+        server.listen()
         assert advice("Ray") == ""
-    assert "ray start --head" in advice("Ray")
 
 
 def test_with_an_empty_address_of_a_cluster_each_run_starts_its_own(monkeypatch):

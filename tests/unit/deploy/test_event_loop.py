@@ -23,11 +23,11 @@ from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.supervision.placement import ClusterResources, Node, plan
 from deploy import launch
-from deploy.cluster_up import actor_specs, start_up
+from deploy.cluster_up import actor_specs, start_up, steering
 from deploy.config.loading import validated
 from tests.fakes import attestation, group_summary
 
-SLOW_S = 0.2
+SLOW_S = 0.01
 MEMORY = MemoryStore()
 NUM_STEPS = 3
 PER_STEP = 2
@@ -194,6 +194,9 @@ def scripted(monkeypatch, slow) -> None:
 
     monkeypatch.setattr(launch, "connected", connected)
     monkeypatch.setattr(start_up, "seats", seats)
+    # Otherwise the run may end before the first look for orders.
+    monkeypatch.setattr(steering, "_POLL_S", 0.0)
+    monkeypatch.setattr(steering, "_STORE_POLL_S", 0.0)
     here = ClusterResources(nodes=(Node(cpus=4.0),))
     monkeypatch.setattr(start_up, "placement_of", lambda config: plan(config, here, needs=()))
     monkeypatch.setattr(actor_specs, "probe_token_ids", lambda config: [1, 2])

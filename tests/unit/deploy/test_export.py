@@ -112,7 +112,10 @@ def test_each_segment_of_an_episode_is_a_conversation_and_no_half_of_a_pair(tmp_
     rows = episode_rows(
         lambda text: [len(word) for word in text.split()], reward_status="ok", failed_stage=None, reward=1.25
     )
-    other = row(sample_index=1, reward=0.0, group_id=rows[0]["group_id"])
+    # To the same question.
+    said = json.dumps([MESSAGES[0][0], {"role": "assistant", "content": "86"}])
+    episode = json.dumps({"num_calls": 0, "num_malformed_calls": 0, "log": {}, "replies": [[1]]})
+    other = row(sample_index=1, reward=0.0, group_id=rows[0]["group_id"], messages=said, episode=episode)
     _, (name, digest) = Recorder(directory).record(1, to_batch([*rows, other]))
     Ledger(directory).append(groups=[7], trajectories=name, trajectories_digest=digest)
     assert [line["messages"] for line in exported(tmp_path, "--format", "sft")] == [list(each) for each in MESSAGES]

@@ -40,11 +40,15 @@ def ended(tmp_path, monkeypatch):
         )
         with contextlib.suppress(WorkerError, KeyboardInterrupt):
             launch.train(config)
-        events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-        assert events[0]["kind"] == "launched"
-        return {name: value for name, value in events[-1].items() if name not in ("time", "pid")}
+        return last_event(tmp_path / "run")
 
     return train
+
+
+def last_event(run: Path) -> dict:
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert events[0]["kind"] == "launched"
+    return {name: value for name, value in events[-1].items() if name not in ("time", "pid")}
 
 
 def test_a_judge_that_fails_in_an_evaluation_is_told_of_on_the_terminal(tmp_path, monkeypatch, capsys):
@@ -261,8 +265,15 @@ def test_a_run_that_is_stopped_says_so(ended):
     assert ended(asyncio.CancelledError()) == {"kind": "stopped", "policy_version": 2}
 
 
-def test_a_run_that_is_preempted_was_stopped_and_says_how_it_goes_on(ended):
+def test_a_run_that_is_preempted_was_stopped_and_says_how_it_goes_on(ended, tmp_path):
     with pytest.raises(PreemptedError, match="its node goes away; stopped before the first step; the same command sta"):
+        ended(PreemptedError("its node goes away"))
+    assert last_event(tmp_path / "run") == {"kind": "stopped", "policy_version": 2}
+
+
+def test_a_run_whose_node_goes_away_takes_no_time_for_a_report(ended, monkeypatch):
+    monkeypatch.setattr(launch, "leave", lambda directory: pytest.fail("it writes one"))
+    with pytest.raises(PreemptedError):
         ended(PreemptedError("its node goes away"))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.plugins import Plugin
+from cluster.contracts.plugins import Plugin, names
 from cluster.contracts.settings import fields
 from deploy.listing import KINDS, described, listing, overview
 from learner.algorithms.registry.presets import PRESETS
@@ -30,7 +30,9 @@ def test_the_parameters_of_a_prompt_source_are_explained():
 
 @pytest.mark.parametrize("word", KINDS)
 def test_every_variant_of_every_kind_says_what_it_means(word):
-    for each in described(KINDS[word]):
+    variants = described(KINDS[word])
+    assert [each.name for each in variants] == names(KINDS[word].home) != []
+    for each in variants:
         assert each.meaning and "does not import" not in each.meaning, each.name
 
 
@@ -42,7 +44,7 @@ def test_presets_are_a_kind_too():
 
 
 def test_every_setting_that_names_a_variant_is_of_a_kind():
-    known = " ".join(kind.setting for kind in KINDS.values())
+    known = {word for kind in KINDS.values() for word in kind.setting.replace(",", "").split()}
     plugins = [
         name for name, field in fields(RunConfig) if "Plugin" in str(field.annotation) or field.annotation is Plugin
     ]

@@ -162,8 +162,8 @@ def test_a_run_is_played_wherever_its_directory_is(tmp_path, place):
         "prompts": {"name": "file", "path": str(tmp_path / "rows.jsonl")},
         "environment": {"name": f"{HERE}:guess", "top": 1},
     }
-    with s3("bucket"):
-        directory = RunDirectory("s3://bucket/run" if place == "store" else str(tmp_path))
+    with s3("played"):
+        directory = RunDirectory("s3://played/run" if place == "store" else str(tmp_path))
         directory.write_file("run.yaml", dumped({"run_dir": directory.url, **run}).encode())
         result = played(directory.url, *said("1"))
     assert result.exit_code == 0 and result.output.splitlines()[-1] == "ended: reward 1", result.output
@@ -220,17 +220,17 @@ def test_ctrl_c_at_the_keyboard_ends_the_game(tmp_path):
     command = [sys.executable, "-m", "deploy.cli", "play", *GUESS]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True) as game:
         os.close(terminal)
-        seen = b""
-        while b"assistant> " not in seen:
-            seen += os.read(keyboard, 1024)
-        os.write(keyboard, b"1\n")
-        while b"assistant> " not in seen.partition(b"higher")[2]:
-            seen += os.read(keyboard, 1024)
-        # Python loses a signal that comes between its last look for one and its wait for a key.
-        while psutil.Process(game.pid).status() != psutil.STATUS_SLEEPING:
-            time.sleep(0.01)
-        game.send_signal(signal.SIGINT)
         try:
+            seen = b""
+            while b"assistant> " not in seen:
+                seen += os.read(keyboard, 1024)
+            os.write(keyboard, b"1\n")
+            while b"assistant> " not in seen.partition(b"higher")[2]:
+                seen += os.read(keyboard, 1024)
+            # Python loses a signal that comes between its last look for one and its wait for a key.
+            while game.poll() is None and psutil.Process(game.pid).status() != psutil.STATUS_SLEEPING:
+                time.sleep(0.01)
+            game.send_signal(signal.SIGINT)
             assert game.wait(timeout=240) == 130
         finally:
             game.kill()

@@ -97,6 +97,7 @@ def test_a_record_of_learning_goes_into_the_run_unless_the_weights_are_not_the_r
     directory = recorded(tmp_path / "run", steps=3)
     if digest:
         directory.append_json("events.jsonl", {"kind": "broadcast", "policy_version": 2, "digest": digest})
+    directory.append_json("events.jsonl", {"kind": "broadcast", "policy_version": 3, "digest": "of another step"})
     asked = learned_again(monkeypatch)
     done, place = replay_learned(directory, validated(CONFIG), step=2)
     assert asked == [2] and done.differs is not written

@@ -21,6 +21,8 @@ from deploy import serving
 from deploy.cli import app as cli
 
 JUDGES = "tests.unit.actors.judges"
+UNHURRIED_S = 240
+"""A deadline that only a hang overruns."""
 
 
 @contextlib.contextmanager
@@ -36,7 +38,7 @@ def served(judge, *arguments, **environment):
         assert found, process.communicate()
         yield found[0], process
         process.send_signal(signal.SIGTERM)
-        assert process.wait(240) == 0
+        assert process.wait(UNHURRIED_S) == 0
     finally:
         process.kill()
         process.communicate()
@@ -68,20 +70,29 @@ async def rewards(judge, group, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("judge", "completions"),
+    ("judge", "said", "timeout_s"),
     [
-        (f"{JUDGES}:obedient", ["4", "parts", "raise", "nan", "text", "exit", "hang"]),
-        (f"{JUDGES}:obedient_async", ["parts", "raise", "hang"]),
-        (f"{JUDGES}:compares", ["a", "b", "c", "d"]),
+        (
+            "obedient",
+            {"4": "ok", "parts": "ok", "raise": "error", "nan": "error", "text": "error", "exit": "error"},
+            UNHURRIED_S,
+        ),
+        ("obedient_async", {"parts": "ok", "raise": "error"}, UNHURRIED_S),
+        ("compares", dict.fromkeys("abcd", "ok"), UNHURRIED_S),
+        # Alone, since a machine that stands still for so long would let every other judgement overrun it too.
+        ("obedient", {"hang": "timeout"}, 0.5),
+        ("obedient_async", {"hang": "timeout"}, 0.5),
     ],
 )
-async def test_a_served_judge_gives_the_rewards_components_and_statuses_of_the_judge_in_place(judge, completions):
-    group = asked(*completions)
-    in_place = await rewards(Plugin(name=judge), group, timeout_s=3)
-    with served(judge, "--timeout-s", "3") as (url, _):
-        remote = await rewards(Plugin(name="remote", params={"endpoint": url}), group, timeout_s=60)
+async def test_a_served_judge_gives_the_rewards_components_and_statuses_of_the_judge_in_place(judge, said, timeout_s):
+    """`said`: completions with the status of their reward."""
+    group, judge = asked(*said), f"{JUDGES}:{judge}"
+    in_place = await rewards(Plugin(name=judge), group, timeout_s=timeout_s)
+    with served(judge, "--timeout-s", str(timeout_s)) as (url, _):
+        remote = await rewards(Plugin(name="remote", params={"endpoint": url}), group, timeout_s=UNHURRIED_S)
     facts = [[(each.value, each.status, each.components) for each in some] for some in (remote, in_place)]
     assert facts[0] == facts[1]
+    assert [each.status for each in in_place] == [*said.values()]
 
 
 def post(url, body, token=None, **headers):
@@ -131,11 +142,15 @@ def test_a_server_asks_for_its_token_and_says_what_is_wrong_with_a_request():
 
 
 @pytest.mark.slow
-def test_what_a_served_judge_calls_may_be_away_which_is_an_outage_for_the_run_too():
+def test_what_a_served_judge_calls_may_be_away_which_is_an_outage_for_the_run_too(tmp_path):
     body = json.dumps({"groups": [{"columns": asked("4").columns, "trajectories": asked("4").trajectories}]}).encode()
-    with served("remote", "endpoint=http://127.0.0.1:9", "--timeout-s", "0.5") as (url, _):
+    away = tmp_path / "away"
+    away.touch()
+    with served(f"{JUDGES}:away_while", f"file={away}") as (url, _):
         status, said = post(url, body)
-        assert status == 503 and "http://127.0.0.1:9 is away" in said["error"]
+        assert status == 503 and "http://judge:8000 is away" in said["error"]
+        away.unlink()
+        assert post(url, body) == (200, {"groups": [[{"reward": 1.0, "components": {}}]]})
 
 
 @pytest.mark.parametrize(

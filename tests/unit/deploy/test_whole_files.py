@@ -55,8 +55,8 @@ def test_a_link_goes_on_to_the_file_behind_it(tmp_path):
 def test_a_pipe_stays_one(tmp_path):
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
     write_whole(str(pipe), "text", option="--out")
-    reader.join()
+    reader.join(60)  # a file in the pipe's place would leave it waiting
     assert read == ["text"] and pipe.is_fifo()

@@ -1,3 +1,5 @@
+import math
+
 from cluster.record.run_directory import METRICS, PASSPORT, RunDirectory
 from deploy.reports.provenance import RunProvenance, digest_of
 
@@ -7,7 +9,7 @@ def test_a_resumed_run_knows_the_evaluations_of_its_earlier_part(tmp_path):
     directory.append_json(METRICS, {"policy_version": 0, "time": 1.0, "eval/reward": 0.25, "eval/accuracy": None})
     directory.append_json(METRICS, {"policy_version": 1, "time": 2.0, "reward/mean": 0.5})
     run = RunProvenance(directory)
-    run.step(2, {"reward/mean": 0.5, "eval/reward": 0.5})
+    run.step(2, {"reward/mean": 0.5, "eval/reward": 0.5, "eval/accuracy": math.nan})
     run.step(4, {"eval/reward": 0.75})
     assert run.at(4).evaluations == {0: {"eval/reward": 0.25}, 4: {"eval/reward": 0.75}}
     assert run.at(3).evaluations == {0: {"eval/reward": 0.25}, 2: {"eval/reward": 0.5}}

@@ -109,6 +109,15 @@ def test_samples_of_the_first_and_the_last_step_stand_side_by_side(run):
     assert said.count("no reward 3 tokens, ended by stop; </pre><script>") == 2
 
 
+def test_samples_are_of_the_prompts_that_are_in_both_steps(tmp_path):
+    directory = write_whole_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)])
+    alone = row(ticket_index=3, group_id="00000003", prompt_id="p/3", prompt_text="in one step")
+    write_trajectories(tmp_path / "run", 1, [alone], [row(prompt_text="in both steps")])
+    write_trajectories(tmp_path / "run", 2, [row(prompt_text="in both steps")])
+    said = Tags(html(directory)).said
+    assert said.count("its group 1.000 in both steps") == 2 and "in one step" not in said
+
+
 def test_whatever_a_run_holds_is_text(run):
     tags = Tags(html(run))
     assert tags.text.count(HOSTILE) >= 8

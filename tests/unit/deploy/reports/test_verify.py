@@ -32,7 +32,7 @@ def test_a_run_without_metrics_is_clean(directory):
     assert (verdict.num_steps, verdict.num_groups, verdict.num_trajectories, verdict.num_tokens) == (3, 3, 3, 9)
 
 
-@pytest.mark.parametrize(("logged", "problems"), [((0, 1, 2), 0), ((2, 3), 0), ((0, 1, 3), 1)])
+@pytest.mark.parametrize(("logged", "problems"), [((0, 1, 2), 0), ((2, 3), 0), ((0, 2, 3), 0), ((0, 1, 3), 1)])
 def test_metrics_that_are_there_have_no_gap(directory, logged, problems):
     for version in logged:
         directory.append_json(METRICS, {"policy_version": version})

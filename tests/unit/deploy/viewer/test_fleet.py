@@ -9,7 +9,7 @@ from deploy.viewer.trace import trace
 from tests.unit.deploy.viewer.recorded import asking, opened
 from tests.unit.deploy.viewer.run_files import append, event, step, write_run
 
-STARTED = event("started", 10.0, actors={"rollout-2": 1, "rollout-10": 2})
+STARTED = event("started", 10.0, actors={"rollout-10": 2, "rollout-2": 1})
 DIED = event(
     "failure", 20.0, actor="rollout-2", failure="death", reason="signal 9\nat ...", actor_pid=1, decision="restart"
 )

@@ -24,7 +24,7 @@ def _scale(*values: float, **panel) -> dict:
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=240,
     )
     return json.loads(done.stdout)
 

@@ -1,6 +1,7 @@
 """One recorded step, read back: what became of each trajectory, its text, its tokens; and sentences for what is not there."""
 
 import json
+import struct
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cluster.contracts.errors import DataError
+from cluster.contracts.schema import SCHEMA, to_batch
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.pages.step import step as step_page
 from deploy.viewer.runs import Run
@@ -149,6 +151,28 @@ def test_a_damaged_file_is_named_whatever_is_damaged(run, part, other):
     run.directory.write_file("trajectories/step-000004.arrow", content.replace(part, other))
     with pytest.raises(DataError, match=r"step-000004\.arrow is damaged"):
         open_step(run, 4).prompt(9)
+
+
+def test_a_file_whose_lists_end_beyond_it_is_damaged(run):
+    content = run.directory.read_file("trajectories/step-000004.arrow").to_pybytes()
+    ends, beyond = (struct.pack("<3i", 0, 3, end) for end in (6, 2**30))  # of the first group's completions
+    run.directory.write_file("trajectories/step-000004.arrow", content.replace(ends, beyond))
+    with pytest.raises(DataError, match=r"step-000004\.arrow is damaged"):
+        open_step(run, 4).group(7)
+
+
+@pytest.mark.parametrize("changed", [{"policy_versions": [[2, 3]]}, {"loss_mask": [[]], "policy_versions": [[]]}])
+def test_a_completion_whose_columns_do_not_fit_is_damaged(tmp_path, changed):
+    folder = write_run(tmp_path / "run")
+    file = write_trajectories(folder, 4)
+    batch = to_batch([row()])
+    for name, values in changed.items():
+        place = SCHEMA.get_field_index(name)
+        batch = batch.set_column(place, SCHEMA.field(place), pa.array(values, type=SCHEMA.field(place).type))
+    with pa.ipc.new_file(str(file), SCHEMA) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(DataError, match="empty, or its columns have different lengths"):
+        open_step(Run("run", RunDirectory(str(folder))), 4).group(7)
 
 
 def test_neighbours_end_at_the_ends():

@@ -21,7 +21,7 @@ EVENTS = [
     {"time": 1001.0, "kind": "recovery", "policy_version": 0, "actor": "rollout-9", "seconds": 0.5},
     {"time": 1001.5, "kind": "broadcast", "policy_version": 0, "digest": "d", "num_workers": 1},
 ]
-METRICS = [{"policy_version": 0, "time": 1002.0}, {"policy_version": 1, "time": 1004.5}]
+METRICS = [{"policy_version": 0, "time": 1002.0}, {"policy_version": 1, "time": 1003.5}]
 
 
 @pytest.fixture
@@ -70,7 +70,8 @@ def test_every_entry_has_what_the_format_asks_for_and_slices_of_a_thread_do_not_
 def test_a_step_is_from_when_the_one_before_it_was_logged_until_it_was(run_dir):
     made = trace(RunDirectory(str(run_dir)), steps="1")
     assert made["otherData"]["begins_at_unix_s"] == 1002.0
-    assert slices(made["traceEvents"]) == [(2, "waiting for rollouts", 0, 500_000), (2, "learning", 500_000, 1_500_000)]
+    assert slices(made["traceEvents"]) == [(1, "waiting for rollouts", 0, 500_000), (1, "learning", 500_000, 1_000_000)]
+    assert [each for each in made["traceEvents"] if each["ph"] == "i"] == []
 
 
 def test_the_command_writes_a_file_and_says_what_opens_it(run_dir, tmp_path):

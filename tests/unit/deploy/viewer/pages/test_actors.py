@@ -42,6 +42,7 @@ def test_many_short_phases_become_one_bar_of_what_took_most():
         ("sampling", 0.0, 7.0, 3),
         ("idle", 7.0, 20.0, 1),
     ]
+    assert [bar["end"] for bar in actors.merged(phases, 4.0)] == [4.0, 7.0, 20.0]
     assert len(actors.merged(phases, 0.0)) == 4
 
 

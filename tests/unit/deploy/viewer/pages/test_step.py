@@ -76,7 +76,11 @@ def test_failed_rewards_and_what_happened_meanwhile_are_this_steps_alone(run):
 
 
 def test_groups_are_sorted_as_asked_and_come_in_pages(run, tmp_path):
-    assert [row["ticket"] for row in step(run, asking("sort=length", step="1"))["rows"]] == [0, 1]
+    longer = {"completion_token_ids": [3] * 4, "loss_mask": [True] * 4, "policy_versions": [0] * 4}
+    longer |= {"rollout_logprobs": [-1.0] * 4}
+    record(folder := write_run(tmp_path / "long"), [group(0, 1.0), group(1, 1.0, **longer)])
+    assert [row["ticket"] for row in step(opened(folder), asking("sort=length", step="1"))["rows"]] == [1, 0]
+    assert [row["ticket"] for row in step(run, asking("sort=spread", step="2"))["rows"]] == [5, 2]
     assert [row["ticket"] for row in step(run, asking("sort=reward", step="1"))["rows"]] == [1, 0]
     assert [row["ticket"] for row in step(run, asking("sort=staleness", step="2"))["rows"]] == [5, 2]
     assert step(run, asking("sort=%3Cscript%3E", step="1"))["sort"] == "order"
