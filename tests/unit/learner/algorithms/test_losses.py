@@ -315,6 +315,13 @@ def test_clip_cov_says_which_tokens_its_bounds_hold_and_which_its_covariances(co
     assert got.clipped_BT.tolist() == [[True, by_covariance]]
 
 
+def test_clip_cov_leaves_the_value_of_a_token_that_a_bound_holds():
+    params = {"covariances_BT": row(3.0), "batch_covariances_M": tensor([3.0]).double()}
+    got = run(covariance.clip_cov, (1.5,), [1.0], **params)
+    assert_close(got.losses_BT, row(-1.2))
+    assert (got.clipped_high_BT.tolist(), got.clipped_covariance_BT.tolist()) == ([[True]], [[False]])
+
+
 def test_kl_cov_punishes_the_token_of_highest_covariance():
     cov = row(0.1, 3.0)
     params = {"covariances_BT": cov, "batch_covariances_M": cov[0], "cov_share": 0.5, "kl_coefficient": 1.0}
@@ -334,6 +341,7 @@ def test_values_are_held_near_the_old_ones():
     assert_close(got.losses_BT, row(0.5 * 0.8**2, 0.5 * 2.0**2))
     assert (got.clipped_low_BT.tolist(), got.clipped_high_BT.tolist()) == ([[False, False]], [[True, False]])
     below = value_clip(row(-1.0, -1.0), **given)
+    assert_close(below.losses_BT, row(0.5 * 2.0**2, 0.5 * 0.8**2))
     assert (below.clipped_low_BT.tolist(), below.clipped_high_BT.tolist()) == ([[False, True]], [[False, False]])
     assert_close(value_clip(row(1.0, 1.0), **given, clip_range=None).losses_BT, row(0.0, 2.0))
 
