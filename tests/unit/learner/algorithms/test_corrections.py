@@ -66,6 +66,7 @@ def test_the_decoupled_weight_is_the_plain_ratio():
 def test_sequence_mask_looks_at_the_geometric_mean():
     assert correction(masking.sequence_mask, 2.0, 0.5) == [1.0, 1.0]
     assert correction(masking.sequence_mask, 1.1, 1.1) == [0.0, 0.0]
+    assert correction(masking.sequence_mask, 0.9, 0.9) == [0.0, 0.0]
 
 
 DISTANCES = {

@@ -476,6 +476,19 @@ def test_a_reward_on_an_answer_of_the_environment_goes_to_the_action_before_it()
 
 
 @pytest.mark.parametrize(
+    ("placement", "expected"),
+    [("last_token", [1.0, 0.0, 0.0, 5.0, 0.0, 0.0]), ("every_token", [4.0, 3.0, 3.0, 5.0, 0.0, 0.0])],
+)
+def test_what_shaping_adds_to_a_reward_lands_beside_the_rewards_of_tokens(placement: str, expected: list[float]):
+    """A reward of 3 becomes 6."""
+    batch = with_token_rewards(case(4).batch, [True] * 4 + [False] * 2, [1.0, 0.0, 0.0, 2.0, 0.0, 0.0])
+    batch = dataclasses.replace(batch, rewards_N=torch.full((9,), 3.0).double())
+    doubled = [{"name": "reward_scale", "factor": 2.0}]
+    made = make(advantage="token_rewards", reward_shaping=doubled, reward_placement=placement)
+    assert made.prepare(batch).advantages_NT[0].tolist() == expected
+
+
+@pytest.mark.parametrize(
     ("reward", "message"),
     [
         (1.0, "trajectory t0 of group g0: token_rewards stand before the first token that trains"),
