@@ -159,6 +159,8 @@ def test_lite_ppo_divides_by_the_batch_spread():
     assert_close(
         group_mean_batch_std(rewards, group_index_N=groups, epsilon=2.0), tensor([-1.0, 1.0, -1.0, 1.0]) / (spread + 2)
     )
+    biased = group_mean_batch_std(rewards, group_index_N=groups, epsilon=0.0, ddof=0)
+    assert_close(biased, tensor([-1.0, 1.0, -1.0, 1.0]) / 5**0.5)  # a variance of (9 + 1 + 1 + 9) / 4
     assert group_mean_batch_std(tensor([3.0]), group_index_N=tensor([0])).tolist() == [0.0]
 
 

@@ -50,6 +50,52 @@ def test_ratios_to_the_reference_are_those_of_the_new_and_of_the_old_policy():
     assert report["policy_logprob_max"] == pytest.approx(-1 + math.log(2))
 
 
+def test_every_ratio_and_kl_has_its_sign_and_its_models():
+    """log π − log μ is log 2 and 0, and so is log π − log π_old; log π − log π_ref is log 4 and log 2."""
+    log2, report = math.log(2), reported()
+    of_old, of_reference = (1 - log2, 0.0), (1 / 4 - 1 + 2 * log2, 1 / 2 - 1 + log2)
+    expected = {
+        "ratio": (2.0, 1.0),
+        "kl_old_k1": (-log2, 0.0),
+        "kl_old_k3": of_old,
+        "kl_rollout_k1": (-log2, 0.0),
+        "kl_rollout_k3": of_old,
+        "kl_reference_k1": (2 * log2, log2),
+        "kl_reference_k3": of_reference,
+        "importance_weight": (2.0, 1.0),
+    }
+    for name, numbers in expected.items():
+        found = [report[f"{name}_{output}"] for output in ("mean", "min", "max")]
+        assert found == pytest.approx([sum(numbers) / 2, min(numbers), max(numbers)], abs=1e-6), name
+    assert report["ratio_reference_max"] == report["ratio_reference_old_max"] == pytest.approx(1 / 2)
+    assert report["kl_reference_per_trajectory_mean"] == pytest.approx(1.5 * log2)
+    assert (report["mismatch_mean"], report["mismatch_max"]) == pytest.approx((log2 / 2, log2))
+    assert report["importance_weight_ess"] == pytest.approx(9 / 10)
+
+
+def test_tokens_are_counted_by_advantage_and_by_what_happened_to_them():
+    report = reported()
+    assert report["policy_logprob_positive_mean"] == pytest.approx(-1 + math.log(2))
+    assert "policy_logprob_negative_mean" not in report
+    assert (report["policy_logprob_mean"], report["rollout_logprob_mean"]) == pytest.approx((-1 + math.log(2) / 2, -1))
+    assert report["reference_logprob_mean"] == pytest.approx(-1 - math.log(2))
+    shares = ("clip_fraction", "clip_fraction_high", "clip_fraction_low", "ratio_outside", "correction_dropped")
+    assert [report[name] for name in shares] == [0.5, 0.5, 0.0, 0.5, 0.0]
+    assert [report[f"advantage_{output}"] for output in ("mean", "std", "min", "max")] == [0.5, 0.5, 0.0, 1.0]
+    assert [report[f"reward_{output}"] for output in ("mean", "std", "min", "max")] == [0.5, 0.5, 0.0, 1.0]
+    totals = ("tokens", "trajectories", "trajectories_filtered", "groups", "groups_without_variance")
+    assert [report[name] for name in totals] == [2, 2, 0, 1, 0]
+    below = reported(advantage={"name": "cpgd", "center": "mean"})  # advantages of a half and minus a half
+    assert below["policy_logprob_negative_mean"] == pytest.approx(-1)
+
+
+def test_entries_that_are_masked_count_nowhere():
+    recorder = Recorder(torch.device("cpu"))
+    recorder.record("ratio", torch.tensor([[2.0, 4.0], [6.0, math.nan]]), torch.tensor([[True, True], [True, False]]))
+    report = recorder.statistics().compute()
+    assert [report[f"ratio_{output}"] for output in ("mean", "min", "max")] == [4.0, 2.0, 6.0]
+
+
 def test_the_effective_sample_size_is_one_of_tokens_and_one_of_trajectories():
     report = reported()
     assert report["trajectory_weight_mean"] == pytest.approx(1.5) and report["trajectory_weight_max"] == pytest.approx(
