@@ -89,6 +89,55 @@ def test_tokens_are_counted_by_advantage_and_by_what_happened_to_them():
     assert below["policy_logprob_negative_mean"] == pytest.approx(-1)
 
 
+def of_several_tokens(ratios: list[list[float]], **section) -> dict[str, float]:
+    """Trajectories of three tokens and of two, of which the second was cut off; ratios are to the policy that sampled. The reference says -2
+    of each token, and the versions that sampled are 0, 1 and 2, and 2 and 2, the present one."""
+    made = Objective.from_config(AlgorithmConfig.model_validate({"advantage": "raw_reward"} | section))
+    batch = BatchTensors(
+        loss_mask_NT=torch.tensor([[True, True, True], [True, True, False]]),
+        rollout_logprobs_NT=torch.full((2, 3), -1.0),
+        policy_versions_NT=torch.tensor([[0, 1, 2], [2, 2, 0]]),
+        rewards_N=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        group_index_N=torch.zeros(2, dtype=torch.int64),
+        reference_logprobs_NT=torch.full((2, 3), -2.0),
+        truncated_N=torch.tensor([False, True]),
+        completion_lengths_N=torch.tensor([3, 2]),
+        trajectory_ids=["a", "b"],
+        group_ids=["g", "g"],
+        prompt_ids=["p", "p"],
+        current_version=2,
+    )
+    prepared = made.prepare(batch)
+    result = made.loss(prepared, policy_logprobs_BT=torch.tensor(ratios, dtype=torch.float64).log() - 1)
+    return Statistics.merge([result.statistics, made.statistics(prepared)]).compute()
+
+
+def test_tokens_multiply_or_add_up_over_their_trajectory_and_those_of_the_newest_policy_tell_the_mismatch():
+    report = of_several_tokens([[0.7, 0.75, 1.3], [1.1, 0.9, 50.0]])
+    assert report["ratio_outside"] == 3 / 5
+    weights = (0.7 * 0.75 * 1.3, 1.1 * 0.9)
+    assert report["trajectory_weight_mean"] == pytest.approx(sum(weights) / 2)
+    assert report["trajectory_weight_max"] == pytest.approx(max(weights))
+    # log π − log π_ref is a nat more than log π − log μ.
+    of_trajectories = [math.log(weights[0]) + 3, math.log(weights[1]) + 2]
+    assert report["kl_reference_per_trajectory_mean"] == pytest.approx(sum(of_trajectories) / 2)
+    gaps = [math.log(1.3), math.log(1.1), -math.log(0.9)]
+    assert (report["mismatch_mean"], report["mismatch_max"]) == pytest.approx((sum(gaps) / 3, max(gaps)))
+    assert report["mismatch_off_policy_steps_min"] == 0
+    assert (report["off_policy_steps_mean"], report["off_policy_steps_max"]) == pytest.approx(((2 + 1) / 5, 2))
+    assert (report["completion_length_mean"], report["truncated"], report["tokens"]) == (2.5, 0.5, 5)
+
+
+def test_what_filters_took_out_is_counted():
+    report = of_several_tokens([[1.0] * 3, [1.0] * 3], filters=["overlong_mask"])
+    assert (report["filtered_tokens"], report["trajectories_filtered"], report["trajectories"]) == (2 / 5, 1, 2)
+
+
+def test_the_weight_of_a_trajectory_is_held_at_a_hundred_nats():
+    report = of_several_tokens([[math.exp(60)] * 3, [1.0] * 3])
+    assert report["trajectory_weight_max"] == pytest.approx(math.exp(100))
+
+
 def test_entries_that_are_masked_count_nowhere():
     recorder = Recorder(torch.device("cpu"))
     recorder.record("ratio", torch.tensor([[2.0, 4.0], [6.0, math.nan]]), torch.tensor([[True, True], [True, False]]))
