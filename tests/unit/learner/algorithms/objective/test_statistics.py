@@ -90,8 +90,10 @@ def test_tokens_are_counted_by_advantage_and_by_what_happened_to_them():
 
 
 def of_several_tokens(ratios: list[list[float]], **section) -> dict[str, float]:
-    """Trajectories of three tokens and of two, of which the second was cut off; ratios are to the policy that sampled. The reference says -2
-    of each token, and the versions that sampled are 0, 1 and 2, and 2 and 2, the present one."""
+    """Trajectories of three tokens and of two, of which the second was cut off; ratios are to the policy that sampled.
+
+    The reference says -2 of each token, and the versions that sampled are 0, 1 and 2, and 2 and 2, the present one.
+    """
     made = Objective.from_config(AlgorithmConfig.model_validate({"advantage": "raw_reward"} | section))
     batch = BatchTensors(
         loss_mask_NT=torch.tensor([[True, True, True], [True, True, False]]),
