@@ -19,6 +19,7 @@ REWARDS = tensor([0.0, 4.0, 1.0, 2.0, 3.0])
 def test_a_spread_goes_evenly_from_the_worst_to_the_best():
     assert spread(REWARDS, group_size=3).tolist() == [0, 3, 1]
     assert spread(REWARDS, group_size=1).tolist() == [3]
+    assert spread(REWARDS, group_size=4).tolist() == [0, 2, 4, 1]  # places 0, 4/3, 8/3 and 4
 
 
 def test_a_balanced_group_has_its_mean_in_the_middle_and_the_largest_range():

@@ -101,6 +101,19 @@ def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_whatever_else_looks_at
     assert made.formula()["text"].endswith(f"r_t − 0.5·k1({named}, π_ref)")
 
 
+def test_where_nothing_looked_at_the_policy_that_begins_the_step_it_is_the_present_one_without_gradient():
+    """The ratio is 1, and its gradient that of the policy gradient."""
+    whole, made = case(0), make(proximal="recompute", policy_loss="importance_sampling")
+    prepared = made.prepare(_without_old())
+    policy = whole.policy.clone().requires_grad_()
+    result = made.loss(prepared, policy_logprobs_BT=policy)
+    result.loss.backward()
+    assert_close(policy.grad, -prepared.advantages_NT * prepared.weights_NT)
+    assert prepared.advantages_NT.abs().max() > 0.1
+    report = result.statistics.compute()
+    assert report["ratio_min"] == report["ratio_max"] == 1.0
+
+
 def test_covariances_are_of_the_policy_that_pi_old_stands_for():
     def ranked(batch: BatchTensors, **fields) -> Tensor | None:
         return make(policy_loss="kl_cov", **fields).prepare(batch).covariances_NT

@@ -189,6 +189,13 @@ def test_returns_that_are_equal_up_to_rounding_have_no_spread_and_no_explained_v
     assert "explained_variance" not in report
 
 
+def test_the_explained_variance_is_one_less_the_share_that_the_errors_keep():
+    recorder = Recorder(torch.device("cpu"))
+    recorder.record("return", torch.tensor([1.0, 5.0]))  # a variance of 4
+    recorder.record("value_error", torch.tensor([2.0, 4.0]))  # of 1
+    assert recorder.statistics().compute()["explained_variance"] == 1 - 1 / 4
+
+
 def test_returns_that_differ_by_rounding_of_values_have_no_explained_variance():
     recorder = Recorder(torch.device("cpu"))
     values_NT = torch.linspace(-1, 1, 160, dtype=torch.float64).sin().view(8, 20)
