@@ -36,6 +36,7 @@ def test_rounding_does_not_decide_between_balanced_groups():
 def test_the_best_and_the_worst_make_a_group():
     assert sorted(best_worst_k(REWARDS, group_size=3).tolist()) == [0, 1, 4]
     assert sorted(best_worst_k(REWARDS, group_size=3, num_best=1).tolist()) == [0, 1, 2]
+    assert sorted(best_worst_k(REWARDS, group_size=4).tolist()) == [0, 1, 2, 4], "two of each"
     with pytest.raises(ValueError, match="num_best=4 must be between 0 and the group's size, 3"):
         best_worst_k(REWARDS, group_size=3, num_best=4)
 
