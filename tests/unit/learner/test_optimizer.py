@@ -29,6 +29,7 @@ def test_a_schedule_that_begins_later_is_the_same_one_moved():
     parameters["late"].grad = torch.ones(1)
     rates += [optimizer.step(step, gradient_norms={}) for step in range(2, 7)]
     assert_close(rates, [0.0, 0.0, 0.5, 1.0, 1.0, 0.75, 0.5])
+    assert_close(parameters["late"].detach(), torch.tensor([-3.75]))
 
 
 def test_the_first_adam_step_moves_by_the_learning_rate():
