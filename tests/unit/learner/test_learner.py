@@ -719,11 +719,13 @@ def test_a_save_in_the_background_holds_the_step_that_it_is_of(model_path: Path,
     weights = _weights(learner)
     moments = {name: tensor.clone() for name, tensor in learner.optimizer.state().items()}
     learner._saver._thread.submit(may_write.wait)
-    torch.rand(1)  # a new learner begins before it
-    learner.save(str(tmp_path / "step-000001"), {})
-    drawn = torch.rand(3)
-    learner.update(*_groups(learner))
-    may_write.set()
+    try:
+        torch.rand(1)  # a new learner begins before it
+        learner.save(str(tmp_path / "step-000001"), {})
+        drawn = torch.rand(3)
+        learner.update(*_groups(learner))
+    finally:  # else the process would wait for the thread without end
+        may_write.set()
     learner.finish_saving()
     model = load_file(tmp_path / "step-000001/model/model.safetensors")
     assert model and all(torch.equal(tensor, weights[f"causal_lm.{name}"]) for name, tensor in model.items())

@@ -29,6 +29,7 @@ def test_a_schedule_that_begins_later_is_the_same_one_moved():
     parameters["late"].grad = torch.ones(1)
     rates += [optimizer.step(step, gradient_norms={}) for step in range(2, 7)]
     assert_close(rates, [0.0, 0.0, 0.5, 1.0, 1.0, 0.75, 0.5])
+    assert_close(parameters["late"].detach(), torch.tensor([-3.75]))
 
 
 def test_the_first_adam_step_moves_by_the_learning_rate():
@@ -66,6 +67,37 @@ def test_clipping_scales_the_gradient_to_the_limit():
     weight.grad = torch.tensor([3.0, 4.0])
     optimizer.step(0, gradient_norms=optimizer.gradient_norms())
     assert_close(weight.grad, torch.tensor([0.6, 0.8]))
+
+
+def test_a_gradient_within_the_limit_stays_as_it_is():
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = Optimizer([("w", weight)], config=OptimizerConfig(max_grad_norm=1.0), num_steps=1)
+    weight.grad = torch.tensor([0.3, 0.4])
+    optimizer.step(0, gradient_norms=optimizer.gradient_norms())
+    assert weight.grad.tolist() == torch.tensor([0.3, 0.4]).tolist()
+
+
+def test_the_second_adam_step_has_the_configured_decays_and_epsilon():
+    """Gradients 1 and 3: m = 0.5 · 0.5 + 0.5 · 3 over 1 − 0.25, v = 0.75 · 0.25 + 0.25 · 9 over 1 − 0.5625."""
+    weight = nn.Parameter(torch.zeros(1))
+    config = OptimizerConfig(learning_rate=1.0, betas=(0.5, 0.75), epsilon=0.5, weight_decay=0.0, max_grad_norm=None)
+    optimizer = Optimizer([("w", weight)], config=config, num_steps=2)
+    for step, gradient in enumerate((1.0, 3.0)):
+        weight.grad = torch.tensor([gradient])
+        optimizer.step(step, gradient_norms={})
+    moved = 1 / 1.5 + (1.75 / 0.75) / ((2.4375 / 0.4375) ** 0.5 + 0.5)
+    assert_close(weight.detach(), torch.tensor([-moved]))
+
+
+def test_learning_rates_change_where_the_kl_is_beyond_twice_or_below_half_of_its_target_and_stay_within_bounds():
+    config = OptimizerConfig(learning_rate=1.0, target_kl=0.1)
+    optimizer = Optimizer([("w", nn.Parameter(torch.zeros(1)))], config=config, num_steps=100)
+    rates = []
+    for kl in (0.19, 0.051, 0.21, 0.049, 0.049, *[9.0] * 20, *[0.0] * 40):
+        optimizer.observe_kl(kl)
+        rates.append(optimizer.step(0, gradient_norms={}))
+    assert rates[:5] == pytest.approx([1.0, 1.0, 1 / 1.5, 1.0, 1.5])
+    assert (min(rates), rates[-1]) == pytest.approx((0.01, 100.0))
 
 
 @pytest.mark.parametrize(("has_own_critic", "clipped"), [(True, [0.6, 0.8, 1.0]), (False, [3 / 13, 4 / 13, 12 / 13])])

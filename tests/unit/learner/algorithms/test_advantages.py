@@ -159,6 +159,8 @@ def test_lite_ppo_divides_by_the_batch_spread():
     assert_close(
         group_mean_batch_std(rewards, group_index_N=groups, epsilon=2.0), tensor([-1.0, 1.0, -1.0, 1.0]) / (spread + 2)
     )
+    biased = group_mean_batch_std(rewards, group_index_N=groups, epsilon=0.0, ddof=0)
+    assert_close(biased, tensor([-1.0, 1.0, -1.0, 1.0]) / 5**0.5)  # a variance of (9 + 1 + 1 + 9) / 4
     assert group_mean_batch_std(tensor([3.0]), group_index_N=tensor([0])).tolist() == [0.0]
 
 
@@ -207,6 +209,8 @@ def test_gpg_scales_up_by_the_share_of_failures():
     assert_close(gpg(rewards, group_index_N=groups), 4 * tensor([0.75, -0.25, -0.25, -0.25]))
     assert_close(gpg(tensor([1.0, 0.0, 2.0, 1.0]), group_index_N=groups), tensor([0.0, -4.0, 4.0, 0.0]) / 3)
     assert gpg(torch.zeros(4), group_index_N=groups).tolist() == [0.0] * 4
+    # A group of one has no baseline; two of three rewards are not 0.
+    assert gpg(tensor([2.0, 0.0, 1.0]), group_index_N=tensor([0, 1, 1])).tolist() == [3.0, -0.75, 0.75]
 
 
 def test_groups_may_lie_anywhere_in_the_batch():

@@ -60,6 +60,20 @@ def test_a_quantile_keeps_its_token_in_the_float64_of_a_run_too():
     assert kept.gradient_NT.tolist() == [[False] * 3 + [True] * 8]
 
 
+def test_a_quantile_between_two_tokens_is_between_these_two():
+    """At place 0.3 · 4 = 1.2, a fifth of the way from 1 to 2."""
+    entropies, mask = tensor([[0.0, 1.0, 2.0, 10.0, 11.0]]), torch.ones(1, 5, dtype=torch.bool)
+    kept = filters.high_entropy_tokens(entropies, loss_mask_NT=mask, share=0.7).gradient_NT
+    assert kept.tolist() == [[False, False, True, True, True]]
+
+
+@pytest.mark.parametrize(("share", "num_kept"), [(0.1, (1, 1)), (0.5, (1, 1)), (0.7, (2, 1)), (1.0, (3, 2))])
+def test_a_share_of_each_row_is_rounded_down_to_whole_tokens_and_is_one_at_least(share, num_kept):
+    entropies, mask = tensor([[3.0, 2.0, 1.0], [2.0, 1.0, 9.0]]), tensor([[True] * 3, [True, True, False]])
+    kept = filters.high_entropy_tokens(entropies, loss_mask_NT=mask, share=share, over="sequence").gradient_NT
+    assert kept.tolist() == [[place < num for place in range(3)] for num in num_kept]
+
+
 def test_of_no_tokens_none_is_chosen():
     nothing = torch.zeros(1, 2, dtype=torch.bool)
     assert not filters.high_entropy_tokens(torch.ones(1, 2), loss_mask_NT=nothing).gradient_NT.any()
@@ -91,9 +105,9 @@ def test_a_negative_weight_of_a_prompt_is_refused():
 
 def test_the_overlong_penalty_is_soft_inside_the_cache():
     got = shaping.overlong_penalty(
-        tensor([1.0] * 4), completion_lengths_G=tensor([80, 90, 95, 120]), max_length=100, cache=20
+        tensor([1.0] * 5), completion_lengths_G=tensor([10, 80, 90, 95, 120]), max_length=100, cache=20
     )
-    assert_close(got, tensor([1.0, 0.5, 0.25, 0.0]))
+    assert_close(got, tensor([1.0, 1.0, 0.5, 0.25, 0.0]))
 
 
 def test_a_cache_of_all_punishes_from_the_first_token_on():
@@ -115,6 +129,8 @@ def test_rewards_are_clipped_and_scaled():
 def test_a_completion_of_nothing_keeps_its_reward_where_rewards_are_by_token():
     lengths = tensor([3, 0])
     assert shaping.reward_over_length(tensor([6.0, 6.0]), completion_lengths_G=lengths).tolist() == [2.0, 6.0]
+    squared = shaping.reward_over_length(tensor([18.0, 6.0]), completion_lengths_G=lengths, power=2.0)
+    assert squared.tolist() == [2.0, 6.0]
 
 
 def test_a_normalised_part_counts_once_unless_it_has_a_weight():

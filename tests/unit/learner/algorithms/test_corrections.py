@@ -36,7 +36,7 @@ def test_a_clamp_holds_the_log_ratio_once_it_is_summed():
 
 
 def test_self_normalised_weights_have_a_mean_of_1_over_tokens_or_over_trajectories():
-    ratios = tensor([[1.0, 1.0], [6.0, 9.0]], dtype=torch.float64)
+    ratios = tensor([[1.0, 2.0], [6.0, 9.0]], dtype=torch.float64)
     mask = tensor([[True, True], [True, False]])
 
     def weights(**params):
@@ -45,8 +45,11 @@ def test_self_normalised_weights_have_a_mean_of_1_over_tokens_or_over_trajectori
             rollout + ratios.log(), rollout_logprobs_NT=rollout, loss_mask_NT=mask, cap=4.0, **params
         )
 
-    assert weights().tolist() == [pytest.approx([0.5, 0.5]), pytest.approx([2.0, 0.0])]
-    assert weights(level="sequence").tolist() == [pytest.approx([0.4, 0.4]), pytest.approx([1.6, 0.0])]
+    # 1, 2 and 4 have a mean of 7/3; a trajectory of 2 and one of 4 have one of 3.
+    assert weights().tolist() == [pytest.approx([3 / 7, 6 / 7]), pytest.approx([12 / 7, 0.0])]
+    assert weights(level="sequence").tolist() == [pytest.approx([2 / 3, 2 / 3]), pytest.approx([4 / 3, 0.0])]
+    assert weights(floor=1.5).tolist() == [pytest.approx([0.6, 0.8]), pytest.approx([1.6, 0.0])]
+    assert weights(log_ratio_clamp=math.log(3)).tolist() == [pytest.approx([0.5, 1.0]), pytest.approx([1.5, 0.0])]
 
 
 def test_weights_that_are_all_0_stay_0():
@@ -63,6 +66,7 @@ def test_the_decoupled_weight_is_the_plain_ratio():
 def test_sequence_mask_looks_at_the_geometric_mean():
     assert correction(masking.sequence_mask, 2.0, 0.5) == [1.0, 1.0]
     assert correction(masking.sequence_mask, 1.1, 1.1) == [0.0, 0.0]
+    assert correction(masking.sequence_mask, 0.9, 0.9) == [0.0, 0.0]
 
 
 DISTANCES = {

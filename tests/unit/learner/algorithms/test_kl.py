@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from torch import tensor
 from torch.testing import assert_close
 
@@ -28,6 +29,15 @@ def test_unbiased_kl_weighs_k3_by_the_ratio_to_the_policy_that_sampled():
     }
     k3 = math.exp(-1) + 1 - 1
     assert_close(kl.unbiased(row(-1.0, -1.0), **given), row(3 * k3, k3))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", 2.0), ("k2", 2.0), ("k3", math.exp(-2) + 1), ("drift", math.exp(2) - 3)]
+)
+def test_a_clamp_holds_the_log_ratio_of_every_estimator(estimator, expected):
+    """5 nats, held at 2."""
+    given = {"other_logprobs_BT": row(-6.0), "loss_mask_BT": tensor([[True]]), "log_ratio_clamp": 2.0}
+    assert_close(kl.ESTIMATORS[estimator](row(-1.0), **given), row(expected))
 
 
 def test_a_clamp_bounds_a_kl_that_would_overflow():

@@ -67,14 +67,17 @@ def test_dapo_clips_higher():
 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens():
-    got = run(ppo_clip, (10.0, 10.0), [-1.0, 1.0], dual_clip=3.0)
-    assert_close(got.losses_BT, row(3.0, -1.2))
-    assert got.clipped_dual_BT.tolist() == [[True, False]]
+    got = run(ppo_clip, (10.0, 10.0, 0.5, 2.0), [-1.0, 1.0, -1.0, -1.0], dual_clip=3.0)
+    assert_close(got.losses_BT, row(3.0, -1.2, 0.8, 2.0))
+    assert got.clipped_dual_BT.tolist() == [[True, False, False, False]]
+    assert got.clipped_low_BT.tolist() == [[False, False, True, False]]
 
 
 def test_delta_bounds_the_unclipped_ratio_on_both_sides():
     assert_close(run(ppo_clip, (10.0,), [-1.0], delta=4.0).losses_BT, row(4.0))
     assert_close(run(ppo_clip, (10.0,), [1.0], delta=1.1).losses_BT, row(-1.1))
+    # −min(1.1 · −1, 1.2 · −1): the clipped ratio is the larger one.
+    assert_close(run(ppo_clip, (10.0,), [-1.0], delta=1.1).losses_BT, row(1.2))
 
 
 def test_a_log_ratio_clamp_cuts_value_and_gradient():
@@ -99,14 +102,20 @@ def test_importance_sampling_has_no_clip():
 
 
 def test_the_clipped_ratio_takes_the_gradient_outside():
-    assert_close(run(clipped_ratio, (5.0, 0.1), [1.0, 1.0]).losses_BT, row(-1.2, -0.8))
+    got = run(clipped_ratio, (5.0, 0.1, 1.1), [1.0, 1.0, 1.0])
+    assert_close(got.losses_BT, row(-1.2, -0.8, -1.1))
+    assert got.clipped_high_BT.tolist() == [[True, False, False]]
+    assert got.clipped_low_BT.tolist() == [[False, True, False]]
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens():
-    policy = ratios(10.0)["policy"].requires_grad_()
-    given = {"proximal_logprobs_BT": row(-1.0), "advantages_BT": row(2.0), "loss_mask_BT": tensor([[True]])}
-    cispo(policy, **given, epsilon_max=5.0).losses_BT.sum().backward()
-    assert_close(policy.grad, row(-10.0))
+    policy = ratios(10.0, 3.0, 0.1)["policy"].requires_grad_()
+    given = {"proximal_logprobs_BT": row(-1.0, -1.0, -1.0), "advantages_BT": row(2.0, 2.0, -2.0)}
+    got = cispo(policy, **given, loss_mask_BT=tensor([[True] * 3]), epsilon_max=5.0, epsilon_min=0.5)
+    got.losses_BT.sum().backward()
+    assert_close(policy.grad, row(-10.0, -6.0, 1.0))
+    assert got.clipped_high_BT.tolist() == [[True, False, False]]
+    assert got.clipped_low_BT.tolist() == [[False, False, True]]
 
 
 def test_cpgd_clips_the_log_ratio():
@@ -150,6 +159,8 @@ def test_gmpo_clips_each_token_then_takes_the_geometric_mean():
     got = run(sequence.gmpo, (math.exp(1.0), 1.0), [1.0, 1.0])
     assert_close(got.losses_BT, -torch.full((1, 2), math.exp(0.2), dtype=torch.float64))
     assert (got.clipped_high_BT.tolist(), got.clipped_low_BT.any().item()) == ([[True, False]], False)
+    longer = run(sequence.gmpo, (math.exp(1.0), 1.0), [1.0, 1.0], length_epsilon=2.0)  # means over 2 + 2 tokens
+    assert_close(longer.losses_BT, -0.5 * torch.full((1, 2), math.exp(0.1), dtype=torch.float64))
     worse = run(sequence.gmpo, (math.exp(-1.0), 1.0), [-0.5, -0.5])
     assert_close(worse.losses_BT, torch.full((1, 2), 0.5 * math.exp(-0.2), dtype=torch.float64))
     assert (worse.clipped_low_BT.tolist(), worse.clipped_high_BT.any().item()) == ([[True, False]], False)
@@ -228,6 +239,19 @@ def test_dppo_caps_its_ratio_and_may_take_the_score_functions_gradient():
     assert capped.clipped_dual_BT.item() and not moved(0.5, 0.9, -1.0, ratio_cap=2.0).clipped_dual_BT.any()
     assert_close(moved(0.5, 0.9, -1.0, score_function=True).losses_BT, row(1.8 * math.log(0.9)))
     assert_close(moved(0.5, 0.9, -1.0, score_function=True, ratio_cap=1.5).losses_BT, row(1.5 * math.log(0.9)))
+    # −ρA where ρ = 1.8: held at 1.5, the ratio has no gradient, and the score function still has.
+    for params, gradient in (({}, 1.8), ({"ratio_cap": 1.5}, 0.0)):
+        assert_close(_gradient_of_dppo(**params), row(gradient))
+    for params, gradient in (({}, 1.8), ({"ratio_cap": 1.5}, 1.5)):
+        assert_close(_gradient_of_dppo(**params, score_function=True), row(gradient))
+
+
+def _gradient_of_dppo(**params) -> Tensor:
+    """Of a token whose probability was 0.5 and is 0.9, and whose advantage is -1."""
+    policy = row(math.log(0.9)).requires_grad_()
+    given = {"rollout_logprobs_BT": row(math.log(0.5)), "advantages_BT": row(-1.0), "loss_mask_BT": tensor([[True]])}
+    dppo(policy, **given, **params).losses_BT.sum().backward()
+    return policy.grad
 
 
 @pytest.mark.parametrize(("function", "sign"), [(ppo_clip, -1.0), (clipped_ratio, 1.0), (cpgd, -1.0)])
@@ -291,6 +315,13 @@ def test_clip_cov_says_which_tokens_its_bounds_hold_and_which_its_covariances(co
     assert got.clipped_BT.tolist() == [[True, by_covariance]]
 
 
+def test_clip_cov_leaves_the_value_of_a_token_that_a_bound_holds():
+    params = {"covariances_BT": row(3.0), "batch_covariances_M": tensor([3.0]).double()}
+    got = run(covariance.clip_cov, (1.5,), [1.0], **params)
+    assert_close(got.losses_BT, row(-1.2))
+    assert (got.clipped_high_BT.tolist(), got.clipped_covariance_BT.tolist()) == ([[True]], [[False]])
+
+
 def test_kl_cov_punishes_the_token_of_highest_covariance():
     cov = row(0.1, 3.0)
     params = {"covariances_BT": cov, "batch_covariances_M": cov[0], "cov_share": 0.5, "kl_coefficient": 1.0}
@@ -310,6 +341,7 @@ def test_values_are_held_near_the_old_ones():
     assert_close(got.losses_BT, row(0.5 * 0.8**2, 0.5 * 2.0**2))
     assert (got.clipped_low_BT.tolist(), got.clipped_high_BT.tolist()) == ([[False, False]], [[True, False]])
     below = value_clip(row(-1.0, -1.0), **given)
+    assert_close(below.losses_BT, row(0.5 * 2.0**2, 0.5 * 0.8**2))
     assert (below.clipped_low_BT.tolist(), below.clipped_high_BT.tolist()) == ([[False, True]], [[False, False]])
     assert_close(value_clip(row(1.0, 1.0), **given, clip_range=None).losses_BT, row(0.0, 2.0))
 

@@ -19,6 +19,7 @@ REWARDS = tensor([0.0, 4.0, 1.0, 2.0, 3.0])
 def test_a_spread_goes_evenly_from_the_worst_to_the_best():
     assert spread(REWARDS, group_size=3).tolist() == [0, 3, 1]
     assert spread(REWARDS, group_size=1).tolist() == [3]
+    assert spread(REWARDS, group_size=4).tolist() == [0, 2, 4, 1]  # places 0, 4/3, 8/3 and 4
 
 
 def test_a_balanced_group_has_its_mean_in_the_middle_and_the_largest_range():
@@ -35,6 +36,7 @@ def test_rounding_does_not_decide_between_balanced_groups():
 def test_the_best_and_the_worst_make_a_group():
     assert sorted(best_worst_k(REWARDS, group_size=3).tolist()) == [0, 1, 4]
     assert sorted(best_worst_k(REWARDS, group_size=3, num_best=1).tolist()) == [0, 1, 2]
+    assert sorted(best_worst_k(REWARDS, group_size=4).tolist()) == [0, 1, 2, 4], "two of each"
     with pytest.raises(ValueError, match="num_best=4 must be between 0 and the group's size, 3"):
         best_worst_k(REWARDS, group_size=3, num_best=4)
 

@@ -51,6 +51,8 @@ def test_an_entropy_filter_leaves_kl_and_entropy_terms_alone(denominator, policy
         policy_partition_BTP=torch.full((1, 2, 2), 0.5, dtype=torch.float64).log(),
     )
     report = result.statistics.compute()
+    terms = ("policy_loss", "entropy_loss", "kl_loss", "distillation_loss")
+    assert report["loss"] == pytest.approx(sum(report[term] for term in terms)) == float(result.loss)
     assert report["policy_loss"] == pytest.approx(policy_loss)  # −(−1)·2 of the kept token
     assert report["entropy_loss"] == pytest.approx(-0.5 * (4 + 2) / 2)
     # k3 of log-ratios −1 and −3, which is held at −2

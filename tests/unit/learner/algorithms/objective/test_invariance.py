@@ -128,13 +128,16 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(loss):
         "corrections": (),
         "aggregation": "sequence_mean",
     }
-    made = objective(policy_loss=loss, **plain)
+    # Every covariance of so small a batch is in its range.
+    wide = {"name": "clip_cov", "cov_low": -99.0, "cov_high": 99.0}
+    made = objective(policy_loss=wide if loss == "clip_cov" else loss, **plain)
     prepared = made.prepare(on_policy.batch)
     want = -prepared.advantages_NT * prepared.weights_NT
     _, _, got = on_policy.loss(made)
-    if loss in ("clip_cov", "kl_cov"):
+    if loss == "clip_cov":
         touched = (got - want).abs() > 1e-12
-        assert touched.sum() <= 1, "these change the tokens of highest covariance only"
+        assert touched.sum() == 1, "it changes the token of highest covariance only"
+        assert prepared.covariances_NT[touched].item() == prepared.covariances_NT.max() and got[touched].item() == 0
         return
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 

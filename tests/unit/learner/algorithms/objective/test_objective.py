@@ -101,6 +101,19 @@ def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_whatever_else_looks_at
     assert made.formula()["text"].endswith(f"r_t − 0.5·k1({named}, π_ref)")
 
 
+def test_where_nothing_looked_at_the_policy_that_begins_the_step_it_is_the_present_one_without_gradient():
+    """The ratio is 1, and its gradient that of the policy gradient."""
+    whole, made = case(0), make(proximal="recompute", policy_loss="importance_sampling")
+    prepared = made.prepare(_without_old())
+    policy = whole.policy.clone().requires_grad_()
+    result = made.loss(prepared, policy_logprobs_BT=policy)
+    result.loss.backward()
+    assert_close(policy.grad, -prepared.advantages_NT * prepared.weights_NT)
+    assert prepared.advantages_NT.abs().max() > 0.1
+    report = result.statistics.compute()
+    assert report["ratio_min"] == report["ratio_max"] == 1.0
+
+
 def test_covariances_are_of_the_policy_that_pi_old_stands_for():
     def ranked(batch: BatchTensors, **fields) -> Tensor | None:
         return make(policy_loss="kl_cov", **fields).prepare(batch).covariances_NT
@@ -473,6 +486,19 @@ def test_a_reward_on_an_answer_of_the_environment_goes_to_the_action_before_it()
     batch = with_token_rewards(case(4).batch, mask, [0.0, 1.0, 2.0, 4.0, 0.0, 8.0])
     prepared = make(advantage="cumulative_returns").prepare(batch)
     assert prepared.advantages_NT[0].tolist() == [15.0, 15.0, 0.0, 0.0, 8.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [("last_token", [1.0, 0.0, 0.0, 5.0, 0.0, 0.0]), ("every_token", [4.0, 3.0, 3.0, 5.0, 0.0, 0.0])],
+)
+def test_what_shaping_adds_to_a_reward_lands_beside_the_rewards_of_tokens(placement: str, expected: list[float]):
+    """A reward of 3 becomes 6."""
+    batch = with_token_rewards(case(4).batch, [True] * 4 + [False] * 2, [1.0, 0.0, 0.0, 2.0, 0.0, 0.0])
+    batch = dataclasses.replace(batch, rewards_N=torch.full((9,), 3.0).double())
+    doubled = [{"name": "reward_scale", "factor": 2.0}]
+    made = make(advantage="token_rewards", reward_shaping=doubled, reward_placement=placement)
+    assert made.prepare(batch).advantages_NT[0].tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,15 @@ def test_running_norm_divides_by_the_spread_of_all_rewards_so_far_and_is_checkpo
     assert (advantages(resumed, batch_of([0.8, 0.4])) == advantages(made, batch_of([0.8, 0.4]))).all()
 
 
+def test_a_step_of_shaping_sees_what_the_ones_before_it_made():
+    """A group's step behind a group's and behind the batch's: 4 is held at 3, and is 6; the spread of 0 and 8 is √32."""
+    clip, scale = {"name": "reward_clip", "low": 0.0, "high": 3.0}, {"name": "reward_scale", "factor": 2.0}
+    made = make(advantage="raw_reward", reward_shaping=[clip, scale])
+    assert advantages(made, batch_of([1.0, 4.0])).tolist() == [2.0, 6.0]
+    behind = make(advantage="raw_reward", reward_shaping=["running_norm", scale])
+    assert_close(advantages(behind, batch_of([0.0, 8.0])), tensor([0.0, 16.0]).double() / 32**0.5)
+
+
 def test_running_norm_leaves_rewards_as_they_are_until_they_vary():
     made = make(advantage="raw_reward", reward_shaping=["running_norm"])
     assert_close(advantages(made, batch_of([0.7, 0.7])), tensor([0.7, 0.7]).double())
