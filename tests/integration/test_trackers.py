@@ -51,7 +51,7 @@ from cluster.record.run_directory import RunDirectory
 folder, tracker = sys.argv[1:]
 with open_log(MetricsConfig(sinks=[{"name": tracker}]), directory=RunDirectory(folder), num_steps=1) as log:
     log.step(1, {"reward/mean": 0.5})
-    log._sinks[0].mark().wait(20)
+    log._sinks[0].mark().wait(300)
     log._patience_s = 1.0
     log.end("finished")
 """
