@@ -37,7 +37,7 @@ RUN = "watched"
 SUMS = "{name: reasoning_gym, task: chain_sum, min_terms: 2, max_terms: 2, min_digits: 2, max_digits: 2, size: 2000}"
 PRODUCTS = "{name: reasoning_gym, task: products, min_terms: 2, max_terms: 2, size: 2000}"
 """Every second group has an environment, which their column `task` names."""
-STILL_S = 45
+STILL_S = 55
 """How long the run stands still."""
 KEPT_S = 35
 """Longer than Ray keeps a gauge after it was set: 20 s, and up to 10 s until it is exported."""
