@@ -30,8 +30,9 @@ _LONGEST_S = 1500
 _NUM_TOLD = 40
 """Events."""
 _BIN = str(Path(sys.executable).parent)
-_MARK = "TREADWHEEL_TEST_MARK"
-"""A variable that all processes of a command inherit, so that they can be told from everybody else's."""
+_MARK = "LC_TREADWHEEL_TEST_MARK"
+"""A variable that all processes of a command inherit, so that they can be told from everybody else's. Those that run a user's code get few
+variables: the ones of the language are among them."""
 
 
 def treadwheel(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -127,7 +128,9 @@ class Background:
         return [str(process) for process in alive]
 
     def _living(self) -> list[psutil.Process]:
-        return [process for process in psutil.process_iter() if _mark_of(process) == self._mark]
+        """A long title covers a process's environment; such a process is one of the command's session."""
+        processes = psutil.process_iter()
+        return [each for each in processes if _mark_of(each) == self._mark or _session_of(each) == self._process.pid]
 
 
 def command_line(process: psutil.Process) -> str:
@@ -142,6 +145,13 @@ def _name_of(process: psutil.Process) -> str | None:
     try:
         return process.name()
     except psutil.Error:
+        return None
+
+
+def _session_of(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
         return None
 
 

@@ -85,6 +85,8 @@ class Terminal:
         """The screen on which `condition` first held."""
         with self._changed:
             found = self._changed.wait_for(lambda: condition(self.screen) or self._has_ended(), timeout_s)
+            if found and not condition(self.screen):
+                self._read_to_the_end()
             assert found and condition(self.screen), f"never seen on\n{self.everything}"
             return self.screen
 

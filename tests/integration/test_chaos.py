@@ -1,10 +1,12 @@
 """Twenty deaths in one run: it ends with the weights of the undisturbed run, and every recovery was quick enough."""
 
+import contextlib
 import json
 import random
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.faults import ACTORS, Run, assert_equal_bit_for_bit, undisturbed_run, until
@@ -34,7 +36,7 @@ def survivor(tmp_path_factory, undisturbed) -> Run:
     file, _ = undisturbed_run(tmp_path_factory)
     run = Run(tmp_path_factory.mktemp("chaos") / "run")
     chance = random.Random(20)
-    killed: list[int] = []
+    killed: list[psutil.Process] = []
     # Two waves may kill the worker of one group. By default it would then run alone, in another batch, where bits may differ.
     with run.start(file, "supervision.max_prompt_failures=100") as driver:
         for wave in range(NUM_WAVES):
@@ -44,16 +46,21 @@ def survivor(tmp_path_factory, undisturbed) -> Run:
                 time.sleep(0.2 * chance.random())  # the moment is random, and seeded
                 until(lambda actor=actor: _killed(killed, run, actor), process=driver)
         assert driver.exit_code() == 0, driver.output
-    assert len(set(killed)) == 20
+    assert len(killed) == 20
     return run
 
 
-def _killed(killed: list[int], run: Run, actor: str) -> bool:
-    """Gathers its pid. It may be between two lives: another's death can be its own, and its own may not be known yet."""
-    if run.pid(actor) in killed or not (pid := run.strike(actor)):
-        return False
-    killed.append(pid)
-    return True
+def _killed(killed: list[psutil.Process], run: Run, actor: str) -> bool:
+    """Gathers its process, which is more than a pid: the system gives that again. It may be between two lives: another's death can be its
+    own, and its own may not be known yet."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if pid := run.pid(actor):
+            process = psutil.Process(pid)
+            if process not in killed:
+                process.kill()
+                killed.append(process)
+                return True
+    return False
 
 
 def test_after_twenty_deaths_weights_and_trajectories_are_those_of_the_undisturbed_run(undisturbed, survivor):

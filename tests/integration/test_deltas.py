@@ -134,11 +134,13 @@ def test_a_worker_that_dies_while_changes_travel_joins_between_two_deltas_and_a_
         stand_still_in_mid_broadcast(run, "rollout-1", while_newer="rollout-0", process=driver)
         assert run.strike("rollout-1")
         until(lambda: run.has_recovered("rollout-1"), process=driver)
-        until(lambda: _sent_to_both(run, after=run.num_steps()), process=driver)
+        joined = run.num_steps()
+        until(lambda: _sent_to_both(run, after=joined), process=driver)
         struck = run.num_steps()
         assert run.strike("learner-0")
         until(lambda: run.has_recovered("learner-0"), process=driver)
-        until(lambda: _sent_to_both(run, after=run.num_steps()), process=driver)
+        restarted = run.num_steps()
+        until(lambda: _sent_to_both(run, after=restarted), process=driver)
         driver.press_ctrl_c()
         assert driver.exit_code() == 130, driver.output
     assert [event["actor"] for event in run.events("failure")] == ["rollout-1", "learner-0"], (

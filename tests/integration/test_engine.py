@@ -141,8 +141,17 @@ def test_equal_requests_give_equal_tokens_bit_for_bit(engine):
 
 
 def test_more_requests_than_slots_wait_their_turn(engine):
-    found = run(engine, *(request(f"r{i}", PROMPT, seed=i, max_tokens=4) for i in range(11)))
-    assert len(found) == 11
+    for i in range(11):
+        engine.add(request(f"r{i}", PROMPT, seed=i, max_tokens=4, ignore_eos=True))
+    uses, ended = [], []
+    while len(ended) < 11:
+        ended += [output.request_id for output in engine.step() if output.finish_reason is not None]
+        uses.append(engine.use())
+    assert ended == [f"r{i}" for i in range(11)]
+    assert uses[0].num_running == 4 == max(use.num_running for use in uses)
+    assert {use.num_waiting for use in uses} == {0}, (
+        "vLLM is not told of those that wait: it would not start them by their places"
+    )
 
 
 def test_it_says_how_many_requests_run_and_how_full_their_cache_is(engine):

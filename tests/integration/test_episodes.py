@@ -1,21 +1,26 @@
 """Episodes on a real cluster: rows that add up, runs that repeat bit for bit, and hosts that die."""
 
+import contextlib
 import json
-import os
-import signal
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from cluster.contracts.segments import whole
-from tests.integration.commands import command_line
+from tests.integration.commands import Background, command_line, imported_once
 from tests.integration.conversations import ENVIRONMENT, TEMPLATE
 from tests.integration.faults import Run, assert_equal_bit_for_bit, until, write_run
 from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS = 4
+
+
+class Ended(NamedTuple):
+    run: Run
+    left_behind: list[str]
 
 
 def run_file(folder: Path, **settings) -> Path:
@@ -41,8 +46,16 @@ def file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(file) -> Run:
-    return Run(file.parent / "run").to_end(file)
+def ended(file) -> Ended:
+    run = Run(file.parent / "run")
+    with Background("train", file, f"run_dir={run.path}", env=imported_once()) as driver:
+        assert driver.exit_code() == 0, driver.output
+        return Ended(run, driver.left_behind())
+
+
+@pytest.fixture(scope="module")
+def run(ended) -> Run:
+    return ended.run
 
 
 def test_every_episode_adds_up(run):
@@ -75,7 +88,7 @@ def test_a_deterministic_run_repeats_bit_for_bit(run, file):
 
 
 @pytest.fixture(scope="module")
-def hurt(tmp_path_factory) -> Run:
+def stopped(tmp_path_factory) -> Ended:
     """Asynchronous, two workers; environments' processes die in mid-episode, and a worker with its own."""
     folder = tmp_path_factory.mktemp("hurt")
     file = run_file(
@@ -98,17 +111,23 @@ def hurt(tmp_path_factory) -> Run:
         until(lambda: run.num_steps() >= mended_at + 3, process=driver)
         driver.press_ctrl_c()
         assert driver.exit_code() == 130, driver.output
-    return run
+        return Ended(run, driver.left_behind())
+
+
+@pytest.fixture(scope="module")
+def hurt(stopped) -> Run:
+    return stopped.run
 
 
 def _kill_hosts(run: Run, worker: str) -> bool:
-    """Whether there was one."""
-    pid = run.pid(worker)
-    children = psutil.Process(pid).children() if pid else []
-    hosts = [child for child in children if "actors.environments.host.main" in command_line(child)]
-    for host in hosts:
-        os.kill(host.pid, signal.SIGKILL)
-    return bool(hosts)
+    """Whether there was one. It, and the worker, may end at this moment."""
+    pid, num_killed = run.pid(worker), 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children() if pid else ():
+            if "actors.environments.host.main" in command_line(child):
+                child.kill()
+                num_killed += 1
+    return num_killed > 0
 
 
 def test_deaths_of_hosts_and_workers_cost_no_group_and_the_run_replays_bit_for_bit(hurt):
@@ -117,6 +136,5 @@ def test_deaths_of_hosts_and_workers_cost_no_group_and_the_run_replays_bit_for_b
     assert hurt.replay().rstrip().endswith(": equal")
 
 
-def test_no_process_of_an_environment_outlives_its_run(run, hurt):
-    lines = (" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
-    assert not [line for line in lines if "actors.environments.host.main" in line and "pytest" not in line]
+def test_no_process_of_an_environment_outlives_its_run(ended, stopped):
+    assert ended.left_behind == stopped.left_behind == []

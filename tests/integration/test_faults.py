@@ -49,10 +49,13 @@ def troubled(tmp_path_factory) -> Run:
         until(lambda: run.events("checkpoint_failed"), process=driver)
         resource.prlimit(learner, resource.RLIMIT_FSIZE, (most, most))
         until(lambda: run.pid("rollout-0") and run.pid("reward"), process=driver)
-        stopped = [run.strike(actor, signal.SIGSTOP) for actor in ("rollout-0", "reward")]
+        struck = [run.strike(actor, signal.SIGSTOP) for actor in ("rollout-0", "reward")]
+        stopped = [psutil.Process(pid) for pid in struck if pid is not None]
+        assert len(stopped) == 2
         goes_on_from = run.num_steps()
         until(lambda: run.num_steps() >= goes_on_from + 3, process=driver)
-        until(lambda: not any(map(psutil.pid_exists, stopped)), process=driver)  # what hung was replaced, so it goes
+        # What hung was replaced, so it goes.
+        until(lambda: not any(each.is_running() for each in stopped), process=driver)
         until(lambda: run.pid("rollout-0") and run.pid("reward"), process=driver)
         (parent,) = {psutil.Process(run.pid(actor)).ppid() for actor in ("rollout-0", "reward")}
         assert "cluster.remote.fork_server" in command_line(psutil.Process(parent)), "forked, and so back in seconds"

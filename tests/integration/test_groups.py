@@ -54,7 +54,8 @@ def test_the_learner_drops_nothing_that_the_cluster_kept(run):
     dropped = Counter(event["reason"] for event in run.events("drop"))
     assert dropped and set(dropped) <= {"zero_variance", "return_bounds"}, dropped
     assert {numbers["learner/trajectories_filtered"] for numbers in run.metrics().values()} == {0.0}
-    assert all(numbers["buffer/kept_share"] <= 1 for numbers in run.metrics().values())
+    kept = [numbers["buffer/kept_share"] for numbers in run.metrics().values()]
+    assert 0 < min(kept) < 1 and max(kept) <= 1
 
 
 def test_through_a_pipe_quiet_says_the_end_alone(ended):

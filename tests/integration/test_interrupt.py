@@ -18,11 +18,15 @@ pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.slow, pytest.mark
 
 
 TRAP = "raise SystemExit(f'{__name__} was taken from the working directory')\n"
-JUDGE = """
-import json, os
+HELD = "the judge waits as long as this file is there"
+JUDGE = f"""
+import json, os, pathlib, time
+
+while pathlib.Path(__file__).with_name({HELD!r}).exists():
+    time.sleep(0.1)
 
 def judge(*, prompt, completion, columns):
-    return {"reward": float(columns["answer"] in completion), "sees_token": "HF_TOKEN" in os.environ}
+    return {{"reward": float(columns["answer"] in completion), "sees_token": "HF_TOKEN" in os.environ}}
 """
 
 
@@ -112,6 +116,7 @@ def test_a_run_can_be_stopped_while_it_starts(command, start, tmp_path):
 
 @pytest.mark.parametrize("end", ["Ctrl-C", pytest.param("SIGTERM", marks=pytest.mark.exhaustive), "SIGKILL"])
 def test_a_run_can_be_stopped_while_it_is_checked_and_its_ray_starts(end, command, start, tmp_path):
+    (tmp_path / HELD).touch()  # the check tries the judge
     with start(*command) as starting:
         starting.wait_until(lambda: any("raylet" in name for name in starting.living()))
         assert not (tmp_path / "run").exists(), "it is checked still"

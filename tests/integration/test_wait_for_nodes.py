@@ -14,8 +14,7 @@ from tests.models import make_tiny_model
 
 pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.timeout(1800)]
 
-NUM_STEPS = 16
-"""So many that the run is still there when its actors are looked for."""
+NUM_STEPS = 3
 _ACTORS = ("learner-0", "recorder", "reward", "rollout-0", "rollout-1")
 _CONTAINER = {"name": "ray", "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
 _POD = {"spec": {"containers": [_CONTAINER], "terminationGracePeriodSeconds": 2}}
@@ -55,6 +54,10 @@ def file(tmp_path) -> Path:
         rollout__num_workers=2,
         rollout__cpus_per_worker=1,
         elastic={"spot": "ray.io/market-type=spot"},
+        reward={
+            "judge": {"name": "tests.integration.judges:held_by", "file": str(tmp_path / "gate")},
+            "timeout_s": 600,
+        },
         metrics={"sinks": ["console", "jsonl"]},
     )
 
@@ -79,6 +82,7 @@ def test_a_run_waits_for_its_nodes_one_after_the_other_and_comes_to_its_end(clus
         until(
             lambda: _said(run, "no room for 4 of 4 seats: ", "the autoscaler brings 1 of 'steady' for "), process=driver
         )
+        (tmp_path / "gate").touch()  # the run is not to end before its actors are looked for
         operator.quota = 1
         until(lambda: _said(run, "no room for 2 of 4 seats: 2 rollout workers", "2 of 'rollout'"), process=driver)
         operator.quota = 2
@@ -86,6 +90,7 @@ def test_a_run_waits_for_its_nodes_one_after_the_other_and_comes_to_its_end(clus
         operator.quota = 3
         until(lambda: run.events("started") and run.pid("rollout-0") and run.pid("rollout-1"), process=driver)
         on_nodes = {pod.name: _actors_in(pod, run) for pod in operator.living()}
+        (tmp_path / "gate").unlink()
         assert driver.exit_code() == 0, driver.output
     steady = {"learner-0", "recorder", "reward"}
     assert sorted(map(sorted, on_nodes.values())) == [sorted(steady), ["rollout-0"], ["rollout-1"]]
