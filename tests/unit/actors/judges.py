@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.contracts.errors import UnavailableError
+from tests.unit.actors.clock import pass_time
 
 TIMEOUT_S = 3600.0
 """A deadline that no slow machine misses: it passes when a clock is moved on."""
@@ -80,13 +81,6 @@ def note_begun(columns: Mapping[str, Any]) -> bool:
     if "begun" in columns:
         Path(columns["begun"]).touch()
     return "begun" in columns
-
-
-def pass_time(seconds: float) -> None:
-    """Moves the clock of the running event loop on: what was due within these seconds is due now. The loop keeps that clock."""
-    loop = asyncio.get_running_loop()
-    before = loop.time
-    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
 
 
 async def obedient_async(*, prompt: str, completion: str, columns: Mapping[str, Any]) -> Any:

@@ -118,7 +118,7 @@ def calls_of_the_batch_script(folder, *more, health_check="exit 0", code=0):
         ray=f'[ "$1" = start ] && exec sleep 600; {health_check}',
         scontrol=f'[ "$1" = show ] && exec printf "a\\nb\\n"; {say}',
         srun='echo "srun: $SRUN_CPUS_PER_TASK CPUs: $*" >>calls; while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
-        treadwheel=f'{say}; while [ $(grep -c srun: calls) -lt 2 ]; do sleep 0.01; done; exit {code}',
+        treadwheel=f"{say}; while [ $(grep -c srun: calls) -lt 2 ]; do sleep 0.01; done; exit {code}",
     )
     slurm = {"SUBMIT_DIR": str(folder), "JOB_NODELIST": "[a-b]", "JOB_ID": "7", "CPUS_PER_TASK": "16"}
     environment = {"PATH": os.environ["PATH"], **{f"SLURM_{name}": value for name, value in slurm.items()}}

@@ -12,6 +12,7 @@ from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Said, ToolCall
 from cluster.contracts.plugins import Plugin
+from tests.unit.actors.clock import pass_time
 
 _others = set[psutil.Process]()
 """Children of pytest's process before the last host started."""
@@ -80,13 +81,6 @@ def calls(name: str, *, id: str | None = None, **arguments: Any) -> ToolCall:
 def started() -> list[psutil.Process]:
     """Processes of the last host that are there."""
     return [child for child in psutil.Process().children() if child not in _others]
-
-
-def pass_time(seconds: float) -> None:
-    """Moves the clock of the running event loop on: what was due within these seconds is due now. The loop keeps that clock."""
-    loop = asyncio.get_running_loop()
-    before = loop.time
-    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
 
 
 async def overrun(running: Coroutine[Any, Any, EpisodeEnd], *, begun: Coroutine[Any, Any, Any]) -> EpisodeEnd:

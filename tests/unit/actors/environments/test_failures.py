@@ -15,6 +15,7 @@ from actors.processes.printed import PrintedLines
 from cluster.contracts.episodes import Asked, EpisodeEnd, Said
 from cluster.contracts.errors import WorkerError
 from cluster.contracts.types import RewardStatus
+from tests.unit.actors.clock import pass_time
 from tests.unit.actors.environments.scripted import (
     TIMEOUT_S,
     Scripted,
@@ -22,7 +23,6 @@ from tests.unit.actors.environments.scripted import (
     calls,
     hosted,
     overrun,
-    pass_time,
     started,
     task,
 )

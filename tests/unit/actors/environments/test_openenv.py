@@ -14,9 +14,10 @@ from actors.environments.openenv import openenv
 from cluster.contracts.episodes import Asked, Earned, Logged, Said
 from cluster.contracts.errors import ToolError
 from cluster.contracts.types import RewardStatus
+from tests.unit.actors.clock import pass_time
 from tests.unit.actors.environments.adapters import hosted_variant
 from tests.unit.actors.environments.played import ScriptedEpisode
-from tests.unit.actors.environments.scripted import Scripted, pass_time, task
+from tests.unit.actors.environments.scripted import Scripted, task
 from tests.unit.actors.environments.test_failures import until
 
 pytestmark = pytest.mark.slow  # all of it: each environment is a process

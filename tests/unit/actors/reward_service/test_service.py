@@ -25,8 +25,9 @@ from cluster.contracts.reward_config import RewardPart
 from cluster.contracts.schema import joined, summarize, validate, with_columns
 from cluster.contracts.types import Group
 from tests.unit.actors.batches import batch_of
+from tests.unit.actors.clock import pass_time
 from tests.unit.actors.environments.test_failures import is_gone, until
-from tests.unit.actors.judges import TIMEOUT_S, pass_time
+from tests.unit.actors.judges import TIMEOUT_S
 from tests.unit.actors.reward_service.test_breaker import Endpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]  # judges are processes
