@@ -109,14 +109,14 @@ WAITS = pytest.mark.parametrize(
 )
 
 
-def calls_of_the_batch_script(folder, *more, health_check="exit 0", code=0):
+def calls_of_the_batch_script(folder, *more, health_check="exit 0", code=0, preempted="None"):
     """What it has srun and scontrol do, on two nodes; its exit code. A `ray start` ends with the job, a session of its own."""
     say = 'echo "$0 $*" | sed "s|.*/||" >>calls'
     stand_ins(
         folder,
         python="echo secret",
         ray=f'[ "$1" = start ] && exec sleep 600; {health_check}',
-        scontrol=f'[ "$1" = show ] && exec printf "a\\nb\\n"; {say}',
+        scontrol=f'case "$2" in hostnames) printf "a\\nb\\n" ;; job) echo "   PreemptTime={preempted}" ;; *) {say} ;; esac',
         srun='echo "srun: $SRUN_CPUS_PER_TASK CPUs: $*" >>calls; while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
         treadwheel=f"{say}; while [ $(grep -c srun: calls) -lt 2 ]; do sleep 0.01; done; exit {code}",
     )
@@ -159,6 +159,12 @@ def test_an_override_of_the_wait_for_nodes_counts_in_the_batch_script(tmp_path):
 def test_a_run_that_a_node_ended_goes_back_into_the_queue(tmp_path):
     calls, ended = calls_of_the_batch_script(tmp_path, code=75)
     assert ended == 75 and REQUEUE in calls
+
+
+@pytest.mark.parametrize(("preempted", "is_requeued"), [("2026-11-29T06:19:11", True), ("None", False)])
+def test_a_run_that_failed_goes_back_into_the_queue_only_if_its_job_was_preempted(preempted, is_requeued, tmp_path):
+    calls, ended = calls_of_the_batch_script(tmp_path, code=1, preempted=preempted)
+    assert ended == 1 and (REQUEUE in calls) is is_requeued
 
 
 def test_a_job_that_is_stopped_before_its_nodes_are_there_goes_back_into_the_queue(tmp_path):
