@@ -106,7 +106,7 @@ def _machine() -> Iterator[int]:
     """The id of its first process, whose end ends all others."""
     separate = ("--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
     _require("unshare", *separate, "true")
-    outside = subprocess.Popen(["unshare", *separate, "sleep", "infinity"])
+    outside = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", *separate, "sleep", "infinity"])
     try:
         until(lambda: [child.name() for child in psutil.Process(outside.pid).children()] == ["sleep"])
         yield psutil.Process(outside.pid).children()[0].pid
@@ -122,7 +122,7 @@ def slurm(folder: Path) -> Iterator[Machines]:
         pytest.skip(f"needs {' and '.join(missing)}")
     (folder / "slurm.conf").write_text(_SLURM.format(folder=folder))
     keys = folder / "munge"
-    keys.mkdir(mode=0o755)
+    keys.mkdir()
     (keys / "key").write_bytes(bytes(range(128)))
     (keys / "key").chmod(0o600)
     conf = {"SLURM_CONF": str(folder / "slurm.conf")}

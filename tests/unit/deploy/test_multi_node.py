@@ -42,6 +42,7 @@ def test_every_ray_of_the_cluster_asks_for_the_token_and_workers_drain():
     head, worker = cluster()["head_start_ray_commands"][-1], cluster()["worker_start_ray_commands"][-1]
     assert "RAY_AUTH_MODE=token" in head and "RAY_AUTH_MODE=token" in worker
     assert "--dashboard-host=127.0.0.1" in head
+    assert "RAY_enable_autoscaler_v2=0" in head, "the newer one starts no worker of a `local` provider"
     assert "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=60 nohup ray start" in worker and "--block" in worker
     assert worker.endswith("&"), "ray up waits for the command"
 
