@@ -171,7 +171,8 @@ def test_what_another_actor_the_driver_or_the_weights_failed_by_is_not_tried_aga
     assert may_start_again(actor_spec("rollout-0"), error) is may_start
 
 
-async def test_a_start_that_is_not_wanted_any_more_waits_for_no_node(supervisor):
+async def looking_for_a_node(supervisor):
+    """An actor whose node is never there, and the wait for it, which has begun."""
     is_looking = asyncio.Event()
 
     async def start(spec):
@@ -181,21 +182,18 @@ async def test_a_start_that_is_not_wanted_any_more_waits_for_no_node(supervisor)
     where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor)
     coming = asyncio.create_task(where.ready())
     await is_looking.wait()
+    return where, coming
+
+
+async def test_a_start_that_is_not_wanted_any_more_waits_for_no_node(supervisor):
+    where, coming = await looking_for_a_node(supervisor)
     await where.stop()
     with pytest.raises(WorkerError, match="not wanted any more"):
         await asyncio.wait_for(coming, timeout=60)
 
 
 async def test_a_start_that_is_cancelled_is_no_failure(supervisor):
-    is_looking = asyncio.Event()
-
-    async def start(spec):
-        is_looking.set()
-        await asyncio.Event().wait()
-
-    where = SupervisedActor(actor_spec("rollout-0"), start=start, supervisor=supervisor)
-    coming = asyncio.create_task(where.ready())
-    await is_looking.wait()
+    _, coming = await looking_for_a_node(supervisor)
     coming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await coming
