@@ -2,7 +2,6 @@
 both mount all files of this machine."""
 
 import contextlib
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.commands import ROOT, environment
+from tests.integration.commands import ROOT, environment, run
 from tests.integration.waiting import until
 
 NAMES = ("alpha", "beta")
@@ -48,14 +47,7 @@ class Machines:
 
     def run(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> str:
         """What the command prints, started in the repository's root."""
-        done = subprocess.run(
-            self._inside(name, *command),
-            cwd=ROOT,
-            env={**environment(), **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = run(*self._inside(name, *command), env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -118,8 +110,6 @@ def _machine() -> Iterator[int]:
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[Machines]:
     """Two machines with SLURM's daemons, and its commands on `alpha`. Skips the test where they cannot run."""
-    if missing := [tool for tool in ("munged", "slurmctld", "slurmd", "ip") if shutil.which(tool) is None]:
-        pytest.skip(f"needs {' and '.join(missing)}")
     (folder / "slurm.conf").write_text(_SLURM.format(folder=folder))
     keys = folder / "munge"
     keys.mkdir()

@@ -1,6 +1,5 @@
 """deploy/slurm/train.sbatch under a real SLURM of two nodes: one run over both, which saves when its time is up and goes on from there."""
 
-import json
 import re
 import shutil
 import tempfile
@@ -9,10 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import QUICKSTART, ROOT, SMALL, treadwheel
+from tests.integration.faults import Run
 from tests.integration.machines import slurm
 from tests.integration.waiting import until
+from tests.programs import needs
 
-pytestmark = [pytest.mark.ray, pytest.mark.engine, pytest.mark.acceptance, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.engine,
+    pytest.mark.acceptance,
+    pytest.mark.timeout(1800),
+    needs("ip", package="iproute2"),
+    needs("munged", package="munge"),
+    needs("slurmctld", package="slurmctld"),
+    needs("slurmd", package="slurmd"),
+]
 
 NUM_STEPS = 40
 OVER_BOTH = (
@@ -34,15 +44,9 @@ def folder():
     shutil.rmtree(folder)
 
 
-def steps(run_dir):
-    file = run_dir / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line)["policy_version"] for line in lines]
-
-
 def test_a_run_over_two_nodes_saves_when_it_is_told_to_end_and_its_job_goes_on_from_there(folder):
-    conf, run_dir, said = {"SLURM_CONF": str(folder / "slurm.conf")}, folder / "run", folder / "said"
-    overrides = [f"run_dir={run_dir}", f"num_steps={NUM_STEPS}", *OVER_BOTH, *SMALL]
+    conf, run, said = {"SLURM_CONF": str(folder / "slurm.conf")}, Run(folder / "run"), folder / "said"
+    overrides = [f"run_dir={run.path}", f"num_steps={NUM_STEPS}", *OVER_BOTH, *SMALL]
     with slurm(folder) as machines:
 
         def job(field):
@@ -53,7 +57,7 @@ def test_a_run_over_two_nodes_saves_when_it_is_told_to_end_and_its_job_goes_on_f
 
         options = ("--parsable", "--nodes=2", "--cpus-per-task=6", f"--output={said}", "deploy/slurm/train.sbatch")
         number = machines.run("alpha", "sbatch", *options, QUICKSTART, *overrides, env=conf).strip()
-        until(lambda: max(steps(run_dir), default=0) > 1)
+        until(lambda: run.num_steps() > 1)
         # As SLURM does with --signal=B:TERM@120, two minutes before the time is up.
         machines.run("alpha", "scancel", "--signal=TERM", "--batch", number, env=conf)
         until(lambda: job("Restarts") == "1" and job("JobState") == "PENDING")
@@ -63,5 +67,6 @@ def test_a_run_over_two_nodes_saves_when_it_is_told_to_end_and_its_job_goes_on_f
         machines.run("alpha", "scontrol", "update", f"JobId={number}", "StartTime=now", env=conf)
         until(lambda: job("JobState") in {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"})
         assert job("JobState") == "COMPLETED", said.read_text()
-    assert sorted(set(steps(run_dir))) == [*range(NUM_STEPS + 1)]
-    assert treadwheel("verify", run_dir).returncode == 0
+    lines = run.directory.read_json_lines("metrics.jsonl")
+    assert {line["policy_version"] for line in lines} == {*range(NUM_STEPS + 1)}
+    assert treadwheel("verify", run.path).returncode == 0

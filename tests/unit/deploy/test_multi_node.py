@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -15,6 +14,7 @@ from cluster.contracts.errors import ConfigError
 from deploy.config.loading import load
 from deploy.preflight import check_assumed, hardware
 from tests.model_shapes import write
+from tests.programs import needs
 
 SBATCH = "deploy/slurm/train.sbatch"
 SKYPILOT = "deploy/skypilot/train.yaml"
@@ -59,9 +59,8 @@ def test_bash_reads_every_script(script):
     assert done.returncode == 0, done.stderr
 
 
+@needs("shellcheck", package="shellcheck")
 def test_shellcheck_finds_nothing():
-    if shutil.which("shellcheck") is None:
-        pytest.skip("needs shellcheck")
     done = subprocess.run(["shellcheck", SBATCH], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

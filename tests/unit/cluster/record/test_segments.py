@@ -173,9 +173,6 @@ def test_lines_that_came_with_a_copy_of_a_local_run_are_the_first(store):
 
 
 def test_lines_that_a_store_refused_are_kept_for_the_next_segment(store, monkeypatch):
-    def refuse(name, content):
-        raise StorageError("busy")
-
     with monkeypatch.context() as patch:
         patch.setattr(store, "create", refuse)
         append(store, "a")

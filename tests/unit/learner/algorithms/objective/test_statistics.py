@@ -12,29 +12,38 @@ from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.objective.statistics import Recorder, Statistics, reported_names
 
 
-def reported(*, reward: float = 1.0, **section) -> dict[str, float]:
-    """π is 2 and 1 times the policy μ that sampled, the reference is half of μ; the first earned the reward."""
+def report_of(section, *, policy_logprobs_BT, **tensors) -> dict[str, float]:
+    """Of two trajectories of one group."""
     made = Objective.from_config(AlgorithmConfig.model_validate({"advantage": "raw_reward"} | section))
     batch = BatchTensors(
+        group_index_N=torch.zeros(2, dtype=torch.int64),
+        trajectory_ids=["a", "b"],
+        group_ids=["g", "g"],
+        prompt_ids=["p", "p"],
+        **tensors,
+    )
+    prepared = made.prepare(batch)
+    result = made.loss(prepared, policy_logprobs_BT=policy_logprobs_BT)
+    report = Statistics.merge([result.statistics, made.statistics(prepared)]).compute()
+    assert report.keys() <= reported_names().keys()
+    return report
+
+
+def reported(*, reward: float = 1.0, **section) -> dict[str, float]:
+    """π is 2 and 1 times the policy μ that sampled, the reference is half of μ; the first earned the reward."""
+    return report_of(
+        section,
+        policy_logprobs_BT=torch.tensor([[-1.0 + math.log(2)], [-1.0]]),
         loss_mask_NT=torch.ones(2, 1, dtype=torch.bool),
         rollout_logprobs_NT=torch.full((2, 1), -1.0),
         policy_versions_NT=torch.zeros(2, 1, dtype=torch.int64),
         rewards_N=torch.tensor([reward, 0.0], dtype=torch.float64),
-        group_index_N=torch.zeros(2, dtype=torch.int64),
         reference_logprobs_NT=torch.full((2, 1), -1.0 - math.log(2)),
         truncated_N=torch.zeros(2, dtype=torch.bool),
         completion_lengths_N=torch.ones(2, dtype=torch.int64),
         prompt_lengths_N=torch.tensor([3, 5]),
-        trajectory_ids=["a", "b"],
-        group_ids=["g", "g"],
-        prompt_ids=["p", "p"],
         current_version=0,
     )
-    prepared = made.prepare(batch)
-    result = made.loss(prepared, policy_logprobs_BT=torch.tensor([[-1.0 + math.log(2)], [-1.0]]))
-    report = Statistics.merge([result.statistics, made.statistics(prepared)]).compute()
-    assert report.keys() <= reported_names().keys()
-    return report
 
 
 def test_the_surrogate_is_reported_before_and_after_its_bounds():
@@ -94,24 +103,18 @@ def of_several_tokens(ratios: list[list[float]], **section) -> dict[str, float]:
 
     The reference says -2 of each token, and the versions that sampled are 0, 1 and 2, and 2 and 2, the present one.
     """
-    made = Objective.from_config(AlgorithmConfig.model_validate({"advantage": "raw_reward"} | section))
-    batch = BatchTensors(
+    return report_of(
+        section,
+        policy_logprobs_BT=torch.tensor(ratios, dtype=torch.float64).log() - 1,
         loss_mask_NT=torch.tensor([[True, True, True], [True, True, False]]),
         rollout_logprobs_NT=torch.full((2, 3), -1.0),
         policy_versions_NT=torch.tensor([[0, 1, 2], [2, 2, 0]]),
         rewards_N=torch.tensor([1.0, 0.0], dtype=torch.float64),
-        group_index_N=torch.zeros(2, dtype=torch.int64),
         reference_logprobs_NT=torch.full((2, 3), -2.0),
         truncated_N=torch.tensor([False, True]),
         completion_lengths_N=torch.tensor([3, 2]),
-        trajectory_ids=["a", "b"],
-        group_ids=["g", "g"],
-        prompt_ids=["p", "p"],
         current_version=2,
     )
-    prepared = made.prepare(batch)
-    result = made.loss(prepared, policy_logprobs_BT=torch.tensor(ratios, dtype=torch.float64).log() - 1)
-    return Statistics.merge([result.statistics, made.statistics(prepared)]).compute()
 
 
 def test_tokens_multiply_or_add_up_over_their_trajectory_and_those_of_the_newest_policy_tell_the_mismatch():
