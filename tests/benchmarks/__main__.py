@@ -30,10 +30,13 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for name, run in benchmarks(given.only or _record.NAMES):
         print(f"{name} ...", file=sys.stderr, flush=True)
-        found = list(_record.measured(name, run))
-        # At once: a later benchmark may fail.
-        for file in (_record.NEWEST, _record.RECORD) if given.record else (_record.NEWEST,):
-            _record.write(file, found)
+        found: list[dict[str, Any]] = []
+        for row in _record.measured(name, run):
+            found.append(row)
+            # At once: later rows may fail, or be cut off, after half an hour.
+            _record.write(_record.NEWEST, found)
+        if given.record:
+            _record.write(_record.RECORD, found)
         rows += found
     if given.record:
         _page.write()

@@ -102,7 +102,7 @@ def gmpo(
     advantages_BT = masked(advantages_BT, mask_BT=loss_mask_BT)
     is_positive_BT, is_negative_BT = advantages_BT > 0, advantages_BT < 0
     bounded_BT = torch.where(is_positive_BT, ratio_BT.clamp(max=log_clip_high), ratio_BT.clamp(min=-log_clip_low))
-    bounded_BT = torch.where(is_positive_BT | is_negative_BT, bounded_BT, torch.zeros_like(bounded_BT))
+    bounded_BT = bounded_BT.masked_fill(advantages_BT == 0, 0.0)
     ratio_B = masked_mean(bounded_BT, mask_BT=loss_mask_BT, dim=1, epsilon=length_epsilon).exp()
     losses_B = -masked_mean(advantages_BT, mask_BT=loss_mask_BT, dim=1, epsilon=length_epsilon) * ratio_B
     return TokenLosses(

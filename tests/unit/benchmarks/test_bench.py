@@ -69,6 +69,19 @@ def test_only_may_name_several(monkeypatch, tmp_path):
     assert [each["benchmark"] for each in _record.read(_record.NEWEST)] == ["gpu", "sandbox"]
 
 
+def test_rows_before_a_failure_are_kept(monkeypatch, tmp_path):
+    def rows():
+        yield {"name": "a", "value": 1.0, "unit": "s"}
+        raise OSError("the peer is gone")
+
+    monkeypatch.setattr(_record, "NEWEST", tmp_path / "bench.json")
+    monkeypatch.setattr(sandbox, "rows", rows)
+    monkeypatch.setattr("sys.argv", ["bench", "--only", "sandbox"])
+    with pytest.raises(OSError, match="the peer is gone"):
+        bench.main()
+    assert [each["name"] for each in _record.read(_record.NEWEST)] == ["a"]
+
+
 def test_each_name_must_be_one_of_the_folder(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bench", "--only", "nothing", "--only", "gpu"])
     assert bench.main() == 2
