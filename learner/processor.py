@@ -22,7 +22,7 @@ def multiplies_bfloat16_fast(flags: Collection[str]) -> bool:
     """Whether a processor with these flags, of this machine's vendor, multiplies bfloat16 faster than float32: with AMX, or with AMD's
     AVX512-BF16.
 
-    With Intel's AVX512-BF16 alone torch's bfloat16 products took 1.6 times as long as float32 ones. AMD's were not measured and are assumed
-    to be faster.
+    With Intel's AVX512-BF16 alone torch's bfloat16 products took 1.6 times as long as float32 ones; on a Zen 5 they take a quarter
+    of MKL's time for those, and half of oneDNN's.
     """
     return "amx_bf16" in flags or ("avx512_bf16" in flags and cpu_facts()[1] == "AuthenticAMD")

@@ -1,8 +1,10 @@
 """The number types that this machine multiplies in hardware."""
 
+import functools
+
 import torch
 
-from learner.processor import multiplies_bfloat16_fast
+from learner.processor import cpu_facts, multiplies_bfloat16_fast
 
 _LEAST_CAPABILITY = (8, 0)
 """Compute capability of the first GPUs that multiply bfloat16 in hardware (Ampere)."""
@@ -21,6 +23,13 @@ def multiplies_in_float32() -> bool:
     Decided by the kind of processor, not by a measurement: a run must do the same each time.
     """
     return torch.cpu.get_capabilities().get("architecture") == "x86_64" and not is_bfloat16_fast_on_cpu()
+
+
+@functools.cache
+def is_onednn_faster() -> bool:
+    """Whether oneDNN multiplies float32 factors faster than MKL, which torch uses: on AMD's processors with AVX512."""
+    has_avx512 = torch.cpu.get_capabilities().get("avx512_f", False)
+    return has_avx512 and cpu_facts()[1] == "AuthenticAMD" and torch.backends.mkldnn.is_available()
 
 
 def is_bfloat16_fast_on_gpus() -> bool:

@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from learner.algorithms.running_sums import running_sum
 from learner.model.compute_type import multiplies_in_float32
+from learner.model.products import product, uses_onednn
 
 CPU_TILE_POSITIONS, CPU_TILE_VOCABULARY = 1_024, 2_048
 """Rows and columns of one tile, 8 MiB: it stays in the cache, and its memory is reused. Larger blocks return to the system each time."""
@@ -363,7 +364,7 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, head
         logits = torch.mm(hidden_CH, weight_VH.t(), out_dtype=kind)
     else:
         with _multiplying_as(hidden_CH.dtype):
-            logits = torch.mm(hidden_CH.to(kind), weight_VH.to(kind).t())
+            logits = product(hidden_CH.to(kind), weight_VH.to(kind).t())
     if bias_V is not None:
         logits.add_(bias_V.to(kind))
     if head.soft_cap is not None:
@@ -453,11 +454,13 @@ def _product(left: Tensor, right: Tensor, *, dtype: torch.dtype) -> Tensor:
     if left.dtype != dtype:
         return torch.mm(left, right.to(left.dtype), out_dtype=dtype)
     with _multiplying_as(right.dtype):
-        return torch.mm(left, right.to(dtype))
+        return product(left, right.to(dtype))
 
 
 def _add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
-    if left.dtype == sum_.dtype:
+    if uses_onednn(left, right):
+        sum_.add_(product(left, right))
+    elif left.dtype == sum_.dtype:
         with _multiplying_as(right.dtype):
             sum_.addmm_(left, right.to(left.dtype))
     else:

@@ -1,56 +1,75 @@
-"""Linear layers that multiply bfloat16 factors in float32, for CPUs that are faster at it (`learner.model.compute_type`).
+"""Linear layers that multiply in the way that is fastest on this CPU (`learner.model.compute_type`), for those that are slow at torch's own.
 
-A bfloat16 product is summed in float32 and rounded once. Converting the factors to float32, which is exact, and rounding the product gives
-the same result up to the order of the sum. Tensors saved for backward stay bfloat16; only one layer at a time has float32 factors.
+* `WideLinear`, for CPUs that are slow at bfloat16: a bfloat16 product is summed in float32 and rounded once. Converting the factors to
+  float32, which is exact, and rounding the product gives the same result up to the order of the sum. Tensors saved for backward stay
+  bfloat16; only one layer at a time has float32 factors.
+* `OneDnnLinear`, for CPUs on which oneDNN multiplies float32 faster than torch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from learner.model.compute_type import multiplies_in_float32
+from learner.model.compute_type import is_onednn_faster, multiplies_in_float32
+from learner.model.products import linear_by_onednn
 
 
-def multiply_fast(module: nn.Module) -> None:
-    """`multiply_in_float32` on processors that are faster at it; nothing on others."""
-    if multiplies_in_float32():
-        multiply_in_float32(module)
-
-
-def multiply_in_float32(module: nn.Module) -> None:
-    """Makes all plain linear layers of `module` Float32Linear, in place. Only those with bfloat16 factors on a CPU compute differently."""
-    for part in module.modules():
-        if type(part) is nn.Linear:  # subclasses may compute something else
-            part.__class__ = Float32Linear
-
-
-class Float32Linear(nn.Linear):
-    """Has the parameters, their names and the result type of a plain layer."""
+class WideLinear(nn.Linear):
+    """Has the parameters, their names and the result type of a plain layer. Only bfloat16 on a CPU is computed differently."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dtype != torch.bfloat16 or self.weight.dtype != torch.bfloat16 or input.is_cuda:
             return super().forward(input)
-        return _Product.apply(input, self.weight, self.bias)  # pyright: ignore[reportReturnType]
+        return _Product.apply(input, self.weight, self.bias, F.linear)  # pyright: ignore[reportReturnType]
+
+
+class OneDnnLinear(nn.Linear):
+    """Has the parameters and their names of a plain layer. Only float32 on a CPU is computed differently."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dtype != torch.float32 or self.weight.dtype != torch.float32 or input.is_cuda:
+            return super().forward(input)
+        return _Product.apply(input, self.weight, self.bias, linear_by_onednn)  # pyright: ignore[reportReturnType]
+
+
+def multiply_fast(module: nn.Module) -> None:
+    """Makes the plain linear layers of `module` those that are fastest on this processor, in place."""
+    if multiplies_in_float32():
+        replace_layers(module, WideLinear)
+    elif is_onednn_faster():
+        replace_layers(module, OneDnnLinear)
+
+
+def replace_layers(module: nn.Module, kind: type[nn.Linear]) -> None:
+    """Makes all plain linear layers of `module` of this kind, in place."""
+    for part in module.modules():
+        if type(part) is nn.Linear:  # subclasses may compute something else
+            part.__class__ = kind
 
 
 class _Product(torch.autograd.Function):
-    """Shapes: N rows, I inputs, O outputs."""
+    """In float32 by `linear`, rounded to the inputs' type. Shapes: N rows, I inputs, O outputs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, linear: Callable[..., Tensor]
+    ) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
-        product = F.linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float())
-        return product.to(x.dtype)
+        ctx.linear = linear
+        return linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_OI = ctx.saved_tensors
-        needs_input, needs_weight, needs_bias = ctx.needs_input_grad
+        needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
         gradient_NO = gradients[0].reshape(-1, weight_OI.shape[0]).float()
+        x_NI = x.reshape(-1, x.shape[-1])
         return (
-            (gradient_NO @ weight_OI.float()).to(x.dtype).view(x.shape) if needs_input else None,
-            (gradient_NO.t() @ x.reshape(-1, x.shape[-1]).float()).to(weight_OI.dtype) if needs_weight else None,
+            ctx.linear(gradient_NO, weight_OI.float().t()).to(x.dtype).view(x.shape) if needs_input else None,
+            ctx.linear(gradient_NO.t(), x_NI.float().t()).to(weight_OI.dtype) if needs_weight else None,
             gradient_NO.sum(0).to(x.dtype) if needs_bias else None,
+            None,
         )

@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from learner import processor
-from learner.model.compute_type import is_bfloat16_fast_on_cpu, is_bfloat16_fast_on_gpus, multiplies_in_float32
+from learner.model.compute_type import (
+    is_bfloat16_fast_on_cpu,
+    is_bfloat16_fast_on_gpus,
+    is_onednn_faster,
+    multiplies_in_float32,
+)
 
 X86 = {"architecture": "x86_64"}
 
@@ -13,26 +18,28 @@ X86 = {"architecture": "x86_64"}
 def _asks_anew():
     yield
     processor.cpu_facts.cache_clear()
+    is_onednn_faster.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("vendor", "flags", "is_fast", "in_float32"),
+    ("vendor", "flags", "is_fast", "in_float32", "by_onednn"),
     [
-        ("GenuineIntel", X86 | {"amx_bf16": True, "avx512_bf16": True}, True, False),
-        ("GenuineIntel", X86 | {"amx_bf16": False, "avx512_bf16": True}, False, True),
-        ("AuthenticAMD", X86 | {"amx_bf16": False, "avx512_bf16": True}, True, False),
-        ("AuthenticAMD", X86 | {"amx_bf16": False, "avx512_bf16": False, "avx512_f": True}, False, True),
-        ("", {"architecture": "aarch64", "neon": True}, False, False),
+        ("GenuineIntel", X86 | {"amx_bf16": True, "avx512_bf16": True, "avx512_f": True}, True, False, False),
+        ("GenuineIntel", X86 | {"amx_bf16": False, "avx512_bf16": True, "avx512_f": True}, False, True, False),
+        ("AuthenticAMD", X86 | {"amx_bf16": False, "avx512_bf16": True, "avx512_f": True}, True, False, True),
+        ("AuthenticAMD", X86 | {"amx_bf16": False, "avx512_bf16": False, "avx512_f": False}, False, True, False),
+        ("", {"architecture": "aarch64", "neon": True}, False, False, False),
     ],
 )
 def test_a_processor_is_fast_with_amx_or_as_amds_and_other_x86_multiply_in_float32(
-    monkeypatch, tmp_path, vendor, flags, is_fast, in_float32
+    monkeypatch, tmp_path, vendor, flags, is_fast, in_float32, by_onednn
 ):
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {vendor}\n" if vendor else "processor\t: 0\n")
     monkeypatch.setattr(processor, "_FACTS", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
     processor.cpu_facts.cache_clear()
-    assert (is_bfloat16_fast_on_cpu(), multiplies_in_float32()) == (is_fast, in_float32)
+    is_onednn_faster.cache_clear()
+    assert (is_bfloat16_fast_on_cpu(), multiplies_in_float32(), is_onednn_faster()) == (is_fast, in_float32, by_onednn)
 
 
 def test_a_system_that_tells_no_vendor_is_no_error(monkeypatch, tmp_path):
@@ -42,7 +49,7 @@ def test_a_system_that_tells_no_vendor_is_no_error(monkeypatch, tmp_path):
 
 
 def test_torch_tells_of_this_processor():
-    assert {"amx_bf16", "avx512_bf16", "architecture"} <= torch.cpu.get_capabilities().keys()
+    assert {"amx_bf16", "avx512_bf16", "avx512_f", "architecture"} <= torch.cpu.get_capabilities().keys()
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,32 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from learner.learner import Learner
-from learner.model import linear
-from learner.model.linear import Float32Linear, multiply_in_float32
+from learner.model import linear, products
+from learner.model.linear import OneDnnLinear, WideLinear, multiply_fast, replace_layers
+from learner.model.products import product
 from tests.unit.learner.trajectories import make_config, make_group
 
 ROUNDING = 2**-8
 """Largest relative error of rounding to bfloat16, which has 8 bits."""
 
 
-def widened(layer: nn.Linear) -> nn.Linear:
+def replaced(layer: nn.Linear, kind: type[nn.Linear] = WideLinear) -> nn.Linear:
     layer = copy.deepcopy(layer)
-    multiply_in_float32(layer)
+    replace_layers(layer, kind)
     return layer
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "rounding"), [(WideLinear, torch.bfloat16, 1.001 * ROUNDING), (OneDnnLinear, torch.float32, 1e-5)]
+)
 @pytest.mark.parametrize("bias", [True, False])
-def test_products_and_gradients_are_exact_up_to_one_rounding(bias: bool):
+def test_products_and_gradients_are_exact_up_to_one_rounding(
+    bias: bool, kind: type[nn.Linear], dtype: torch.dtype, rounding: float
+):
     torch.manual_seed(0)
-    plain = nn.Linear(96, 64, bias=bias).bfloat16()
-    layer, exact = widened(plain), copy.deepcopy(plain).double()
-    x, pull = torch.randn(2, 5, 96).bfloat16(), torch.randn(2, 5, 64).bfloat16()
+    plain = nn.Linear(96, 64, bias=bias).to(dtype)
+    layer, exact = replaced(plain, kind), copy.deepcopy(plain).double()
+    x, pull = torch.randn(2, 5, 96).to(dtype), torch.randn(2, 5, 64).to(dtype)
     inputs = [x.clone().requires_grad_(), x.double().requires_grad_()]
     found, wanted = layer(inputs[0]), exact(inputs[1])
     found.backward(pull)
@@ -37,21 +43,21 @@ def test_products_and_gradients_are_exact_up_to_one_rounding(bias: bool):
     pairs += [(a.grad, b.grad) for a, b in zip(layer.parameters(), exact.parameters(), strict=True)]
     assert len(pairs) == (4 if bias else 3)
     for a, b in pairs:
-        assert a is not None and b is not None and a.dtype == torch.bfloat16
+        assert a is not None and b is not None and a.dtype == dtype
         # Sums in float32 are off by far less than the rounding, but may fall on its other side.
-        assert_close(a.double(), b, rtol=1.001 * ROUNDING, atol=1e-5)
+        assert_close(a.double(), b, rtol=rounding, atol=1e-5)
 
 
 def test_it_is_the_same_as_a_product_of_bfloat16_but_for_the_order_of_the_sum():
     torch.manual_seed(0)
     plain = nn.Linear(96, 64).bfloat16()
     x = torch.randn(50, 96).bfloat16()
-    assert_close(widened(plain)(x), plain(x), rtol=2 * ROUNDING, atol=1e-5)
+    assert_close(replaced(plain)(x), plain(x), rtol=2 * ROUNDING, atol=1e-5)
 
 
 def test_what_is_kept_for_backward_is_bfloat16():
     kept: list[Tensor] = []
-    layer = widened(nn.Linear(8, 4).bfloat16())
+    layer = replaced(nn.Linear(8, 4).bfloat16())
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor)
@@ -63,17 +69,39 @@ def test_what_is_kept_for_backward_is_bfloat16():
 
 
 def test_only_what_needs_a_gradient_gets_one():
-    layer = widened(nn.Linear(8, 4).bfloat16())
+    layer = replaced(nn.Linear(8, 4).bfloat16())
     layer.weight.requires_grad_(False)
     x = torch.randn(8).bfloat16().requires_grad_()
     layer(x).sum().backward()
     assert layer.weight.grad is None and layer.bias.grad is not None and x.grad is not None and x.grad.shape == (8,)
 
 
-def test_another_type_is_multiplied_as_it_is():
-    layer = nn.Linear(8, 4)
-    x = torch.randn(3, 8)
-    assert torch.equal(widened(layer)(x), layer(x))
+@pytest.mark.parametrize(("kind", "dtype"), [(WideLinear, torch.float32), (OneDnnLinear, torch.bfloat16)])
+def test_another_type_is_multiplied_as_it_is(kind: type[nn.Linear], dtype: torch.dtype):
+    layer = nn.Linear(8, 4).to(dtype)
+    found = replaced(layer, kind)(x := torch.randn(3, 8).to(dtype))
+    assert torch.equal(found, layer(x)) and "Product" not in type(found.grad_fn).__name__
+
+
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_a_product_by_onednn_is_exact_up_to_the_order_of_the_sum(monkeypatch: pytest.MonkeyPatch, is_transposed: bool):
+    monkeypatch.setattr(products, "is_onednn_faster", lambda: True)  # any processor has its operator
+    torch.manual_seed(0)
+    left = torch.randn(70, 96).t() if is_transposed else torch.randn(96, 70)
+    right = torch.randn(40, 70).t() if is_transposed else torch.randn(70, 40)
+    assert_close(product(left, right).double(), left.double() @ right.double(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("is_half_slow", "is_onednn_faster", "kind"),
+    [(True, False, WideLinear), (False, True, OneDnnLinear), (False, False, nn.Linear)],
+)
+def test_layers_change_where_torchs_own_are_slower(monkeypatch, is_half_slow, is_onednn_faster, kind):
+    monkeypatch.setattr(linear, "multiplies_in_float32", lambda: is_half_slow)
+    monkeypatch.setattr(linear, "is_onednn_faster", lambda: is_onednn_faster)
+    module = nn.Sequential(nn.Linear(8, 4))
+    multiply_fast(module)
+    assert type(module[0]) is kind
 
 
 def test_a_layer_keeps_its_names_and_a_kind_of_its_own_is_left_alone():
@@ -82,21 +110,24 @@ def test_a_layer_keeps_its_names_and_a_kind_of_its_own_is_left_alone():
 
     module = nn.Sequential(nn.Linear(8, 4), Own(4, 2))
     names = list(module.state_dict())
-    multiply_in_float32(module)
-    assert [type(part) for part in module] == [Float32Linear, Own] and list(module.state_dict()) == names
+    replace_layers(module, WideLinear)
+    assert [type(part) for part in module] == [WideLinear, Own] and list(module.state_dict()) == names
 
 
 @pytest.mark.parametrize("sections", [{}, {"learner": {"lora": {"rank": 2}}}], ids=["whole", "adapters"])
+@pytest.mark.parametrize(("kind", "dtype"), [(WideLinear, "bfloat16"), (OneDnnLinear, "float32")])
 def test_a_learner_computes_the_same_either_way(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, dict[str, object]]
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, kind, dtype: str, sections: dict[str, dict[str, object]]
 ):
     logprobs, norms, kinds = [], [], []
-    for in_float32 in (True, False):
-        monkeypatch.setattr(linear, "multiplies_in_float32", lambda x=in_float32: x)
-        learner = Learner(make_config(model_path, dtype="bfloat16", **sections))
+    for is_slow in (True, False):
+        monkeypatch.setattr(linear, "multiplies_in_float32", lambda x=is_slow and kind is WideLinear: x)
+        for module in (linear, products):
+            monkeypatch.setattr(module, "is_onednn_faster", lambda x=is_slow and kind is OneDnnLinear: x)
+        learner = Learner(make_config(model_path, dtype=dtype, **sections))
         kinds.append({type(part) for part in learner.networks.modules() if isinstance(part, nn.Linear)})
         metrics = learner.update(make_group(0)).metrics
         logprobs.append(metrics["mismatch/mean_abs_nats"])
         norms.append(metrics["learner/gradient_norm"])
-    assert kinds == [{Float32Linear}, {nn.Linear}]
+    assert kinds == [{kind}, {nn.Linear}]
     assert logprobs[0] == pytest.approx(logprobs[1], rel=0.01) and norms[0] == pytest.approx(norms[1], rel=0.02)

@@ -1,0 +1,27 @@
+"""Products of matrices, by the library that is fastest at them on this processor.
+
+Torch gives float32 products on CPUs to MKL, which leaves AVX512 unused on AMD's processors. oneDNN uses it: on a Zen 5 it multiplies 2.2 times
+as fast, and a linear layer's forward and backward together take half the time. Both sum in float32; they differ in the order of the sum.
+"""
+
+import torch
+from torch import Tensor
+
+from learner.model.compute_type import is_onednn_faster
+
+
+def product(left_NI: Tensor, right_IO: Tensor) -> Tensor:
+    """The matrix product [N, O], in the factors' type."""
+    if uses_onednn(left_NI, right_IO):
+        return linear_by_onednn(left_NI, right_IO.t())
+    return torch.mm(left_NI, right_IO)
+
+
+def uses_onednn(left: Tensor, right: Tensor) -> bool:
+    return left.dtype == right.dtype == torch.float32 and not left.is_cuda and is_onednn_faster()
+
+
+def linear_by_onednn(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """A linear layer's output [..., O] for float32 factors on a CPU. It has no gradient."""
+    # Torch's public functions give float32 factors to oneDNN only with leave to round them.
+    return torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
