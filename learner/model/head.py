@@ -400,11 +400,9 @@ def _floor(logits_CV: Tensor, *, head: Head) -> Tensor:
     if head.top_p < 1:
         probabilities_CV = ascending_CV.masked_fill(is_dropped_CV, -torch.inf).softmax(1)
         is_dropped_CV |= running_sum(probabilities_CV) <= 1 - head.top_p
-    num_dropped_C1 = is_dropped_CV.sum(1, keepdim=True).clamp_(max=size - 1)
-    kept_C1, below_C1 = (
-        ascending_CV.gather(1, place) for place in (num_dropped_C1, (num_dropped_C1 - 1).clamp_(min=0))
-    )
-    return torch.where(num_dropped_C1 > 0, (kept_C1 + below_C1) / 2, -torch.inf)[:, 0]
+    kept_C1 = ascending_CV.gather(1, is_dropped_CV.sum(1, keepdim=True).clamp_(max=size - 1))
+    below_C1 = ascending_CV.masked_fill(ascending_CV >= kept_C1, -torch.inf).amax(1, keepdim=True)
+    return ((kept_C1 + below_C1) / 2)[:, 0]
 
 
 class _Targets(NamedTuple):

@@ -307,6 +307,16 @@ def test_tokens_as_likely_as_the_last_kept_one_are_all_kept(layout: str):
     assert logprobs_C.item() == pytest.approx(-math.log(11))
 
 
+def test_equally_likely_tokens_are_kept_however_the_second_pass_rounds(monkeypatch: pytest.MonkeyPatch):
+    """Of 0.4, 0.3 and 0.3 each of the last two is the second likeliest."""
+    logits, shifts = head_module._logits, iter([1e-5, 0.0])
+    monkeypatch.setattr(head_module, "_logits", lambda *args, **more: logits(*args, **more) + next(shifts))
+    logprobs_C, *_ = selected_logprobs(
+        torch.tensor([[0.4, 0.3, 0.3]]).log(), torch.eye(3), torch.tensor([0]), head=Head(top_k=2)
+    )
+    assert math.exp(logprobs_C.item()) == pytest.approx(0.4, rel=1e-4)
+
+
 def test_more_than_all_tokens_truncate_nothing(layout: str):
     assert _of_four(Head(top_k=9), 3)[0] == pytest.approx(0.1)
 

@@ -198,6 +198,33 @@ def test_a_long_completion_behind_a_shorter_prompt_takes_no_mask(monkeypatch: py
     assert has_mask(4, 4, window=5) and not has_mask(4, 4, window=8)
 
 
+def _sizes_of_buckets(*lengths: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """Segments, queries and keys of each bucket, for sequences of these (prompt, own) lengths. Prompts are not counted."""
+    segments: list[Segment] = []
+    end = 0
+    for prompt_length, length in lengths:
+        if prompt_length:
+            segments.append(Segment(start=end, length=prompt_length))
+        own = {"prompt_start": end, "prompt_length": prompt_length}
+        segments.append(Segment(start=end + prompt_length, length=length, **own))
+        end += prompt_length + length
+    buckets = [each for each in bucketed(segments, num_tokens=end).buckets if each.has_prompts or not lengths[0][0]]
+    return [(*each.query_index_SQ.shape, each.key_index_SK.shape[1]) for each in buckets]
+
+
+def test_a_bucket_has_segments_of_similar_length_up_to_its_limit(monkeypatch: pytest.MonkeyPatch):
+    # 30 is three quarters of 40.
+    assert _sizes_of_buckets((0, 29), (0, 40), (0, 30)) == [(2, 40, 40), (1, 29, 29)]
+    # Padding of up to 16 tokens costs less than another bucket.
+    assert _sizes_of_buckets((0, 1), (0, 16)) == [(2, 16, 16)]
+    assert _sizes_of_buckets((0, 1), (0, 17)) == [(1, 17, 17), (1, 1, 1)]
+    # 70 and 69 keys are similar, 40 and 29 queries are not.
+    assert _sizes_of_buckets((30, 40), (40, 29)) == [(1, 40, 70), (1, 29, 69)]
+    assert _sizes_of_buckets((38, 32), (68, 1)) == [(2, 32, 70)]
+    monkeypatch.setattr(attention, "MAX_MASK_CELLS", 27)
+    assert _sizes_of_buckets(*[(0, 3)] * 4) == [(3, 3, 3), (1, 3, 3)]
+
+
 @settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(10, 200), st.sampled_from(LAYOUTS))
 def test_plans_cover_every_row_once_and_give_ranks_equally_many(
