@@ -308,11 +308,11 @@ def test_tokens_as_likely_as_the_last_kept_one_are_all_kept(layout: str):
 
 
 def test_equally_likely_tokens_are_kept_however_the_second_pass_rounds(monkeypatch: pytest.MonkeyPatch):
-    """Of 0.4, 0.3 and 0.3 each of the last two is the second likeliest."""
+    """Of 0.4, 0.3 and 0.3 the first two reach 0.5, and the last two are the same."""
     logits, shifts = head_module._logits, iter([1e-5, 0.0])
     monkeypatch.setattr(head_module, "_logits", lambda *args, **more: logits(*args, **more) + next(shifts))
     logprobs_C, *_ = selected_logprobs(
-        torch.tensor([[0.4, 0.3, 0.3]]).log(), torch.eye(3), torch.tensor([0]), head=Head(top_k=2)
+        torch.tensor([[0.4, 0.3, 0.3]]).log(), torch.eye(3), torch.tensor([0]), head=Head(top_p=0.5)
     )
     assert math.exp(logprobs_C.item()) == pytest.approx(0.4, rel=1e-4)
 

@@ -1,5 +1,6 @@
 """Packing changes how tokens are laid out, and nothing else."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -66,6 +67,37 @@ def test_segments_as_they_lie_in_the_row_give_what_padded_rows_give(
             for name, value in expected_gradient.items():
                 assert_close(gradient[name], value, rtol=1e-3, atol=1e-5)
     kernel.assert_called()
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_served", [False, True])
+def test_scores_have_the_factor_and_the_cap_of_their_layer(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_served: bool, softcap: float | None
+):
+    """Scores of 0 and ln 3 weigh values of 0 and 4 by 1/4 and 3/4."""
+    kernel = flash.serve(monkeypatch) if is_served else None
+    score = math.log(3) if softcap is None else softcap * math.atanh(math.log(3) / softcap)
+    query, key, value = (torch.tensor(x, dtype=dtype).view(1, 1, 2, 1) for x in ([1.0, 1], [0, 2 * score], [0.0, 4]))
+    segments = bucketed([Segment(start=0, length=2)], num_tokens=2)
+    found, _ = packed_attention(
+        torch.nn.Identity(), query, key, value, None, segments=segments, scaling=0.5, softcap=softcap
+    )
+    assert found.flatten().tolist() == pytest.approx([0, 3], rel=1e-5 if dtype == torch.float32 else 0.01)
+    # Flash attention has no cap.
+    assert kernel is None or kernel.called == (softcap is None)
+
+
+def test_gradients_of_a_shared_prompt_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch):
+    """One by one, 256 and three times 1 are 256 in bfloat16, which has no number between 256 and 258. The sum of 259 is rounded to 260."""
+    flash.serve(monkeypatch)
+    shared = {"prompt_start": 0, "prompt_length": 1}
+    segments = [Segment(start=0, length=1), *(Segment(start=start, length=1, **shared) for start in (1, 2, 3))]
+    query, key, value = (torch.zeros(1, 1, 4, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    found, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=bucketed(segments, num_tokens=4))
+    # A completion's token attends to the prompt and to itself alike.
+    found.backward(torch.tensor([256.0, 2, 2, 2], dtype=torch.bfloat16).view(1, 4, 1, 1))
+    assert value.grad is not None and value.grad.flatten().tolist() == [260, 1, 1, 1]
 
 
 def test_a_model_with_sinks_of_attention_is_padded():

@@ -44,6 +44,7 @@ from cluster.contracts.config import ModelConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import Ranks
 from learner.model import building
+from learner.model.attention import PACKED
 from learner.model.building import build
 from learner.model.packing import Layout, lay_out
 from learner.model.policy import PolicyModel, load, prove, token_row, without_dropout
@@ -152,7 +153,9 @@ def test_a_window_that_is_in_masks_alone_keeps_rows_apart_where_a_sequence_may_b
 
 
 def test_a_window_that_attention_is_told_of_packs():
+    before = modeling_utils.ALL_ATTENTION_FUNCTIONS[PACKED]
     assert proven(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16))).layout == "shared"
+    assert modeling_utils.ALL_ATTENTION_FUNCTIONS[PACKED] is before
 
 
 def recurrent() -> PreTrainedModel:
