@@ -335,7 +335,8 @@ def test_a_partition_of_all_tokens_leaves_none(layout: str):
         logits_CV, torch.eye(4), torch.tensor([0]), head=Head(), candidates_CK=torch.tensor([[3, 0, 1, 2]])
     )
     assert partition_CP is not None
-    assert_close(partition_CP.exp(), torch.tensor([[0.1, 0.4, 0.3, 0.2, LEAST_REST]]))
+    assert_close(partition_CP.exp(), torch.tensor([[0.1, 0.4, 0.3, 0.2, 0.0]]))
+    assert partition_CP[0, 4].item() == pytest.approx(math.log(LEAST_REST))
     partition_CP[0, 4].backward()
     assert_close(logits_CV.grad, -four().exp())
 

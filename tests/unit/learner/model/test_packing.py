@@ -241,6 +241,7 @@ def _sizes_of_buckets(*lengths: tuple[int, int]) -> list[tuple[int, int, int]]:
         segments.append(Segment(start=end + prompt_length, length=length, **own))
         end += prompt_length + length
     buckets = [each for each in bucketed(segments, num_tokens=end).buckets if each.has_prompts or not lengths[0][0]]
+    assert all(each.key_index_SK.max() < end for each in buckets)
     return [(*each.query_index_SQ.shape, each.key_index_SK.shape[1]) for each in buckets]
 
 
@@ -248,7 +249,7 @@ def test_a_bucket_has_segments_of_similar_length_up_to_its_limit(monkeypatch: py
     # 30 is three quarters of 40.
     assert _sizes_of_buckets((0, 29), (0, 40), (0, 30)) == [(2, 40, 40), (1, 29, 29)]
     # Padding of up to 16 tokens costs less than another bucket.
-    assert _sizes_of_buckets((0, 1), (0, 16)) == [(2, 16, 16)]
+    assert _sizes_of_buckets((0, 16), (0, 1)) == [(2, 16, 16)]
     assert _sizes_of_buckets((0, 1), (0, 17)) == [(1, 17, 17), (1, 1, 1)]
     # 70 and 69 keys are similar, 40 and 29 queries are not.
     assert _sizes_of_buckets((30, 40), (40, 29)) == [(1, 40, 70), (1, 29, 69)]
@@ -344,6 +345,14 @@ def test_the_rank_with_the_longest_pass_gets_the_shortest_too():
 def test_padded_passes_are_full():
     rows = [token_row([1], [5] * 5) for _ in range(4)]
     assert plan(rows, max_tokens=10, layout="padded") == [[(0, 1), (2, 3)]]
+    assert plan(rows[:3], max_tokens=15, layout="padded", num_ranks=2) == [[(0, 1)], [(2,)]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_without_rows_computes_one_token_without_loss(layout: Layout):
+    idle = lay_out([], [], layout=layout, width=3)
+    assert idle.input_ids.shape == (1, 1) and idle.rows == () and len(idle.targets_C) == 0
+    assert idle.scatter(torch.zeros(0)).shape == (0, 3)
 
 
 def _num_passes(*, prompt: int, completion: int, max_tokens: int, longest: int = 0) -> int:

@@ -224,6 +224,8 @@ def test_routes_reach_their_tokens_in_every_layout(model_path_of_moe: Path):
             for name, value in expected_gradient.items():
                 # Norms and rotations are float32 inside, even in a float64 model.
                 assert_close(gradient[name], value, rtol=1e-3, atol=1e-5)
+    # The model's own forward follows none of them.
+    assert policy.own_logits(torch.arange(5, 9)).shape == (4, 128)
 
 
 def test_routes_are_those_of_one_row_for_a_shared_prompt_and_of_no_padding():
@@ -236,6 +238,8 @@ def test_routes_are_those_of_one_row_for_a_shared_prompt_and_of_no_padding():
     padded = lay_out(rows, [1, 2], layout="padded", width=4).routes
     assert padded is not None and padded.is_recorded_T.tolist() == [True] * 7 + [False]
     assert lay_out(_rows(None, None, None), [0, 1], layout="shared", width=4).routes is None
+    second = lay_out(_rows(None, *drawn[1:]), [0, 1, 2], layout="shared", width=4).routes
+    assert second is not None and second.is_recorded_T.tolist() == [True] * 3 + [False] * 3 + [True] * 4
 
 
 def _balance(policy: PolicyModel, rows: list[TokenRow], *passes: list[int], layout: Layout) -> tuple[float, Tensor]:
