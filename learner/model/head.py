@@ -249,12 +249,8 @@ class _SelectedLogprobs(torch.autograd.Function):
                 bias_gradient_V[tile] += gradient.sum(0)
         if weight_gradient_VH is not None and not hidden_CH.shape[0]:
             weight_gradient_VH.zero_()
-        return (
-            None if hidden_gradient_CH is None else hidden_gradient_CH.to(hidden_CH.dtype),
-            weight_gradient_VH,
-            None if bias_gradient_V is None or bias_V is None else bias_gradient_V.to(bias_V.dtype),
-            *[None] * 6,
-        )
+        # Autograd rounds the sums to the inputs' types.
+        return hidden_gradient_CH, weight_gradient_VH, bias_gradient_V, *[None] * 6
 
 
 class _Partition(NamedTuple):

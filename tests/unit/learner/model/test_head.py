@@ -187,9 +187,10 @@ def test_logits_that_are_kept_are_not_made_again(made: list[int], kept_bytes: in
 def test_a_pass_without_gradients_keeps_no_logits(made: list[int]):
     hidden_CH, weight_VH, targets_C, _ = _inputs(bias=False)
     with torch.no_grad():
-        selected_logprobs(hidden_CH, weight_VH.requires_grad_(), targets_C, head=Head(kept_bytes=10_000))
-    # The one before.
-    assert made == [0, 1, 1]
+        head = Head(kept_bytes=10_000, chunk_tokens=4)
+        selected_logprobs(hidden_CH, weight_VH.requires_grad_(), targets_C, head=head)
+    # The one before, of two chunks for each of three tiles.
+    assert made == [0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -319,6 +320,8 @@ def test_equally_likely_tokens_are_kept_however_the_second_pass_rounds(monkeypat
 
 def test_more_than_all_tokens_truncate_nothing(layout: str):
     assert _of_four(Head(top_k=9), 3)[0] == pytest.approx(0.1)
+    assert _of_four(Head(top_k=4), 3)[0] == pytest.approx(0.1)
+    assert _of_four(Head(top_k=3), 1)[0] == pytest.approx(1 / 3)
 
 
 def test_a_partition_has_the_candidates_and_all_others_as_one(layout: str):

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from cluster.contracts.config import ModelConfig, SamplingConfig
 from learner.model import attention
 from learner.model.attention import PACKED, bucketed, packed_attention
-from learner.model.flash import Segment
+from learner.model.flash import Segment, takes_lengths
 from learner.model.packing import EpisodeRow, Layout, Row, TokenRow, lay_out, plan
 from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
@@ -88,18 +88,6 @@ def test_scores_have_the_factor_and_the_cap_of_their_layer(
     assert kernel is None or kernel.called == (softcap is None)
 
 
-def test_gradients_of_a_shared_prompt_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch):
-    """One by one, 256 and three times 1 are 256 in bfloat16, which has no number between 256 and 258. The sum of 259 is rounded to 260."""
-    flash.serve(monkeypatch)
-    shared = {"prompt_start": 0, "prompt_length": 1}
-    segments = [Segment(start=0, length=1), *(Segment(start=start, length=1, **shared) for start in (1, 2, 3))]
-    query, key, value = (torch.zeros(1, 1, 4, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    found, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=bucketed(segments, num_tokens=4))
-    # A completion's token attends to the prompt and to itself alike.
-    found.backward(torch.tensor([256.0, 2, 2, 2], dtype=torch.bfloat16).view(1, 4, 1, 1))
-    assert value.grad is not None and value.grad.flatten().tolist() == [260, 1, 1, 1]
-
-
 def test_a_model_with_sinks_of_attention_is_padded():
     query, value = torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 16)
     segments = bucketed([Segment(start=0, length=6)], num_tokens=6)
@@ -111,6 +99,7 @@ def test_a_model_with_sinks_of_attention_is_padded():
     ("dtype", "sizes", "serves"),
     [
         (torch.bfloat16, (64, 64), True),
+        (torch.float16, (256, 256), True),
         (torch.float32, (64, 64), False),
         (torch.bfloat16, (60, 60), False),
         (torch.bfloat16, (192, 128), False),
@@ -118,9 +107,14 @@ def test_a_model_with_sinks_of_attention_is_padded():
     ],
 )
 def test_flash_attention_takes_half_types_and_heads_of_up_to_256(
-    dtype: torch.dtype, sizes: tuple[int, int], serves: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int], serves: bool
 ):
-    assert attention.takes_lengths(dtype, *sizes) is serves
+    kernel = flash.serve(monkeypatch)
+    monkeypatch.setattr(attention, "takes_lengths", takes_lengths)
+    query, value = (torch.ones(1, 2, 3, size, dtype=dtype) for size in sizes)
+    segments = bucketed([Segment(start=0, length=3)], num_tokens=3)
+    packed_attention(torch.nn.Identity(), query, query, value, None, segments=segments)
+    assert kernel.called is serves
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
@@ -254,6 +248,7 @@ def test_a_bucket_has_segments_of_similar_length_up_to_its_limit(monkeypatch: py
     # 70 and 69 keys are similar, 40 and 29 queries are not.
     assert _sizes_of_buckets((30, 40), (40, 29)) == [(1, 40, 70), (1, 29, 69)]
     assert _sizes_of_buckets((38, 32), (68, 1)) == [(2, 32, 70)]
+    assert _sizes_of_buckets((45, 29), (30, 40), (40, 29)) == [(2, 40, 74), (1, 29, 69)]
     monkeypatch.setattr(attention, "MAX_MASK_CELLS", 27)
     assert _sizes_of_buckets(*[(0, 3)] * 4) == [(3, 3, 3), (1, 3, 3)]
 

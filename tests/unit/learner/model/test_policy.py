@@ -132,13 +132,19 @@ def test_large_logits_are_proven_in_bfloat16_at_any_temperature(temperature: flo
     torch.manual_seed(1)
     causal_lm = LlamaForCausalLM(LlamaConfig(**SIZES)).eval().bfloat16()
     causal_lm.lm_head.weight.data.mul_(4)
-    # The proof is over all tokens, of which the run samples a few.
-    truncation: dict[str, Any] = {"top_k": 9, "top_p": 0.9, "min_p": 0.01}
-    model, sampling = ModelConfig(path="made here"), SamplingConfig(temperature=temperature, **truncation)
+    model, sampling = ModelConfig(path="made here"), SamplingConfig(temperature=temperature)
     policy = prove(causal_lm, model=model, packing="auto", sampling=sampling, head_chunk_tokens=16)
-    assert policy.layout == "shared" and policy.head == Head(temperature=temperature, chunk_tokens=16, **truncation)
+    assert policy.layout == "shared" and policy.head.temperature == temperature
     assert policy.own_logits(torch.arange(5, 25)).abs().max() > 16
     assert causal_lm(torch.arange(5, 25)[None]).logits.dtype == torch.bfloat16
+
+
+def test_a_run_that_samples_from_a_few_tokens_is_proven_over_all_of_them():
+    causal_lm, model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval(), ModelConfig(path="made here", dtype="float32")
+    truncation: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01}
+    sampling = SamplingConfig(**truncation)
+    policy = prove(causal_lm, model=model, packing="auto", sampling=sampling, head_chunk_tokens=16)
+    assert policy.layout == "shared" and policy.head == Head(chunk_tokens=16, **truncation)
 
 
 def test_a_proof_for_which_memory_does_not_suffice_is_not_made_in_another_layout():
