@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from learner.model import head as head_module
 from learner.model.head import LEAST_REST, Head, selected_logprobs, top_tokens
@@ -156,6 +157,37 @@ def test_gradients_of_bfloat16_are_summed_in_float32_and_rounded_once(layout: st
         # bfloat16 rounds by a quarter of 2**-8 on average: each probability before the product, and the sum after it.
         error = (found.grad.double() - wanted.grad).abs()
         assert float((error / (wanted.grad.abs() + 0.1 * wanted.grad.abs().mean())).mean()) < 0.75 * 2**-8
+
+
+class _Precisions(TorchDispatchMode):
+    """Notes the precision that is set for each product of float32 factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in func.overloadpacket.__name__ and args[0].dtype == torch.float32:
+            self.seen.add(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_only_factors_that_were_bfloat16_are_multiplied_as_bfloat16(
+    layout: str, product: str, dtype: torch.dtype, device: torch.device
+):
+    if device.type == "cuda":
+        pytest.skip("a GPU multiplies bfloat16 as it is")
+    backend: Any = torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=dtype, bias=False)
+    with _Precisions() as precisions:
+        logprobs_C, *_ = selected_logprobs(
+            hidden_CH.requires_grad_(), weight_VH.requires_grad_(), targets_C, head=Head(chunk_tokens=3)
+        )
+        logprobs_C.sum().backward()
+    is_as_bfloat16 = dtype == torch.bfloat16 and product == "bfloat16"
+    assert precisions.seen == {"bf16" if is_as_bfloat16 else before} and backend.matmul.fp32_precision == before
 
 
 @pytest.fixture

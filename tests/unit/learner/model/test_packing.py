@@ -88,6 +88,22 @@ def test_scores_have_the_factor_and_the_cap_of_their_layer(
     assert kernel is None or kernel.called == (softcap is None)
 
 
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_padded_query_without_a_key_in_its_window_spoils_no_gradient(softcap: float | None):
+    """Completions of 1 and of 30 tokens are one bucket of 31 keys. The first one's padding ends 28 positions after the last key."""
+    prompts = [Segment(start=0, length=30), Segment(start=31, length=1)]
+    completions = [
+        Segment(start=30, length=1, prompt_start=0, prompt_length=30),
+        Segment(start=32, length=30, prompt_start=31, prompt_length=1),
+    ]
+    segments = bucketed([*prompts, *completions], num_tokens=62)
+    inputs = [torch.ones(1, 1, 62, 4, requires_grad=True) for _ in range(3)]
+    options = {"sliding_window": 8, "softcap": softcap}
+    found, _ = packed_attention(torch.nn.Identity(), *inputs, None, segments=segments, **options)
+    found.sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in inputs)
+
+
 def test_a_model_with_sinks_of_attention_is_padded():
     query, value = torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 16)
     segments = bucketed([Segment(start=0, length=6)], num_tokens=6)
@@ -113,8 +129,8 @@ def test_flash_attention_takes_half_types_and_heads_of_up_to_256(
     monkeypatch.setattr(attention, "takes_lengths", takes_lengths)
     query, value = (torch.ones(1, 2, 3, size, dtype=dtype) for size in sizes)
     segments = bucketed([Segment(start=0, length=3)], num_tokens=3)
-    packed_attention(torch.nn.Identity(), query, query, value, None, segments=segments)
-    assert kernel.called is serves
+    found, _ = packed_attention(torch.nn.Identity(), query, query, value, None, segments=segments)
+    assert kernel.called is serves and found.shape == (1, 3, 2, sizes[1])
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
