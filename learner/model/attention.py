@@ -312,9 +312,9 @@ def _bucket_size(order: Sequence[Segment]) -> int:
         num_queries = max(num_queries, segment.length)
         is_short = keys < MIN_FILL * num_keys and num_keys > SMALL_LENGTH
         is_uneven = segment.length < MIN_FILL * num_queries and num_queries > 2 * SMALL_LENGTH
-        is_full = size and (size + 1) * num_queries * num_keys > MAX_MASK_CELLS
+        is_full = size > 0 and (size + 1) * num_queries * num_keys > MAX_MASK_CELLS
         if is_short or is_uneven or is_full or (segment.prompt_length > 0) != (first.prompt_length > 0):
-            return max(size, 1)
+            return size
     return len(order)
 
 

@@ -425,3 +425,5 @@ def test_a_head_that_drops_tokens_has_no_candidates():
 def test_the_likeliest_tokens_come_first_and_there_are_no_more_than_the_vocabulary_has():
     assert top_tokens(four().flip(1), torch.eye(4), num_tokens=2, head=Head()).tolist() == [[3, 2]]
     assert top_tokens(four(), torch.eye(4), num_tokens=9, head=Head()).tolist() == [[0, 1, 2, 3]]
+    bias_V = torch.tensor([0.0, 0.0, 0.0, 9.0])
+    assert top_tokens(four(), torch.eye(4), num_tokens=2, head=Head(), bias_V=bias_V).tolist() == [[3, 0]]

@@ -267,13 +267,15 @@ def test_the_load_balance_loss_is_that_of_transformers_however_rows_are_laid_out
     """Where the recorded choices are the routers' own. Nothing but the layout differs: passes, shared prompts, padding, recomputation."""
     policy, texts = _policy(model_path_of_moe), _rows(None, None, None)
     logits: list[list[Tensor]] = [[], []]
-    own: list[np.ndarray] = []
+    own, half_own = list[np.ndarray](), list[np.ndarray]()
     for row in texts:
         ids = torch.from_numpy(np.concatenate([row.prompt, row.completion[:-1]]))[None]
         found = policy.causal_lm(input_ids=ids, output_router_logits=True).router_logits
         for of_layer, each in zip(logits, found, strict=True):
             of_layer.append(each)
         own.append(torch.stack([each.topk(2).indices for each in found], 1).numpy().astype(np.uint8))
+        half_own.append(own[-1].copy())
+        half_own[-1][:, 1] = found[1].topk(2, largest=False).indices.numpy()
     rows = _rows(*own)
     expected = 0.5 * load_balancing_loss_func(tuple(torch.cat(each) for each in logits), num_experts=8, top_k=2)
     assert isinstance(expected, Tensor)
@@ -290,6 +292,9 @@ def test_the_load_balance_loss_is_that_of_transformers_however_rows_are_laid_out
                 loss, found = _balance(policy, rows, *passes, layout=layout)
                 assert loss == pytest.approx(float(expected), rel=1e-5)
                 assert_close(found, gradient, rtol=1e-3, atol=1e-6)
+    # No choice of the second layer is its router's.
+    _computed(policy, _rows(*half_own), "shared")
+    assert policy.routing is not None and policy.routing.statistics().compute() == {"routing_differs": 0.5}
 
 
 def test_activations_that_are_computed_again_are_not_kept_for_the_load_balance_loss(model_path_of_moe: Path):
