@@ -255,8 +255,9 @@ def _attend(
 ) -> Tensor:
     """[S, A, Q, D]; causal without a mask. No dropout: the policy that learns must be the one that sampled."""
     grouped = key.shape[1] != query.shape[1]
-    if grouped and query.is_cuda and (mask is not None or query.dtype == torch.float32):
-        # The kernel for masks and float32 does not support grouped heads: torch would fall back to one that materialises all scores.
+    if grouped and (query.is_cuda or softcap is not None):
+        # On GPUs torch's flash attention alone supports grouped heads, and it does not support these inputs: torch would fall back to a
+        # kernel that materialises all scores.
         key, value = _repeated(key, query), _repeated(value, query)
         grouped = False
     if softcap is None and query.dtype == torch.bfloat16 and key.shape[2] <= FLOAT32_KEYS and not query.is_cuda:
@@ -266,8 +267,6 @@ def _attend(
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
         )
-    if grouped:
-        key, value = _repeated(key, query), _repeated(value, query)
     scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = softcap * torch.tanh(scores / softcap)
     if mask is None:
@@ -313,9 +312,9 @@ def _bucket_size(order: Sequence[Segment]) -> int:
         num_queries = max(num_queries, segment.length)
         is_short = keys < MIN_FILL * num_keys and num_keys > SMALL_LENGTH
         is_uneven = segment.length < MIN_FILL * num_queries and num_queries > 2 * SMALL_LENGTH
-        is_full = size and (size + 1) * num_queries * num_keys > MAX_MASK_CELLS
+        is_full = size > 0 and (size + 1) * num_queries * num_keys > MAX_MASK_CELLS
         if is_short or is_uneven or is_full or (segment.prompt_length > 0) != (first.prompt_length > 0):
-            return max(size, 1)
+            return size
     return len(order)
 
 

@@ -250,12 +250,8 @@ class _SelectedLogprobs(torch.autograd.Function):
                 bias_gradient_V[tile] += gradient.sum(0)
         if weight_gradient_VH is not None and not hidden_CH.shape[0]:
             weight_gradient_VH.zero_()
-        return (
-            None if hidden_gradient_CH is None else hidden_gradient_CH.to(hidden_CH.dtype),
-            weight_gradient_VH,
-            None if bias_gradient_V is None or bias_V is None else bias_gradient_V.to(bias_V.dtype),
-            *[None] * 6,
-        )
+        # Autograd rounds the sums to the inputs' types.
+        return hidden_gradient_CH, weight_gradient_VH, bias_gradient_V, *[None] * 6
 
 
 class _Partition(NamedTuple):
@@ -401,11 +397,9 @@ def _floor(logits_CV: Tensor, *, head: Head) -> Tensor:
     if head.top_p < 1:
         probabilities_CV = ascending_CV.masked_fill(is_dropped_CV, -torch.inf).softmax(1)
         is_dropped_CV |= running_sum(probabilities_CV) <= 1 - head.top_p
-    num_dropped_C1 = is_dropped_CV.sum(1, keepdim=True).clamp_(max=size - 1)
-    kept_C1, below_C1 = (
-        ascending_CV.gather(1, place) for place in (num_dropped_C1, (num_dropped_C1 - 1).clamp_(min=0))
-    )
-    return torch.where(num_dropped_C1 > 0, (kept_C1 + below_C1) / 2, -torch.inf)[:, 0]
+    kept_C1 = ascending_CV.gather(1, is_dropped_CV.sum(1, keepdim=True).clamp_(max=size - 1))
+    below_C1 = ascending_CV.masked_fill(ascending_CV >= kept_C1, -torch.inf).amax(1, keepdim=True)
+    return ((kept_C1 + below_C1) / 2)[:, 0]
 
 
 class _Targets(NamedTuple):

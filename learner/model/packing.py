@@ -289,7 +289,7 @@ def _pad_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int) -> list[t
     max_rows = -(-len(rows) // num_ranks)
     bins: list[tuple[int, ...]] = []
     while order:
-        max_segments = max_tokens // max(longest[order[0]], 1)
+        max_segments = max_tokens // longest[order[0]]
         num_segments = accumulate(len(rows[i].segments) for i in order[:max_rows])
         size = max(sum(number <= max_segments for number in num_segments), 1)
         bins.append(tuple(sorted(order[:size])))

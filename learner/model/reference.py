@@ -61,10 +61,10 @@ class ReferenceModel:
         columns = {"reference_logprobs": [scores[:, 0].tolist() for scores in scored]}
         if self._top_k is None:
             return columns
-        num_ids = scored[0].shape[1] // 2 - 1
+        partitions = [scores[:, 1:].tensor_split([scores.shape[1] // 2 - 1], 1) for scores in scored]
         return columns | {
-            "reference_top_ids": [scores[:, 1 : num_ids + 1].flatten().int().numpy() for scores in scored],
-            "reference_top_logprobs": [scores[:, num_ids + 1 :].flatten().float().numpy() for scores in scored],
+            "reference_top_ids": [ids.flatten().int().numpy() for ids, _ in partitions],
+            "reference_top_logprobs": [logprobs.flatten().float().numpy() for _, logprobs in partitions],
         }
 
     def _scores(self, batch: MicroBatch) -> Tensor:

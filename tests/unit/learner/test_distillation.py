@@ -213,6 +213,11 @@ def test_micro_batches_and_layouts_change_nothing_of_it(tmp_path):
             assert other[name] == pytest.approx(found[0][name], rel=1e-4)
 
 
+def test_a_group_of_episodes_that_all_failed_before_their_first_token_gets_empty_columns(tmp_path):
+    _, teacher = _pair(tmp_path, algorithm=TOP_K)
+    assert teacher.score([], []) == {"reference_logprobs": [], "reference_top_ids": [], "reference_top_logprobs": []}
+
+
 def test_a_batch_without_the_teachers_tokens_is_refused(tmp_path):
     learner = Learner(make_config(make_tiny_model(tmp_path), algorithm={"distillation": {"top_k": 2}}))
     group = with_partition(make_group(0, lengths=(1, 2, 3)))

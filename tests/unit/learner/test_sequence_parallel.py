@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -48,15 +49,22 @@ def test_every_completion_position_is_in_one_ranks_slice(size: int, layout: Any)
             completion=row.completion,
             loss_mask=row.completion != 5,
             candidates=torch.arange(2 * len(row.completion)).view(-1, 2).numpy(),
+            # Of more experts than a byte counts.
+            experts=300 + np.concatenate([row.prompt, row.completion[:-1]])[:, None, None],
         )
         for row in (token_row([1, 2, 3], [4, 5]), token_row([1, 2, 3], [6, 7, 8]), token_row([9], [4]))
     ]
     whole = lay_out(rows, [0, 1, 2], layout=layout, width=3)
     seen = torch.full_like(whole.targets_C, -1)
     for rank in range(size):
-        own, places_C = cut(whole, _group(rank, size))
+        group = _group(rank, size)
+        own, places_C = cut(whole, group)
         assert torch.equal(own.targets_C, whole.targets_C[places_C])
         assert torch.equal(own.candidates_CK, whole.candidates_CK[places_C])
+        assert own.routes is not None and own.segments is not None and own.segments.sequence_group == group
+        is_token_T = own.routes.is_recorded_T
+        assert torch.equal(is_token_T, own.input_ids[0] > 0)
+        assert torch.equal(own.routes.experts_TLK[is_token_T, 0, 0].long(), 300 + own.input_ids[0, is_token_T])
         # The hidden state that predicts a target stands where the whole pass has it.
         assert torch.equal(
             own.input_ids.flatten()[own.head_index_C], whole.input_ids.flatten()[whole.head_index_C[places_C]]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from learner.model import head as head_module
 from learner.model.head import LEAST_REST, Head, selected_logprobs, top_tokens
@@ -158,6 +159,37 @@ def test_gradients_of_bfloat16_are_summed_in_float32_and_rounded_once(layout: st
         assert float((error / (wanted.grad.abs() + 0.1 * wanted.grad.abs().mean())).mean()) < 0.75 * 2**-8
 
 
+class _Precisions(TorchDispatchMode):
+    """Notes the precision that is set for each product of float32 factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in func.overloadpacket.__name__ and args[0].dtype == torch.float32:
+            self.seen.add(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_only_factors_that_were_bfloat16_are_multiplied_as_bfloat16(
+    layout: str, product: str, dtype: torch.dtype, device: torch.device
+):
+    if device.type == "cuda":
+        pytest.skip("a GPU multiplies bfloat16 as it is")
+    backend: Any = torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=dtype, bias=False)
+    with _Precisions() as precisions:
+        logprobs_C, *_ = selected_logprobs(
+            hidden_CH.requires_grad_(), weight_VH.requires_grad_(), targets_C, head=Head(chunk_tokens=3)
+        )
+        logprobs_C.sum().backward()
+    is_as_bfloat16 = dtype == torch.bfloat16 and product == "bfloat16"
+    assert precisions.seen == {"bf16" if is_as_bfloat16 else before} and backend.matmul.fp32_precision == before
+
+
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For each tile of 4 tokens of logits that is made, how many others there are at that time."""
@@ -187,9 +219,10 @@ def test_logits_that_are_kept_are_not_made_again(made: list[int], kept_bytes: in
 def test_a_pass_without_gradients_keeps_no_logits(made: list[int]):
     hidden_CH, weight_VH, targets_C, _ = _inputs(bias=False)
     with torch.no_grad():
-        selected_logprobs(hidden_CH, weight_VH.requires_grad_(), targets_C, head=Head(kept_bytes=10_000))
-    # The one before.
-    assert made == [0, 1, 1]
+        head = Head(kept_bytes=10_000, chunk_tokens=4)
+        selected_logprobs(hidden_CH, weight_VH.requires_grad_(), targets_C, head=head)
+    # The one before, of two chunks for each of three tiles.
+    assert made == [0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -307,8 +340,20 @@ def test_tokens_as_likely_as_the_last_kept_one_are_all_kept(layout: str):
     assert logprobs_C.item() == pytest.approx(-math.log(11))
 
 
+def test_equally_likely_tokens_are_kept_however_the_second_pass_rounds(monkeypatch: pytest.MonkeyPatch):
+    """Of 0.4, 0.3 and 0.3 the first two reach 0.5, and the last two are the same."""
+    logits, shifts = head_module._logits, iter([1e-5, 0.0])
+    monkeypatch.setattr(head_module, "_logits", lambda *args, **more: logits(*args, **more) + next(shifts))
+    logprobs_C, *_ = selected_logprobs(
+        torch.tensor([[0.4, 0.3, 0.3]]).log(), torch.eye(3), torch.tensor([0]), head=Head(top_p=0.5)
+    )
+    assert math.exp(logprobs_C.item()) == pytest.approx(0.4, rel=1e-4)
+
+
 def test_more_than_all_tokens_truncate_nothing(layout: str):
     assert _of_four(Head(top_k=9), 3)[0] == pytest.approx(0.1)
+    assert _of_four(Head(top_k=4), 3)[0] == pytest.approx(0.1)
+    assert _of_four(Head(top_k=3), 1)[0] == pytest.approx(1 / 3)
 
 
 def test_a_partition_has_the_candidates_and_all_others_as_one(layout: str):
@@ -325,7 +370,8 @@ def test_a_partition_of_all_tokens_leaves_none(layout: str):
         logits_CV, torch.eye(4), torch.tensor([0]), head=Head(), candidates_CK=torch.tensor([[3, 0, 1, 2]])
     )
     assert partition_CP is not None
-    assert_close(partition_CP.exp(), torch.tensor([[0.1, 0.4, 0.3, 0.2, LEAST_REST]]))
+    assert_close(partition_CP.exp(), torch.tensor([[0.1, 0.4, 0.3, 0.2, 0.0]]))
+    assert partition_CP[0, 4].item() == pytest.approx(math.log(LEAST_REST))
     partition_CP[0, 4].backward()
     assert_close(logits_CV.grad, -four().exp())
 
@@ -379,3 +425,5 @@ def test_a_head_that_drops_tokens_has_no_candidates():
 def test_the_likeliest_tokens_come_first_and_there_are_no_more_than_the_vocabulary_has():
     assert top_tokens(four().flip(1), torch.eye(4), num_tokens=2, head=Head()).tolist() == [[3, 2]]
     assert top_tokens(four(), torch.eye(4), num_tokens=9, head=Head()).tolist() == [[0, 1, 2, 3]]
+    bias_V = torch.tensor([0.0, 0.0, 0.0, 9.0])
+    assert top_tokens(four(), torch.eye(4), num_tokens=2, head=Head(), bias_V=bias_V).tolist() == [[3, 0]]

@@ -1,5 +1,6 @@
 """Packing changes how tokens are laid out, and nothing else."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.testing import assert_close
 from cluster.contracts.config import ModelConfig, SamplingConfig
 from learner.model import attention
 from learner.model.attention import PACKED, bucketed, packed_attention
-from learner.model.flash import Segment
+from learner.model.flash import Segment, takes_lengths
 from learner.model.packing import EpisodeRow, Layout, Row, TokenRow, lay_out, plan
 from learner.model.policy import PolicyModel, load, prove, token_row
 from tests.models import make_tiny_model
@@ -68,6 +69,41 @@ def test_segments_as_they_lie_in_the_row_give_what_padded_rows_give(
     kernel.assert_called()
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("is_served", [False, True])
+def test_scores_have_the_factor_and_the_cap_of_their_layer(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_served: bool, softcap: float | None
+):
+    """Scores of 0 and ln 3 weigh values of 0 and 4 by 1/4 and 3/4."""
+    kernel = flash.serve(monkeypatch) if is_served else None
+    score = math.log(3) if softcap is None else softcap * math.atanh(math.log(3) / softcap)
+    query, key, value = (torch.tensor(x, dtype=dtype).view(1, 1, 2, 1) for x in ([1.0, 1], [0, 2 * score], [0.0, 4]))
+    segments = bucketed([Segment(start=0, length=2)], num_tokens=2)
+    found, _ = packed_attention(
+        torch.nn.Identity(), query, key, value, None, segments=segments, scaling=0.5, softcap=softcap
+    )
+    assert found.flatten().tolist() == pytest.approx([0, 3], rel=1e-5 if dtype == torch.float32 else 0.01)
+    # Flash attention has no cap.
+    assert kernel is None or kernel.called == (softcap is None)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_padded_query_without_a_key_in_its_window_spoils_no_gradient(softcap: float | None):
+    """Completions of 1 and of 30 tokens are one bucket of 31 keys. The first one's padding ends 28 positions after the last key."""
+    prompts = [Segment(start=0, length=30), Segment(start=31, length=1)]
+    completions = [
+        Segment(start=30, length=1, prompt_start=0, prompt_length=30),
+        Segment(start=32, length=30, prompt_start=31, prompt_length=1),
+    ]
+    segments = bucketed([*prompts, *completions], num_tokens=62)
+    inputs = [torch.ones(1, 1, 62, 4, requires_grad=True) for _ in range(3)]
+    options = {"sliding_window": 8, "softcap": softcap}
+    found, _ = packed_attention(torch.nn.Identity(), *inputs, None, segments=segments, **options)
+    found.sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in inputs)
+
+
 def test_a_model_with_sinks_of_attention_is_padded():
     query, value = torch.randn(1, 4, 6, 8), torch.randn(1, 4, 6, 16)
     segments = bucketed([Segment(start=0, length=6)], num_tokens=6)
@@ -79,6 +115,7 @@ def test_a_model_with_sinks_of_attention_is_padded():
     ("dtype", "sizes", "serves"),
     [
         (torch.bfloat16, (64, 64), True),
+        (torch.float16, (256, 256), True),
         (torch.float32, (64, 64), False),
         (torch.bfloat16, (60, 60), False),
         (torch.bfloat16, (192, 128), False),
@@ -86,9 +123,14 @@ def test_a_model_with_sinks_of_attention_is_padded():
     ],
 )
 def test_flash_attention_takes_half_types_and_heads_of_up_to_256(
-    dtype: torch.dtype, sizes: tuple[int, int], serves: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sizes: tuple[int, int], serves: bool
 ):
-    assert attention.takes_lengths(dtype, *sizes) is serves
+    kernel = flash.serve(monkeypatch)
+    monkeypatch.setattr(attention, "takes_lengths", takes_lengths)
+    query, value = (torch.ones(1, 2, 3, size, dtype=dtype) for size in sizes)
+    segments = bucketed([Segment(start=0, length=3)], num_tokens=3)
+    found, _ = packed_attention(torch.nn.Identity(), query, query, value, None, segments=segments)
+    assert kernel.called is serves and found.shape == (1, 3, 2, sizes[1])
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
@@ -198,6 +240,35 @@ def test_a_long_completion_behind_a_shorter_prompt_takes_no_mask(monkeypatch: py
     assert has_mask(4, 4, window=5) and not has_mask(4, 4, window=8)
 
 
+def _sizes_of_buckets(*lengths: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """Segments, queries and keys of each bucket, for sequences of these (prompt, own) lengths. Prompts are not counted."""
+    segments: list[Segment] = []
+    end = 0
+    for prompt_length, length in lengths:
+        if prompt_length:
+            segments.append(Segment(start=end, length=prompt_length))
+        own = {"prompt_start": end, "prompt_length": prompt_length}
+        segments.append(Segment(start=end + prompt_length, length=length, **own))
+        end += prompt_length + length
+    buckets = [each for each in bucketed(segments, num_tokens=end).buckets if each.has_prompts or not lengths[0][0]]
+    assert all(each.key_index_SK.max() < end for each in buckets)
+    return [(*each.query_index_SQ.shape, each.key_index_SK.shape[1]) for each in buckets]
+
+
+def test_a_bucket_has_segments_of_similar_length_up_to_its_limit(monkeypatch: pytest.MonkeyPatch):
+    # 30 is three quarters of 40.
+    assert _sizes_of_buckets((0, 29), (0, 40), (0, 30)) == [(2, 40, 40), (1, 29, 29)]
+    # Padding of up to 16 tokens costs less than another bucket.
+    assert _sizes_of_buckets((0, 16), (0, 1)) == [(2, 16, 16)]
+    assert _sizes_of_buckets((0, 1), (0, 17)) == [(1, 17, 17), (1, 1, 1)]
+    # 70 and 69 keys are similar, 40 and 29 queries are not.
+    assert _sizes_of_buckets((30, 40), (40, 29)) == [(1, 40, 70), (1, 29, 69)]
+    assert _sizes_of_buckets((38, 32), (68, 1)) == [(2, 32, 70)]
+    assert _sizes_of_buckets((45, 29), (30, 40), (40, 29)) == [(2, 40, 74), (1, 29, 69)]
+    monkeypatch.setattr(attention, "MAX_MASK_CELLS", 27)
+    assert _sizes_of_buckets(*[(0, 3)] * 4) == [(3, 3, 3), (1, 3, 3)]
+
+
 @settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(10, 200), st.sampled_from(LAYOUTS))
 def test_plans_cover_every_row_once_and_give_ranks_equally_many(
@@ -285,6 +356,14 @@ def test_the_rank_with_the_longest_pass_gets_the_shortest_too():
 def test_padded_passes_are_full():
     rows = [token_row([1], [5] * 5) for _ in range(4)]
     assert plan(rows, max_tokens=10, layout="padded") == [[(0, 1), (2, 3)]]
+    assert plan(rows[:3], max_tokens=15, layout="padded", num_ranks=2) == [[(0, 1)], [(2,)]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_without_rows_computes_one_token_without_loss(layout: Layout):
+    idle = lay_out([], [], layout=layout, width=3)
+    assert idle.input_ids.shape == (1, 1) and idle.rows == () and len(idle.targets_C) == 0
+    assert idle.scatter(torch.zeros(0)).shape == (0, 3)
 
 
 def _num_passes(*, prompt: int, completion: int, max_tokens: int, longest: int = 0) -> int:

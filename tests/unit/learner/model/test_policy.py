@@ -44,9 +44,20 @@ from cluster.contracts.config import ModelConfig, RunConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from learner.distributed import Ranks
 from learner.model import building
+from learner.model.attention import PACKED
 from learner.model.building import build
-from learner.model.packing import Layout, lay_out
-from learner.model.policy import PolicyModel, load, prove, token_row, without_dropout
+from learner.model.head import Head
+from learner.model.packing import Layout, MicroBatch, lay_out
+from learner.model.policy import (
+    PolicyModel,
+    TokenOutputs,
+    choose_layout,
+    load,
+    prove,
+    token_row,
+    unproven,
+    without_dropout,
+)
 from tests.models import make_tiny_model
 
 SIZES: dict[str, Any] = {
@@ -125,6 +136,28 @@ def test_large_logits_are_proven_in_bfloat16_at_any_temperature(temperature: flo
     policy = prove(causal_lm, model=model, packing="auto", sampling=sampling, head_chunk_tokens=16)
     assert policy.layout == "shared" and policy.head.temperature == temperature
     assert policy.own_logits(torch.arange(5, 25)).abs().max() > 16
+    assert causal_lm(torch.arange(5, 25)[None]).logits.dtype == torch.bfloat16
+
+
+def test_a_run_that_samples_from_a_few_tokens_is_proven_over_all_of_them():
+    causal_lm, model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval(), ModelConfig(path="made here", dtype="float32")
+    truncation: dict[str, Any] = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01}
+    sampling = SamplingConfig(**truncation)
+    policy = prove(causal_lm, model=model, packing="auto", sampling=sampling, head_chunk_tokens=16)
+    assert policy.layout == "shared" and policy.head == Head(chunk_tokens=16, **truncation)
+
+
+def test_a_proof_for_which_memory_does_not_suffice_is_not_made_in_another_layout():
+    policy = unproven(LlamaForCausalLM(LlamaConfig(**SIZES)).eval(), sampling=SamplingConfig(), head_chunk_tokens=None)
+
+    def full(batch: MicroBatch) -> TokenOutputs:
+        raise torch.OutOfMemoryError if policy.layout == "shared" else AssertionError(policy.layout)
+
+    model = ModelConfig(path="made here", dtype="float32")
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_layout(
+            policy, forward=full, own_logits=policy.own_logits, model=model, packing="auto", dtype=torch.float32
+        )
 
 
 def windowed_phimoe(window: int | None) -> PreTrainedModel:
@@ -152,7 +185,9 @@ def test_a_window_that_is_in_masks_alone_keeps_rows_apart_where_a_sequence_may_b
 
 
 def test_a_window_that_attention_is_told_of_packs():
+    before = modeling_utils.ALL_ATTENTION_FUNCTIONS[PACKED]
     assert proven(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16))).layout == "shared"
+    assert modeling_utils.ALL_ATTENTION_FUNCTIONS[PACKED] is before
 
 
 def recurrent() -> PreTrainedModel:
@@ -350,11 +385,15 @@ def test_a_sequence_of_a_longrope_model_does_not_depend_on_the_longest_one_of_it
 
 @pytest.mark.parametrize(("max_context", "factors"), [(16, [1.0] * 4), (17, LONG), (None, LONG)])
 def test_a_longrope_model_rotates_by_the_longest_context_of_the_run_as_the_engine_does(
-    max_context: int | None, factors: list[float]
+    tmp_path: Path, max_context: int | None, factors: list[float]
 ):
-    model = ModelConfig(path="made here", dtype="float32", max_context=max_context)
     causal_lm = longrope()
+    causal_lm.save_pretrained(tmp_path)
+    model = ModelConfig(path=str(tmp_path), dtype="float32", max_context=max_context)
     prove(causal_lm, model=model, packing="auto", sampling=SamplingConfig(), head_chunk_tokens=16)
+    run = RunConfig.model_validate({"model": model.model_dump(), "prompts": "file"})
+    networks, _ = build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
     # 10000^(-i / 4) over the factors, for the pairs i of a head of 8.
     expected = torch.tensor([1.0, 0.1, 0.01, 0.001]) / torch.tensor(factors)
-    assert_close(causal_lm.get_buffer("model.rotary_emb.inv_freq"), expected)
+    for each in (causal_lm, networks.policy.causal_lm):
+        assert_close(each.get_buffer("model.rotary_emb.inv_freq"), expected)

@@ -224,6 +224,8 @@ def test_routes_reach_their_tokens_in_every_layout(model_path_of_moe: Path):
             for name, value in expected_gradient.items():
                 # Norms and rotations are float32 inside, even in a float64 model.
                 assert_close(gradient[name], value, rtol=1e-3, atol=1e-5)
+    # The model's own forward follows none of them.
+    assert policy.own_logits(torch.arange(5, 9)).shape == (4, 128)
 
 
 def test_routes_are_those_of_one_row_for_a_shared_prompt_and_of_no_padding():
@@ -236,6 +238,8 @@ def test_routes_are_those_of_one_row_for_a_shared_prompt_and_of_no_padding():
     padded = lay_out(rows, [1, 2], layout="padded", width=4).routes
     assert padded is not None and padded.is_recorded_T.tolist() == [True] * 7 + [False]
     assert lay_out(_rows(None, None, None), [0, 1], layout="shared", width=4).routes is None
+    second = lay_out(_rows(None, *drawn[1:]), [0, 1, 2], layout="shared", width=4).routes
+    assert second is not None and second.is_recorded_T.tolist() == [True] * 3 + [False] * 3 + [True] * 4
 
 
 def _balance(policy: PolicyModel, rows: list[TokenRow], *passes: list[int], layout: Layout) -> tuple[float, Tensor]:
@@ -254,7 +258,8 @@ def _balance(policy: PolicyModel, rows: list[TokenRow], *passes: list[int], layo
         assert loss is not None
         loss.backward()
         total += float(loss.detach())
-        assert routing.statistics().compute()["router_aux_loss"] == float(loss.detach())
+        found = routing.statistics().compute()
+        assert found["router_aux_loss"] == found["loss"] == float(loss.detach())
     return total, policy.causal_lm.get_parameter("model.layers.0.mlp.gate.weight").grad.clone()  # type: ignore[union-attr]
 
 
@@ -262,13 +267,15 @@ def test_the_load_balance_loss_is_that_of_transformers_however_rows_are_laid_out
     """Where the recorded choices are the routers' own. Nothing but the layout differs: passes, shared prompts, padding, recomputation."""
     policy, texts = _policy(model_path_of_moe), _rows(None, None, None)
     logits: list[list[Tensor]] = [[], []]
-    own: list[np.ndarray] = []
+    own, half_own = list[np.ndarray](), list[np.ndarray]()
     for row in texts:
         ids = torch.from_numpy(np.concatenate([row.prompt, row.completion[:-1]]))[None]
         found = policy.causal_lm(input_ids=ids, output_router_logits=True).router_logits
         for of_layer, each in zip(logits, found, strict=True):
             of_layer.append(each)
         own.append(torch.stack([each.topk(2).indices for each in found], 1).numpy().astype(np.uint8))
+        half_own.append(own[-1].copy())
+        half_own[-1][:, 1] = found[1].topk(2, largest=False).indices.numpy()
     rows = _rows(*own)
     expected = 0.5 * load_balancing_loss_func(tuple(torch.cat(each) for each in logits), num_experts=8, top_k=2)
     assert isinstance(expected, Tensor)
@@ -285,6 +292,9 @@ def test_the_load_balance_loss_is_that_of_transformers_however_rows_are_laid_out
                 loss, found = _balance(policy, rows, *passes, layout=layout)
                 assert loss == pytest.approx(float(expected), rel=1e-5)
                 assert_close(found, gradient, rtol=1e-3, atol=1e-6)
+    # No choice of the second layer is its router's.
+    _computed(policy, _rows(*half_own), "shared")
+    assert policy.routing is not None and policy.routing.statistics().compute() == {"routing_differs": 0.5}
 
 
 def test_activations_that_are_computed_again_are_not_kept_for_the_load_balance_loss(model_path_of_moe: Path):
@@ -308,7 +318,8 @@ def test_balanced_experts_lose_their_number_per_token_and_a_favourite_more():
     router, routing = _router(num_experts=4, num_local_experts=4)
     x = torch.zeros(2, 2)
     for experts, expected in (([[0, 1], [2, 3]], 2.0), ([[0, 1], [0, 1]], 2.0)):
-        recorded = np.array(experts, dtype=np.uint8)[:, None]
+        # The second layer is dense, and what is recorded for it counts for nothing.
+        recorded = np.stack([experts, [[3, 3], [3, 3]]], 1)
         routes = replace(_routes(*experts), pull_E=routing.pull([recorded], coefficient=1.0))
         routing.follow(routes)
         router(x)  # equal logits: each expert has a quarter of the probability, whatever was chosen
