@@ -1,4 +1,4 @@
-"""Linear layers that multiply in the way that is fastest on this CPU (`learner.model.compute_type`), for those that are slow at torch's own.
+"""Linear layers that multiply in the way that is fastest on this CPU (`learner.model.compute_type`).
 
 * `WideLinear`, for CPUs that are slow at bfloat16: a bfloat16 product is summed in float32 and rounded once. Converting the factors to
   float32, which is exact, and rounding the product gives the same result up to the order of the sum. Tensors saved for backward stay
@@ -54,9 +54,7 @@ class _Product(torch.autograd.Function):
     """In float32 by `linear`, rounded to the inputs' type. Shapes: N rows, I inputs, O outputs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, linear: Callable[..., Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, linear: Callable[..., Tensor]) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
         ctx.linear = linear
         return linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(x.dtype)

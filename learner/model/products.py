@@ -1,7 +1,8 @@
 """Products of matrices, by the library that is fastest at them on this processor.
 
-Torch gives float32 products on CPUs to MKL, which leaves AVX512 unused on AMD's processors. oneDNN uses it: on a Zen 5 it multiplies 2.2 times
-as fast, and a linear layer's forward and backward together take half the time. Both sum in float32; they differ in the order of the sum.
+Torch gives float32 products on CPUs to MKL, which leaves AVX512 unused on AMD's processors. oneDNN uses it: on a Zen 5 it multiplies 2.2
+times as fast, and a linear layer's forward and backward together take half the time. Both sum in float32; they differ in the order of the
+sum.
 """
 
 import torch
