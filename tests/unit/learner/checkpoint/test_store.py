@@ -124,8 +124,8 @@ def test_the_newest_and_the_best_stay(store: Proxy):
 
 def test_what_a_killed_upload_left_is_no_checkpoint_and_goes_with_the_next(store: Proxy):
     root = Storage(f"{ROOT}/run")
-    root.write_file("step-000001/model/config.json", b"{}")
-    root.write_file("step-000009/model/config.json", b"{}")
+    for step in (0, 1, 9):
+        root.write_file(f"step-{step:06d}/model/config.json", b"{}")
     assert _found() == []
     with pytest.raises(CheckpointError, match=r"step-000001 is not a checkpoint: it has no manifest\.json"):
         verify(Place.of(f"{ROOT}/run/step-000001"))
