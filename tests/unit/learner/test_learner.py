@@ -384,10 +384,16 @@ def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp
     assert AutoTokenizer.from_pretrained(tmp_path / "export")("1+1").input_ids
 
 
-def test_nothing_is_exported_into_a_folder_that_is_there(model_path: Path, tmp_path: Path):
+def test_nothing_is_exported_into_a_folder_that_is_there_and_nothing_stays_of_an_export_that_failed(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learner = Learner(make_config(model_path))
     (tmp_path / "model").mkdir()
     with pytest.raises(CheckpointError, match=r"model exists; export into another folder"):
-        Learner(make_config(model_path)).export(str(tmp_path / "model"), {})
+        learner.export(str(tmp_path / "model"), {})
+    monkeypatch.setattr(ModelFolder, "write", _refused)
+    with pytest.raises(ValueError, match="generation_config"):
+        learner.export(str(tmp_path / "other"), {})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

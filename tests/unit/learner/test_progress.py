@@ -20,7 +20,7 @@ def test_every_pass_and_every_bucket_is_progress(model_path: Path, monkeypatch: 
     config = make_config(
         model_path,
         algorithm={"proximal": "recompute", "sft": SFT},
-        learner={"max_tokens_per_micro_batch": 12, "mini_batches": 2},
+        learner={"max_tokens_per_micro_batch": 8, "mini_batches": 2},
         weights={"bucket_bytes": 2**16},
     )
     learner, clock, idle = Learner(config, demonstrations=Asked()), SimpleNamespace(now=0.0), list[float]()
