@@ -29,6 +29,7 @@ from learner.checkpoint import saving
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, verify
+from learner.checkpoint.targets import FolderTarget
 from learner.learner import Learner
 from learner.model.packing import lay_out
 from learner.model.reference import ReferenceModel
@@ -650,7 +651,8 @@ def test_an_error_of_any_kind_in_a_save_is_told_to_all_ranks_and_the_next_save_i
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ):
     learner = Learner(make_config(model_path, checkpoint={"asynchronous": asynchronous}))
-    told: list[str] = []
+    told, closed = list[str](), list[FolderTarget]()
+    monkeypatch.setattr(FolderTarget, "close", lambda target: closed.append(target))
     first_of = learner._saver._first_of
     monkeypatch.setattr(learner._saver, "_first_of", lambda own: told.append(own) or first_of(own))
     with (
@@ -663,6 +665,7 @@ def test_an_error_of_any_kind_in_a_save_is_told_to_all_ranks_and_the_next_save_i
     assert "ValueError" in told[-1], "the others wait for this rank"
     learner.save(str(tmp_path / "step-000002"), {})
     learner.finish_saving()
+    assert len(closed) == 2, "where there is an object store, a target has temporary files until then"
     assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == ["step-000002"]
 
 
