@@ -31,8 +31,8 @@ def learning_rate_at(step: int, *, config: OptimizerConfig, num_steps: int, peak
         return peak * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return peak
-    last = max(num_steps - 1, config.warmup_steps)
-    progress = min((step - config.warmup_steps) / max(last - config.warmup_steps, 1), 1.0)
+    num_decaying = max(num_steps - 1 - config.warmup_steps, 1)
+    progress = min((step - config.warmup_steps) / num_decaying, 1.0)
     decayed = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
     share = config.min_learning_rate_share
     return peak * (share + (1 - share) * decayed)
@@ -112,8 +112,8 @@ class Optimizer:
 
     def zero(self) -> None:
         """Drops all gradients."""
-        for parameter in (*self._parameters.values(), *self._masters.values()):
-            parameter.grad = None
+        for master in self._masters.values():
+            master.grad = None
 
     def gradient_norms(self) -> dict[str, Tensor]:
         """Global L2 norms over all ranks, float32: of the "policy", including a critic on its backbone, and of a "critic" with its own.

@@ -4,7 +4,6 @@ In both the first rank turns the written files into a checkpoint by one atomic a
 """
 
 import contextlib
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -116,7 +115,8 @@ class StoreTarget:
                 root.remove_folder(place.name)
             whole = {place.name for place in checkpoints(root)}
             for name in set(root.names()) - whole:
-                if (checkpoint_step(name) or math.inf) < (checkpoint_step(self._place.name) or 0):
+                step = checkpoint_step(name)
+                if step is not None and step < (checkpoint_step(self._place.name) or 0):
                     root.remove_folder(name)
             # This step's checkpoint is final: other folders are saves that failed or will fail.
             for name in set(root.names(self._place.name)) - {MANIFEST, self._save_id}:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 
 def built_empty(kind: Any, config: PretrainedConfig, **options: Any) -> Any:
@@ -22,6 +22,12 @@ def built_empty(kind: Any, config: PretrainedConfig, **options: Any) -> Any:
 def frozen(module: nn.Module) -> list[str]:
     """Names of the parameters that do not train. Ask before weights are loaded: transformers makes all loaded parameters trainable."""
     return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+
+
+def keep_float32(model: PreTrainedModel, names: list[str]) -> None:
+    """Makes transformers load these parameters of the model's class in float32, whatever the type of the others. Only some classes
+    say so themselves (Ernie 4.5, not AFMoE)."""
+    type(model)._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), *names}
 
 
 def make_buffers(module: nn.Module, names: list[str]) -> None:

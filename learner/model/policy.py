@@ -35,7 +35,7 @@ from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfi
 from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.model_files import refuse_unpinned_code
 from learner.model.attention import FLASH, PACKED, windows_seen
-from learner.model.frozen import built_empty, frozen, make_buffers
+from learner.model.frozen import built_empty, frozen, keep_float32, make_buffers
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
 from learner.model.routing import Routing
@@ -216,7 +216,9 @@ def load(
     config = read_config(model, field=field)
     options = {"attn_implementation": attention_of(model, config), "trust_remote_code": model.trust_remote_code}
     try:
-        names = frozen(built_empty(kind, config, **options))
+        empty = built_empty(kind, config, **options)
+        names = frozen(empty)
+        keep_float32(empty, names)
         loaded, found = cast(Any, kind).from_pretrained(
             model.path, revision=model.revision, config=config, dtype=dtype, output_loading_info=True, **options
         )

@@ -23,6 +23,8 @@ def test_failed_rewards_do_not_train_and_their_group_goes_on_without_them():
     assert batch.tensors.rewards_N.tolist() == [1.0, 0.25, 0.5, 0.0]
     assert batch.tensors.group_index_N.tolist() == [0, 0, 1, 1]
     assert batch.tensors.trajectory_ids == ["00000000/0", "00000000/2", "00000001/1", "00000001/2"]
+    assert batch.tensors.prompt_ids == ["prompt-0"] * 2 + ["prompt-1"] * 2
+    assert batch.tensors.prompt_lengths_N.tolist() == [5] * 4
     assert (batch.num_failed, batch.num_aborted, batch.trajectories.num_rows) == (2, 0, 4)
 
 

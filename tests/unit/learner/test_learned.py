@@ -66,6 +66,7 @@ def test_a_token_that_a_tool_wrote_is_null_and_the_others_are_what_the_starting_
     expected = reference.score(prompts, completions)["reference_logprobs"]
     learner.update(group)
     learned = _learned(learner)
+    assert learner.last_step() is not None and learner.last_step().num_trained_tokens == 4
     first, second = _rows(learned).values()
     assert learned.policy_version == 0 and list(learned.places) == [(0, 0), (0, 1)]
     assert first.policy_logprobs == [pytest.approx(expected[0][0]), None, pytest.approx(expected[0][2])]
@@ -104,8 +105,10 @@ def test_only_the_first_groups_of_a_step_are_recorded(model_path: Path):
 
 def test_a_trajectory_whose_reward_failed_is_not_in_the_record(model_path: Path):
     learner = _learner(model_path)
-    learner.update(make_group(0, rewards=(1.0, None, 0.0)))
+    reasons = ("stop", "stop", "stop", "aborted")
+    metrics = learner.update(make_group(0, rewards=(1.0, None, 0.0, 0.0), finish_reason=reasons)).metrics
     assert list(_learned(learner).places) == [(0, 0), (0, 2)]
+    assert (metrics["learner/failed_rewards"], metrics["learner/aborted"]) == (1.0, 1.0)
 
 
 def test_layouts_and_micro_batches_record_the_same(model_path: Path):

@@ -29,6 +29,7 @@ from learner.checkpoint import saving
 from learner.checkpoint.model_folder import ModelFolder
 from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, verify
+from learner.checkpoint.targets import FolderTarget
 from learner.learner import Learner
 from learner.model.packing import lay_out
 from learner.model.reference import ReferenceModel
@@ -128,9 +129,14 @@ def test_micro_batches_and_layouts_change_nothing(model_path: Path):
             assert_close(other_weights[name], tensor, rtol=1e-3, atol=2e-5)
 
 
-def test_a_pass_is_laid_out_when_it_is_come_to(model_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """On a GPU that is beside the pass before it."""
-    learner = Learner(make_config(model_path, learner={"max_tokens_per_micro_batch": 40}))
+@pytest.mark.parametrize("algorithm", [{"entropy_coefficient": 0.1}, {"proximal": "recompute"}])
+def test_a_pass_is_laid_out_once_when_it_is_come_to(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any]
+):
+    """On a GPU that is beside the pass before it. A first look, where there is one, makes the passes of the updates."""
+    learner = Learner(
+        make_config(model_path, algorithm=algorithm, learner={"max_tokens_per_micro_batch": 20, "mini_batches": 2})
+    )
     laid_out, passes = list[Any](), list[int]()
 
     def watched(rows: Any, places: Any, **more: Any) -> Any:
@@ -139,8 +145,9 @@ def test_a_pass_is_laid_out_when_it_is_come_to(model_path: Path, monkeypatch: py
 
     monkeypatch.setattr("learner.forward_backward.lay_out", watched)
     learner.networks.register_forward_hook(lambda *_: passes.append(len(laid_out)))
-    stats = learner.update(*_groups(learner))
-    assert passes == [*range(1, int(stats.metrics["learner/micro_batches"]) + 1)] != [1]
+    num_passes = int(learner.update(*_groups(learner)).metrics["learner/micro_batches"])
+    assert num_passes > 2
+    assert passes == [*range(1, num_passes + 1), *[num_passes] * (num_passes if "proximal" in algorithm else 0)]
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"top_k": 20, "top_p": 0.8, "min_p": 0.01}])
@@ -151,8 +158,20 @@ def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_
         "reference_logprobs"
     ]
     metrics = learner.update(make_group(0, rollout_logprobs=scored)).metrics
-    assert metrics["mismatch/max_abs_nats"] < 1e-5
+    assert metrics["mismatch/max_abs_nats"] < 1e-5 and metrics["mismatch/off_policy_steps"] == 0.0
     assert metrics["learner/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_mismatch_is_told_with_its_mean_its_largest_and_the_steps_that_are_in_it(model_path: Path):
+    config = make_config(model_path, optimizer={"learning_rate": 1e-9})
+    learner, group = Learner(config), make_group(0, rewards=(1.0, 0.0), lengths=(3, 1))
+    tokens = (group[name].to_pylist() for name in ("prompt_token_ids", "completion_token_ids"))
+    long, short = _reference(config).score(*tokens)["reference_logprobs"]
+    shifted = with_columns(group, rollout_logprobs=[long, [short[0] + 0.5]])
+    for version in (0, 1):
+        metrics = learner.update(shifted).metrics
+        found = [metrics[f"mismatch/{name}"] for name in ("mean_abs_nats", "max_abs_nats", "off_policy_steps")]
+        assert found == pytest.approx([0.5 / 4, 0.5, version], abs=1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -160,10 +179,12 @@ def test_rollouts_of_the_same_weights_have_no_mismatch_and_a_ratio_of_one(model_
 def test_published_weights_give_the_canary(tmp_path: Path, tied: bool, dtype: str):
     # The canary is of the full softmax at temperature 1, whatever the run samples from.
     sampling = {"temperature": 0.7, "top_k": 3}
-    learner = Learner(make_config(make_tiny_model(tmp_path, tied=tied), dtype=dtype, sampling=sampling))
+    model = make_tiny_model(tmp_path, tied=tied, max_context=16)
+    learner = Learner(make_config(model, dtype=dtype, sampling=sampling))
     learner.update(*_groups(learner))
     *buckets, last = learner.publish()
     manifest = WeightManifest.model_validate(last)
+    assert len(manifest.canary.token_ids) == 16, "more than the model has positions"
     names = {entry.name for entry in manifest.tensors}
     assert manifest.policy_version == 1 and ("lm_head.weight" in names) is not tied
     served = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=getattr(torch, dtype))
@@ -324,13 +345,15 @@ def test_the_kl_to_the_reference_may_be_measured_without_a_penalty(model_path: P
     assert "learner/kl_reference_k3_mean" not in reports[1] and "learner/kl_loss" not in reports[2]
 
 
-def test_a_step_reports_the_kl_coefficient_that_it_learned_with(model_path: Path):
+@pytest.mark.parametrize("warms_up", [False, True])
+def test_a_step_reports_the_kl_coefficient_that_it_learned_with(model_path: Path, warms_up: bool):
     adaptive = {"target": 6.0, "horizon": 24}
     algorithm = {"kl": {"loss": {"coefficient": 0.5, "estimator": "k3", "adaptive": adaptive}}}
-    learner = Learner(make_config(model_path, learner={"lora": {"rank": 4}}, algorithm=algorithm))
-    found = [learner.update(*_groups(learner)).metrics["learner/kl_loss_coefficient"] for _ in range(2)]
-    # The adapters start at the reference: a KL of 0 lowers it by a fifth times 12 trajectories of 24.
-    assert found == pytest.approx([0.5, 0.45])
+    critic = {"advantage": "gae", "value": {"warmup_steps": 1}} if warms_up else {}
+    learner = Learner(make_config(model_path, learner={"lora": {"rank": 4}}, algorithm=algorithm | critic))
+    found = [learner.update(*_groups(learner)).metrics["learner/kl_loss_coefficient"] for _ in range(2 + warms_up)]
+    # The adapters start at the reference: a KL of 0 lowers it by a fifth times 12 trajectories of 24, but not while the policy waits.
+    assert found == pytest.approx([*[0.5] * warms_up, 0.5, 0.45])
 
 
 def test_a_reference_of_its_own_is_never_taken_for_the_base_under_adapters(model_path: Path):
@@ -362,10 +385,16 @@ def test_an_exported_folder_is_one_that_transformers_loads(model_path: Path, tmp
     assert AutoTokenizer.from_pretrained(tmp_path / "export")("1+1").input_ids
 
 
-def test_nothing_is_exported_into_a_folder_that_is_there(model_path: Path, tmp_path: Path):
+def test_nothing_is_exported_into_a_folder_that_is_there_and_nothing_stays_of_an_export_that_failed(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learner = Learner(make_config(model_path))
     (tmp_path / "model").mkdir()
     with pytest.raises(CheckpointError, match=r"model exists; export into another folder"):
-        Learner(make_config(model_path)).export(str(tmp_path / "model"), {})
+        learner.export(str(tmp_path / "model"), {})
+    monkeypatch.setattr(ModelFolder, "write", _refused)
+    with pytest.raises(ValueError, match="generation_config"):
+        learner.export(str(tmp_path / "other"), {})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -439,6 +468,8 @@ def test_bad_trajectories_change_nothing(model_path: Path):
     before = _weights(learner)
     with pytest.raises(DataError):
         learner.update(make_group(0, rewards=(None, None)))
+    with pytest.raises(DataError, match="token 128 is outside the learner's vocabulary of 128"):
+        learner.update(make_group(0, rewards=(1.0,), lengths=(1,), completion_token_ids=[[128]]))
     assert learner.version == 0 and all(torch.equal(t, before[n]) for n, t in _weights(learner).items())
 
 
@@ -455,7 +486,9 @@ def test_a_critic_of_normalised_returns_learns_large_ones(model_path: Path, back
     value = {"backbone": backbone, "learning_rate": 1e-2, "coefficient": 1.0, "normalise_returns": True}
     learner = Learner(make_config(model_path, algorithm={"advantage": "gae", "value": value}))
     group = make_group(0, rewards=(5000.0, 6000.0))
-    values = [learner.update(group).metrics["learner/value_mean"] for _ in range(20)]
+    reports = [learner.update(group).metrics for _ in range(20)]
+    assert ("learner/critic_gradient_norm" in reports[0]) is (backbone == "own")
+    values = [report["learner/value_mean"] for report in reports]
     assert abs(values[0]) < 1e-2 and abs(values[-1] - 5500.0) < 1100.0
 
 
@@ -481,6 +514,7 @@ def test_the_policy_does_not_move_by_a_bit_while_its_critic_warms_up(model_path:
     canary = _canary(learner)
     assert learner.version == 2 and canary.logprobs == canary.starting_logprobs
     reports += [learner.update(*_groups(learner)).metrics for _ in range(2)]
+    assert (reports[0]["learner/gradient_norm"] == 0.0) is (backbone == "own")
     # The policy's own warm-up begins where the critic's ends.
     assert [report["learner/learning_rate"] for report in reports] == [0.0, 0.0, 5e-4, 1e-3]
     assert not any(torch.equal(tensor, policy[name]) for name, tensor in _weights(learner).items() if tensor.ndim > 1)
@@ -528,6 +562,7 @@ def test_lora_trains_adapters_alone_and_publishes_them_merged(model_path: Path, 
     algorithm = {"policy_loss": "reinforce", "kl": {"loss": {"coefficient": 0.1}}}
     learner = Learner(make_config(model_path, dtype=dtype, learner={"lora": {"rank": 4}}, algorithm=algorithm))
     before = {name: p.detach().clone() for name, p in learner.policy.named_parameters()}
+    assert {weight.dtype for weight in before.values()} == {getattr(torch, dtype)}
     reports = [learner.update(*_groups(learner)).metrics for _ in range(2)]
     # Nobody scored the reference: it is the policy without adapters.
     assert reports[0]["learner/kl_reference_k3_mean"] == 0.0 < reports[1]["learner/kl_reference_k3_mean"]
@@ -616,7 +651,8 @@ def test_an_error_of_any_kind_in_a_save_is_told_to_all_ranks_and_the_next_save_i
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ):
     learner = Learner(make_config(model_path, checkpoint={"asynchronous": asynchronous}))
-    told: list[str] = []
+    told, closed = list[str](), list[FolderTarget]()
+    monkeypatch.setattr(FolderTarget, "close", lambda target: closed.append(target))
     first_of = learner._saver._first_of
     monkeypatch.setattr(learner._saver, "_first_of", lambda own: told.append(own) or first_of(own))
     with (
@@ -629,6 +665,7 @@ def test_an_error_of_any_kind_in_a_save_is_told_to_all_ranks_and_the_next_save_i
     assert "ValueError" in told[-1], "the others wait for this rank"
     learner.save(str(tmp_path / "step-000002"), {})
     learner.finish_saving()
+    assert len(closed) == 2, "where there is an object store, a target has temporary files until then"
     assert [place.name for place in checkpoints(Storage(str(tmp_path)))] == ["step-000002"]
 
 
@@ -687,6 +724,16 @@ def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
     num_parameters = sum(parameter.numel() for parameter in learner.policy.parameters())
     learner.update(*_groups(learner))
     monkeypatch.setattr(saving, "free_bytes", lambda device: 16 * num_parameters)  # masters, moments and the model
+    learner.save(str(tmp_path / "step-000001"), {})
+    assert learner._saver._writing is None
+    verify(Place.of(tmp_path / "step-000001"))
+
+
+def test_the_save_after_the_last_step_is_written_at_once(model_path: Path, tmp_path: Path):
+    learner = Learner(make_config(model_path, num_steps=1))
+    learner.save(str(tmp_path / "step-000000"), {})
+    assert learner._saver._writing is not None
+    learner.update(*_groups(learner))
     learner.save(str(tmp_path / "step-000001"), {})
     assert learner._saver._writing is None
     verify(Place.of(tmp_path / "step-000001"))

@@ -148,3 +148,5 @@ def test_a_parameter_that_never_had_a_gradient_has_no_state_and_comes_back_witho
     _, resumed = made()
     resumed.load_state(optimizer.state())
     assert set(resumed.state()) == {f"{kind}/policy.used" for kind in ("step", "exp_avg", "exp_avg_sq")}
+    resumed.load_state({})
+    assert resumed.state() == {}

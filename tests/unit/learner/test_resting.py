@@ -124,13 +124,22 @@ def test_a_learner_that_rests_between_steps_learns_the_same_to_the_bit(
         before = {id(parameter) for parameter in learner.networks.parameters()}
         for step in range(3):
             learner.update(*(make_group(i, seed=step, version=step) for i in range(2)))
+            learner.rest()
             published = [*learner.publish()]
             learner.rest()
             assert learner._rest.is_resting == moves
             emptied = [p for p in learner.networks.parameters() if not p.untyped_storage().nbytes()]
             assert len(emptied) == (len([*learner.networks.parameters()]) if moves else 0)
-        learner.save(str(tmp_path / str(moves)), {})
+        saved = str(tmp_path / str(moves))
+        learner.save(saved, {})
         learner.finish_saving()
+        learner.rest()
+        manifest, _ = learner.pack()
+        assert manifest["digest"] == published[-1]["digest"]
+        learner.rest()
+        learner.export(f"{saved}-exported", {})
+        learner.rest()
+        learner.restore(saved)
         assert {id(parameter) for parameter in learner.networks.parameters()} == before
         state = learner.optimizer.state() | learner.optimizer.masters()
         learned.append(

@@ -61,13 +61,17 @@ def _first_look(tensors: BatchTensors) -> BatchTensors:
     return replace(tensors, proximal_logprobs_NT=proximal_NT, entropies_NT=noise().abs(), values_NT=noise())
 
 
+def _passes(networks: Networks, made: Objective) -> Passes:
+    ranks = Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None)
+    config = LearnerConfig(max_tokens_per_micro_batch=80)
+    return Passes(networks, objective=made, ranks=ranks, config=config, phases=Phases("testing"))
+
+
 def _learned(
     networks: Networks, made: Objective, batch: Batch, tensors: BatchTensors
 ) -> tuple[float, dict[str, float], Tensor]:
     """Loss, statistics and gradient of one update over micro-batches of about three episodes."""
-    ranks = Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None)
-    config = LearnerConfig(max_tokens_per_micro_batch=80)
-    passes = Passes(networks, objective=made, ranks=ranks, config=config, phases=Phases("testing"))
+    passes = _passes(networks, made)
     mini_batch = passes.mini_batch(batch, list(range(len(batch.rows))))
     assert len(mini_batch.micro_batches) > 1
     prepared = made.prepare(tensors)
@@ -151,9 +155,15 @@ def test_segments_learned_as_trajectories_of_their_own_are_another_gradient(netw
 
 
 def test_an_episode_that_does_not_fit_in_one_pass_is_refused_by_name(networks):
-    batch = _assembled([segmented((1.0, [30, 30, 30]), (0.0, [30]), info=['{"difficulty": 1}'] * 4)])
+    """Segments of 38 and 39 take 5 + 37 + 38 tokens after one prompt: all of the 80. A trajectory of one segment may be longer."""
+    fitting, batch = (
+        _assembled([segmented((1.0, lengths), (0.0, [100]), info=['{"difficulty": 1}'] * 3)])
+        for lengths in ([38, 39], [38, 40])
+    )
+    passes = _passes(networks, objective())
+    assert len(passes.mini_batch(fitting, [0, 1]).micro_batches) == 2
     said = (
-        r"trajectory 00000000/0 of group 00000000: its 3 segments take 92 tokens .*max_tokens_per_micro_batch=80; raise"
+        r"trajectory 00000000/0 of group 00000000: its 2 segments take 81 tokens .*max_tokens_per_micro_batch=80; raise"
     )
     with pytest.raises(DataError, match=said):
-        _learned(networks, objective(), batch, _first_look(batch.tensors))
+        passes.mini_batch(batch, [0, 1])

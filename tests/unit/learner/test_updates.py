@@ -264,19 +264,17 @@ def test_a_loss_that_is_not_finite_makes_no_update_though_its_gradient_is_0():
     alone = Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None)
     guard = NonFiniteGuard(max_in_a_row=1, ranks=alone, folder=None)
     update = MiniBatch(rows=[0], micro_batches=[SimpleNamespace(rows=[0])])
-    for loss, is_made in ((1.0, True), (float("inf"), False)):
+    for loss, num_in_a_row in ((1.0, 0), (float("inf"), 1), (1.0, 0)):
         losses = torch.tensor([loss])
-        assert (
-            guard.admits(None, update, losses=losses, gradient_norms={"policy": torch.zeros(())}, place=(0, 1))
-            is is_made
-        )
+        is_made = guard.admits(None, update, losses=losses, gradient_norms={"policy": torch.zeros(())}, place=(0, 1))
+        assert (is_made, guard.num_in_a_row) == (num_in_a_row == 0, num_in_a_row)
 
 
 def test_updates_that_are_not_finite_are_counted_in_a_row_over_steps(model_path: Path):
-    learner = Learner(make_unbounded_config(model_path, max_skipped=2, mini_batches=2))
+    learner = Learner(make_unbounded_config(model_path, max_skipped=2, mini_batches=2), run_dir="s3://bucket/run")
     bad = [make_overflowing_group(i) for i in range(2)]
     assert learner.update(*bad).metrics["learner/skipped_in_a_row"] == 2.0
-    with pytest.raises(NumericsError, match="3 updates in a row"):
+    with pytest.raises(NumericsError, match=r"3 updates in a row.*were not saved \(no local run directory\)"):
         learner.update(*bad)
 
 
@@ -370,4 +368,7 @@ def test_micro_batches_and_layouts_change_no_update(model_path: Path):
 
 def test_the_passes_of_every_epoch_are_counted(model_path: Path):
     learner = _learner(model_path, epochs=3, mini_batches=2)
-    assert learner.update(*_groups(0)).metrics["learner/micro_batches"] == 6.0
+    stats = learner.update(*(make_group(i, lengths=(2, 3, 4)) for i in range(2)))
+    assert stats.metrics["learner/micro_batches"] == 6.0
+    # Three epochs of two groups: 3 · 5 tokens of prompts and 2 + 3 + 4 of completions.
+    assert stats.metrics["speed/learning_tokens_per_s"] * stats.seconds == pytest.approx(3 * 2 * 24)

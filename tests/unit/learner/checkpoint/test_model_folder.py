@@ -11,6 +11,8 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from learner.checkpoint import model_folder
 from learner.checkpoint.model_folder import ModelFolder
+from learner.checkpoint.places import Place
+from learner.checkpoint.reading import verify
 from learner.learner import Learner
 from learner.model.loading import skeleton
 from learner.publishing import exported
@@ -105,6 +107,8 @@ def test_what_is_saved_names_the_base_as_the_run_does_and_not_where_this_machine
     adapter = tmp_path / "step-000000" / "adapter"
     described = json.loads((adapter / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == "s3://bucket/run/checkpoints/step-000010/model"
+    files = ("README.md", "adapter_config.json", "adapter_model.safetensors")
+    assert {f"adapter/{name}" for name in files} <= verify(Place.of(tmp_path / "step-000000")).files.keys()
     for card in (adapter / "README.md", tmp_path / "step-000000" / "model" / "README.md"):
         assert "3f9c0a1b" not in card.read_text() and "license: mit" in card.read_text()
 

@@ -37,7 +37,14 @@ def store(server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 def _manifest(version: int, metric: float | None = None) -> Manifest:
     return Manifest(
-        policy_version=version, num_ranks=2, parameters_digest="p", metric=metric, learner={}, extra={}, files={}
+        policy_version=version,
+        num_ranks=2,
+        parameters_digest="p",
+        metric=metric,
+        rated_by="" if metric is None else "accuracy",
+        learner={},
+        extra={} if metric is None else {"metric": metric},
+        files={},
     )
 
 
@@ -124,8 +131,8 @@ def test_the_newest_and_the_best_stay(store: Proxy):
 
 def test_what_a_killed_upload_left_is_no_checkpoint_and_goes_with_the_next(store: Proxy):
     root = Storage(f"{ROOT}/run")
-    root.write_file("step-000001/model/config.json", b"{}")
-    root.write_file("step-000009/model/config.json", b"{}")
+    for step in (0, 1, 9):
+        root.write_file(f"step-{step:06d}/model/config.json", b"{}")
     assert _found() == []
     with pytest.raises(CheckpointError, match=r"step-000001 is not a checkpoint: it has no manifest\.json"):
         verify(Place.of(f"{ROOT}/run/step-000001"))
@@ -139,7 +146,9 @@ def test_a_version_that_stands_keeps_its_files_and_takes_a_rating_and_another_ve
     files = read_manifest(place).files
     for metric, rated in ((0.5, 0.5), (None, 0.5), (0.7, 0.7)):
         _save(1, metric=metric)
-        assert verify(place).metric == rated and verify(place).files == files
+        found = verify(place)
+        assert (found.metric, found.rated_by, found.extra) == (rated, "accuracy", {"metric": rated})
+        assert found.files == files
     with pytest.raises(CheckpointError, match=r"step-000001 stands already, of version 1"):
         _save(1, version=3)
     assert verify(place).policy_version == 1
@@ -224,6 +233,18 @@ def test_of_two_drivers_that_save_one_step_neither_touches_the_others_files(stor
     place = Place.of(f"{ROOT}/run/step-000010")
     assert verify(place).folder == "b" and _rows(place) == [98.0] * 4
     assert place.root.names(place.name) == ["b", "manifest.json"]
+
+
+def test_a_commit_whose_answer_was_lost_stands_though_another_driver_has_rated_it_since(store: Proxy):
+    a = _Driver("a")
+    a.begin()
+    for rank in (0, 1):
+        a.upload(rank)
+    a._target.commit(_manifest(10).sealed(a._entries))
+    _save(10, metric=0.5)
+    a.commit()
+    place = Place.of(f"{ROOT}/run/step-000010")
+    assert verify(place).metric == 0.5 and _rows(place) == [97.0] * 4
 
 
 def test_a_save_that_begins_leaves_the_files_of_one_under_way(store: Proxy):

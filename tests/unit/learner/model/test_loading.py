@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing import assert_close
 from transformers import (
+    AfmoeConfig,
+    AfmoeForCausalLM,
     ApertusConfig,
     ApertusForCausalLM,
     AutoModelForSequenceClassification,
@@ -36,7 +38,7 @@ from learner.learner import Learner
 from learner.model.building import build
 from learner.model.critic import Networks
 from learner.model.packing import lay_out
-from learner.model.policy import token_row
+from learner.model.policy import load, token_row
 from learner.optimizer import Optimizer
 from learner.publishing import exported
 from tests.models import make_tiny_model, make_tiny_reward_model
@@ -122,6 +124,18 @@ def test_what_a_model_freezes_keeps_its_bits_on_one_rank_and_on_several(alone: R
         assert stored.keys() == load_file(tmp_path / "model.safetensors").keys()
         assert torch.equal(stored["model.layers.1.mlp.moe_statics.e_score_correction_bias"], bias)
         assert stored["model.layers.1.mlp.gate.weight"].dtype == torch.bfloat16
+
+
+def test_what_a_model_freezes_keeps_its_bits_where_the_others_are_rounded(tmp_path: Path):
+    """As for a reference. AFMoE's code does not ask for float32."""
+    model = AfmoeForCausalLM(AfmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16))
+    name = "model.layers.1.mlp.expert_bias"
+    bias = torch.arange(4) / 3
+    model.get_parameter(name).data.copy_(bias)
+    model.save_pretrained(tmp_path)
+    loaded = load(make_config(tmp_path).model, dtype=torch.bfloat16)
+    assert torch.equal(loaded.get_buffer(name), bias)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
 
 
 def test_what_balances_experts_is_not_rounded_on_its_way_to_shards(alone: Ranks, tmp_path: Path):
