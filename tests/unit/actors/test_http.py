@@ -279,6 +279,21 @@ async def test_a_request_that_is_late_for_its_tokens_takes_no_turn_of_the_reques
 
 
 @simulated
+async def test_a_request_whose_tokens_come_too_late_once_it_has_its_turn_is_told_so_then():
+    """One request and one token a second. The third has its turn at 2 s, and the second takes the tokens until 6 s, which is beyond 4 s."""
+    limits = {"requests_per_minute": 60, "tokens_per_minute": 60}
+    async with faulty_server(echo) as server, client_of(server.url, **limits) as client:
+        await client.post("", 0)
+        began = asyncio.get_running_loop().time()
+        with verdict_within(5):
+            asking = (client.post("", number, num_tokens=5) for number in (1, 2))
+            _, late = await asyncio.gather(*asking, return_exceptions=True)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(2.0)
+        assert "leave no turn" in str(late) and late.retry_after_s == pytest.approx(2.0)
+        assert server.requests == [0, 1]
+
+
+@simulated
 async def test_an_outage_under_a_limit_is_an_outage():
     async with faulty_server(echo, "503") as server, client_of(server.url, requests_per_minute=1) as client:
         with verdict_within(5), pytest.raises(UnavailableError, match="HTTP 503") as away:
