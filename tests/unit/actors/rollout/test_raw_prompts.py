@@ -65,6 +65,17 @@ def test_reasoning_that_the_template_began_is_none_of_the_words_whatever_reads_t
     assert speech.hear(sampled, written_ids=[], tools=(), num_calls=0).text == said
 
 
+@pytest.mark.parametrize(
+    ("name", "reasoning", "text"),
+    [("deepseek_r1", "Hm.", "It is 42."), ("chatml", None, "<think>Hm.</think>It is 42.")],
+)
+def test_reasoning_that_the_model_begins_is_none_of_the_words_where_its_template_knows_of_any(name, reasoning, text):
+    speech = speech_of(name)
+    sampled = speech.turns.encoder.encode_on("<think>Hm.</think>It is 42.")
+    reply = speech.hear(sampled, written_ids=[], tools=(), num_calls=0)
+    assert (reply.reasoning, reply.text) == (reasoning, text)
+
+
 def call_twice(*, text: str, tools: Any) -> tuple[str, list[Any]]:
     return text, [{"name": "find", "arguments": {}}, {"name": "read", "arguments": {}}]
 
