@@ -102,6 +102,7 @@ async def test_a_second_request_that_is_still_unanswered_at_the_end_of_its_judge
             await asyncio.sleep(2.4)
             with pytest.raises(TimeoutError):
                 await client.post("", "second")
+            assert remaining_s() == 0.0, "the judge's own deadline comes first"
 
 
 @pytest.mark.parametrize("fault", ["retry after 0 s", "retry after a past date"])
@@ -110,6 +111,36 @@ async def test_a_server_that_may_be_asked_again_at_once_is_asked_with_jitter(fau
     async with faulty_server(echo, *[fault] * 50) as server, client_of(server.url) as client:
         with verdict_within(0.6), pytest.raises(UnavailableError):
             await client.post("", 1)
+
+
+@simulated
+async def test_a_server_that_fails_is_asked_less_and_less_often(monkeypatch):
+    """0.1, 0.2, 0.4 ... 6.4 and 10 s apart: at 0, 0.1, 0.3, 0.7, 1.5, 3.1, 6.3, 12.7 and 22.7 s of 29."""
+    monkeypatch.setattr("actors.http.random.uniform", lambda low, high: high)
+    async with faulty_server(echo, always=itertools.repeat("503")) as server, client_of(server.url) as client:
+        with pytest.raises(UnavailableError):
+            await client.post("", 1)
+        assert len(server.requests) == 9
+
+
+@simulated
+async def test_of_servers_that_want_no_request_the_first_that_does_again_is_asked():
+    async with (
+        faulty_server(echo, "retry after an hour") as long,
+        faulty_server(echo, "retry after 1 s") as short,
+        client_of(long.url, short.url) as client,
+    ):
+        with verdict_within(5):
+            assert await client.post("", 1) == {"said": 1}
+        assert (len(long.requests), len(short.requests)) == (1, 2)
+
+
+@simulated
+async def test_a_server_that_limits_and_then_hangs_is_in_the_outage():
+    async with faulty_server(echo, "retry after 1 s", "hang") as server, client_of(server.url) as client:
+        with verdict_within(2), pytest.raises(UnavailableError, match="answered nothing") as away:
+            await client.post("", 1)
+        assert away.value.endpoint == server.url
 
 
 @simulated
@@ -143,9 +174,11 @@ async def test_a_limit_outlasts_the_late_answer_to_an_earlier_request():
 async def test_requests_go_round_the_healthy_servers_and_return_to_one_that_has_rested(monkeypatch):
     monkeypatch.setattr("actors.http._REST_S", 2)
     async with faulty_server(echo, "503") as ill, faulty_server(echo) as well, client_of(ill.url, well.url) as client:
+        began = asyncio.get_running_loop().time()
         for number in range(4):
             await client.post("", number)
         assert (ill.requests, well.requests) == ([0], [0, 1, 2, 3])
+        assert asyncio.get_running_loop().time() == began, "the other one is asked at once"
         await asyncio.sleep(2)
         for number in (4, 5):
             await client.post("", number)
@@ -236,6 +269,31 @@ async def test_a_request_that_the_limits_sent_out_late_says_nothing_of_the_serve
     assert [type(error) for error in asked] == [UnavailableError, UnavailableError]
     assert [(each.endpoint, each.retry_after_s is None) for each in asked] == [(server.url, True), (None, False)]
     assert "max_concurrency" in str(asked[1])
+
+
+@simulated
+async def test_of_a_burst_those_that_would_come_too_late_are_told_so_at_once():
+    """One a second, for 2 s: the first go at 0 s and 1 s."""
+    async with faulty_server(echo) as server, client_of(server.url, requests_per_minute=60) as client:
+        began = asyncio.get_running_loop().time()
+        with verdict_within(3):
+            asked = await asyncio.gather(*(client.post("", number) for number in range(5)), return_exceptions=True)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(1.0)
+    assert [getattr(each, "retry_after_s", None) for each in asked] == [None, None, *[pytest.approx(1.0)] * 3]
+
+
+@simulated
+async def test_tokens_that_were_not_used_let_the_next_request_go_earlier():
+    """One token a second. Ten are expected and two are used, which is known after 1 s: the next goes at 2 s."""
+    async with faulty_server(lambda body: {"usage": {"total_tokens": 2}}, "slow") as server:
+        server.wait = asyncio.Event()
+        async with client_of(server.url, tokens_per_minute=60) as client:
+            began = asyncio.get_running_loop().time()
+            asking = [asyncio.create_task(client.post("", number, num_tokens=10)) for number in range(2)]
+            await asyncio.sleep(1)
+            server.wait.set()
+            await asyncio.gather(*asking)
+            assert asyncio.get_running_loop().time() - began == pytest.approx(2.0, abs=0.06)
 
 
 @simulated
