@@ -105,6 +105,18 @@ async def test_a_second_request_that_is_still_unanswered_at_the_end_of_its_judge
             assert remaining_s() == 0.0, "the judge's own deadline comes first"
 
 
+@pytest.mark.parametrize(("num_answered", "at_s"), [(0, 2.4), (1, 1.0)])
+@simulated
+async def test_a_first_request_or_one_in_the_first_half_of_its_judgement_is_in_the_outage(num_answered, at_s):
+    async with faulty_server(echo, *[None] * num_answered, "hang") as server, client_of(server.url) as client:
+        with verdict_within(4), pytest.raises(UnavailableError, match="answered nothing") as away:
+            for number in range(num_answered):
+                await client.post("", number)
+            await asyncio.sleep(at_s)
+            await client.post("", 9)
+        assert away.value.endpoint == server.url
+
+
 @pytest.mark.parametrize("fault", ["retry after 0 s", "retry after a past date"])
 @simulated
 async def test_a_server_that_may_be_asked_again_at_once_is_asked_with_jitter(fault):
@@ -223,8 +235,33 @@ def test_what_is_not_there_is_one_clear_error_when_the_judge_is_built(params, me
     "url", ["ftp://a", "localhost:5000", "http://", "http://me:pw@a", "http://a?x=1", "http://a:99999"]
 )
 def test_an_url_that_is_none_is_refused(url):
-    with pytest.raises(ValueError, match=r"must be a URL|has a user or password|[Pp]ort"):
+    with pytest.raises(ValueError, match=r"must be a URL|has a user or password|[Pp]ort") as refused:
         Endpoint.model_validate(url)
+    (error,) = refused.value.errors()
+    assert "x=1" not in error["msg"] and "pw" not in error["msg"], "what may be a secret"
+
+
+def test_a_path_is_put_behind_an_url_with_one_slash():
+    assert Endpoint.model_validate("http://a/v1/").urls == ("http://a/v1",)
+
+
+@simulated
+async def test_an_answer_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr("actors.http._MAX_ANSWER_BYTES", 1000)
+    async with faulty_server(lambda body: "x" * body) as server, client_of(server.url) as client:
+        assert len(await client.post("", 900)) == 900
+        with pytest.raises(HttpError, match="more than 1000 bytes"):
+            await client.post("", 1100)
+
+
+@simulated
+async def test_as_many_requests_go_out_at_a_time_as_allowed():
+    """A client of aiohttp has a hundred connections where nothing else is said."""
+    async with faulty_server(echo, always=itertools.repeat("hang")) as server:
+        async with client_of(server.url, max_concurrency=120) as client:
+            with verdict_within(3):
+                await asyncio.gather(*(client.post("", number) for number in range(130)), return_exceptions=True)
+        assert sorted(server.requests) == [*range(120)]
 
 
 @simulated
