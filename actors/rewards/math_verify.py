@@ -18,7 +18,7 @@ logging.getLogger(package.__name__).setLevel(logging.ERROR)
 
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
 # Each reads a run of digits or spaces once: a policy that has lost its way writes thousands.
-_JOINS = re.compile(r"[\s$]*+(?:[,;]|(?:,\s*+)?(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*")
+_JOINS = re.compile(r"[\s$]*(?:[,;]|(?:,\s*)?(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*")
 _POWERS = re.compile(r"(?<!\d)(?<!\d\.)\d[\d.]*+(?:\s*(?:\^|\*\*)[\s{(]*\d[\d.]*+)+")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _FACTORIAL, _FACTORIAL_OF_ONE = re.compile(r"(?<!\d)(\d++)\s*+!"), re.compile(r"!\s*[)}][\s)}]*!")
