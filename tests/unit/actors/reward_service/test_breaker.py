@@ -219,14 +219,14 @@ async def test_a_verdict_that_a_judge_gave_without_asking_ends_no_outage():
 @simulated
 async def test_a_limit_of_rate_delays_a_reward_and_never_fails_it(of_the_server):
     endpoint = Endpoint(keeps_verdicts=True)
-    endpoint.limits[3] = [UnavailableError("HTTP 429", endpoint=of_the_server, retry_after_s=90.0) for _ in range(9)]
+    endpoint.limits[3] = [UnavailableError("HTTP 429", endpoint=of_the_server, retry_after_s=100.0) for _ in range(9)]
     judging = endpoint.judging()
     limited = asyncio.create_task(judging.judge("{}", calls(3)))
-    for number in range(10, 850):
+    for number in range(10, 950):
         await judging.judge("{}", calls(number))
     assert values(await limited) == [3]
     asked = [at for at, number in endpoint.asked if number == 3]
-    assert all(later - earlier >= 91 for earlier, later in itertools.pairwise(asked)) and len(asked) == 10
+    assert all(later - earlier >= 101 for earlier, later in itertools.pairwise(asked)) and len(asked) == 10
 
 
 @simulated
