@@ -13,3 +13,11 @@ def after_reasoning(text: str, *, prompt: str = "", finish_reason: str = "") -> 
     if not has_ended and finish_reason == "length" and prompt.rstrip().endswith(_BEGINS):
         return ""
     return answer.partition(_BEGINS)[0]
+
+
+def parted(text: str, *, prompt: str) -> tuple[str | None, str]:
+    """The reasoning with which a reply begins, or None, and the words after it. After reasoning that is never closed there are none."""
+    thoughts, _, words = text.partition(_ENDS)
+    if not (prompt.rstrip().endswith(_BEGINS) or thoughts.lstrip().startswith(_BEGINS)):
+        return None, text
+    return thoughts.replace(_BEGINS, "", 1).strip() or None, words.lstrip()

@@ -18,7 +18,7 @@ Score = Literal["all", "share"]
 """`all`: 1 if every case passes, else 0; `share`: the share of cases that pass."""
 _FENCE = "```"
 _PYTHON = ("python", "py", "python3")
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def program_of(completion: str, *, prompt: str = "", finish_reason: str = "", language: str = "python") -> str | None:
@@ -26,17 +26,18 @@ def program_of(completion: str, *, prompt: str = "", finish_reason: str = "", la
     unmarked block after a program is often its output. An unclosed block does not count: it was cut off."""
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     marks = _PYTHON if language == "python" else (language.lower(),)
-    found, unmarked, block, mark = None, None, None, ""
+    found, unmarked, block, mark, margin = None, None, None, "", ""
     for line in answer.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
         # A line with more backticks is inline code.
         if block is None and stripped.startswith(_FENCE) and "`" not in stripped.lstrip("`"):
             block, mark = [], next(iter(stripped.strip("`").lower().split()), "")
+            margin = line[: len(line) - len(line.lstrip())]  # of a block in a list
         elif block is not None and stripped == _FENCE:
             text, block = "\n".join(block) + "\n", None
             found, unmarked = (text if mark in marks else found), (unmarked if mark else text)
         elif block is not None:
-            block.append(line)
+            block.append(line.removeprefix(margin))
     return unmarked if found is None else found
 
 

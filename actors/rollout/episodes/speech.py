@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from actors.chat.calls import Reply, ReplyParser
+from actors.chat.derivation import THINK
 from actors.chat.formatter import ChatFormatter, EncodedPrompt
 from actors.chat.report import ChatReport, chat_report
+from actors.reasoning import parted
 from actors.rollout.stop_seam import HALF_CHARACTER
 from cluster.contracts.episodes import Message, RawPrompt, ToolCall
 from cluster.contracts.errors import ConfigError, DataError
@@ -116,14 +118,16 @@ class Speech:
 
         If a call is unreadable, the reply becomes one call whose arguments are the reply's text.
         """
+        written = self.turns.encoder.decode(written_ids)
         if self._parser is None:
-            return Reply(text=self._formatter.decode(sampled_ids))
-        # Foreign parsers do not expect the stop token, which their servers leave out.
+            reasoning, words = self._parted(self._formatter.decode(sampled_ids), written)
+            return Reply(text=words, reasoning=reasoning)
+        # Foreign parsers expect neither the stop token nor reasoning, which their servers leave out.
         ends = self._has_own_parser and sampled_ids and sampled_ids[-1] in self._formatter.stop_token_ids
-        read_ids = sampled_ids[:-1] if ends else sampled_ids
-        sampled, written = (self.turns.encoder.decode(ids) for ids in (read_ids, written_ids))
+        sampled = self.turns.encoder.decode(sampled_ids[:-1] if ends else sampled_ids)
+        reasoning, words = self._parted(sampled, written) if self._has_own_parser else (None, sampled)
         try:
-            reply = self._parser(sampled, prompt=written, tools=tools)
+            reply = self._parser(words, prompt=written, tools=tools)
         except DataError:
             text = self._formatter.decode(sampled_ids)
             if not tools:
@@ -135,7 +139,7 @@ class Speech:
             replace(call, id=f"call{num_calls + place:05}")
             for place, call in enumerate(reply.calls)
         )
-        return replace(reply, calls=calls)
+        return replace(reply, reasoning=reply.reasoning or reasoning, calls=calls)
 
     def is_canonical(self, token_ids: Sequence[int], messages: Sequence[Message], *, tools: Tools) -> bool:
         """Whether the template writes these ids from the whole conversation at once, as a server that keeps no tokens would show it to the
@@ -165,6 +169,10 @@ class Speech:
     def require_tools(self) -> None:
         """Raises ConfigError unless tools can be shown to the model and its calls can be read."""
         self._report.require_tools(reads_calls=self._has_own_parser)
+
+    def _parted(self, sampled: str, written: str) -> tuple[str | None, str]:
+        """As `parted`. With a template that knows no reasoning all is words: it would not show the reasoning to the model again."""
+        return parted(sampled, prompt=written) if THINK in self.turns.template.source else (None, sampled)
 
     def _require_known(self, token_ids: Sequence[int]) -> None:
         count = self._formatter.num_token_ids

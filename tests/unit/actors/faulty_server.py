@@ -51,7 +51,7 @@ class FaultyServer:
             case "retry after 0 s":
                 return web.Response(status=429, headers={"Retry-After": "0"})
             case "retry after a past date":
-                return web.Response(status=429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
+                return web.Response(status=429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 -0000"})
             case "retry after a year beyond C's integers":
                 return web.Response(status=429, headers={"Retry-After": "Wed, 21 Oct 99999999999 07:28:00 GMT"})
             case "retry after an hour":

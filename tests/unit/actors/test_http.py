@@ -102,6 +102,19 @@ async def test_a_second_request_that_is_still_unanswered_at_the_end_of_its_judge
             await asyncio.sleep(2.4)
             with pytest.raises(TimeoutError):
                 await client.post("", "second")
+            assert remaining_s() == 0.0, "the judge's own deadline comes first"
+
+
+@pytest.mark.parametrize(("num_answered", "at_s"), [(0, 2.4), (1, 1.0)])
+@simulated
+async def test_a_first_request_or_one_in_the_first_half_of_its_judgement_is_in_the_outage(num_answered, at_s):
+    async with faulty_server(echo, *[None] * num_answered, "hang") as server, client_of(server.url) as client:
+        with verdict_within(4), pytest.raises(UnavailableError, match="answered nothing") as away:
+            for number in range(num_answered):
+                await client.post("", number)
+            await asyncio.sleep(at_s)
+            await client.post("", 9)
+        assert away.value.endpoint == server.url
 
 
 @pytest.mark.parametrize("fault", ["retry after 0 s", "retry after a past date"])
@@ -110,6 +123,36 @@ async def test_a_server_that_may_be_asked_again_at_once_is_asked_with_jitter(fau
     async with faulty_server(echo, *[fault] * 50) as server, client_of(server.url) as client:
         with verdict_within(0.6), pytest.raises(UnavailableError):
             await client.post("", 1)
+
+
+@simulated
+async def test_a_server_that_fails_is_asked_less_and_less_often(monkeypatch):
+    """0.1, 0.2, 0.4 ... 6.4 and 10 s apart: at 0, 0.1, 0.3, 0.7, 1.5, 3.1, 6.3, 12.7 and 22.7 s of 29."""
+    monkeypatch.setattr("actors.http.random.uniform", lambda low, high: high)
+    async with faulty_server(echo, always=itertools.repeat("503")) as server, client_of(server.url) as client:
+        with pytest.raises(UnavailableError):
+            await client.post("", 1)
+        assert len(server.requests) == 9
+
+
+@simulated
+async def test_of_servers_that_want_no_request_the_first_that_does_again_is_asked():
+    async with (
+        faulty_server(echo, "retry after an hour") as long,
+        faulty_server(echo, "retry after 1 s") as short,
+        client_of(long.url, short.url) as client,
+    ):
+        with verdict_within(5):
+            assert await client.post("", 1) == {"said": 1}
+        assert (len(long.requests), len(short.requests)) == (1, 2)
+
+
+@simulated
+async def test_a_server_that_limits_and_then_hangs_is_in_the_outage():
+    async with faulty_server(echo, "retry after 1 s", "hang") as server, client_of(server.url) as client:
+        with verdict_within(2), pytest.raises(UnavailableError, match="answered nothing") as away:
+            await client.post("", 1)
+        assert away.value.endpoint == server.url
 
 
 @simulated
@@ -143,9 +186,11 @@ async def test_a_limit_outlasts_the_late_answer_to_an_earlier_request():
 async def test_requests_go_round_the_healthy_servers_and_return_to_one_that_has_rested(monkeypatch):
     monkeypatch.setattr("actors.http._REST_S", 2)
     async with faulty_server(echo, "503") as ill, faulty_server(echo) as well, client_of(ill.url, well.url) as client:
+        began = asyncio.get_running_loop().time()
         for number in range(4):
             await client.post("", number)
         assert (ill.requests, well.requests) == ([0], [0, 1, 2, 3])
+        assert asyncio.get_running_loop().time() == began, "the other one is asked at once"
         await asyncio.sleep(2)
         for number in (4, 5):
             await client.post("", number)
@@ -190,8 +235,33 @@ def test_what_is_not_there_is_one_clear_error_when_the_judge_is_built(params, me
     "url", ["ftp://a", "localhost:5000", "http://", "http://me:pw@a", "http://a?x=1", "http://a:99999"]
 )
 def test_an_url_that_is_none_is_refused(url):
-    with pytest.raises(ValueError, match=r"must be a URL|has a user or password|[Pp]ort"):
+    with pytest.raises(ValueError, match=r"must be a URL|has a user or password|[Pp]ort") as refused:
         Endpoint.model_validate(url)
+    (error,) = refused.value.errors()
+    assert "x=1" not in error["msg"] and "pw" not in error["msg"], "what may be a secret"
+
+
+def test_a_path_is_put_behind_an_url_with_one_slash():
+    assert Endpoint.model_validate("http://a/v1/").urls == ("http://a/v1",)
+
+
+@simulated
+async def test_an_answer_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr("actors.http._MAX_ANSWER_BYTES", 1000)
+    async with faulty_server(lambda body: "x" * body) as server, client_of(server.url) as client:
+        assert len(await client.post("", 900)) == 900
+        with pytest.raises(HttpError, match="more than 1000 bytes"):
+            await client.post("", 1100)
+
+
+@simulated
+async def test_as_many_requests_go_out_at_a_time_as_allowed():
+    """A client of aiohttp has a hundred connections where nothing else is said."""
+    async with faulty_server(echo, always=itertools.repeat("hang")) as server:
+        async with client_of(server.url, max_concurrency=120) as client:
+            with verdict_within(3):
+                await asyncio.gather(*(client.post("", number) for number in range(130)), return_exceptions=True)
+        assert sorted(server.requests) == [*range(120)]
 
 
 @simulated
@@ -239,6 +309,31 @@ async def test_a_request_that_the_limits_sent_out_late_says_nothing_of_the_serve
 
 
 @simulated
+async def test_of_a_burst_those_that_would_come_too_late_are_told_so_at_once():
+    """One a second, for 2 s: the first go at 0 s and 1 s."""
+    async with faulty_server(echo) as server, client_of(server.url, requests_per_minute=60) as client:
+        began = asyncio.get_running_loop().time()
+        with verdict_within(3):
+            asked = await asyncio.gather(*(client.post("", number) for number in range(5)), return_exceptions=True)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(1.0)
+    assert [getattr(each, "retry_after_s", None) for each in asked] == [None, None, *[pytest.approx(1.0)] * 3]
+
+
+@simulated
+async def test_tokens_that_were_not_used_let_the_next_request_go_earlier():
+    """One token a second. Ten are expected and two are used, which is known after 1 s: the next goes at 2 s."""
+    async with faulty_server(lambda body: {"usage": {"total_tokens": 2}}, "slow") as server:
+        server.wait = asyncio.Event()
+        async with client_of(server.url, tokens_per_minute=60) as client:
+            began = asyncio.get_running_loop().time()
+            asking = [asyncio.create_task(client.post("", number, num_tokens=10)) for number in range(2)]
+            await asyncio.sleep(1)
+            server.wait.set()
+            await asyncio.gather(*asking)
+            assert asyncio.get_running_loop().time() - began == pytest.approx(2.0, abs=0.06)
+
+
+@simulated
 async def test_a_request_that_is_given_up_before_its_turn_takes_none():
     """One a second: the turns of those that were given up would be 1 s, 2 s and 3 s after the first."""
     async with faulty_server(echo) as server, client_of(server.url, requests_per_minute=60) as client:
@@ -276,6 +371,21 @@ async def test_a_request_that_is_late_for_its_tokens_takes_no_turn_of_the_reques
                 with pytest.raises(UnavailableError, match="leave no turn"):
                     await client.post("", number, num_tokens=1)
         assert client._requests._next_at == next_at
+
+
+@simulated
+async def test_a_request_whose_tokens_come_too_late_once_it_has_its_turn_is_told_so_then():
+    """One request and one token a second. The third has its turn at 2 s, and the second takes the tokens until 6 s, which is beyond 4 s."""
+    limits = {"requests_per_minute": 60, "tokens_per_minute": 60}
+    async with faulty_server(echo) as server, client_of(server.url, **limits) as client:
+        await client.post("", 0)
+        began = asyncio.get_running_loop().time()
+        with verdict_within(5):
+            asking = (client.post("", number, num_tokens=5) for number in (1, 2))
+            _, late = await asyncio.gather(*asking, return_exceptions=True)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(2.0)
+        assert "leave no turn" in str(late) and late.retry_after_s == pytest.approx(2.0)
+        assert server.requests == [0, 1]
 
 
 @simulated

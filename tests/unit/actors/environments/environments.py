@@ -6,6 +6,7 @@ import contextlib
 import operator
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -422,6 +423,8 @@ def misbehave(do: str, columns: Any) -> float:
             re.match(r"(a+)+$", "a" * 64 + "b")
         case "environment":
             return float(columns["variable"] in os.environ)
+        case "cpu limit":
+            return float(resource.getrlimit(resource.RLIMIT_CPU)[0])
     return 1.0
 
 

@@ -151,6 +151,12 @@ async def test_too_much_memory_fails_the_episode_and_its_process_gets_no_other(k
         assert await host.run(task("good"), Scripted()) == GOOD
 
 
+async def test_what_a_blocking_environment_leaves_behind_has_its_processor_time_limited(shared):
+    host = await shared("obedient_blocking")
+    end = await host.run(task("cpu limit"), Scripted())
+    assert 4 * TIMEOUT_S < end.reward < 4 * TIMEOUT_S + 60, "its deadline on four cores, after what was used before"
+
+
 @both_kinds
 async def test_an_environment_that_never_asks_ends_at_its_deadline(kind, tmp_path):
     file = tmp_path / "file"

@@ -95,20 +95,40 @@ async def test_where_the_runs_own_servers_are_is_no_part_of_the_question():
 
 
 @simulated
-async def test_another_model_behind_the_name_of_a_server_is_another_question_and_another_gpu_is_none():
+async def test_another_model_behind_the_name_of_a_server_is_another_question_and_another_gpu_or_server_is_none():
     known: dict[str, str] = {}
-    servers = {"path": "org/a", "revision": "1"}, {"path": "org/b"}, {"path": "org/a", "revision": "1", "gpus": 1.0}
+    a, b, c = {"path": "org/a", "revision": "1"}, {"path": "org/b"}, {"path": "org/c"}
     num_asked: list[int] = []
-    for server in servers:
+    for params, grader, other in (
+        ({"server": "grader"}, a, b),
+        ({"server": "grader"}, b, b),
+        ({"server": "grader"}, a | {"gpus": 1.0}, b),
+        ({"server": "grader"}, a, c),
+        ({}, a, b),
+        ({}, a, c),  # it may ask either
+    ):
         endpoint = Endpoint()
         endpoint.asks = frozenset({"completion", "servers"})
-        judge = Plugin(name="llm_judge", params={"server": "grader"})
-        parts = {"style": RewardPart(judge=judge, cache=True)}
-        config = RewardConfig.model_validate({"parts": parts, "servers": {"grader": server}})
+        users = {name: {"judge": {"name": "llm_judge", "server": name}} for name in ("grader", "other")}
+        parts = {"style": {"judge": {"name": "llm_judge", **params}, "cache": True}, **users}
+        config = RewardConfig.model_validate({"parts": parts, "servers": {"grader": grader, "other": other}})
         fake: Any = endpoint
         await Judging(parts_of(config)[0], config, fake, known).judge(COLUMNS, calls(1))
         num_asked.append(len(endpoint.asked))
-    assert num_asked == [1, 1, 0]
+    assert num_asked == [1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("keeps_verdicts", "cache", "num_asked"), [(True, None, 1), (False, None, 2), (True, False, 2), (False, True, 1)]
+)
+@simulated
+async def test_a_part_says_whether_its_verdicts_are_kept_or_else_its_judge_does(keeps_verdicts, cache, num_asked):
+    endpoint: Any = Endpoint(keeps_verdicts=keeps_verdicts)
+    config = RewardConfig(parts={"style": RewardPart(judge=Plugin(name="remote"), cache=cache)})
+    made = Judging(parts_of(config)[0], config, endpoint, {})
+    for _ in range(2):
+        await made.judge(COLUMNS, calls(1))
+    assert len(endpoint.asked) == num_asked
 
 
 @pytest.mark.parametrize("adapter", ["trl", "verl", "openrlhf"])

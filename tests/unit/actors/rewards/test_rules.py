@@ -155,6 +155,25 @@ def test_a_number_that_no_machine_computes_is_a_wrong_answer(said):
     assert math_verify(prompt="", completion=f"\\boxed{{{said}}}", columns={"answer": "512"}) == 0.0
 
 
+@pytest.mark.parametrize("said", [rf"\boxed{{{'1' * 30_000}}}", rf"\boxed{{4}}{' ' * 60_000}x \boxed{{5}}"])
+def test_thousands_of_digits_or_spaces_are_read_once(said):
+    """Each began the search anew."""
+    began = time.process_time()
+    assert math_verify(prompt="", completion=said, columns={"answer": "4"}) == 0.0
+    assert time.process_time() - began < 4.0
+
+
+@pytest.mark.parametrize("brackets", ["()", "{}", "[]"])
+def test_an_answer_in_more_brackets_than_any_sane_one_is_wrong_and_not_parsed(brackets):
+    """Thirty braces in one another took the judge's whole deadline, and were a failed reward."""
+    opened, closed = brackets
+    for number, reward in ((8, 1.0), (12, 0.0)):
+        said = f"\\boxed{{{opened * number}4{closed * number}}}"
+        assert math_verify(prompt="", completion=said, columns={"answer": "4"}) == reward
+    assert math_verify(prompt="", completion=f"{'a) ' * 9}${'(' * 13}4{')' * 13}$", columns={"answer": "4"}) == 0.0
+    assert math_verify(prompt="", completion="[0, 1[ or\n" * 13 + "It is $4$.", columns={"answer": "4"}) == 1.0
+
+
 @pytest.mark.parametrize("said", ["2^{3^{2}}", "2^9", "5! + 392", "2^{10} - 2^{3^{2}}", "512 + 0*10^{1000}"])
 def test_powers_and_factorials_are_computed(said):
     assert math_verify(prompt="", completion=f"\\boxed{{{said}}}", columns={"answer": "512"}) == 1.0

@@ -47,6 +47,35 @@ def test_a_parser_of_anothers_sees_no_stop_token_as_with_its_own_server():
         assert speech.hear(sampled_ids, written_ids=[], tools=(), num_calls=0).text == "It is 42."
 
 
+@pytest.mark.parametrize("parser", [None, NamedParser(Plugin(name=f"{__name__}:say"))])
+@pytest.mark.parametrize(
+    ("said", "reasoning", "text"),
+    [
+        ("Hm.\n</think>\n\nIt is 42.", "Hm.", "It is 42."),
+        ("Is it 42?", "Is it 42?", ""),
+        ("</think>It is 42.", None, "It is 42."),
+    ],
+)
+def test_reasoning_that_the_template_began_is_none_of_the_words_whatever_reads_them(parser, said, reasoning, text):
+    """An environment took what a model thought when it was cut off for its words, and a call in its reasoning was made."""
+    speech = speech_of("deepseek_r1", parser=parser)
+    written, sampled = (speech.turns.encoder.encode_on(each) for each in ("<｜Assistant｜><think>\n", said))
+    reply = speech.hear(sampled, written_ids=written, tools=(), num_calls=0)
+    assert (reply.reasoning, reply.text) == (reasoning, text)
+    assert speech.hear(sampled, written_ids=[], tools=(), num_calls=0).text == said
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning", "text"),
+    [("deepseek_r1", "Hm.", "It is 42."), ("chatml", None, "<think>Hm.</think>It is 42.")],
+)
+def test_reasoning_that_the_model_begins_is_none_of_the_words_where_its_template_knows_of_any(name, reasoning, text):
+    speech = speech_of(name)
+    sampled = speech.turns.encoder.encode_on("<think>Hm.</think>It is 42.")
+    reply = speech.hear(sampled, written_ids=[], tools=(), num_calls=0)
+    assert (reply.reasoning, reply.text) == (reasoning, text)
+
+
 def call_twice(*, text: str, tools: Any) -> tuple[str, list[Any]]:
     return text, [{"name": "find", "arguments": {}}, {"name": "read", "arguments": {}}]
 
