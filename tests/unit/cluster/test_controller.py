@@ -34,6 +34,7 @@ class Scene:
         self.config = run_config(num_steps=3, buffer={"groups_per_step": 2, "max_off_policy_steps": bound}, **sections)
         self.buffer = Buffer(groups_per_step=2, max_off_policy_steps=bound)
         self.log = ListedEvents()
+        self.timesheet = Timesheet(lambda lines: None)
         self.version = 0
         self.learned: list[list[int]] = []
         self.again: list[int] = []
@@ -53,7 +54,7 @@ class Scene:
             buffer=self.buffer,
             weights=self,
             log=self.log,
-            timesheet=Timesheet(lambda lines: None),
+            timesheet=self.timesheet,
             evaluator=evaluator,
         )
 
@@ -386,6 +387,32 @@ async def test_a_save_and_an_evaluation_wait_until_all_workers_serve_the_step():
     assert scene.num_unwritten == 0
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
     assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
+
+
+@simulated
+async def test_the_timesheet_tells_what_the_driver_did_for_each_step():
+    class Late(SlowScene):
+        async def _generate(self, buffer: Buffer) -> None:
+            await asyncio.sleep(7.0)
+            await super()._generate(buffer)
+
+    class Slow(ScriptedEvaluator):
+        async def run(self, rollouts: Any, *, version: int, log: Any) -> dict[str, float]:
+            await asyncio.sleep(3.0)
+            return await super().run(rollouts, version=version, log=log)
+
+    scene, lines = Late(save_at=(2,), evaluation={"every_steps": 2}), list[Any]()
+    scene.timesheet = Timesheet(lines.extend, now=asyncio.get_running_loop().time)
+    await scene.run(Slow())
+    assert scene.timesheet.asked.is_set() and told_of(scene, "cost/gpu_hours")[1:] == [0.0, 0.0, 0.0]
+    scene.timesheet.close()
+    assert [(line["phase"], line["step"], line["end"] - line["start"]) for line in lines] == [
+        ("evaluation", 0, 3),
+        ("waiting for rollouts", 1, 7),
+        *(("learning", 1, 10), ("sending weights", 1, 6)),
+        *(("learning", 2, 10), ("sending weights", 2, 6), ("evaluation", 2, 3), ("saving", 2, 2)),
+        *(("learning", 3, 10), ("sending weights", 3, 6), ("evaluation", 3, 3)),
+    ]
 
 
 @simulated

@@ -79,6 +79,13 @@ def test_a_group_that_two_records_consume_is_found_though_their_digests_match(pa
         Ledger(paper)
 
 
+@pytest.mark.parametrize("changed", [{"groups": (5, 5)}, {"groups": (6, 5)}, {"next_index": 6}])
+def test_a_last_record_that_lets_a_group_be_consumed_twice_is_found(paper, changed):
+    paper.lines[2] = Record.model_validate_json(paper.lines[2]).model_copy(update=changed).line
+    with pytest.raises(LedgerError, match=r"line 3: groups \[\d, \d\] are not in start order, each once, below"):
+        Ledger(paper)
+
+
 def test_lines_that_come_later_are_checked_against_the_record_before_them(paper):
     before = Record.model_validate_json(paper.lines[0])
     assert [record.step for record in checked(paper.lines[1:], before=before)] == [2, 3]
@@ -95,7 +102,7 @@ def test_a_record_takes_the_place_of_a_torn_last_line(paper):
     assert [record.groups for record in Ledger(paper).records()] == [(0, 1), (2, 4), (5, 6)]
 
 
-@pytest.mark.parametrize(("field", "says"), [({"learner": 7}, "learner: Extra inputs"), ({"groups": None}, "groups: ")])
+@pytest.mark.parametrize(("field", "says"), [({"learner": 7}, "learner: Extra inputs"), ({"groups": []}, "groups: ")])
 def test_a_last_record_of_another_version_is_not_torn(paper, field, says):
     """Seen before: it was taken for one that a crash had torn, and the next step took its place."""
     paper.lines[-1] = json.dumps(json.loads(paper.lines[-1]) | field)

@@ -10,7 +10,7 @@ from obstore.store import MemoryStore
 from cluster.contracts.errors import ClaimLostError, ConfigError, InUseError, StorageError
 from cluster.record import store_claim
 from cluster.record.object_store import ObjectStore
-from cluster.record.store_claim import CLOCK, StoreClaim, owner_of
+from cluster.record.store_claim import CLOCK, StoreClaim, owner_by_this_clock, owner_of
 
 NAME = "driver.lock"
 
@@ -110,6 +110,7 @@ def test_a_driver_that_was_taken_for_dead_hears_who_took_over(store, claim):
 
 
 def test_a_released_directory_is_free_at_once(store):
+    assert owner_of(store, NAME) is None and owner_by_this_clock(store, NAME) is None
     StoreClaim(store, NAME).release()
     assert owner_of(store, NAME) is None and store.names("") == [NAME]
     StoreClaim(store, NAME).release()
@@ -151,8 +152,9 @@ def test_who_may_not_write_sees_the_owner_by_this_machines_clock(store, claim, m
     claim.renew()
     monkeypatch.setattr(store, "write", refuse)
     assert owner_of(store, NAME).startswith("process ") and not store.has(CLOCK)
+    assert owner_by_this_clock(store, NAME) == owner_of(store, NAME)
     store.written[NAME] -= timedelta(seconds=91)
-    assert owner_of(store, NAME) is None
+    assert owner_of(store, NAME) is None and owner_by_this_clock(store, NAME) is None
     with pytest.raises(StorageError, match="AccessDenied"):
         StoreClaim(store, NAME)
 

@@ -1,7 +1,5 @@
 """A run's standing, from its directory, as it grows."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from cluster.contracts.errors import StorageError
@@ -95,16 +93,21 @@ def test_of_a_file_that_was_written_anew_steps_that_are_as_they_were_are_not_tol
     assert [each["policy_version"] for each in watched.look()] == [5]
 
 
-def test_events_are_told_where_a_store_gives_no_numbers_just_then(directory, monkeypatch):
-    watched = Watched(directory, standing_of(directory))
-    directory.append_json(EVENTS, {"kind": "finished", "time": 1.0})
+def test_a_store_that_does_not_answer_for_a_while_ends_no_watching(directory, monkeypatch):
+    """Seen in review: no answer about the owner ended it."""
 
     def away() -> list:
         raise StorageError("the store does not answer")
 
+    standing = standing_of(directory)
+    watched = Watched(directory, standing)
+    directory.append_json(EVENTS, {"kind": "launched", "time": 1.0})
     monkeypatch.setattr(watched._metrics, "new_records", away)
-    monkeypatch.setattr(watched, "_directory", SimpleNamespace(is_local=False))
-    assert [each["kind"] for each in watched._read_on()] == ["finished"]
+    monkeypatch.setattr(directory, "owner", away)
+    with pytest.raises(StorageError):
+        Watched(directory, standing).look()
+    monkeypatch.setattr(RunDirectory, "is_local", False)
+    assert [each["kind"] for each in watched.look()] == ["launched"] and standing.phase != "gone"
 
 
 def test_a_driver_that_went_without_a_word_is_told(directory):
