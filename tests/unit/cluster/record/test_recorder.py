@@ -6,7 +6,7 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from cluster.contracts.errors import DataError, LedgerError
+from cluster.contracts.errors import DataError, LedgerError, StorageError
 from cluster.contracts.schema import columns_of, to_batch, with_columns
 from cluster.record.learned_files import learned_of
 from cluster.record.recorder import Recorder, name_of, num_pruned_steps
@@ -141,3 +141,6 @@ def test_a_removed_step_is_not_a_lost_one(directory):
         LedgerError, match=r"step-000001\.arrow was removed \(record\.keep_trajectories\): only steps after 1"
     ):
         recorder.read(name_of(1), digest)
+    directory.remove(name_of(2))
+    with pytest.raises(StorageError, match=r"step-000002\.arrow: .* bring it back from a copy"):
+        recorder.read(*kept)

@@ -107,6 +107,19 @@ def test_what_was_merged_on_the_way_is_not_merged_again_in_the_end(store):
     assert store.read_appended(NAME) == "a\nb\nc\n"
 
 
+def test_a_line_that_a_copied_run_has_too_is_written_and_nothing_is_fetched_for_it(store):
+    """Seen in review: the line was lost, and every segment fetched all lines of the copy."""
+    store.write(NAME, b"a\n")
+    append(store, "b")
+    store.compact()
+    assert store.names("metrics") == ["000000-000001.jsonl"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "read_many", lambda names: pytest.fail(f"{names} were fetched"))
+        append(store, "a")
+        store.flush()
+    assert store.read_appended(NAME) == "a\nb\na\n"
+
+
 def test_a_reader_who_lists_before_a_merge_and_reads_after_it_lists_again(store):
     write(store, _000001=["a"], _000002=["b"])
     other, read_many = ObjectStore("s3://memory/run", store=store._store), store.read_many
