@@ -10,7 +10,7 @@ from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import StepStats
-from cluster.metrics import MetricLog, _InThread, finite, open_log, step_metrics
+from cluster.metrics import MetricLog, _InThread, open_log, step_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.sinks.jsonl import read_steps
 from tests.fakes import group_summary
@@ -283,10 +283,6 @@ def test_failures_are_counted_of_all_judged_trajectories_of_the_step():
         judged, StepStats(policy_version=1, metrics={}, num_trajectories=3, num_trained_tokens=8, seconds=1.0)
     )
     assert (told["buffer/num_judged"], told["reward/num_errors"]) == (4.0, 1.0)
-
-
-def test_json_gets_no_nan():
-    assert finite({"a": 1.0, "b": math.nan, "c": math.inf}) == {"a": 1.0, "b": None, "c": None}
 
 
 async def test_what_is_written_of_a_run_in_a_store_another_process_reads():
