@@ -114,7 +114,7 @@ def test_a_last_record_of_another_version_is_not_torn(paper, field, says):
 
 def test_an_altered_record_is_found_by_its_successor(paper):
     record = json.loads(paper.lines[0])
-    paper.lines[0] = json.dumps({**record, "groups": [0, 9]})
+    paper.lines[0] = json.dumps({**record, "trajectories_digest": "e"})
     with pytest.raises(LedgerError, match="line 2: the record before it was altered"):
         Ledger(paper)
 

@@ -93,7 +93,7 @@ def test_an_altered_record_and_a_missing_one_are_found(url):
         record(ledger, step)
     whole = directory.read_text("ledger/000001.json")
     entry = json.loads(whole)
-    entry["record"]["groups"] = [9]
+    entry["record"]["trajectories_digest"] = "another"
     directory.write_json("ledger/000001.json", entry)
     with pytest.raises(LedgerError, match="line 2: the record before it was altered"):
         Ledger(directory)
