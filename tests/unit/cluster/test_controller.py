@@ -92,9 +92,10 @@ class Scene:
         return "rollout-0 is in phase 'starting'"
 
     def drain_stats(self) -> dict[str, float]:
-        return {}
+        return {"rollout/num_workers": 1.0}
 
-    stats = drain_stats
+    def stats(self) -> dict[str, float]:
+        return {}
 
     # learner
 
@@ -148,7 +149,15 @@ async def test_a_step_and_its_evaluation_are_one_line():
     assert [version for version, _ in scene.log.steps] == [0, 1, 2, 3]
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
     assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
-    assert all("reward/mean" in numbers for version, numbers in scene.log.steps if version)
+    told = {"reward/mean", "rollout/num_workers", "buffer/num_ready"}
+    assert all(told <= numbers.keys() for version, numbers in scene.log.steps if version)
+
+
+async def test_a_run_that_goes_on_does_not_evaluate_what_it_goes_on_from():
+    scene = Scene(evaluation={"every_steps": 2})
+    scene.version, scene.buffer = 1, Buffer(groups_per_step=2, max_off_policy_steps=0, version=1, next_index=2)
+    await scene.run(ScriptedEvaluator())
+    assert scene.learned == [[2, 3], [4, 5]] and [version for version, _ in scene.log.steps] == [2, 3]
 
 
 class ListedRollouts:
@@ -349,6 +358,13 @@ async def test_a_step_learns_while_the_weights_of_the_one_before_it_travel(loop_
 
 
 @simulated
+async def test_a_step_that_lost_groups_began_before_it_lost_them(loop_clock):
+    scene = SlowScene(lost=(3,))
+    await scene.run()
+    assert scene.again == [3] and told_of(scene, "time/step_s") == [16, 26, 16]
+
+
+@simulated
 async def test_a_steps_line_is_written_when_all_workers_serve_its_weights_and_only_then_further_groups_start():
     scene = SlowScene(bound=1)
     written: list[tuple[float, int, int]] = []
@@ -404,8 +420,8 @@ async def test_the_timesheet_tells_what_the_driver_did_for_each_step():
     scene, lines = Late(save_at=(2,), evaluation={"every_steps": 2}), list[Any]()
     scene.timesheet = Timesheet(lines.extend, now=asyncio.get_running_loop().time)
     await scene.run(Slow())
-    hours = [metrics["cost/gpu_hours"] for version, metrics in scene.log.steps if version]
-    assert scene.timesheet.asked.is_set() and hours == [0.0, 0.0, 0.0]
+    told = [(told["cost/gpu_hours"], told["weights/canary_error"]) for version, told in scene.log.steps if version]
+    assert scene.timesheet.asked.is_set() and told == [(0.0, 1.0), (0.0, 2.0), (0.0, 3.0)]
     scene.timesheet.close()
     assert [(line["phase"], line["step"], line["end"] - line["start"]) for line in lines] == [
         ("evaluation", 0, 3),
