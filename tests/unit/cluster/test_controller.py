@@ -148,7 +148,7 @@ async def test_a_step_and_its_evaluation_are_one_line():
     await scene.run(ScriptedEvaluator())
     assert [version for version, _ in scene.log.steps] == [0, 1, 2, 3]
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
-    assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
+    assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0} and scene.rated == [(2, 2.0), (3, 3.0)]
     told = {"reward/mean", "rollout/num_workers", "buffer/num_ready"}
     assert all(told <= numbers.keys() for version, numbers in scene.log.steps if version)
 

@@ -67,10 +67,13 @@ def test_trajectories_are_those_of_the_ledgers_groups_and_of_no_other(directory,
 
 
 def test_a_step_of_too_many_groups_is_a_problem(directory):
-    record(directory, *(to_batch([row(ticket_index=each, policy_versions=[3] * 3)]) for each in (3, 4)), groups=[3, 4])
+    """The second one's only trajectory has two segments."""
+    alone = row(ticket_index=3, policy_versions=[3] * 3)
+    parts = [alone | {"ticket_index": 4, "segment_index": place, "num_segments": 2} for place in (0, 1)]
+    record(directory, to_batch([alone]), to_batch(parts), groups=[3, 4])
     verdict = verify(directory, CONFIG)
     assert verdict.problems == ("step 4 consumed 2 groups, not 1",)
-    assert (verdict.num_steps, verdict.num_groups, verdict.num_trajectories, verdict.num_tokens) == (4, 5, 5, 15)
+    assert (verdict.num_steps, verdict.num_groups, verdict.num_trajectories, verdict.num_tokens) == (4, 5, 5, 18)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +86,14 @@ def test_a_step_of_too_many_groups_is_a_problem(directory):
         ([3, 3, 4], 1, True, "3 to 4 break buffer.max_off_policy_steps=1"),
         ([3, 0, 3], 1, False, None),
         ([3, 9, 3], 1, False, None),
+        ([0, 9, 0], 1, False, None),
     ],
 )
 def test_no_sampled_token_is_older_than_the_bound_or_newer_than_the_learner(
     directory, versions, bound, is_recorded, said
 ):
-    """Step 4 learns with version 3. Its middle token is an environment's."""
-    masked = [True, versions[1] == 3, True]
+    """Step 4 learns with version 3. Tokens of versions 0 and 9 are an environment's."""
+    masked = [each not in (0, 9) for each in versions]
     record(directory, to_batch([row(ticket_index=3, policy_versions=versions, loss_mask=masked)]), groups=[3])
     buffer = CONFIG.buffer.model_copy(update={"max_off_policy_steps": bound})
     config = CONFIG.model_copy(update={"buffer": buffer, "recorded": "data" if is_recorded else None})
