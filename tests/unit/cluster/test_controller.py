@@ -39,6 +39,7 @@ class Scene:
         self.learned: list[list[int]] = []
         self.again: list[int] = []
         self.saved: list[int] = []
+        self.saved_with: list[float | None] = []
         self.rated: list[tuple[int, float]] = []
         self.num_unwritten = 0
         """Steps that a save came before the writing of."""
@@ -120,6 +121,7 @@ class Scene:
 
     async def save(self, metric: float | None) -> None:
         self.saved.append(self.version)
+        self.saved_with.append(metric)
         self.num_unwritten += len(self.log.steps) - self.log.num_written_steps
 
     # weights
@@ -149,6 +151,7 @@ async def test_a_step_and_its_evaluation_are_one_line():
     assert [version for version, _ in scene.log.steps] == [0, 1, 2, 3]
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
     assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0} and scene.rated == [(2, 2.0), (3, 3.0)]
+    assert scene.saved == [2, 3] and scene.saved_with == [2.0, 3.0]
     told = {"reward/mean", "rollout/num_workers", "buffer/num_ready"}
     assert all(told <= numbers.keys() for version, numbers in scene.log.steps if version)
 
