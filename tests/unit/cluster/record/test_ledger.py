@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cluster.contracts.errors import LedgerError
+from cluster.contracts.errors import LedgerError, StorageError
 from cluster.record.ledger import Ledger, Record, checked
 
 
@@ -117,6 +117,23 @@ def test_an_altered_record_is_found_by_its_successor(paper):
     paper.lines[0] = json.dumps({**record, "trajectories_digest": "e"})
     with pytest.raises(LedgerError, match="line 2: the record before it was altered"):
         Ledger(paper)
+
+
+def test_the_first_record_follows_no_other(paper):
+    paper.lines = [Record.model_validate_json(paper.lines[0]).model_copy(update={"previous": "d"}).line]
+    with pytest.raises(LedgerError, match="line 1: the record before it was altered"):
+        Ledger(paper)
+
+
+def test_a_record_that_was_not_written_does_not_count(paper, monkeypatch):
+    def full(step, line):
+        raise StorageError("disk full")
+
+    ledger = Ledger(paper)
+    monkeypatch.setattr(paper, "append_record", full)
+    with pytest.raises(StorageError):
+        write(ledger, [7])
+    assert (ledger.version, ledger.next_index) == (3, 7)
 
 
 def test_a_missing_record_is_found(paper):

@@ -55,6 +55,27 @@ def test_a_full_segment_is_written_by_a_thread(store, monkeypatch):
     assert store.read("metrics/000001.jsonl").to_pybytes() == b"12345678\n9\n"
 
 
+def test_after_a_full_segment_lines_wait_again(store, monkeypatch):
+    """Otherwise each line would be an object."""
+    timers = []
+
+    class Timer:
+        def __init__(self, interval, call):
+            self.interval, self.call = interval, call
+            timers.append(self)
+
+        def start(self): ...
+
+        cancel = start
+
+    monkeypatch.setattr(segments, "CLOSE_AT_BYTES", 10)
+    monkeypatch.setattr(segments.threading, "Timer", Timer)
+    append(store, "12345678", "9")
+    timers[-1].call()
+    append(store, "a", "b")
+    assert [timer.interval for timer in timers] == [20.0, 0.0, 20.0]
+
+
 def test_a_segment_is_written_when_its_time_has_come(store, monkeypatch):
     monkeypatch.setattr(segments, "CLOSE_AFTER_S", 0.0)
     is_written = threading.Event()
