@@ -166,12 +166,12 @@ async def test_a_run_that_goes_on_does_not_evaluate_what_it_goes_on_from():
 class ListedRollouts:
     """Finishes an evaluation's groups in the order given."""
 
-    def __init__(self, *summaries: GroupSummary, stall_s: float = run_config().stall_s) -> None:
-        self._summaries, self._stall_s = list(summaries), stall_s
+    def __init__(self, *summaries: GroupSummary, stall_s: float = run_config().stall_s, num_dropped: int = 0) -> None:
+        self._summaries, self._stall_s, self._num_dropped = list(summaries), stall_s, num_dropped
 
     async def evaluate(self, tickets: Any, *, stall_s: float) -> Any:
         assert stall_s == self._stall_s
-        return SimpleNamespace(summaries=self._summaries, num_dropped=0)
+        return SimpleNamespace(summaries=self._summaries, num_dropped=self._num_dropped)
 
 
 async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its_groups_come():
@@ -207,9 +207,11 @@ async def test_rows_of_one_prompt_are_one_prompt_to_the_standard_error_unless_an
 
 
 def test_evaluation_is_the_same_every_time_and_never_a_training_group():
-    evaluator = Evaluator(config=run_config(evaluation={"num_prompts": 9}), source=NumberedPrompts(5))
+    held_out = {"num_prompts": 9, "num_samples": 4, "temperature": 0.5}
+    evaluator = Evaluator(config=run_config(evaluation=held_out), source=NumberedPrompts(5))
     tickets = evaluator.tickets(0)
     assert tickets == evaluator.tickets(0) and [t.index for t in tickets] == [-1, -2, -3, -4, -5]
+    assert {(ticket.num_trajectories, ticket.sampling.temperature) for ticket in tickets} == {(4, 0.5)}
 
 
 def test_no_held_out_prompt_has_the_seed_of_a_training_group():
@@ -255,6 +257,8 @@ async def test_a_mismatch_beyond_its_limit_stops_the_run_and_names_the_trajector
     scene = Scene(differs_by=0.6)
     await scene.run()
     assert scene.log.kinds().count("mismatch_alarm") == 3
+    scene = Scene(differs_by=1.0, mismatch={"stop_nats": 1.0})
+    await scene.run()
     scene = Scene(differs_by=1.5, mismatch={"stop_nats": 1.0})
     with pytest.raises(MismatchError, match=r"differ by 1.5 nats .* step 1, .* trajectories/step-000001\*\.arrow"):
         await scene.run()
@@ -271,7 +275,7 @@ class LateScene(Scene):
 
 @simulated
 async def test_a_run_ends_when_nothing_moves_for_too_long_unless_it_waits_for_nodes():
-    with pytest.raises(DeadlineError, match="nothing moved for"):
+    with pytest.raises(DeadlineError, match=r"nothing moved for .*; rollout-0 is in phase 'starting'"):
         await LateScene().run()
     scene = LateScene(waits_for_nodes=True)
     await scene.run()
@@ -517,6 +521,21 @@ async def test_a_wait_for_groups_is_not_too_long_while_workers_load():
     assert scene.learned == [[0, 1], [2, 3], [4, 5]]
 
 
+@simulated
+async def test_a_wait_for_groups_is_too_long_once_workers_have_loaded():
+    class Standing(SlowScene):
+        """The groups of step 3 never finish."""
+
+        def _add(self, index: int) -> None:
+            if index < 4:
+                super()._add(index)
+
+    scene = Standing(bound=1)
+    with pytest.raises(DeadlineError, match="nothing moved for"):
+        await asyncio.wait_for(scene.run(), 10 * scene.config.stall_s)
+    assert scene.learned == [[0, 1], [2, 3]] and [version for version, _ in scene.log.steps] == [1, 2]
+
+
 class SourcedPrompts(NumberedPrompts):
     def __getitem__(self, index: int) -> Prompt:
         return Prompt(prompt_id=f"p{index}", text="", columns={"kind": ["easy", None, "hard"][index]})
@@ -539,13 +558,17 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
     }
 
 
-async def test_an_evaluation_counts_completions_whose_reward_failed():
+async def test_an_evaluation_counts_what_it_leaves_out():
     evaluator = Evaluator(
-        config=run_config(evaluation={"num_prompts": 2}), source=NumberedPrompts(2), thread=InlineExecutor()
+        config=run_config(evaluation={"num_prompts": 2}),
+        source=NumberedPrompts(2),
+        num_too_long=4,
+        thread=InlineExecutor(),
     )
     groups = [group_summary(-1, rewards=(1.0, None)), group_summary(-2, rewards=(0.5, None))]
-    told = await evaluator.run(ListedRollouts(*groups), version=0, log=ListedEvents())
+    told = await evaluator.run(ListedRollouts(*groups, num_dropped=3), version=0, log=ListedEvents())
     assert (told["eval/num_failed"], told["eval/num_prompts"], told["eval/reward"]) == (2.0, 2.0, 0.75)
+    assert (told["eval/num_dropped"], told["eval/num_too_long"]) == (3.0, 4.0)
 
 
 class SavingScene(Scene):
