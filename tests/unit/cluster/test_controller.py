@@ -127,8 +127,10 @@ class Scene:
     # weights
 
     async def begin_broadcast(self) -> BroadcastStats:
-        digest = f"d{self.version}"
-        return BroadcastStats(policy_version=self.version, digest=digest, size_bytes=1, seconds=0.0, attestations=())
+        digest, proofs = f"d{self.version}", (None, None)
+        return BroadcastStats(
+            policy_version=self.version, digest=digest, size_bytes=1, seconds=0.0, attestations=proofs
+        )
 
     async def finish_broadcast(self, pool: Any, published: BroadcastStats) -> BroadcastStats:
         return published
@@ -212,6 +214,8 @@ def test_evaluation_is_the_same_every_time_and_never_a_training_group():
     tickets = evaluator.tickets(0)
     assert tickets == evaluator.tickets(0) and [t.index for t in tickets] == [-1, -2, -3, -4, -5]
     assert {(ticket.num_trajectories, ticket.sampling.temperature) for ticket in tickets} == {(4, 0.5)}
+    few = Evaluator(config=run_config(evaluation={"num_prompts": 2}), source=NumberedPrompts(5))
+    assert len(few.tickets(0)) == 2
 
 
 def test_no_held_out_prompt_has_the_seed_of_a_training_group():
@@ -388,6 +392,7 @@ async def test_a_steps_line_is_written_when_all_workers_serve_its_weights_and_on
     assert told_of(scene, "staleness/max") == [0, 1, 1], "the groups of step 3 started when version 1 was loaded"
     broadcasts = [event for event in scene.log.events if event["kind"] == "broadcast"]
     assert [(each["policy_version"], each["digest"]) for each in broadcasts] == [(1, "d1"), (2, "d2"), (3, "d3")]
+    assert {each["num_workers"] for each in broadcasts} == {2}
 
 
 @simulated
@@ -549,6 +554,7 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
     )
     groups = [group_summary(-1 - index, num_trajectories=1, rewards=(float(index),)) for index in range(3)]
     told = await evaluator.run(ListedRollouts(*groups), version=0, log=ListedEvents())
+    assert told["eval/accuracy"] == pytest.approx(1 / 3)
     by_source = {name: value for name, value in told.items() if name.count("/") == 2}
     assert by_source == {
         "eval/reward/easy": 0.0,
@@ -560,7 +566,7 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
 
 async def test_an_evaluation_counts_what_it_leaves_out():
     evaluator = Evaluator(
-        config=run_config(evaluation={"num_prompts": 2}),
+        config=run_config(evaluation={"num_prompts": 2, "num_samples": 2, "temperature": 1.0}),
         source=NumberedPrompts(2),
         num_too_long=4,
         thread=InlineExecutor(),
@@ -568,7 +574,7 @@ async def test_an_evaluation_counts_what_it_leaves_out():
     groups = [group_summary(-1, rewards=(1.0, None)), group_summary(-2, rewards=(0.5, None))]
     told = await evaluator.run(ListedRollouts(*groups, num_dropped=3), version=0, log=ListedEvents())
     assert (told["eval/num_failed"], told["eval/num_prompts"], told["eval/reward"]) == (2.0, 2.0, 0.75)
-    assert (told["eval/num_dropped"], told["eval/num_too_long"]) == (3.0, 4.0)
+    assert (told["eval/num_dropped"], told["eval/num_too_long"], told["eval/pass_at_1"]) == (3.0, 4.0, 0.5)
 
 
 class SavingScene(Scene):

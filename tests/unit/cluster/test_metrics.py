@@ -4,6 +4,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from cluster.contracts.config import MetricsConfig
@@ -71,15 +72,15 @@ def test_a_sink_that_alters_what_it_is_told_alters_it_for_itself(directory):
 
 def test_an_unknown_name_is_not_lost(directory):
     with open_log(MetricsConfig(sinks=(Plugin(name="jsonl"),)), directory=directory, num_steps=1) as log:
-        log.step(1, {"my/number": 2.0, "my/nan": math.nan})
+        log.step(1, {"my/number": np.float32(2.0), "my/nan": math.nan})
     assert read_steps(directory)[1]["my/number"] == 2.0
 
 
-def test_a_number_of_an_event_that_json_has_no_word_for_is_null(directory):
-    with MetricLog([], directory=directory) as log:
+def test_a_number_of_an_event_that_json_has_no_word_for_is_null_to_all(directory):
+    sink = Listed()
+    with MetricLog([sink], directory=directory) as log:
         log.event("checkpoint", metric=math.nan)
-    assert "NaN" not in directory.read_text(EVENTS)
-    assert directory.read_json_lines(EVENTS)[0]["metric"] is None
+    assert directory.read_json_lines(EVENTS)[0]["metric"] is sink.seen[0]["metric"] is None
 
 
 def test_no_event_shows_a_secret_to_a_file_or_a_sink(directory):
