@@ -203,6 +203,20 @@ def test_a_run_whose_events_a_disk_did_not_take_has_failed_and_all_hear_of_it(di
     assert [record["kind"] for record in directory.read_json_lines(EVENTS)] == ["failed"]
 
 
+def test_all_hear_that_a_run_failed_though_a_disk_takes_no_events(directory, monkeypatch):
+    def full(name: str, record: dict) -> None:
+        raise StorageError("disk full")
+
+    log, listener = MetricLog([], directory=directory), Listed()
+    log.add(listener)
+    monkeypatch.setattr(directory, "append_json", full)
+    log.event("checkpoint")
+    directory.writer._thread.submit(lambda: None).result()
+    with pytest.raises(StorageError, match="disk full"):
+        log.end("failed")
+    assert [record["kind"] for record in listener.seen] == ["checkpoint", "failed"]
+
+
 def test_an_event_after_one_that_was_lost_is_not_lost_too(directory, monkeypatch):
     log, listener = MetricLog([], directory=directory), Listed()
     log.add(listener)

@@ -132,6 +132,16 @@ def test_a_driver_that_ends_while_it_is_looked_for_did_not_go_without_a_word(dir
     assert standing.phase == "finished"
 
 
+def test_the_owner_is_asked_for_at_every_fifth_look(directory, monkeypatch):
+    """In an object store each question is billed."""
+    asked: list[str] = []
+    monkeypatch.setattr(directory, "owner", lambda: asked.append("") or "process 1 on node-1")
+    watched = Watched(directory, standing_of(directory))
+    for _ in range(6):
+        watched.look()
+    assert len(asked) == 2
+
+
 def test_what_the_actors_do_is_shown(directory):
     standing = standing_of(directory)
     directory.append_json(EVENTS, {"kind": "launched", "time": 1.0})
