@@ -46,6 +46,7 @@ def test_every_sink_gets_every_step():
     sinks = [Listed(), Listed()]
     with MetricLog(sinks) as log:
         log.step(1, {"reward/mean": 1})
+    log.close()
     assert [sink.seen for sink in sinks] == [[(1, {"reward/mean": 1.0}), "closed"]] * 2
 
 
@@ -354,6 +355,20 @@ async def test_a_store_that_takes_no_lines_is_an_event_and_stops_nothing(monkeyp
     assert [(seen["kind"], seen["reason"]) for seen in sink.seen[:1]] == [
         ("storage_failed", "s3://bucket/run: the store answered 503")
     ]
+
+
+def test_the_patience_is_that_for_all_sinks_together(monkeypatch):
+    clock, waited = [0.0], list[float]()
+
+    def is_done(sink, mark, *, within_s):
+        waited.append(within_s)
+        clock[0] += within_s
+        return False
+
+    monkeypatch.setattr("cluster.metrics.time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(_InThread, "is_done", is_done)
+    MetricLog([Listed(), Listed()], patience_s=30.0).close()
+    assert waited == [30.0, 0.0]
 
 
 def test_of_two_ends_the_first_counts_and_sinks_have_it_at_once():

@@ -131,7 +131,11 @@ def test_a_driver_that_stood_still_for_longer_than_a_request_may_take_hears_who_
     with pytest.raises(ClaimLostError):
         record(ledger, 0)
     assert Ledger(next_one).version == 0, "once it has heard, it records nothing, though it could"
+    for _ in range(2):
+        woken.append_json(EVENTS, {"kind": "failed"})
+        woken.flush_lines()
     woken.release()
+    assert next_one.names("events") == ["000001.jsonl", "000002.jsonl"], "it merges nothing of the other's"
     next_one.release()
 
 
