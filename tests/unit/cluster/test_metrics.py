@@ -357,6 +357,14 @@ async def test_a_store_that_takes_no_lines_is_an_event_and_stops_nothing(monkeyp
     ]
 
 
+def test_a_sink_that_is_left_out_is_not_waited_for(capsys):
+    sink = _InThread(Listed())
+    never = threading.Event()
+    assert not sink.is_done(never, within_s=0.0)
+    sink.leave_out("the server is gone")
+    assert sink.is_done(never, within_s=0.0)
+
+
 def test_the_patience_is_that_for_all_sinks_together(monkeypatch):
     clock, waited = [0.0], list[float]()
 
