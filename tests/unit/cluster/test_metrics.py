@@ -279,6 +279,39 @@ def test_a_judges_components_are_metrics_of_the_step():
     assert metrics["reward/mean"] == pytest.approx(1 / 3), "the reward's own name wins"
 
 
+def test_a_steps_numbers_are_those_of_its_groups_and_its_update():
+    """Step 6 learns with version 5: a group of three trajectories that began with version 4, and one of one that began with version 1."""
+    large = group_summary(
+        0, version=4, num_trajectories=3, num_tokens=12, rewards=(1.0, 0.0, None), truncated=(True, False, False)
+    )
+    small = group_summary(
+        1, version=1, num_trajectories=1, num_tokens=2, rewards=(None,), truncated=(True,), num_reward_timeouts=1
+    )
+    stats = StepStats(
+        policy_version=6, metrics={"learner/loss": 0.25}, num_trajectories=2, num_trained_tokens=9, seconds=1.5
+    )
+    assert step_metrics([large, small], stats) == {
+        "reward/mean": 0.5,
+        "buffer/num_judged": 4.0,
+        "reward/num_errors": 0.0,
+        "reward/num_timeouts": 1.0,
+        "tokens/sampled": 14.0,
+        "tokens/trained": 9.0,
+        "tokens/completion_mean": 3.5,
+        "tokens/truncated_share": 0.5,
+        "staleness/mean": 2.5,
+        "staleness/max": 4.0,
+        "time/learning_s": 1.5,
+        "learner/loss": 0.25,
+    }
+
+
+def test_a_step_without_a_known_reward_has_no_mean_and_no_component():
+    stats = StepStats(policy_version=1, metrics={}, num_trajectories=0, num_trained_tokens=0, seconds=1.0)
+    told = step_metrics([group_summary(0, rewards=(None, None), reward_components={"format": (None, None)})], stats)
+    assert math.isnan(told["reward/mean"]) and "reward/format" not in told
+
+
 def test_a_step_of_chosen_trajectories_that_is_told_again_keeps_the_failures_of_its_candidates(directory):
     """Seen in review: Ctrl-C or a resume wrote 0 over them."""
     chosen = group_summary(0, num_trajectories=3, rewards=(1.0, 0.0, None), num_reward_errors=1).of([0, 1])
