@@ -68,11 +68,14 @@ def test_a_dead_drivers_claim_lapses_after_90_s_of_the_stores_clock(store, claim
 
 
 def test_a_claim_that_is_renewed_does_not_lapse(store, claim):
+    contents = set[bytes]()
     for _ in range(5):
         store.pass_time(60)
         claim.renew()
+        contents.add(store.read(NAME).to_pybytes())
     with pytest.raises(InUseError):
         StoreClaim(store, NAME)
+    assert len(contents) == 5, "a store that makes versions of contents tells a renewal from what was there"
 
 
 def test_a_thread_renews_the_claim_until_it_is_released(store, monkeypatch):
@@ -150,6 +153,7 @@ def test_who_may_not_write_sees_the_owner_by_this_machines_clock(store, claim, m
 
     store.time = datetime.now(UTC)
     claim.renew()
+    assert owner_by_this_clock(store, NAME) is not None and not store.has(CLOCK)
     monkeypatch.setattr(store, "write", refuse)
     assert owner_of(store, NAME).startswith("process ") and not store.has(CLOCK)
     assert owner_by_this_clock(store, NAME) == owner_of(store, NAME)
