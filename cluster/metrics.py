@@ -5,7 +5,6 @@
 
 import asyncio
 import contextlib
-import math
 import os
 import sys
 import threading
@@ -21,6 +20,7 @@ from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats, mean_of
 from cluster.episode_metrics import EPISODE_METRICS, episode_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
+from cluster.record.storage import finite
 
 METRICS: dict[str, str] = {
     "policy_version": "Number of steps that the policy has learned. Each line of `metrics.jsonl` has the metrics of one version.",
@@ -432,8 +432,3 @@ def _component_means(summaries: Sequence[GroupSummary]) -> dict[str, float]:
         for name, values in summary.reward_components.items():
             found.setdefault(name, []).extend(value for value in values if value is not None)
     return {f"reward/{name}": mean_of(values) for name, values in found.items() if values}
-
-
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values for JSON, which has no NaN and no infinity: None replaces them."""
-    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}

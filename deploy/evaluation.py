@@ -16,27 +16,19 @@ from deploy.config.yaml_text import flow
 from deploy.reports import run_info
 
 
-def check(target: str, overrides: Sequence[str] = (), *, address: str | None = None) -> None:
-    """Raises one ConfigError with all reasons why `target` cannot be evaluated."""
+def check(config: RunConfig, *, address: str | None = None) -> None:
+    """Raises one ConfigError with all reasons why `config` cannot be evaluated."""
     from deploy import preflight
     from deploy.preflight.at_once import check_settings_of_evaluation
 
-    with _configured(target, overrides) as config:
-        check_settings_of_evaluation(config, address=address)
-        preflight.check_evaluation(config, address=address)
-
-
-def evaluate(target: str, overrides: Sequence[str] = (), *, address: str | None = None) -> dict[str, float]:
-    """Metrics of one held-out evaluation. Raises ConfigError when `target` holds nothing to evaluate, CheckpointError when a
-    checkpoint is not what was saved."""
-    from deploy import launch
-
-    with _configured(target, overrides) as config:
-        return launch.evaluate(config, address=address)
+    check_settings_of_evaluation(config, address=address)
+    preflight.check_evaluation(config, address=address)
 
 
 @contextlib.contextmanager
-def _configured(target: str, overrides: Sequence[str]) -> Iterator[RunConfig]:
+def configured(target: str, overrides: Sequence[str] = ()) -> Iterator[RunConfig]:
+    """The target's configuration, with the model to evaluate and a run directory of its own. Raises ConfigError when `target` holds nothing
+    to evaluate."""
     with tempfile.TemporaryDirectory() as scratch:
         config = _config_of(target, overrides, run_dir=scratch)
         if config.evaluation.prompts is None:
@@ -47,7 +39,6 @@ def _configured(target: str, overrides: Sequence[str]) -> Iterator[RunConfig]:
 
 
 def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunConfig:
-    """The target's configuration, with the model to evaluate and with `run_dir`."""
     own = [f"run_dir={flow(run_dir)}"]
     if target.endswith((".yaml", ".yml")):
         return configuration.load(target, [*overrides, *own])

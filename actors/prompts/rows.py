@@ -104,14 +104,17 @@ def _without_absent(value: Any) -> Any:
 
 def _jsonable(value: Any, where: str) -> Any:
     """`value` with dates and decimals, which JSON lacks, as text: trajectories carry a prompt's columns as JSON in `info`. Raises DataError
-    for bytes and for text with lone surrogates."""
+    for bytes, NaN, infinities and text with lone surrogates."""
 
     def as_text(found: Any) -> str:
         if isinstance(found, bytes):
             raise DataError(f"{where}: bytes cannot travel with a prompt; leave the column out")
         return str(found)
 
-    text = json.dumps(value, default=as_text, ensure_ascii=False)
+    try:
+        text = json.dumps(value, default=as_text, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise DataError(f"{where}: {value!r:.80} has no JSON ({error}); write null, or leave the column out") from error
     try:
         text.encode()
     except UnicodeEncodeError as error:

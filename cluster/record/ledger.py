@@ -8,9 +8,9 @@ created only if it does not exist: of two drivers, one records a step, and the o
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.contracts.errors import LedgerError
 
@@ -44,7 +44,7 @@ class Record(BaseModel):
 
     step: int
     """The policy version that the step makes: 1 for the first."""
-    groups: tuple[int, ...]
+    groups: Annotated[tuple[int, ...], Field(min_length=1)]
     """Start indices, in the order consumed."""
     next_index: int
     """Index of the next group of a run that resumes after this step."""
@@ -177,3 +177,7 @@ def _check_follows(record: Record, before: Record | None, number: int) -> None:
         raise LedgerError(f"{NAME} line {number}: the record before it was altered (its digest does not match)")
     if before and min(record.groups) < before.next_index:
         raise LedgerError(f"{NAME} line {number}: group {min(record.groups)} was consumed before")
+    if list(record.groups) != sorted(set(record.groups)) or record.groups[-1] >= record.next_index:
+        raise LedgerError(
+            f"{NAME} line {number}: groups {list(record.groups)[:8]} are not in start order, each once, below {record.next_index}"
+        )

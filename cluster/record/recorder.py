@@ -66,7 +66,8 @@ class Recorder:
 
     def read(self, name: str, digest: str) -> Sequence[pa.RecordBatch]:
         """The groups of a step. Raises LedgerError when the file is not what was recorded, or was removed."""
-        if not self._files.exists(name) and (pruned := num_pruned_steps(self._files)):
+        step = step_of(name.rpartition("/")[2])
+        if step and not self._files.exists(name) and step <= (pruned := num_pruned_steps(self._files)):
             raise LedgerError(
                 f"{name} was removed (record.keep_trajectories): only steps after {pruned} can be learned again; "
                 "go on from a newer checkpoint"

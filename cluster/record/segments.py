@@ -149,7 +149,7 @@ class Segments:
         """Writes it with its earlier number, in case the store has it."""
         number, content = self._unsure[name]
         spans = self._written_spans(name)
-        merged = [span for span in spans if span[0] <= number <= span[1] and not _is_one(span)]
+        merged = [span for span in spans if number and span[0] <= number <= span[1] and not _is_one(span)]
         if merged and self._holds(name, merged, content):
             self._unsure.pop(name, None)
             return

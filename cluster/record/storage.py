@@ -1,6 +1,7 @@
 """Files below one folder, on a disk or in an object store (s3://, gs://, az://): whole files, written atomically, and lines. No pickle."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,7 @@ class Storage:
         self._files.create(name, content)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        self.write_file(name, (json.dumps(content, indent=2) + "\n").encode())
+        self.write_file(name, (json.dumps(finite(content), indent=2) + "\n").encode())
 
     def upload(self, name: str, local_path: str) -> None:
         """Writes a local file as `name`, all of it or nothing; a large one in several parts at a time."""
@@ -115,7 +116,7 @@ class Storage:
 
     def append_json(self, name: str, record: Mapping[str, Any]) -> None:
         """One JSON line. On a disk it is readable at once."""
-        self._files.append(name, json.dumps(record), is_durable=False)
+        self._files.append(name, json.dumps(finite(record)), is_durable=False)
 
     def flush_lines(self) -> None:
         """Returns once all lines that were appended here are durable."""
@@ -165,3 +166,12 @@ class Storage:
             return self._files.read_appended(name)
         except UnicodeDecodeError as error:
             raise DamagedError(f"{self.path(name)} was damaged: {error}; bring it back from a copy") from error
+
+
+def finite(value: Any) -> Any:
+    """The value for JSON, which has no NaN and no infinity: None replaces them."""
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.contracts.errors import StorageError
-from cluster.metrics import finite
 from cluster.record.run_directory import METRICS, RunDirectory
+from cluster.record.storage import finite
 
 
 class JsonLines:

@@ -158,13 +158,18 @@ def evaluate(
             raise ConfigError(
                 f"nothing to evaluate in {' '.join(targets)!r}; name a run file, a run directory or a checkpoint"
             )
-        for target in named:
-            with waiting(f"checks {target}"):
-                evaluation.check(target, overrides, address=address)
-        for target in named:
-            with waiting(f"evaluates {target}"):
-                scores = evaluation.evaluate(target, overrides, address=address)
-            evaluation.print_scores(target, scores)
+        with contextlib.ExitStack() as opened:
+            configs: list[RunConfig] = []
+            for target in named:
+                with waiting(f"checks {target}"):
+                    configs.append(opened.enter_context(evaluation.configured(target, overrides)))
+                    evaluation.check(configs[-1], address=address)
+            from deploy import launch
+
+            for target, config in zip(named, configs, strict=True):
+                with waiting(f"evaluates {target}"):
+                    scores = launch.evaluate(config, address=address)
+                evaluation.print_scores(target, scores)
 
 
 @app.command(rich_help_panel="Run")

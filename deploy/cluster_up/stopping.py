@@ -122,7 +122,6 @@ async def until_interrupted(
         # Not `loop.add_signal_handler`, which sends signals through a pipe. A forked child shares the pipe until it executes another
         # program: Ctrl-C, which reaches both, would count twice.
         signal.signal(number, asks if number == signal.SIGHUP else interrupts)
-        signal.siginterrupt(number, False)
     try:
         with stop.reaching(ask=asks, press=interrupts) if stop else contextlib.nullcontext():
             return await task

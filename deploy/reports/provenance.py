@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,4 +54,4 @@ def digest_of(passport: Mapping[str, Any]) -> str | None:
 
 
 def _held_out(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name.startswith("eval/") and value == value}
+    return {name: value for name, value in metrics.items() if name.startswith("eval/") and math.isfinite(value)}

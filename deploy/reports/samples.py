@@ -6,6 +6,7 @@ from starlette.exceptions import HTTPException
 
 from cluster.contracts.errors import DataError, StorageError
 from cluster.contracts.hiding import hidden
+from cluster.contracts.types import mean_of
 from cluster.record.recorder import step_of
 from cluster.record.run_directory import TRAJECTORIES, RunDirectory
 from deploy.viewer.runs import Run
@@ -95,7 +96,7 @@ def _group(step: RecordedStep, ticket: int) -> Group:
     return Group(
         prompt=_cut(asked(*step.prompt(ticket))),
         completions=tuple(_completion(each, texts[each.sample_index]) for each in group.trajectories[:NUM_COMPLETIONS]),
-        mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        mean_reward=mean_of(rewards) if rewards else None,
     )
 
 

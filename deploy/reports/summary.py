@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+from cluster.contracts.types import mean_of
 from cluster.record.run_directory import EVENTS, SUMMARY, RunDirectory
 from cluster.sinks.jsonl import read_steps
 
@@ -58,4 +59,4 @@ def summary_of(run_dir: RunDirectory) -> Summary:
 
 
 def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return mean_of(values) if values else None

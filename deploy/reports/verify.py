@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, DamagedError, TreadwheelError
+from cluster.contracts.errors import CheckpointError, DamagedError, StorageError, TreadwheelError
 from cluster.contracts.segments import episodes
 from cluster.record.ledger import NAME, Ledger, Record
 from cluster.record.recorder import Recorder, num_pruned_steps
@@ -40,7 +40,9 @@ class Verdict:
 def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
     """Checks digests of trajectories and checkpoints, schema, order, staleness, and that no group was consumed twice."""
     num_checkpoints, problems = _check_checkpoints(run_dir)
-    newest = max(run_dir.checkpoints(), default=0)  # read before the ledger, which a living run writes first
+    # Read before the ledger, which a living run writes first.
+    newest = max(run_dir.checkpoints(), default=0)
+    logged, of_metrics = _logged_steps(run_dir)
     try:
         ledger = Ledger(run_dir)
     except TreadwheelError as error:
@@ -49,15 +51,13 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
         problems.append(f"{NAME}: its last line is torn; the next run removes it")
     if newest > ledger.version:
         problems.append(f"{NAME}: it ends at step {ledger.version}, and the newest checkpoint is of step {newest}")
+    if (last := max(logged, default=0)) > ledger.version:
+        problems.append(f"{NAME}: it ends at step {ledger.version}, and {METRICS} has step {last}")
     recorder = Recorder(run_dir)
-    seen: dict[int, int] = {}
-    num_trajectories = num_tokens = 0
+    num_groups = num_trajectories = num_tokens = 0
     num_pruned = num_pruned_steps(run_dir)
     for record in ledger.records():
-        for index in record.groups:
-            if index in seen:
-                problems.append(f"step {record.step}: group {index} was consumed by step {seen[index]} already")
-            seen[index] = record.step
+        num_groups += len(record.groups)
         if record.step <= num_pruned:
             continue
         try:
@@ -70,10 +70,10 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
         problems += found
         num_trajectories += trajectories
         num_tokens += tokens
-    problems += _check_metrics(run_dir, ledger)
+    problems += of_metrics
     return Verdict(
         num_steps=ledger.version,
-        num_groups=len(seen),
+        num_groups=num_groups,
         num_trajectories=num_trajectories,
         num_tokens=num_tokens,
         num_checkpoints=num_checkpoints,
@@ -85,10 +85,10 @@ def verify(run_dir: RunDirectory, config: RunConfig) -> Verdict:
 def _check_step(record: Record, recorder: Recorder, config: RunConfig) -> tuple[int, int, list[str]]:
     problems: list[str] = []
     groups = recorder.read(record.trajectories, record.trajectories_digest)
-    indices = [group["ticket_index"][0].as_py() for group in groups]
+    indices = [index for group in groups for index in group["ticket_index"].unique().to_pylist()]
     if indices != list(record.groups):
         problems.append(
-            f"step {record.step}: {record.trajectories} holds groups {indices[:8]}, the ledger says {record.groups[:8]}"
+            f"step {record.step}: {record.trajectories} holds groups {indices[:8]}, the ledger says {[*record.groups[:8]]}"
         )
     if len(indices) != config.buffer.groups_per_step:
         problems.append(f"step {record.step} consumed {len(indices)} groups, not {config.buffer.groups_per_step}")
@@ -118,19 +118,18 @@ def _check_checkpoints(run_dir: RunDirectory) -> tuple[int, list[str]]:
     for checkpoint in found:
         try:
             reading.verify(checkpoint)
-        except CheckpointError as error:
+        except (CheckpointError, StorageError) as error:
             if checkpoint.is_there():  # a living run may remove an old one meanwhile
                 problems.append(str(error))
     return len(found), problems
 
 
-def _check_metrics(run_dir: RunDirectory, ledger: Ledger) -> list[str]:
-    """Problems of metrics.jsonl: between the first and the last logged step none may be missing. A run may log no metrics, or only from
-    some step on."""
+def _logged_steps(run_dir: RunDirectory) -> tuple[set[int], list[str]]:
+    """Steps of metrics.jsonl and its problems: between the first and the last logged step none may be missing. A run may log no metrics,
+    or only from some step on."""
     try:
         logged = {line["policy_version"] for line in run_dir.read_json_lines(METRICS)} - {0}
     except DamagedError as error:
-        return [str(error)]
-    steps = range(1, ledger.version + 1)
-    missing = [step for step in steps if logged and min(logged) < step < max(logged) and step not in logged]
-    return [f"{METRICS}: steps {missing[:8]} are missing"] if missing else []
+        return set(), [str(error)]
+    missing = [step for step in range(min(logged), max(logged)) if step not in logged] if logged else []
+    return logged, [f"{METRICS}: steps {missing[:8]} are missing"] if missing else []

@@ -4,7 +4,7 @@ import heapq
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import EVENTS, METRICS, RunDirectory
@@ -13,6 +13,8 @@ from cluster.sinks.console.plain import PlainLines
 from cluster.sinks.console.terminal import is_live, live
 from deploy.reports.run_info import config_of
 from deploy.viewer.tail import Tail
+
+T = TypeVar("T")
 
 _POLL_S, _STORE_POLL_S = 1.0, 10.0
 """Seconds between two looks into a directory on a disk, and in an object store, which bills each request."""
@@ -58,7 +60,7 @@ class Watched:
         """Events, and steps as records of kind `step` with their `numbers`, since the last look, in order."""
         news = self._read_on()
         # First the owner, then the events once more: a driver that has ended in between has logged its end by then.
-        is_gone = self._num_looks % _OWNER_EVERY == 0 and self._directory.owner() is None
+        is_gone = self._num_looks % _OWNER_EVERY == 0 and self._unless_away(self._directory.owner, "away") is None
         if is_gone:
             news += self._read_on()
         self._num_looks += 1
@@ -75,18 +77,21 @@ class Watched:
         return news
 
     def _read_on(self) -> list[dict[str, Any]]:
-        events = self._new_of(self._events)  # before the steps: once the end is logged, all steps are
-        steps = map(_step, filter(self._is_news, self._new_of(self._metrics)))
+        events = self._unless_away(
+            self._events.new_records, []
+        )  # before the steps: once the end is logged, all steps are
+        steps = map(_step, filter(self._is_news, self._unless_away(self._metrics.new_records, [])))
         # Merges without reordering either list: clocks may differ, and a driver's end must stay before the next driver's start.
         return [*heapq.merge(events, steps, key=lambda each: each.get("time") or 0.0)]
 
-    def _new_of(self, tail: Tail) -> list[dict[str, Any]]:
+    def _unless_away(self, ask: Callable[[], T], otherwise: T) -> T:
+        """The answer; `otherwise` while an object store gives none. It may at the next look."""
         try:
-            return tail.new_records()
+            return ask()
         except StorageError:
             if self._directory.is_local:
                 raise
-            return []  # the store may answer at the next look
+            return otherwise
 
     def _is_news(self, line: dict[str, Any]) -> bool:
         """Whether the line differs from the last one of its version: a run that learns a step again writes all lines again."""

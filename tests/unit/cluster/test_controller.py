@@ -34,10 +34,12 @@ class Scene:
         self.config = run_config(num_steps=3, buffer={"groups_per_step": 2, "max_off_policy_steps": bound}, **sections)
         self.buffer = Buffer(groups_per_step=2, max_off_policy_steps=bound)
         self.log = ListedEvents()
+        self.timesheet = Timesheet(lambda lines: None)
         self.version = 0
         self.learned: list[list[int]] = []
         self.again: list[int] = []
         self.saved: list[int] = []
+        self.saved_with: list[float | None] = []
         self.rated: list[tuple[int, float]] = []
         self.num_unwritten = 0
         """Steps that a save came before the writing of."""
@@ -53,7 +55,7 @@ class Scene:
             buffer=self.buffer,
             weights=self,
             log=self.log,
-            timesheet=Timesheet(lambda lines: None),
+            timesheet=self.timesheet,
             evaluator=evaluator,
         )
 
@@ -91,9 +93,10 @@ class Scene:
         return "rollout-0 is in phase 'starting'"
 
     def drain_stats(self) -> dict[str, float]:
-        return {}
+        return {"rollout/num_workers": 1.0}
 
-    stats = drain_stats
+    def stats(self) -> dict[str, float]:
+        return {}
 
     # learner
 
@@ -118,13 +121,16 @@ class Scene:
 
     async def save(self, metric: float | None) -> None:
         self.saved.append(self.version)
+        self.saved_with.append(metric)
         self.num_unwritten += len(self.log.steps) - self.log.num_written_steps
 
     # weights
 
     async def begin_broadcast(self) -> BroadcastStats:
-        digest = f"d{self.version}"
-        return BroadcastStats(policy_version=self.version, digest=digest, size_bytes=1, seconds=0.0, attestations=())
+        digest, proofs = f"d{self.version}", (None, None)
+        return BroadcastStats(
+            policy_version=self.version, digest=digest, size_bytes=1, seconds=0.0, attestations=proofs
+        )
 
     async def finish_broadcast(self, pool: Any, published: BroadcastStats) -> BroadcastStats:
         return published
@@ -146,19 +152,28 @@ async def test_a_step_and_its_evaluation_are_one_line():
     await scene.run(ScriptedEvaluator())
     assert [version for version, _ in scene.log.steps] == [0, 1, 2, 3]
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
-    assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
-    assert all("reward/mean" in numbers for version, numbers in scene.log.steps if version)
+    assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0} and scene.rated == [(2, 2.0), (3, 3.0)]
+    assert scene.saved == [2, 3] and scene.saved_with == [2.0, 3.0]
+    told = {"reward/mean", "rollout/num_workers", "buffer/num_ready"}
+    assert all(told <= numbers.keys() for version, numbers in scene.log.steps if version)
+
+
+async def test_a_run_that_goes_on_does_not_evaluate_what_it_goes_on_from():
+    scene = Scene(evaluation={"every_steps": 2})
+    scene.version, scene.buffer = 1, Buffer(groups_per_step=2, max_off_policy_steps=0, version=1, next_index=2)
+    await scene.run(ScriptedEvaluator())
+    assert scene.learned == [[2, 3], [4, 5]] and [version for version, _ in scene.log.steps] == [2, 3]
 
 
 class ListedRollouts:
     """Finishes an evaluation's groups in the order given."""
 
-    def __init__(self, *summaries: GroupSummary, stall_s: float = run_config().stall_s) -> None:
-        self._summaries, self._stall_s = list(summaries), stall_s
+    def __init__(self, *summaries: GroupSummary, stall_s: float = run_config().stall_s, num_dropped: int = 0) -> None:
+        self._summaries, self._stall_s, self._num_dropped = list(summaries), stall_s, num_dropped
 
     async def evaluate(self, tickets: Any, *, stall_s: float) -> Any:
         assert stall_s == self._stall_s
-        return SimpleNamespace(summaries=self._summaries, num_dropped=0)
+        return SimpleNamespace(summaries=self._summaries, num_dropped=self._num_dropped)
 
 
 async def test_an_evaluations_mean_is_the_same_bit_for_bit_in_whatever_order_its_groups_come():
@@ -194,9 +209,13 @@ async def test_rows_of_one_prompt_are_one_prompt_to_the_standard_error_unless_an
 
 
 def test_evaluation_is_the_same_every_time_and_never_a_training_group():
-    evaluator = Evaluator(config=run_config(evaluation={"num_prompts": 9}), source=NumberedPrompts(5))
+    held_out = {"num_prompts": 9, "num_samples": 4, "temperature": 0.5}
+    evaluator = Evaluator(config=run_config(evaluation=held_out), source=NumberedPrompts(5))
     tickets = evaluator.tickets(0)
     assert tickets == evaluator.tickets(0) and [t.index for t in tickets] == [-1, -2, -3, -4, -5]
+    assert {(ticket.num_trajectories, ticket.sampling.temperature) for ticket in tickets} == {(4, 0.5)}
+    few = Evaluator(config=run_config(evaluation={"num_prompts": 2}), source=NumberedPrompts(5))
+    assert len(few.tickets(0)) == 2
 
 
 def test_no_held_out_prompt_has_the_seed_of_a_training_group():
@@ -242,6 +261,8 @@ async def test_a_mismatch_beyond_its_limit_stops_the_run_and_names_the_trajector
     scene = Scene(differs_by=0.6)
     await scene.run()
     assert scene.log.kinds().count("mismatch_alarm") == 3
+    scene = Scene(differs_by=1.0, mismatch={"stop_nats": 1.0})
+    await scene.run()
     scene = Scene(differs_by=1.5, mismatch={"stop_nats": 1.0})
     with pytest.raises(MismatchError, match=r"differ by 1.5 nats .* step 1, .* trajectories/step-000001\*\.arrow"):
         await scene.run()
@@ -258,7 +279,7 @@ class LateScene(Scene):
 
 @simulated
 async def test_a_run_ends_when_nothing_moves_for_too_long_unless_it_waits_for_nodes():
-    with pytest.raises(DeadlineError, match="nothing moved for"):
+    with pytest.raises(DeadlineError, match=r"nothing moved for .*; rollout-0 is in phase 'starting'"):
         await LateScene().run()
     scene = LateScene(waits_for_nodes=True)
     await scene.run()
@@ -348,6 +369,13 @@ async def test_a_step_learns_while_the_weights_of_the_one_before_it_travel(loop_
 
 
 @simulated
+async def test_a_step_that_lost_groups_began_before_it_lost_them(loop_clock):
+    scene = SlowScene(lost=(3,))
+    await scene.run()
+    assert scene.again == [3] and told_of(scene, "time/step_s") == [16, 26, 16]
+
+
+@simulated
 async def test_a_steps_line_is_written_when_all_workers_serve_its_weights_and_only_then_further_groups_start():
     scene = SlowScene(bound=1)
     written: list[tuple[float, int, int]] = []
@@ -364,6 +392,7 @@ async def test_a_steps_line_is_written_when_all_workers_serve_its_weights_and_on
     assert told_of(scene, "staleness/max") == [0, 1, 1], "the groups of step 3 started when version 1 was loaded"
     broadcasts = [event for event in scene.log.events if event["kind"] == "broadcast"]
     assert [(each["policy_version"], each["digest"]) for each in broadcasts] == [(1, "d1"), (2, "d2"), (3, "d3")]
+    assert {each["num_workers"] for each in broadcasts} == {2}
 
 
 @simulated
@@ -386,6 +415,33 @@ async def test_a_save_and_an_evaluation_wait_until_all_workers_serve_the_step():
     assert scene.num_unwritten == 0
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
     assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
+
+
+@simulated
+async def test_the_timesheet_tells_what_the_driver_did_for_each_step():
+    class Late(SlowScene):
+        async def _generate(self, buffer: Buffer) -> None:
+            await asyncio.sleep(7.0)
+            await super()._generate(buffer)
+
+    class Slow(ScriptedEvaluator):
+        async def run(self, rollouts: Any, *, version: int, log: Any) -> dict[str, float]:
+            await asyncio.sleep(3.0)
+            return await super().run(rollouts, version=version, log=log)
+
+    scene, lines = Late(save_at=(2,), evaluation={"every_steps": 2}), list[Any]()
+    scene.timesheet = Timesheet(lines.extend, now=asyncio.get_running_loop().time)
+    await scene.run(Slow())
+    told = [(told["cost/gpu_hours"], told["weights/canary_error"]) for version, told in scene.log.steps if version]
+    assert scene.timesheet.asked.is_set() and told == [(0.0, 1.0), (0.0, 2.0), (0.0, 3.0)]
+    scene.timesheet.close()
+    assert [(line["phase"], line["step"], line["end"] - line["start"]) for line in lines] == [
+        ("evaluation", 0, 3),
+        ("waiting for rollouts", 1, 7),
+        *(("learning", 1, 10), ("sending weights", 1, 6)),
+        *(("learning", 2, 10), ("sending weights", 2, 6), ("evaluation", 2, 3), ("saving", 2, 2)),
+        *(("learning", 3, 10), ("sending weights", 3, 6), ("evaluation", 3, 3)),
+    ]
 
 
 @simulated
@@ -470,6 +526,21 @@ async def test_a_wait_for_groups_is_not_too_long_while_workers_load():
     assert scene.learned == [[0, 1], [2, 3], [4, 5]]
 
 
+@simulated
+async def test_a_wait_for_groups_is_too_long_once_workers_have_loaded():
+    class Standing(SlowScene):
+        """The groups of step 3 never finish."""
+
+        def _add(self, index: int) -> None:
+            if index < 4:
+                super()._add(index)
+
+    scene = Standing(bound=1)
+    with pytest.raises(DeadlineError, match="nothing moved for"):
+        await asyncio.wait_for(scene.run(), 10 * scene.config.stall_s)
+    assert scene.learned == [[0, 1], [2, 3]] and [version for version, _ in scene.log.steps] == [1, 2]
+
+
 class SourcedPrompts(NumberedPrompts):
     def __getitem__(self, index: int) -> Prompt:
         return Prompt(prompt_id=f"p{index}", text="", columns={"kind": ["easy", None, "hard"][index]})
@@ -483,6 +554,7 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
     )
     groups = [group_summary(-1 - index, num_trajectories=1, rewards=(float(index),)) for index in range(3)]
     told = await evaluator.run(ListedRollouts(*groups), version=0, log=ListedEvents())
+    assert told["eval/accuracy"] == pytest.approx(1 / 3)
     by_source = {name: value for name, value in told.items() if name.count("/") == 2}
     assert by_source == {
         "eval/reward/easy": 0.0,
@@ -492,13 +564,17 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
     }
 
 
-async def test_an_evaluation_counts_completions_whose_reward_failed():
+async def test_an_evaluation_counts_what_it_leaves_out():
     evaluator = Evaluator(
-        config=run_config(evaluation={"num_prompts": 2}), source=NumberedPrompts(2), thread=InlineExecutor()
+        config=run_config(evaluation={"num_prompts": 2, "num_samples": 2, "temperature": 1.0}),
+        source=NumberedPrompts(2),
+        num_too_long=4,
+        thread=InlineExecutor(),
     )
     groups = [group_summary(-1, rewards=(1.0, None)), group_summary(-2, rewards=(0.5, None))]
-    told = await evaluator.run(ListedRollouts(*groups), version=0, log=ListedEvents())
+    told = await evaluator.run(ListedRollouts(*groups, num_dropped=3), version=0, log=ListedEvents())
     assert (told["eval/num_failed"], told["eval/num_prompts"], told["eval/reward"]) == (2.0, 2.0, 0.75)
+    assert (told["eval/num_dropped"], told["eval/num_too_long"], told["eval/pass_at_1"]) == (3.0, 4.0, 0.5)
 
 
 class SavingScene(Scene):

@@ -4,13 +4,14 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from cluster.contracts.config import MetricsConfig
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import StepStats
-from cluster.metrics import MetricLog, _InThread, finite, open_log, step_metrics
+from cluster.metrics import MetricLog, _InThread, open_log, step_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.sinks.jsonl import read_steps
 from tests.fakes import group_summary
@@ -45,6 +46,7 @@ def test_every_sink_gets_every_step():
     sinks = [Listed(), Listed()]
     with MetricLog(sinks) as log:
         log.step(1, {"reward/mean": 1})
+    log.close()
     assert [sink.seen for sink in sinks] == [[(1, {"reward/mean": 1.0}), "closed"]] * 2
 
 
@@ -71,15 +73,15 @@ def test_a_sink_that_alters_what_it_is_told_alters_it_for_itself(directory):
 
 def test_an_unknown_name_is_not_lost(directory):
     with open_log(MetricsConfig(sinks=(Plugin(name="jsonl"),)), directory=directory, num_steps=1) as log:
-        log.step(1, {"my/number": 2.0, "my/nan": math.nan})
+        log.step(1, {"my/number": np.float32(2.0), "my/nan": math.nan})
     assert read_steps(directory)[1]["my/number"] == 2.0
 
 
-def test_a_number_of_an_event_that_json_has_no_word_for_is_null(directory):
-    with MetricLog([], directory=directory) as log:
+def test_a_number_of_an_event_that_json_has_no_word_for_is_null_to_all(directory):
+    sink = Listed()
+    with MetricLog([sink], directory=directory) as log:
         log.event("checkpoint", metric=math.nan)
-    assert "NaN" not in directory.read_text(EVENTS)
-    assert directory.read_json_lines(EVENTS)[0]["metric"] is None
+    assert directory.read_json_lines(EVENTS)[0]["metric"] is sink.seen[0]["metric"] is None
 
 
 def test_no_event_shows_a_secret_to_a_file_or_a_sink(directory):
@@ -202,6 +204,20 @@ def test_a_run_whose_events_a_disk_did_not_take_has_failed_and_all_hear_of_it(di
     assert [record["kind"] for record in directory.read_json_lines(EVENTS)] == ["failed"]
 
 
+def test_all_hear_that_a_run_failed_though_a_disk_takes_no_events(directory, monkeypatch):
+    def full(name: str, record: dict) -> None:
+        raise StorageError("disk full")
+
+    log, listener = MetricLog([], directory=directory), Listed()
+    log.add(listener)
+    monkeypatch.setattr(directory, "append_json", full)
+    log.event("checkpoint")
+    directory.writer._thread.submit(lambda: None).result()
+    with pytest.raises(StorageError, match="disk full"):
+        log.end("failed")
+    assert [record["kind"] for record in listener.seen] == ["checkpoint", "failed"]
+
+
 def test_an_event_after_one_that_was_lost_is_not_lost_too(directory, monkeypatch):
     log, listener = MetricLog([], directory=directory), Listed()
     log.add(listener)
@@ -263,6 +279,39 @@ def test_a_judges_components_are_metrics_of_the_step():
     assert metrics["reward/mean"] == pytest.approx(1 / 3), "the reward's own name wins"
 
 
+def test_a_steps_numbers_are_those_of_its_groups_and_its_update():
+    """Step 6 learns with version 5: a group of three trajectories that began with version 4, and one of one that began with version 1."""
+    large = group_summary(
+        0, version=4, num_trajectories=3, num_tokens=12, rewards=(1.0, 0.0, None), truncated=(True, False, False)
+    )
+    small = group_summary(
+        1, version=1, num_trajectories=1, num_tokens=2, rewards=(None,), truncated=(True,), num_reward_timeouts=1
+    )
+    stats = StepStats(
+        policy_version=6, metrics={"learner/loss": 0.25}, num_trajectories=2, num_trained_tokens=9, seconds=1.5
+    )
+    assert step_metrics([large, small], stats) == {
+        "reward/mean": 0.5,
+        "buffer/num_judged": 4.0,
+        "reward/num_errors": 0.0,
+        "reward/num_timeouts": 1.0,
+        "tokens/sampled": 14.0,
+        "tokens/trained": 9.0,
+        "tokens/completion_mean": 3.5,
+        "tokens/truncated_share": 0.5,
+        "staleness/mean": 2.5,
+        "staleness/max": 4.0,
+        "time/learning_s": 1.5,
+        "learner/loss": 0.25,
+    }
+
+
+def test_a_step_without_a_known_reward_has_no_mean_and_no_component():
+    stats = StepStats(policy_version=1, metrics={}, num_trajectories=0, num_trained_tokens=0, seconds=1.0)
+    told = step_metrics([group_summary(0, rewards=(None, None), reward_components={"format": (None, None)})], stats)
+    assert math.isnan(told["reward/mean"]) and "reward/format" not in told
+
+
 def test_a_step_of_chosen_trajectories_that_is_told_again_keeps_the_failures_of_its_candidates(directory):
     """Seen in review: Ctrl-C or a resume wrote 0 over them."""
     chosen = group_summary(0, num_trajectories=3, rewards=(1.0, 0.0, None), num_reward_errors=1).of([0, 1])
@@ -283,10 +332,6 @@ def test_failures_are_counted_of_all_judged_trajectories_of_the_step():
         judged, StepStats(policy_version=1, metrics={}, num_trajectories=3, num_trained_tokens=8, seconds=1.0)
     )
     assert (told["buffer/num_judged"], told["reward/num_errors"]) == (4.0, 1.0)
-
-
-def test_json_gets_no_nan():
-    assert finite({"a": 1.0, "b": math.nan, "c": math.inf}) == {"a": 1.0, "b": None, "c": None}
 
 
 async def test_what_is_written_of_a_run_in_a_store_another_process_reads():
@@ -343,6 +388,28 @@ async def test_a_store_that_takes_no_lines_is_an_event_and_stops_nothing(monkeyp
     assert [(seen["kind"], seen["reason"]) for seen in sink.seen[:1]] == [
         ("storage_failed", "s3://bucket/run: the store answered 503")
     ]
+
+
+def test_a_sink_that_is_left_out_is_not_waited_for(capsys):
+    sink = _InThread(Listed())
+    never = threading.Event()
+    assert not sink.is_done(never, within_s=0.0)
+    sink.leave_out("the server is gone")
+    assert sink.is_done(never, within_s=0.0)
+
+
+def test_the_patience_is_that_for_all_sinks_together(monkeypatch):
+    clock, waited = [0.0], list[float]()
+
+    def is_done(sink, mark, *, within_s):
+        waited.append(within_s)
+        clock[0] += within_s
+        return False
+
+    monkeypatch.setattr("cluster.metrics.time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
+    monkeypatch.setattr(_InThread, "is_done", is_done)
+    MetricLog([Listed(), Listed()], patience_s=30.0).close()
+    assert waited == [30.0, 0.0]
 
 
 def test_of_two_ends_the_first_counts_and_sinks_have_it_at_once():

@@ -149,15 +149,22 @@ def test_what_a_model_wrote_into_an_error_does_nothing_to_the_terminal(tmp_path,
 
 def test_all_that_is_to_be_evaluated_is_checked_before_the_first_of_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "check_evaluation", lambda config, **_: None)
-    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: pytest.fail("an evaluation began"))
+    monkeypatch.setattr(launch, "evaluate", lambda *_, **__: pytest.fail("an evaluation began"))
     refused = CliRunner().invoke(app, ["eval", QUICKSTART, str(tmp_path / "typo")])
     assert refused.exit_code == 2 and "typo' is neither a run file" in refused.output
 
 
 def test_a_path_with_an_equals_sign_is_evaluated_and_not_taken_for_an_override(tmp_path, monkeypatch):
+    """Each is opened once: what is evaluated is what was checked, though a run that goes on saves another checkpoint meanwhile."""
     asked = []
+
+    def configured(*target):
+        asked.append(target)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(evaluation, "configured", configured)
     monkeypatch.setattr(evaluation, "check", lambda *_, **__: None)
-    monkeypatch.setattr(evaluation, "evaluate", lambda target, overrides, **_: asked.append((target, overrides)) or {})
+    monkeypatch.setattr(launch, "evaluate", lambda *_, **__: {})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lr=1e-4").mkdir()
     override = "evaluation.prompts={name: file, path: a/b}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
 from deploy import launch
 from deploy.config.loading import resolved_yaml, validated
-from deploy.evaluation import evaluate, print_scores
+from deploy.evaluation import configured, print_scores
 from deploy.preflight.model import check_folder
 from deploy.replay import replay
 from deploy.reports.verify import verify
@@ -25,6 +26,11 @@ from learner.checkpoint.places import Place
 from tests.object_store import s3
 
 CONFIG = validated({"model": {"path": "none"}, "prompts": "file", "evaluation": {"prompts": "file"}})
+
+
+def evaluate(target: str, overrides: Sequence[str] = ()) -> None:
+    with configured(target, overrides) as config:
+        launch.evaluate(config)
 
 
 @pytest.fixture

@@ -155,6 +155,10 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
         ('{"prompt": 7}\n', r"row 0, column 'prompt': must be a text or a list of messages, got 7$"),
         (r'{"prompt": "a \ud83d"}', r"row 0, column 'prompt': '\\ud83d' is a lone surrogate"),
         (r'{"prompt": "a", "answer": ["\ud83d"]}', r"row 0, column 'answer': '\\ud83d' is a lone surrogate"),
+        (
+            '{"prompt": "a", "n": 1}\n{"prompt": "a", "n": [NaN]}',
+            r"row 1, column 'n': \[nan\] has no JSON .*; write null",
+        ),
         ('{"messages": []}\n', r"row 0, column 'messages': must be"),
         ('{"messages": [{"content": "hi"}]}\n', r"row 0, column 'messages': a message must have 'role' and 'content'"),
     ],

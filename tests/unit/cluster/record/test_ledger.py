@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cluster.contracts.errors import LedgerError
+from cluster.contracts.errors import LedgerError, StorageError
 from cluster.record.ledger import Ledger, Record, checked
 
 
@@ -58,7 +58,7 @@ def test_it_keeps_no_more_than_the_last_record(paper):
 
 def test_a_replay_sees_only_the_steps_it_learns_again(paper):
     ledger = Ledger(paper, num_steps=2)
-    assert [record.step for record in ledger.after(0)] == [1, 2]
+    assert [record.step for record in ledger.after(0)] == [record.step for record in ledger.records()] == [1, 2]
 
 
 def test_a_group_is_never_consumed_twice(paper):
@@ -79,6 +79,13 @@ def test_a_group_that_two_records_consume_is_found_though_their_digests_match(pa
         Ledger(paper)
 
 
+@pytest.mark.parametrize("changed", [{"groups": (5, 5)}, {"groups": (6, 5)}, {"next_index": 6}])
+def test_a_last_record_that_lets_a_group_be_consumed_twice_is_found(paper, changed):
+    paper.lines[2] = Record.model_validate_json(paper.lines[2]).model_copy(update=changed).line
+    with pytest.raises(LedgerError, match=r"line 3: groups \[\d, \d\] are not in start order, each once, below"):
+        Ledger(paper)
+
+
 def test_lines_that_come_later_are_checked_against_the_record_before_them(paper):
     before = Record.model_validate_json(paper.lines[0])
     assert [record.step for record in checked(paper.lines[1:], before=before)] == [2, 3]
@@ -91,11 +98,11 @@ def test_a_record_takes_the_place_of_a_torn_last_line(paper):
     ledger = Ledger(paper)
     assert (ledger.version, ledger.num_torn_lines, len(paper.lines)) == (2, 1, 3)
     assert [record.step for record in ledger.after(1)] == [2]
-    assert write(ledger, [5, 6]).step == 3
+    assert write(ledger, [5, 6]).step == 3 and ledger.num_torn_lines == 0
     assert [record.groups for record in Ledger(paper).records()] == [(0, 1), (2, 4), (5, 6)]
 
 
-@pytest.mark.parametrize(("field", "says"), [({"learner": 7}, "learner: Extra inputs"), ({"groups": None}, "groups: ")])
+@pytest.mark.parametrize(("field", "says"), [({"learner": 7}, "learner: Extra inputs"), ({"groups": []}, "groups: ")])
 def test_a_last_record_of_another_version_is_not_torn(paper, field, says):
     """Seen before: it was taken for one that a crash had torn, and the next step took its place."""
     paper.lines[-1] = json.dumps(json.loads(paper.lines[-1]) | field)
@@ -107,9 +114,26 @@ def test_a_last_record_of_another_version_is_not_torn(paper, field, says):
 
 def test_an_altered_record_is_found_by_its_successor(paper):
     record = json.loads(paper.lines[0])
-    paper.lines[0] = json.dumps({**record, "groups": [0, 9]})
+    paper.lines[0] = json.dumps({**record, "trajectories_digest": "e"})
     with pytest.raises(LedgerError, match="line 2: the record before it was altered"):
         Ledger(paper)
+
+
+def test_the_first_record_follows_no_other(paper):
+    paper.lines = [Record.model_validate_json(paper.lines[0]).model_copy(update={"previous": "d"}).line]
+    with pytest.raises(LedgerError, match="line 1: the record before it was altered"):
+        Ledger(paper)
+
+
+def test_a_record_that_was_not_written_does_not_count(paper, monkeypatch):
+    def full(step, line):
+        raise StorageError("disk full")
+
+    ledger = Ledger(paper)
+    monkeypatch.setattr(paper, "append_record", full)
+    with pytest.raises(StorageError):
+        write(ledger, [7])
+    assert (ledger.version, ledger.next_index) == (3, 7)
 
 
 def test_a_missing_record_is_found(paper):

@@ -6,12 +6,12 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from cluster.contracts.errors import DataError, LedgerError
-from cluster.contracts.schema import columns_of, to_batch, with_columns
+from cluster.contracts.errors import DataError, LedgerError, StorageError
+from cluster.contracts.schema import SCHEMA, columns_of, to_batch, with_columns
 from cluster.record.learned_files import learned_of
-from cluster.record.recorder import Recorder, name_of, num_pruned_steps
+from cluster.record.recorder import Recorder, digest_of, name_of, num_pruned_steps
 from cluster.record.run_directory import RunDirectory
-from tests.unit.cluster.contracts.rows import row
+from tests.unit.cluster.contracts.rows import before, row
 
 
 @pytest.fixture
@@ -32,6 +32,15 @@ def test_groups_come_back_in_their_order(directory):
     everything, (name, digest) = recorder.record(1, to_batch([row(ticket_index=4)]), to_batch([row(ticket_index=7)]))
     assert [group["ticket_index"][0].as_py() for group in recorder.read(name, digest)] == [4, 7]
     assert everything["ticket_index"].to_pylist() == [4, 7], "as the ranks get them"
+
+
+def test_groups_of_an_earlier_version_come_back_in_the_present_schema(directory):
+    old, content = before(row(ticket_index=4)), pa.BufferOutputStream()
+    with pa.ipc.new_file(content, old.schema) as writer:
+        writer.write_batch(old)
+    directory.write_file(name_of(1), content.getvalue())
+    (group,) = Recorder(directory).read(name_of(1), digest_of(content.getvalue()))
+    assert group.schema.equals(SCHEMA) and group["ticket_index"].to_pylist() == [4]
 
 
 def test_nothing_is_recorded_of_a_step_with_a_group_that_is_not_what_it_should_be(directory):
@@ -141,3 +150,6 @@ def test_a_removed_step_is_not_a_lost_one(directory):
         LedgerError, match=r"step-000001\.arrow was removed \(record\.keep_trajectories\): only steps after 1"
     ):
         recorder.read(name_of(1), digest)
+    directory.remove(name_of(2))
+    with pytest.raises(StorageError, match=r"step-000002\.arrow: .* bring it back from a copy"):
+        recorder.read(*kept)

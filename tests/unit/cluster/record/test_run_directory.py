@@ -1,5 +1,6 @@
 import errno
 import fcntl
+import math
 import os
 import stat
 import subprocess
@@ -70,6 +71,14 @@ def test_a_last_line_that_lost_only_its_newline_is_torn_though_it_reads_as_whole
 def test_a_last_event_without_its_newline_is_left_out(directory):
     directory.write_file(EVENTS, b'{"kind": "started"}\n{"kind": "finished"}')
     assert directory.read_json_lines(EVENTS) == [{"kind": "started"}]
+
+
+def test_no_json_has_nan_or_infinity_which_other_languages_refuse(directory):
+    content = {"a": 1.0, "b": math.nan, "c": [math.inf, {"d": -math.inf}]}
+    directory.write_json(PASSPORT, content)
+    directory.append_json(METRICS, content)
+    expected = {"a": 1.0, "b": None, "c": [None, {"d": None}]}
+    assert directory.read_json(PASSPORT) == expected and directory.read_json_lines(METRICS) == [expected]
 
 
 def test_what_is_not_there_reads_as_nothing(directory):

@@ -55,6 +55,27 @@ def test_a_full_segment_is_written_by_a_thread(store, monkeypatch):
     assert store.read("metrics/000001.jsonl").to_pybytes() == b"12345678\n9\n"
 
 
+def test_after_a_full_segment_lines_wait_again(store, monkeypatch):
+    """Otherwise each line would be an object."""
+    timers = []
+
+    class Timer:
+        def __init__(self, interval, call):
+            self.interval, self.call = interval, call
+            timers.append(self)
+
+        def start(self): ...
+
+        cancel = start
+
+    monkeypatch.setattr(segments, "CLOSE_AT_BYTES", 10)
+    monkeypatch.setattr(segments.threading, "Timer", Timer)
+    append(store, "12345678", "9")
+    timers[-1].call()
+    append(store, "a", "b")
+    assert [timer.interval for timer in timers] == [20.0, 0.0, 20.0]
+
+
 def test_a_segment_is_written_when_its_time_has_come(store, monkeypatch):
     monkeypatch.setattr(segments, "CLOSE_AFTER_S", 0.0)
     is_written = threading.Event()
@@ -105,6 +126,19 @@ def test_what_was_merged_on_the_way_is_not_merged_again_in_the_end(store):
     assert fetched == ["metrics/000065.jsonl", "metrics/000066.jsonl"]
     assert store.names("metrics") == ["000001-000064.jsonl", "000065-000066.jsonl"]
     assert store.read_appended(NAME) == "a\nb\nc\n"
+
+
+def test_a_line_that_a_copied_run_has_too_is_written_and_nothing_is_fetched_for_it(store):
+    """Seen in review: the line was lost, and every segment fetched all lines of the copy."""
+    store.write(NAME, b"a\n")
+    append(store, "b")
+    store.compact()
+    assert store.names("metrics") == ["000000-000001.jsonl"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "read_many", lambda names: pytest.fail(f"{names} were fetched"))
+        append(store, "a")
+        store.flush()
+    assert store.read_appended(NAME) == "a\nb\na\n"
 
 
 def test_a_reader_who_lists_before_a_merge_and_reads_after_it_lists_again(store):

@@ -93,7 +93,7 @@ def test_an_altered_record_and_a_missing_one_are_found(url):
         record(ledger, step)
     whole = directory.read_text("ledger/000001.json")
     entry = json.loads(whole)
-    entry["record"]["groups"] = [9]
+    entry["record"]["trajectories_digest"] = "another"
     directory.write_json("ledger/000001.json", entry)
     with pytest.raises(LedgerError, match="line 2: the record before it was altered"):
         Ledger(directory)
@@ -131,7 +131,11 @@ def test_a_driver_that_stood_still_for_longer_than_a_request_may_take_hears_who_
     with pytest.raises(ClaimLostError):
         record(ledger, 0)
     assert Ledger(next_one).version == 0, "once it has heard, it records nothing, though it could"
+    for _ in range(2):
+        woken.append_json(EVENTS, {"kind": "failed"})
+        woken.flush_lines()
     woken.release()
+    assert next_one.names("events") == ["000001.jsonl", "000002.jsonl"], "it merges nothing of the other's"
     next_one.release()
 
 

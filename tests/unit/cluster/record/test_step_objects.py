@@ -36,6 +36,18 @@ def test_a_record_that_was_copied_from_a_disk_is_one_line_whatever_characters_st
     assert StepObjects(store, file="ledger.jsonl").read_records(1) == lines[1:]
 
 
+def test_so_many_records_are_kept_and_with_none_the_copied_file_goes_too():
+    store = ObjectStore("s3://memory/run", store=MemoryStore())
+    records = StepObjects(store, file="ledger.jsonl")
+    store.write("ledger.jsonl", b'{"step": 1}\n')
+    for step in (2, 3, 4):
+        records.append_record(step, json.dumps({"step": step}))
+    records.cut_records(3)
+    assert [json.loads(line)["step"] for line in records.read_records(0)] == [1, 2, 3]
+    records.cut_records(0)
+    assert records.read_records(0) == []
+
+
 @pytest.mark.parametrize("content", [b"", b'{"record": {', b"\xff", b"[]", b'{"driver": "a"}'])
 def test_a_record_that_is_damaged_is_named(content):
     """Seen before: its reader ended with an error of Python's, and an empty one was passed over."""

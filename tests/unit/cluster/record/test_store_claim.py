@@ -10,7 +10,7 @@ from obstore.store import MemoryStore
 from cluster.contracts.errors import ClaimLostError, ConfigError, InUseError, StorageError
 from cluster.record import store_claim
 from cluster.record.object_store import ObjectStore
-from cluster.record.store_claim import CLOCK, StoreClaim, owner_of
+from cluster.record.store_claim import CLOCK, StoreClaim, owner_by_this_clock, owner_of
 
 NAME = "driver.lock"
 
@@ -68,11 +68,14 @@ def test_a_dead_drivers_claim_lapses_after_90_s_of_the_stores_clock(store, claim
 
 
 def test_a_claim_that_is_renewed_does_not_lapse(store, claim):
+    contents = set[bytes]()
     for _ in range(5):
         store.pass_time(60)
         claim.renew()
+        contents.add(store.read(NAME).to_pybytes())
     with pytest.raises(InUseError):
         StoreClaim(store, NAME)
+    assert len(contents) == 5, "a store that makes versions of contents tells a renewal from what was there"
 
 
 def test_a_thread_renews_the_claim_until_it_is_released(store, monkeypatch):
@@ -110,6 +113,7 @@ def test_a_driver_that_was_taken_for_dead_hears_who_took_over(store, claim):
 
 
 def test_a_released_directory_is_free_at_once(store):
+    assert owner_of(store, NAME) is None and owner_by_this_clock(store, NAME) is None
     StoreClaim(store, NAME).release()
     assert owner_of(store, NAME) is None and store.names("") == [NAME]
     StoreClaim(store, NAME).release()
@@ -149,10 +153,12 @@ def test_who_may_not_write_sees_the_owner_by_this_machines_clock(store, claim, m
 
     store.time = datetime.now(UTC)
     claim.renew()
+    assert owner_by_this_clock(store, NAME) is not None and not store.has(CLOCK)
     monkeypatch.setattr(store, "write", refuse)
     assert owner_of(store, NAME).startswith("process ") and not store.has(CLOCK)
+    assert owner_by_this_clock(store, NAME) == owner_of(store, NAME)
     store.written[NAME] -= timedelta(seconds=91)
-    assert owner_of(store, NAME) is None
+    assert owner_of(store, NAME) is None and owner_by_this_clock(store, NAME) is None
     with pytest.raises(StorageError, match="AccessDenied"):
         StoreClaim(store, NAME)
 

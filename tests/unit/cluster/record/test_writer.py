@@ -92,3 +92,19 @@ def test_a_call_that_succeeds_does_not_take_the_error_of_another_away():
     writer._note_error(Done())
     with pytest.raises(StorageError, match="disk full"):
         writer.flush()
+
+
+def test_of_several_errors_the_first_is_raised_once():
+    writer = Writer()
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    is_free = threading.Event()
+    writer.put(lambda: is_free.wait(60))
+    for message in ("first", "second"):
+        writer.put(lambda message=message: fail(StorageError(message)))
+    is_free.set()
+    with pytest.raises(StorageError, match="first"):
+        writer.flush()
+    writer.flush()

@@ -261,9 +261,10 @@ def test_a_third_signal_has_the_systems_effect():
     assert learner.heard_by == [signal.default_int_handler, signal.SIG_DFL]
 
 
-def test_a_run_that_was_asked_to_stop_before_it_began_stops_when_it_begins():
+@pytest.mark.parametrize("way", ["ask", "press"])
+def test_a_run_that_was_asked_to_stop_before_it_began_stops_when_it_begins(way: str):
     stop = Stop()
-    stop.ask()
+    getattr(stop, way)()
 
     async def work() -> None:
         await asyncio.Event().wait()

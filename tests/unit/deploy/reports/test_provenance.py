@@ -10,7 +10,7 @@ def test_a_resumed_run_knows_the_evaluations_of_its_earlier_part(tmp_path):
     directory.append_json(METRICS, {"policy_version": 1, "time": 2.0, "reward/mean": 0.5})
     run = RunProvenance(directory)
     run.step(2, {"reward/mean": 0.5, "eval/reward": 0.5, "eval/accuracy": math.nan})
-    run.step(4, {"eval/reward": 0.75})
+    run.step(4, {"eval/reward": 0.75, "eval/reward_stderr": math.inf})
     assert run.at(4).evaluations == {0: {"eval/reward": 0.25}, 4: {"eval/reward": 0.75}}
     assert run.at(3).evaluations == {0: {"eval/reward": 0.25}, 2: {"eval/reward": 0.5}}
     assert run.at(1).evaluations == {0: {"eval/reward": 0.25}}

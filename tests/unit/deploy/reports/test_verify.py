@@ -1,13 +1,16 @@
 """A run directory proves what it claims, or each doubt is one line."""
 
+import pyarrow as pa
 import pytest
 
+from cluster.contracts.errors import CheckpointError, StorageError
 from cluster.contracts.schema import to_batch
 from cluster.record.ledger import NAME, Ledger
 from cluster.record.recorder import PRUNED, Recorder
 from cluster.record.run_directory import METRICS, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
 from deploy.reports.verify import verify
+from learner.checkpoint import reading
 from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import row
 
@@ -18,12 +21,16 @@ CONFIG = validated({"model": {"path": "some/model"}, "prompts": "file", "buffer"
 def directory(tmp_path) -> RunDirectory:
     """Three steps of one group with one trajectory."""
     directory = RunDirectory(str(tmp_path))
-    ledger, recorder = Ledger(directory), Recorder(directory)
     for index in range(3):
-        group = row(ticket_index=index, group_id=f"{index:08d}", policy_versions=[index] * 3)
-        _, (name, digest) = recorder.record(index + 1, to_batch([group]))
-        ledger.append(groups=[index], trajectories=name, trajectories_digest=digest)
+        record(directory, to_batch([row(ticket_index=index, policy_versions=[index] * 3)]), groups=[index])
     return directory
+
+
+def record(directory: RunDirectory, *batches: pa.RecordBatch, groups: list[int]) -> None:
+    """Records the next step: these trajectories, and these groups in the ledger."""
+    ledger = Ledger(directory)
+    _, (name, digest) = Recorder(directory).record(ledger.version + 1, *batches)
+    ledger.append(groups=groups, trajectories=name, trajectories_digest=digest)
 
 
 def test_a_run_without_metrics_is_clean(directory):
@@ -49,6 +56,79 @@ def test_damaged_metrics_are_one_problem_among_the_others(directory):
     assert (
         of_step.startswith("step 2: ") and "metrics.jsonl line 2 is not JSON: " in of_metrics and verdict.num_steps == 3
     )
+
+
+@pytest.mark.parametrize(("held", "groups"), [([[4]], [3]), ([[3, 4]], [3]), ([[3]], [3, 4]), ([[4], [3]], [3, 4])])
+def test_trajectories_are_those_of_the_ledgers_groups_and_of_no_other(directory, held, groups):
+    batches = [to_batch([row(ticket_index=each, policy_versions=[3] * 3) for each in group]) for group in held]
+    record(directory, *batches, groups=groups)
+    says = f"holds groups {[each for group in held for each in group]}, the ledger says {groups}"
+    assert f"step 4: trajectories/step-000004.arrow {says}" in verify(directory, CONFIG).problems
+
+
+def test_a_step_of_too_many_groups_is_a_problem(directory):
+    """The second one's only trajectory has two segments."""
+    alone = row(ticket_index=3, policy_versions=[3] * 3)
+    parts = [alone | {"ticket_index": 4, "segment_index": place, "num_segments": 2} for place in (0, 1)]
+    record(directory, to_batch([alone]), to_batch(parts), groups=[3, 4])
+    verdict = verify(directory, CONFIG)
+    assert verdict.problems == ("step 4 consumed 2 groups, not 1",)
+    assert (verdict.num_steps, verdict.num_groups, verdict.num_trajectories, verdict.num_tokens) == (4, 5, 5, 18)
+
+
+@pytest.mark.parametrize(
+    ("versions", "bound", "is_recorded", "said"),
+    [
+        ([1, 3, 3], 2, False, None),
+        ([1, 3, 3], 1, False, "1 to 3 break buffer.max_off_policy_steps=1"),
+        ([1, 3, 3], 1, True, None),
+        ([3, 3, 4], 1, False, "3 to 4 break buffer.max_off_policy_steps=1"),
+        ([3, 3, 4], 1, True, "3 to 4 break buffer.max_off_policy_steps=1"),
+        ([3, 0, 3], 1, False, None),
+        ([3, 9, 3], 1, False, None),
+        ([0, 9, 0], 1, False, None),
+    ],
+)
+def test_no_sampled_token_is_older_than_the_bound_or_newer_than_the_learner(
+    directory, versions, bound, is_recorded, said
+):
+    """Step 4 learns with version 3. Tokens of versions 0 and 9 are an environment's."""
+    masked = [each not in (0, 9) for each in versions]
+    record(directory, to_batch([row(ticket_index=3, policy_versions=versions, loss_mask=masked)]), groups=[3])
+    buffer = CONFIG.buffer.model_copy(update={"max_off_policy_steps": bound})
+    config = CONFIG.model_copy(update={"buffer": buffer, "recorded": "data" if is_recorded else None})
+    expected = () if said is None else (f"step 4, group 00000007: tokens of versions {said}",)
+    assert verify(directory, config).problems == expected
+
+
+def test_a_ledger_that_contradicts_itself_is_one_problem_among_those_of_the_checkpoints(directory):
+    directory.write_file("checkpoints/step-000001/model/config.json", b"{}")
+    directory.replace_lines(NAME, directory.read_lines(NAME)[1:])
+    of_ledger, of_checkpoint = verify(directory, CONFIG).problems
+    assert of_ledger == f"{NAME} line 1: step 2 does not follow step 0" and "has no manifest.json" in of_checkpoint
+
+
+def test_a_step_that_was_logged_and_that_the_ledger_does_not_have_is_a_problem(directory):
+    """Seen before: a run without a checkpoint was clean when its ledger was not copied."""
+    for version in (1, 2, 3, 4):
+        directory.append_json(METRICS, {"policy_version": version})
+    assert verify(directory, CONFIG).problems == (f"{NAME}: it ends at step 3, and {METRICS} has step 4",)
+
+
+@pytest.mark.parametrize("error", [CheckpointError("is torn"), StorageError("model.safetensors: it is missing")])
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_checkpoint_that_a_living_run_removes_meanwhile_is_no_problem(directory, monkeypatch, error, is_removed):
+    """Seen before: no verdict at all, if the file that was being read went."""
+
+    def broken_off(place):
+        if is_removed:
+            directory.remove_folder("checkpoints")
+        raise error
+
+    directory.write_file("checkpoints/step-000001/manifest.json", b"{}")
+    monkeypatch.setattr(reading, "verify", broken_off)
+    verdict = verify(directory, CONFIG)
+    assert verdict.problems == (() if is_removed else (str(error),)) and verdict.num_checkpoints == 1
 
 
 def test_an_altered_trajectory_is_named_by_its_step(directory):
@@ -84,7 +164,7 @@ def test_a_line_that_a_living_run_is_writing_is_neither_read_nor_a_problem(direc
 def test_trajectories_that_were_removed_are_said_and_are_no_problem(directory):
     for step in (1, 2):
         directory.write_file(f"checkpoints/step-{step:06d}", b"")
-    group = row(ticket_index=2, group_id="00000002", policy_versions=[2] * 3)
+    group = row(ticket_index=2, policy_versions=[2] * 3)
     Recorder(directory, keep_steps=1).record(3, to_batch([group]))
     directory.remove("checkpoints/step-000001")
     directory.remove("checkpoints/step-000002")
@@ -95,15 +175,14 @@ def test_trajectories_that_were_removed_are_said_and_are_no_problem(directory):
 
 def test_a_step_that_is_pruned_while_it_is_read_is_no_problem(directory, monkeypatch):
     def read(self, name, digest):
-        directory.write_json(PRUNED, {"steps": 2})
-        for step in (1, 2):
-            directory.remove(f"trajectories/step-{step:06d}.arrow")
+        directory.write_json(PRUNED, {"steps": 1})
+        directory.remove("trajectories/step-000001.arrow")
         return whole(self, name, digest)
 
     whole = Recorder.read
     monkeypatch.setattr(Recorder, "read", read)
     verdict = verify(directory, CONFIG)
-    assert (verdict.problems, verdict.num_pruned_steps, verdict.num_trajectories) == ((), 2, 1)
+    assert (verdict.problems, verdict.num_pruned_steps, verdict.num_trajectories) == ((), 1, 2)
 
 
 def test_checkpoints_in_an_object_store_are_checked_and_torn_uploads_are_none():

@@ -1,14 +1,15 @@
 """A run's standing, from its directory, as it grows."""
 
-from types import SimpleNamespace
+import contextlib
 
 import pytest
 
-from cluster.contracts.errors import StorageError
-from cluster.record.run_directory import EVENTS, METRICS, RunDirectory
+from cluster.contracts.errors import ConfigError, StorageError
+from cluster.record.run_directory import EVENTS, METRICS, STATUS, RunDirectory
 from cluster.sinks.console import standing_of
 from cluster.sinks.jsonl import JsonLines
 from deploy.config.loading import resolved_yaml, validated
+from deploy.reports import watching
 from deploy.reports.watching import Watched, watch
 
 YAML = resolved_yaml(validated({"model": {"path": "some/model"}, "prompts": "file", "num_steps": 40}))
@@ -36,7 +37,7 @@ def test_each_look_takes_in_what_is_new(directory):
     assert (standing.num_steps, standing.version, standing.max_off_policy_steps) == (40, 1, 0)
     step(directory, 2, 14.0)
     directory.append_json(EVENTS, {"kind": "checkpoint", "time": 15.0, "policy_version": 2})
-    watched.look()
+    assert [each["kind"] for each in watched.look()] == ["step", "checkpoint"]
     assert standing.rewards == [(1, 0.1), (2, 0.2)] and standing.pace.seconds_per_step == 4.0
     assert watched.look() == []
 
@@ -95,16 +96,21 @@ def test_of_a_file_that_was_written_anew_steps_that_are_as_they_were_are_not_tol
     assert [each["policy_version"] for each in watched.look()] == [5]
 
 
-def test_events_are_told_where_a_store_gives_no_numbers_just_then(directory, monkeypatch):
-    watched = Watched(directory, standing_of(directory))
-    directory.append_json(EVENTS, {"kind": "finished", "time": 1.0})
+def test_a_store_that_does_not_answer_for_a_while_ends_no_watching(directory, monkeypatch):
+    """Seen in review: no answer about the owner ended it."""
 
     def away() -> list:
         raise StorageError("the store does not answer")
 
+    standing = standing_of(directory)
+    watched = Watched(directory, standing)
+    directory.append_json(EVENTS, {"kind": "launched", "time": 1.0})
     monkeypatch.setattr(watched._metrics, "new_records", away)
-    monkeypatch.setattr(watched, "_directory", SimpleNamespace(is_local=False))
-    assert [each["kind"] for each in watched._read_on()] == ["finished"]
+    monkeypatch.setattr(directory, "owner", away)
+    with pytest.raises(StorageError):
+        Watched(directory, standing).look()
+    monkeypatch.setattr(RunDirectory, "is_local", False)
+    assert [each["kind"] for each in watched.look()] == ["launched"] and standing.phase != "gone"
 
 
 def test_a_driver_that_went_without_a_word_is_told(directory):
@@ -113,6 +119,53 @@ def test_a_driver_that_went_without_a_word_is_told(directory):
     directory.release()
     Watched(directory, standing).look()
     assert standing.phase == "gone" and standing.is_over
+
+
+def test_a_driver_that_ends_while_it_is_looked_for_did_not_go_without_a_word(directory, monkeypatch):
+    def owner() -> None:
+        directory.append_json(EVENTS, {"kind": "finished", "time": 2.0})
+
+    standing = standing_of(directory)
+    directory.append_json(EVENTS, {"kind": "launched", "time": 1.0})
+    monkeypatch.setattr(directory, "owner", owner)
+    assert [each["kind"] for each in Watched(directory, standing).look()] == ["launched", "finished"]
+    assert standing.phase == "finished"
+
+
+def test_the_owner_is_asked_for_at_every_fifth_look(directory, monkeypatch):
+    """In an object store each question is billed."""
+    asked: list[str] = []
+    monkeypatch.setattr(directory, "owner", lambda: asked.append("") or "process 1 on node-1")
+    watched = Watched(directory, standing_of(directory))
+    for _ in range(6):
+        watched.look()
+    assert len(asked) == 2
+
+
+def test_what_the_actors_do_is_shown(directory):
+    standing = standing_of(directory)
+    directory.append_json(EVENTS, {"kind": "launched", "time": 1.0})
+    directory.write_json(STATUS, {"time": 2.0, "actors": [{"actor": "learner-0", "phase": "learning", "since": 2.0}]})
+    Watched(directory, standing).look()
+    assert [(each.actor, each.phase) for each in standing.actors] == [("learner-0", "learning")]
+
+
+def test_a_folder_without_a_run_is_not_watched(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        watch(RunDirectory(str(tmp_path)), sleep=lambda _: pytest.fail("it waits"))
+
+
+def test_in_a_terminal_it_looks_until_the_end(directory, monkeypatch):
+    def sleep(seconds: float) -> None:
+        assert not slept
+        slept.append(seconds)
+        directory.append_json(EVENTS, {"kind": "finished", "time": 13.0})
+
+    slept: list[float] = []
+    monkeypatch.setattr(watching, "is_live", lambda stream: True)
+    monkeypatch.setattr(watching, "live", lambda drawn: contextlib.nullcontext())
+    watch(directory, sleep=sleep)
+    assert slept == [1.0]
 
 
 def test_without_a_terminal_it_prints_lines_until_the_end(directory, capsys):
