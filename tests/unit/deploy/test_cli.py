@@ -40,6 +40,20 @@ def test_a_second_run_on_a_busy_directory_is_refused_before_anything_heavy_is_im
     assert refused.stdout == "[]\n"
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize(("setting", "code"), [("num_steps=3", 0), ("reward.judge=exact_mach", 2)])
+def test_settings_alone_are_checked_before_anything_heavy_is_imported(setting, code, is_busy, tmp_path):
+    """A busy directory is waited for by the run itself."""
+    override = f"run_dir={tmp_path / 'run'}"
+    directory = RunDirectory(str(tmp_path / "run"))
+    if is_busy:
+        directory.claim(resolved_yaml(load(QUICKSTART, [override])))
+    command = [sys.executable, "-c", _COMMAND, "train", QUICKSTART, override, setting, "--only-settings"]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    directory.release()
+    assert checked.returncode == (0 if is_busy else code) and checked.stdout == "[]\n"
+
+
 def test_an_order_to_a_living_run_imports_nothing_heavy(tmp_path):
     run = tmp_path / "run"
     directory = RunDirectory(str(run))

@@ -92,3 +92,27 @@ def test_a_call_that_succeeds_does_not_take_the_error_of_another_away():
     writer._note_error(Done())
     with pytest.raises(StorageError, match="disk full"):
         writer.flush()
+
+
+def test_a_call_that_takes_long_is_told_once():
+    now, is_begun = [0.0], threading.Event()
+    writer, disk = Writer(clock=lambda: now[0]), SlowDisk()
+
+    def told_at(seconds: float) -> float | None:
+        now[0] = seconds
+        return writer.drain_silence(longer_than_s=30)
+
+    assert told_at(0.0) is None
+    writer.put(lambda: is_begun.set() or disk.write("line"))
+    assert is_begun.wait(60)
+    assert [told_at(30.0), told_at(31.0), told_at(90.0)] == [None, 31.0, None]
+    disk.let_go()
+    writer.flush()
+    assert told_at(200.0) is None
+    stuck = SlowDisk()
+    is_begun.clear()
+    writer.put(lambda: is_begun.set() or stuck.write("another"))
+    assert is_begun.wait(60)
+    assert told_at(240.0) == 40.0
+    stuck.let_go()
+    writer.flush()
