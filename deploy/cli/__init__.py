@@ -11,5 +11,9 @@ __all__ = ["app", "looking", "main", "preparing", "running", "viewing"]
 
 def main() -> None:
     # Users' own rewards and prompt sources lie in the current folder. It comes last, so that a json.py there does not replace Python's.
-    sys.path.append(os.getcwd())
+    try:
+        sys.path.append(os.getcwd())
+    except OSError as error:
+        print(f"treadwheel: the current folder cannot be used: {error.strerror}; change to another", file=sys.stderr)
+        sys.exit(2)
     app(prog_name="treadwheel")
