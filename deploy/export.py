@@ -21,7 +21,7 @@ from cluster.contracts.types import FinishReason, RewardStatus
 from cluster.record.ledger import Ledger, Record
 from cluster.record.local_files import sync_files, sync_folder
 from cluster.record.recorder import Recorder, num_pruned_steps
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import RUN_YAML, RunDirectory
 from deploy.step_range import step_range
 
 Line = dict[str, Any]
@@ -79,6 +79,8 @@ def _records(run_dir: RunDirectory, steps: str | None) -> list[Record]:
     if steps is not None:
         first, last = step_range(steps)
         found = [each for each in kept if first <= each.step <= last]
+    if not kept and not run_dir.exists(RUN_YAML):
+        raise ConfigError(f"{run_dir.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
     if not found:
         asked_for = "" if steps is None else f"--steps={steps!r}: "
         raise ConfigError(f"{asked_for}{run_dir.url!r} has trajectories of {in_words(kept)}")
