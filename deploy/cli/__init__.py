@@ -1,5 +1,6 @@
 """The command `treadwheel`: one subcommand per verb. A verb parses, calls and prints; heavy imports stay inside verbs that need them."""
 
+import io
 import os
 import sys
 
@@ -16,4 +17,6 @@ def main() -> None:
     except OSError as error:
         print(f"treadwheel: the current folder cannot be used: {error.strerror}; change to another", file=sys.stderr)
         sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are no UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     app(prog_name="treadwheel")

@@ -125,6 +125,13 @@ def test_a_run_does_not_start_from_a_checkpoint_with_a_flipped_bit(flipped: Path
         check_folder(str(checkpoints / "step-000002" / "model"), field="model.path")
 
 
+def test_a_checkpoint_without_a_manifest_is_not_evaluated(run: Path):
+    """Seen before: a part of a copy was evaluated, and nothing proved that its weights were the saved ones."""
+    (run / "checkpoints" / "step-000002" / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match=r"step-000002' has no manifest\.json: it was never finished, or copied"):
+        evaluate(str(run))
+
+
 @pytest.mark.parametrize("section", ["model", "reference"])
 def test_a_run_that_python_starts_is_refused_too(
     flipped: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, section: str
