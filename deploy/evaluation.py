@@ -96,5 +96,7 @@ def _run_and_checkpoint(target: str) -> tuple[RunDirectory, str]:
     if whole.is_local and not whole.names("model"):
         raise ConfigError(f"{checkpoint!r} has no model folder; name a whole checkpoint")
     if not whole.exists(CHECKPOINT_MANIFEST):
-        raise ConfigError(f"{checkpoint!r} has no {CHECKPOINT_MANIFEST}: it was never finished, or copied in part; name a whole one")
+        raise ConfigError(
+            f"{checkpoint!r} has no {CHECKPOINT_MANIFEST}: it was never finished, or copied in part; name a whole one"
+        )
     return run, f"{checkpoint}/model"

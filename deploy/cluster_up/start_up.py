@@ -262,7 +262,7 @@ def _write_status(run_dir: RunDirectory, actors: Sequence[Progress | None], even
     if not run_dir.is_claimed:
         return
     if silent_s := run_dir.writer.drain_silence(longer_than_s=_SILENT_S):
-        message = f"{run_dir.path()} has not answered for {silent_s:.0f} s, and the run waits for it: bring its file system or its store back"
+        message = f"{run_dir.path()} has not answered for {silent_s:.0f} s, and the run waits for it: bring its disk or store back"
         events.event("storage_silent", silent_s=silent_s, message=message)
     status = {"time": time.time(), "driver_pid": os.getpid(), "actors": [asdict(each) for each in actors if each]}
 
