@@ -48,6 +48,10 @@ def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> i
     `out` appears once it is complete. Raises ConfigError for steps that are not recorded, for an `out` that exists, and if nothing is
     chosen; LedgerError for a file that differs from the record.
     """
+    if "://" in out:
+        raise ConfigError(
+            f"{out!r} is in an object store, and an export is a local file or folder; name one, and copy it there"
+        )
     if os.path.lexists(out):
         raise ConfigError(f"{out!r} exists; name another file or folder")
     records = _records(run_dir, chosen.steps)

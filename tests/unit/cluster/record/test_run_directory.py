@@ -463,3 +463,10 @@ def test_removing_what_is_not_there_is_done(directory):
     for _ in range(2):
         directory.remove("control.json")
     assert not directory.exists("control.json")
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(empty):
+    """Seen before: with `run_dir: ${OUT}` and an unset OUT the run's files came into the folder where the command ran."""
+    with pytest.raises(ConfigError, match=rf"run_dir='{empty}' names no folder; name one, or '\.' for the current"):
+        RunDirectory(empty)
