@@ -1,5 +1,6 @@
 """The command `treadwheel`: one subcommand per verb. A verb parses, calls and prints; heavy imports stay inside verbs that need them."""
 
+import errno
 import io
 import os
 import sys
@@ -19,4 +20,10 @@ def main() -> None:
         sys.exit(2)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are no UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    app(prog_name="treadwheel")
+    try:
+        app(prog_name="treadwheel")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"treadwheel: {error}; free space, then start the same command again", file=sys.stderr, flush=True)
+        os._exit(1)  # Python's own end would try to write again

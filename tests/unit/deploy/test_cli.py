@@ -69,6 +69,16 @@ def test_a_working_folder_that_was_removed_is_told_of(tmp_path):
     )
 
 
+def test_output_that_finds_no_room_ends_a_command_with_one_line():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([*_MAIN, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert (
+        ended.stderr
+        == "treadwheel: [Errno 28] No space left on device; free space, then start the same command again\n"
+    )
+
+
 def test_a_name_that_is_not_utf_8_is_shown_all_the_same():
     env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
     done = subprocess.run([*_MAIN, "runs", b"caf\xe9"], capture_output=True, env=env, check=False)
