@@ -49,6 +49,7 @@ def _told_if_silent(run_dir: str) -> Iterator[None]:
 
 def check_settings(config: RunConfig, *, address: str | None = None) -> None:
     problems, is_local = begun(config, address)
+    problems.attempt(RunDirectory(config.run_dir).check_place)
     check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_effects, config)
     problems.attempt(settings.check_ranks_apart, config)
@@ -58,6 +59,7 @@ def check_settings(config: RunConfig, *, address: str | None = None) -> None:
 
 def check_settings_of_learning(config: RunConfig, *, address: str | None = None) -> None:
     problems, _ = begun(config, address)
+    problems.attempt(RunDirectory(config.run_dir).check_place)
     problems.attempt(settings.check_effects, config)
     problems.attempt(settings.check_ranks_apart, config)
     _check_names(config, problems, unread=_OF_SAMPLING)

@@ -51,6 +51,13 @@ def test_a_wrong_name_is_told_at_once_in_the_words_of_the_whole_check(wrong, tmp
     assert "\n" not in at_once and at_once in refusal(check, config)
 
 
+@pytest.mark.parametrize("checks", [check_settings, check_settings_of_learning])
+def test_a_run_directory_that_takes_no_files_is_told_at_once(checks, tmp_path, model):
+    """Seen before: after all imports and slow checks, a minute on a busy machine; on SLURM once Ray was up on all nodes."""
+    config = run(tmp_path, model, "run_dir=/proc/run")
+    assert refusal(checks, config).startswith("run_dir='/proc/run' cannot be written: /proc takes no files")
+
+
 def test_settings_that_are_wrong_in_several_places_are_told_together(tmp_path):
     config = run(tmp_path, "./none", *WRONG_NAMES[:1], *WRONG_NAMES[3:4], "elastic.min_workers=2")
     assert refusal(check_settings, config).startswith("4 problems\n")
