@@ -43,7 +43,7 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
 CHECKPOINT_MANIFEST = "manifest.json"
-_NEEDED = {METRICS: "policy_version", EVENTS: "kind"}
+_NEEDED = {METRICS: "policy_version", EVENTS: "kind", PHASES: "actor"}
 """Field that each line of a file has."""
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"

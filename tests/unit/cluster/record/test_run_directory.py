@@ -472,9 +472,9 @@ def test_an_empty_name_is_not_the_current_folder(empty):
         RunDirectory(empty)
 
 
-@pytest.mark.parametrize(("file", "needed"), [(METRICS, "policy_version"), (EVENTS, "kind")])
+@pytest.mark.parametrize(("file", "needed"), [(METRICS, "policy_version"), (EVENTS, "kind"), (PHASES, "actor")])
 def test_a_line_that_is_none_of_the_runs_is_named(file, needed, tmp_path):
-    """Seen before: `verify` and `info` ended with a KeyError."""
+    """Seen before: `verify`, `info` and `trace` ended with a KeyError."""
     (tmp_path / file).write_text(f'{{"{needed}": 1}}\n{{}}\n')
     with pytest.raises(DamagedError, match=rf"{file} line 2 has no '{needed}'; take that line out, or bring the file"):
         RunDirectory(str(tmp_path)).read_json_lines(file)
