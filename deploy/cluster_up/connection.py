@@ -243,7 +243,9 @@ def _read_environment_again() -> None:
 async def _check_answers(address: str) -> None:
     host, _, port = address.rpartition("://")[2].partition(":")
     if ":" not in address and address not in ("auto", "local"):
-        raise ConfigError(f"address={address!r} is not of the form host:port; write one, or 'auto' for this machine's cluster")
+        raise ConfigError(
+            f"address={address!r} is not of the form host:port; write one, or 'auto' for this machine's cluster"
+        )
     if not port.isdecimal():  # Ray finds the address
         return
     try:
