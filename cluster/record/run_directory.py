@@ -79,8 +79,8 @@ class RunDirectory(Storage):
     """The files of one run, with an owner."""
 
     def __init__(self, url: str) -> None:
-        """Touches nothing. Raises ConfigError for a URL of an unknown kind, and for an empty one, which would be the current folder."""
-        if not url.strip():
+        """Touches nothing. Raises ConfigError for a URL of an unknown kind, and for one that names no folder."""
+        if not url.strip() or "\0" in url:
             raise ConfigError(f"run_dir={url!r} names no folder; name one, or '.' for the current folder")
         try:
             super().__init__(url)
