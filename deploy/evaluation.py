@@ -82,9 +82,12 @@ def _run_and_checkpoint(target: str) -> tuple[RunDirectory, str]:
             raise ConfigError(
                 f"{target!r} is neither a run file (.yaml), nor a run directory, nor a checkpoint inside one"
             )
-    model = f"{checkpoint}/model"
     whole = Storage(checkpoint)
     # In an object store the manifest names the folder of the model's files.
-    if not (whole.names("model") if whole.is_local else whole.exists(CHECKPOINT_MANIFEST)):
+    if whole.is_local and not whole.names("model"):
         raise ConfigError(f"{checkpoint!r} has no model folder; name a whole checkpoint")
-    return run, model
+    if not whole.exists(CHECKPOINT_MANIFEST):
+        raise ConfigError(
+            f"{checkpoint!r} has no {CHECKPOINT_MANIFEST}: it was never finished, or copied in part; name a whole one"
+        )
+    return run, f"{checkpoint}/model"

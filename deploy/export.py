@@ -21,7 +21,7 @@ from cluster.contracts.types import FinishReason, RewardStatus
 from cluster.record.ledger import Ledger, Record
 from cluster.record.local_files import sync_files, sync_folder
 from cluster.record.recorder import Recorder, num_pruned_steps
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import RUN_YAML, RunDirectory
 from deploy.step_range import step_range
 
 Line = dict[str, Any]
@@ -48,6 +48,10 @@ def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> i
     `out` appears once it is complete. Raises ConfigError for steps that are not recorded, for an `out` that exists, and if nothing is
     chosen; LedgerError for a file that differs from the record.
     """
+    if "://" in out:
+        raise ConfigError(
+            f"{out!r} is in an object store, and an export is a local file or folder; name one, and copy it there"
+        )
     if os.path.lexists(out):
         raise ConfigError(f"{out!r} exists; name another file or folder")
     records = _records(run_dir, chosen.steps)
@@ -79,6 +83,8 @@ def _records(run_dir: RunDirectory, steps: str | None) -> list[Record]:
     if steps is not None:
         first, last = step_range(steps)
         found = [each for each in kept if first <= each.step <= last]
+    if not kept and not run_dir.exists(RUN_YAML):
+        raise ConfigError(f"{run_dir.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
     if not found:
         asked_for = "" if steps is None else f"--steps={steps!r}: "
         raise ConfigError(f"{asked_for}{run_dir.url!r} has trajectories of {in_words(kept)}")

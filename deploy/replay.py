@@ -177,7 +177,9 @@ def _refuse_missing(run_dir: RunDirectory, ledger: Ledger, *, first: int) -> Non
 
 
 def _check_ends(config: RunConfig, out: str | None) -> None:
-    """Raises ConfigError for an `out` that exists, CheckpointError if the starting model is part of a checkpoint and was altered."""
+    """Raises ConfigError for an `out` that exists or is not local, CheckpointError if the starting model is an altered checkpoint's."""
+    if out is not None and "://" in out:
+        raise ConfigError(f"--out={out!r} is in an object store; name a local path, and copy it there")
     if out is not None and os.path.lexists(out):
         raise ConfigError(f"--out={out!r} exists; name another one")
     from learner.checkpoint.reading import verify_model

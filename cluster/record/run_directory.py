@@ -43,6 +43,8 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
 CHECKPOINT_MANIFEST = "manifest.json"
+_NEEDED = {METRICS: "policy_version", EVENTS: "kind", PHASES: "actor"}
+"""Field that each line of a file has."""
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
 _OWNER_ONLY = 0o700
@@ -77,7 +79,9 @@ class RunDirectory(Storage):
     """The files of one run, with an owner."""
 
     def __init__(self, url: str) -> None:
-        """Touches nothing. Raises ConfigError for a URL of an unknown kind."""
+        """Touches nothing. Raises ConfigError for a URL of an unknown kind, and for one that names no folder."""
+        if not url.strip() or "\0" in url:
+            raise ConfigError(f"run_dir={url!r} names no folder; name one, or '.' for the current folder")
         try:
             super().__init__(url)
         except StorageError as error:
@@ -114,6 +118,14 @@ class RunDirectory(Storage):
             raise DamagedError(damaged)
         return found
 
+    def read_json_lines(self, name: str) -> list[dict[str, Any]]:
+        """Also raises DamagedError for a line without the field that each line of the file has."""
+        lines, needed = super().read_json_lines(name), _NEEDED.get(name)
+        for number, line in enumerate(lines, start=1):
+            if needed is not None and needed not in line:
+                raise self._damaged(name, number, f"has no {needed!r}")
+        return lines
+
     def _written(self, spelled_out: SpelledOut) -> Mapping[str, Any]:
         """Settings of run.yaml, spelled out. An earlier version may have written secrets, which are hidden here."""
         return spelled_out(hidden(self.settings()))
@@ -135,7 +147,7 @@ class RunDirectory(Storage):
 
         `spelled_out` writes a configuration's variants out, so that two spellings of one configuration are the same.
         """
-        self._check_place()
+        self.check_place()
         self.refuse_if_busy()
         self._check_same_run(run_yaml, spelled_out)
 
@@ -145,7 +157,7 @@ class RunDirectory(Storage):
         Raises ConfigError when a living driver has it, it cannot be written, or it belongs to another configuration. A dead driver's
         directory is taken over. The files of a run that never finished a step are removed if this run computes something else.
         """
-        self._check_place()
+        self.check_place()
         self._claim = StoreClaim(self._store, _LOCK) if self._store else self._locked()
         try:
             self._take_over(run_yaml, spelled_out)
@@ -219,8 +231,9 @@ class RunDirectory(Storage):
                 f"run_dir={self.url!r} cannot be written: {reason(error)}; mend that, or name another run_dir"
             ) from error
 
-    def _check_place(self) -> None:
-        """Checks that the folder, or the first existing one above it, takes new files, or that the object store does."""
+    def check_place(self) -> None:
+        """Raises ConfigError if neither the folder, nor the first existing one above it, takes new files; StorageError if the store does
+        not."""
         self.reach()
         if self._store:
             self.write_file(_PROBE, b"")

@@ -1,6 +1,7 @@
 """Disk work off the event loop: one thread makes the calls, in their order."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -8,16 +9,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 class Writer:
     """Makes calls without a wait. The next `put`, `put_latest` or `flush` raises the first error of a call; later calls are still made."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._latest: dict[str, Callable[[], None]] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self._clock = clock
+        self._began: float | None = None
+        """Begin of the call that is being made; None between two calls."""
+        self._told: float | None = None
+        """Begin of the last call that `drain_silence` returned."""
 
     def put(self, call: Callable[[], None]) -> None:
         """Returns at once; `call` is made after all that were put before, also when their error is raised."""
         error = self._taken_error()
-        self._thread.submit(call).add_done_callback(self._note_error)
+        self._thread.submit(self._make, call).add_done_callback(self._note_error)
         _raise(error)
 
     def put_latest(self, name: str, call: Callable[[], None]) -> None:
@@ -34,6 +40,22 @@ class Writer:
         """Returns when all calls are made."""
         self._thread.submit(lambda: None).result()
         _raise(self._taken_error())
+
+    def drain_silence(self, *, longer_than_s: float) -> float | None:
+        """Seconds that the call which is being made has taken, if they are more than `longer_than_s`; only once for each call. Touches no
+        disk."""
+        began = self._began
+        if began is None or began == self._told or self._clock() - began <= longer_than_s:
+            return None
+        self._told = began
+        return self._clock() - began
+
+    def _make(self, call: Callable[[], None]) -> None:
+        self._began = self._clock()
+        try:
+            call()
+        finally:
+            self._began = None
 
     def _make_latest(self, name: str) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
@@ -82,5 +83,8 @@ def model_file(model: ModelConfig, name: str) -> Path | None:
     folder = Path(os.path.expanduser(model.path))
     if folder.is_dir():
         return folder / name if (folder / name).is_file() else None
-    found = try_to_load_from_cache(model.path, name, revision=model.revision)
+    try:
+        found = try_to_load_from_cache(model.path, name, revision=model.revision)
+    except HFValidationError:  # a folder that is gone, and no name of the hub
+        return None
     return Path(found) if isinstance(found, str) else None

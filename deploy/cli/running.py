@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import deploy
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, InUseError
 from deploy.cli import completion
 from deploy.cli.application import (
     Address,
@@ -37,10 +37,21 @@ def train(
     wait_for_claim: WaitForClaim = "0s",
     wait_for_nodes: WaitForNodes = None,
     quiet: Quiet = False,
+    only_settings: Annotated[
+        bool,
+        typer.Option(
+            "--only-settings", help="Check the settings, in a second or two, and stop: before a cluster starts."
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Train, or resume the run in the run directory. A terminal shows a live table; elsewhere each step is a line."""
-    _train(run, overrides, address, wait_for_claim, wait_for_nodes, quiet, debug)
+    if not only_settings:
+        return _train(run, overrides, address, wait_for_claim, wait_for_nodes, quiet, debug)
+    with reporting(debug=debug), contextlib.suppress(InUseError):  # the run itself waits for its directory
+        from deploy.preflight.at_once import check_settings
+
+        check_settings(_asked(run, overrides, wait_for_claim, wait_for_nodes)[0], address=address)
 
 
 @app.command(rich_help_panel="Run")
@@ -67,7 +78,6 @@ def _train(
     with RayAhead(address) as ahead, reporting(debug=debug) as ctrl_c:
         from deploy.claims import once_free
         from deploy.config import loading as configuration
-        from deploy.durations import seconds
 
         def checked_and_trained() -> "Summary":
             from deploy import preflight
@@ -82,13 +92,23 @@ def _train(
             ctrl_c.raise_if_pressed()
             return launch.train(config, address=address, ahead=ahead)
 
-        wait_s = seconds(wait_for_claim, option="--wait-for-claim")
-        waits: list[str] = []
-        if wait_for_nodes is not None:
-            waits = [f"elastic.wait_for_nodes_s={seconds(wait_for_nodes, option='--wait-for-nodes')}"]
-        config = configuration.load(run, [*(overrides or []), *waits])
+        config, wait_s = _asked(run, overrides, wait_for_claim, wait_for_nodes)
         config = configuration.quiet(config) if quiet else config
         show(config.run_dir, once_free(config.run_dir, checked_and_trained, wait_s=wait_s))
+
+
+def _asked(
+    run: str, overrides: list[str] | None, wait_for_claim: str, wait_for_nodes: str | None
+) -> "tuple[RunConfig, float]":
+    """The run, and the seconds that it waits for its directory."""
+    from deploy.config import loading as configuration
+    from deploy.durations import seconds
+
+    wait_s = seconds(wait_for_claim, option="--wait-for-claim")
+    waits: list[str] = []
+    if wait_for_nodes is not None:
+        waits = [f"elastic.wait_for_nodes_s={seconds(wait_for_nodes, option='--wait-for-nodes')}"]
+    return configuration.load(run, [*(overrides or []), *waits]), wait_s
 
 
 @app.command(rich_help_panel="Run")

@@ -242,7 +242,11 @@ def _read_environment_again() -> None:
 
 async def _check_answers(address: str) -> None:
     host, _, port = address.rpartition("://")[2].partition(":")
-    if not port.isdecimal():  # `auto`, `local`: Ray finds the address
+    if ":" not in address and address not in ("auto", "local"):
+        raise ConfigError(
+            f"address={address!r} is not of the form host:port; write one, or 'auto' for this machine's cluster"
+        )
+    if not port.isdecimal():  # Ray finds the address
         return
     try:
         async with asyncio.timeout(_ANSWER_S):

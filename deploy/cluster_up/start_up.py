@@ -10,6 +10,7 @@ from functools import partial
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
+from cluster.contracts.protocols import Events
 from cluster.contracts.provenance import Provenance, unknown
 from cluster.contracts.types import GroupSummary, Progress, StepStats
 from cluster.controller import Log
@@ -33,6 +34,8 @@ from deploy.cluster_up.wiring import Cluster, learning, timesheet_of, wire
 from deploy.reports.passport import write_passport
 
 _LAST_WORDS_S = 0.5
+_SILENT_S = 30.0
+"""After so many seconds, a write to the run directory that has not returned is reported."""
 
 
 @contextlib.asynccontextmanager
@@ -78,7 +81,7 @@ async def cluster(
             provenance=provenance,
         )
         at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace ended actors
-        telling = tasks.create_task(_tell_starts(run_dir, made.places, every_s=config.supervision.heartbeat_s))
+        telling = tasks.create_task(_tell_starts(run_dir, made.places, log, every_s=config.supervision.heartbeat_s))
         log.event("starting")
         learner_up = asyncio.Event()
         # A worker takes longest to start. If actors share cores, learner and reference load their models in turn, to leave it one core.
@@ -220,7 +223,7 @@ async def _watch(
         if production is not None:
             production.note_progress()
         doing = [*(place.progress() for place in places()), *(rank.last_progress for rank in learner.actors())]
-        _write_status(run_dir, doing)
+        _write_status(run_dir, doing, supervisor.events)
         timesheet.hear(_living(learner, places()))
 
     await heartbeats(lambda: _living(learner, places()), supervisor, heal=heal, report=report, early=timesheet.asked)
@@ -241,11 +244,11 @@ async def _told_to_the_end(actors: Callable[[], Sequence[RemoteActor]], timeshee
 
 
 async def _tell_starts(
-    run_dir: RunDirectory, places: Callable[[], Sequence[SupervisedActor]], *, every_s: float
+    run_dir: RunDirectory, places: Callable[[], Sequence[SupervisedActor]], events: Events, *, every_s: float
 ) -> None:
     """Writes to status.json which places wait for an actor and since when, until all actors are up and can be asked."""
     while True:
-        _write_status(run_dir, [place.progress() for place in places()])
+        _write_status(run_dir, [place.progress() for place in places()], events)
         await asyncio.sleep(every_s)
 
 
@@ -253,10 +256,14 @@ def _living(learner: LearnerGroup, places: Sequence[SupervisedActor]) -> list[Re
     return [*(place.actor for place in places if place.actor), *learner.actors()]
 
 
-def _write_status(run_dir: RunDirectory, actors: Sequence[Progress | None]) -> None:
-    """Writes the actors' progress for `treadwheel info`. Writes nothing to a directory that this driver only reads."""
+def _write_status(run_dir: RunDirectory, actors: Sequence[Progress | None], events: Events) -> None:
+    """Writes the actors' progress for `treadwheel info`, and reports a file system that stands still. Writes nothing to a directory that
+    this driver only reads."""
     if not run_dir.is_claimed:
         return
+    if silent_s := run_dir.writer.drain_silence(longer_than_s=_SILENT_S):
+        message = f"{run_dir.path()} has not answered for {silent_s:.0f} s, and the run waits for it: bring its disk or store back"
+        events.event("storage_silent", silent_s=silent_s, message=message)
     status = {"time": time.time(), "driver_pid": os.getpid(), "actors": [asdict(each) for each in actors if each]}
 
     def write() -> None:

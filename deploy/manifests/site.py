@@ -200,6 +200,8 @@ def load(path: str | None) -> Site:
     if path is None:
         return Site()
     values = read_yaml(path, way_out="name a site file, or leave --site out") or {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must be a mapping of settings such as 'image:', got {type(values).__name__}")
     try:
         return Site.model_validate(values)
     except ValidationError as error:

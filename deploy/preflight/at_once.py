@@ -4,6 +4,8 @@
 """
 
 import contextlib
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,18 +22,34 @@ _OF_SAMPLING = ("environment", "episodes.", "evaluation.", "reward.")
 _OF_STEPS = ("algorithm.sft.", "metrics.")
 """Settings that an evaluation does not read."""
 _ALGORITHM = "algorithm."
+_SILENT_S = 15.0
+"""After so many seconds, a run directory that does not answer is reported."""
 
 
 def begun(config: RunConfig, address: str | None) -> tuple[Problems, bool]:
     """No problems so far, and whether the run starts its own cluster on this machine. Raises InUseError at once."""
     # No other problem matters while another run has the directory. An unreadable directory is found later, among other problems.
-    with contextlib.suppress(StorageError):
+    with contextlib.suppress(StorageError), _told_if_silent(config.run_dir):
         RunDirectory(config.run_dir).refuse_if_busy()
     return Problems(), machine.is_own_cluster(address)
 
 
+@contextlib.contextmanager
+def _told_if_silent(run_dir: str) -> Iterator[None]:
+    """Prints a line if the block is not over in time. On a file system that stands still it never is, and Ctrl-C does not end it."""
+    line = f"treadwheel: run_dir={run_dir!r} has not answered for {_SILENT_S:g} s: bring its file system back, or name another run_dir"
+    timer = threading.Timer(_SILENT_S, print, (line,), {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def check_settings(config: RunConfig, *, address: str | None = None) -> None:
     problems, is_local = begun(config, address)
+    problems.attempt(RunDirectory(config.run_dir).check_place)
     check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_effects, config)
     problems.attempt(settings.check_ranks_apart, config)
@@ -41,6 +59,7 @@ def check_settings(config: RunConfig, *, address: str | None = None) -> None:
 
 def check_settings_of_learning(config: RunConfig, *, address: str | None = None) -> None:
     problems, _ = begun(config, address)
+    problems.attempt(RunDirectory(config.run_dir).check_place)
     problems.attempt(settings.check_effects, config)
     problems.attempt(settings.check_ranks_apart, config)
     _check_names(config, problems, unread=_OF_SAMPLING)

@@ -9,8 +9,8 @@ from cluster.metrics import ENDS
 
 Event = Mapping[str, Any]
 _TONES = {
-    "bad": ("failure", "hang", "failed", "mismatch_alarm", "checkpoint_failed", "storage_failed", "groups_lost", "worker_not_joined",
-            "steering_failed", "learned_not_recorded", "ledger_torn", "quarantine", "sink_left_out"),
+    "bad": ("failure", "hang", "failed", "mismatch_alarm", "checkpoint_failed", "storage_failed", "storage_silent", "groups_lost",
+            "worker_not_joined", "steering_failed", "learned_not_recorded", "ledger_torn", "quarantine", "sink_left_out"),
     "good": ("recovery", "worker_joined", "finished"),
 }  # fmt: skip
 _TONE_OF = {kind: tone for tone, kinds in _TONES.items() for kind in kinds}

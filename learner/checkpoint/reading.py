@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cluster.contracts.errors import CheckpointError, StorageError
+from cluster.record.local_files import naming
 from cluster.record.run_directory import checkpoint_step, checkpoints_of
 from cluster.record.storage import Storage
 from learner.checkpoint.digests import is_as_saved
@@ -64,10 +65,13 @@ def verify(place: Place, *, below: str = "") -> Manifest:
 
 
 def verify_model(folder: Path) -> None:
-    """Verifies a model folder that is part of a checkpoint of ours. Any other folder passes."""
+    """Verifies a model folder that is part of a checkpoint of ours. Any other folder passes. Raises StorageError for a manifest that cannot
+    be read."""
     folder = Path(os.path.expanduser(folder)).resolve()
     manifest = folder.parent / MANIFEST
-    if folder.name == MODEL and manifest.is_file() and OURS.encode() in manifest.read_bytes():
+    with naming(str(manifest)):
+        is_ours = folder.name == MODEL and manifest.is_file() and OURS.encode() in manifest.read_bytes()
+    if is_ours:
         verify(Place.of(folder.parent), below=f"{MODEL}/")
 
 

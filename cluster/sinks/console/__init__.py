@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,6 +51,7 @@ class LiveTable:
         self._directory = directory
         self._standing = standing_of(directory, num_steps=num_steps)
         self._read_at = 0.0
+        self._reader = threading.Thread()
         self._shown = contextlib.ExitStack()
         self._terminal = self._shown.enter_context(live(self._draw))
 
@@ -70,12 +72,18 @@ class LiveTable:
 
     def _draw(self) -> RenderableType:
         # Reading an object store costs time and money, and the run's own events say the same.
-        if self._directory.is_local and self._standing.now() - self._read_at > _STATUS_EVERY_S:
+        is_due = self._directory.is_local and self._standing.now() - self._read_at > _STATUS_EVERY_S
+        if is_due and not self._reader.is_alive():
             self._read_at = self._standing.now()
-            status = status_of(self._directory)
-            with self._standing.lock:
-                self._standing.status(status)
+            # Otherwise a file system that stands still would hold up the warning that it does.
+            self._reader = threading.Thread(target=self._read_status, name="status", daemon=True)
+            self._reader.start()
         return Drawn(self._standing)
+
+    def _read_status(self) -> None:
+        status = status_of(self._directory)
+        with self._standing.lock:
+            self._standing.status(status)
 
 
 def status_of(directory: RunDirectory) -> dict[str, Any]:

@@ -135,7 +135,7 @@ _SENTENCES: dict[str, Callable[[Record], str]] = {
     "resumed": lambda record: f"the run goes on from its record of {record.get('recorded_steps')} steps",
     "scale": _scale,
     "started": lambda record: f"all {len(record.get('actors', ()))} actors are up",
-    "steering_failed": lambda record: f"the number of workers could not be looked after: {record.get('reason')}",
+    "steering_failed": lambda record: f"nodes and workers could not be looked after: {record.get('reason')}",
     "stopped": lambda _: "the run was stopped",
     "worker_joined": lambda record: f"{record.get('actor')} joined after {_seconds(record)}",
     "worker_left": lambda record: f"{record.get('actor')} left",

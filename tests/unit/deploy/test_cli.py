@@ -1,6 +1,7 @@
 """What the command line does before anything heavy is imported."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -38,6 +39,50 @@ def test_a_second_run_on_a_busy_directory_is_refused_before_anything_heavy_is_im
     directory.release()
     assert refused.returncode == 2 and "is in use by process" in refused.stderr, refused.stderr
     assert refused.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+@pytest.mark.parametrize(("setting", "code"), [("num_steps=3", 0), ("reward.judge=exact_mach", 2)])
+def test_settings_alone_are_checked_before_anything_heavy_is_imported(setting, code, is_busy, tmp_path):
+    """A busy directory is waited for by the run itself."""
+    override = f"run_dir={tmp_path / 'run'}"
+    directory = RunDirectory(str(tmp_path / "run"))
+    if is_busy:
+        directory.claim(resolved_yaml(load(QUICKSTART, [override])))
+    command = [sys.executable, "-c", _COMMAND, "train", QUICKSTART, override, setting, "--only-settings"]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    directory.release()
+    assert checked.returncode == (0 if is_busy else code) and checked.stdout == "[]\n"
+
+
+_MAIN = [sys.executable, "-c", "from deploy.cli import main; main()"]
+
+
+def test_a_working_folder_that_was_removed_is_told_of(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = ["bash", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *_MAIN, "list"]
+    refused = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "treadwheel: the current folder cannot be used: No such file or directory; change to another\n"
+    )
+
+
+def test_output_that_finds_no_room_ends_a_command_with_one_line():
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([*_MAIN, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert (
+        ended.stderr
+        == "treadwheel: [Errno 28] No space left on device; free space, then start the same command again\n"
+    )
+
+
+def test_a_name_that_is_not_utf_8_is_shown_all_the_same():
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run([*_MAIN, "runs", b"caf\xe9"], capture_output=True, env=env, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"no runs below caf\\udce9\n", b"")
 
 
 def test_an_order_to_a_living_run_imports_nothing_heavy(tmp_path):

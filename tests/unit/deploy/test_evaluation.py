@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster.contracts.config import ModelConfig, RunConfig
-from cluster.contracts.errors import CheckpointError, ConfigError
+from cluster.contracts.errors import CheckpointError, ConfigError, StorageError
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import RunDirectory
 from cluster.record.storage import Storage
@@ -129,6 +129,22 @@ def test_a_run_does_not_start_from_a_checkpoint_with_a_flipped_bit(flipped: Path
     check_folder(str(checkpoints / "step-000001" / "model"), field="model.path")
     with pytest.raises(CheckpointError, match="step-000002 was altered"):
         check_folder(str(checkpoints / "step-000002" / "model"), field="model.path")
+
+
+def test_a_manifest_that_may_not_be_read_is_named(run: Path, monkeypatch):
+    def deny(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    with pytest.raises(StorageError, match=r"step-000002/manifest\.json: Permission denied; fix its permissions"):
+        reading.verify_model(run / "checkpoints" / "step-000002" / "model")
+
+
+def test_a_checkpoint_without_a_manifest_is_not_evaluated(run: Path):
+    """Seen before: a part of a copy was evaluated, and nothing proved that its weights were the saved ones."""
+    (run / "checkpoints" / "step-000002" / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match=r"step-000002' has no manifest\.json: it was never finished, or copied"):
+        evaluate(str(run))
 
 
 @pytest.mark.parametrize("section", ["model", "reference"])

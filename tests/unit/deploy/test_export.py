@@ -176,6 +176,21 @@ def test_what_cannot_be_exported_is_said(tmp_path, options, says):
     assert refused.exit_code == 2 and says in refused.output
 
 
+def test_a_folder_without_a_run_is_named(tmp_path):
+    """Seen before: "has trajectories of no step"."""
+    refused = CliRunner().invoke(app, ["export", str(tmp_path / "typo"), str(tmp_path / "out")])
+    assert refused.exit_code == 2 and "typo' holds no run (no run.yaml); name the run_dir of a run" in refused.output
+
+
+def test_no_local_folder_is_made_of_an_object_stores_address(tmp_path, monkeypatch):
+    """Seen before: the rows lay in a folder named `s3:` below the current one."""
+    recorded(tmp_path / "run", GROUP)
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, ["export", "run", "s3://bucket/tables"])
+    assert refused.exit_code == 2 and "'s3://bucket/tables' is in an object store, and an export" in refused.output
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
 def test_what_is_there_is_not_overwritten(tmp_path):
     recorded(tmp_path, GROUP)
     (tmp_path / "out").write_text("mine")

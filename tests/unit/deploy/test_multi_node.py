@@ -22,6 +22,7 @@ SKYPILOT_GPUS = {"L4": "24GB", "L40S": "48GB"}
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 REQUEUE = "scontrol requeue incomplete 7"
 """Of a job that still runs: without the word SLURM would queue a job again that scancel ends."""
+CHECK = "--only-settings"
 
 
 def cluster():
@@ -109,8 +110,8 @@ WAITS = pytest.mark.parametrize(
 )
 
 
-def calls_of_the_batch_script(folder, *more, health_check="exit 0", code=0, preempted="None"):
-    """What it has srun and scontrol do, on two nodes; its exit code. A `ray start` ends with the job, a session of its own."""
+def calls_of_the_batch_script(folder, *more, health_check="exit 0", settings=0, code=0, preempted="None"):
+    """What it has srun, scontrol and treadwheel do, on two nodes; its exit code. A `ray start` ends with the job, a session of its own."""
     say = 'echo "$0 $*" | sed "s|.*/||" >>calls'
     stand_ins(
         folder,
@@ -118,7 +119,8 @@ def calls_of_the_batch_script(folder, *more, health_check="exit 0", code=0, pree
         ray=f'[ "$1" = start ] && exec sleep 600; {health_check}',
         scontrol=f'case "$2" in hostnames) printf "a\\nb\\n" ;; job) echo "   PreemptTime={preempted}" ;; *) {say} ;; esac',
         srun='echo "srun: $SRUN_CPUS_PER_TASK CPUs: $*" >>calls; while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
-        treadwheel=f"{say}; while [ $(grep -c srun: calls) -lt 2 ]; do sleep 0.01; done; exit {code}",
+        treadwheel=f'{say}; case "$*" in *{CHECK}) exit {settings} ;; esac; '
+        f"while [ $(grep -c srun: calls) -lt 2 ]; do sleep 0.01; done; exit {code}",
     )
     slurm = {"SUBMIT_DIR": str(folder), "JOB_NODELIST": "[a-b]", "JOB_ID": "7", "CPUS_PER_TASK": "16"}
     environment = {"PATH": os.environ["PATH"], **{f"SLURM_{name}": value for name, value in slurm.items()}}
@@ -138,10 +140,17 @@ def test_every_step_of_the_batch_script_has_all_cpus_of_its_node(tmp_path):
     calls, ended = calls_of_the_batch_script(tmp_path)
     assert ended == 0
     assert sum(call.startswith("srun: 16 CPUs: --nodes=1 --ntasks=1 --overlap ") for call in calls) == 2
-    (train,) = (call for call in calls if call.startswith("treadwheel train "))
+    check, train = (call for call in calls if call.startswith("treadwheel train "))
+    assert check == f"{train} {CHECK}" and calls[0] == check
     assert train.endswith(" --wait-for-claim 10m --wait-for-nodes 10m run.yaml"), (
         "one's own options count: the last does"
     )
+
+
+def test_a_wrong_setting_ends_the_batch_script_before_ray_starts(tmp_path):
+    """Seen before: half a minute later, once head and workers were up on all nodes."""
+    calls, ended = calls_of_the_batch_script(tmp_path, settings=2)
+    assert ended == 2 and len(calls) == 1 and calls[0].endswith(CHECK)
 
 
 @WAITS
@@ -170,7 +179,7 @@ def test_a_run_that_failed_goes_back_into_the_queue_only_if_its_job_was_preempte
 def test_a_job_that_is_stopped_before_its_nodes_are_there_goes_back_into_the_queue(tmp_path):
     calls, ended = calls_of_the_batch_script(tmp_path, health_check="kill -TERM $PPID; exit 1")
     assert ended == 143 and REQUEUE in calls
-    assert not any("treadwheel" in call for call in calls)
+    assert [call for call in calls if call.startswith("treadwheel") and not call.endswith(CHECK)] == []
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])

@@ -162,3 +162,8 @@ def test_a_replay_asks_for_no_gpu_of_a_reference_that_scored_already(tmp_path: P
     with pytest.raises(NoSeats):
         replay(directory, validated(values))
     assert asked == ["learner-0"]
+
+
+def test_no_local_folder_is_made_of_an_object_stores_address():
+    with pytest.raises(ConfigError, match=r"--out='s3://bucket/w' is in an object store; name a local path"):
+        replaying._check_ends(None, "s3://bucket/w")

@@ -472,3 +472,18 @@ def test_removing_what_is_not_there_is_done(directory):
     for _ in range(2):
         directory.remove("control.json")
     assert not directory.exists("control.json")
+
+
+@pytest.mark.parametrize("empty", ["", " ", "a\0b"])
+def test_an_empty_name_is_not_the_current_folder(empty):
+    """Seen before: with `run_dir: ${OUT}` and an unset OUT the run's files came into the folder where the command ran."""
+    with pytest.raises(ConfigError, match=r"names no folder; name one, or '\.' for the current"):
+        RunDirectory(empty)
+
+
+@pytest.mark.parametrize(("file", "needed"), [(METRICS, "policy_version"), (EVENTS, "kind"), (PHASES, "actor")])
+def test_a_line_that_is_none_of_the_runs_is_named(file, needed, tmp_path):
+    """Seen before: `verify`, `info` and `trace` ended with a KeyError."""
+    (tmp_path / file).write_text(f'{{"{needed}": 1}}\n{{}}\n')
+    with pytest.raises(DamagedError, match=rf"{file} line 2 has no '{needed}'; take that line out, or bring the file"):
+        RunDirectory(str(tmp_path)).read_json_lines(file)

@@ -108,3 +108,29 @@ def test_of_several_errors_the_first_is_raised_once():
     with pytest.raises(StorageError, match="first"):
         writer.flush()
     writer.flush()
+
+
+def test_a_call_that_takes_long_is_told_once():
+    now, is_begun = [0.0], threading.Event()
+    writer, disk = Writer(clock=lambda: now[0]), SlowDisk()
+
+    def told_at(seconds: float) -> float | None:
+        now[0] = seconds
+        return writer.drain_silence(longer_than_s=30)
+
+    writer.put(lambda: None)
+    writer.flush()
+    assert told_at(40.0) is None, "no call is being made"
+    writer.put(lambda: is_begun.set() or disk.write("line"))
+    assert is_begun.wait(60)
+    assert [told_at(70.0), told_at(71.0), told_at(130.0)] == [None, 31.0, None]
+    disk.let_go()
+    writer.flush()
+    assert told_at(200.0) is None
+    stuck = SlowDisk()
+    is_begun.clear()
+    writer.put(lambda: is_begun.set() or stuck.write("another"))
+    assert is_begun.wait(60)
+    assert told_at(240.0) == 40.0
+    stuck.let_go()
+    writer.flush()

@@ -4,7 +4,7 @@ from safetensors.torch import save_file
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
-from cluster.weights.model_files import fingerprint, refuse_unpinned_code
+from cluster.weights.model_files import fingerprint, model_file, refuse_unpinned_code
 from tests.models import make_tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -34,6 +34,11 @@ def test_how_the_files_are_cut_does_not_matter(tmp_path):
 
 def test_a_model_without_safetensors_has_none(tmp_path):
     assert fingerprint_of(tmp_path) is None
+
+
+def test_a_folder_that_is_gone_has_no_files(tmp_path):
+    """Seen before: `report` of a run whose model had been moved ended with a traceback, since the hub refuses such a name."""
+    assert model_file(ModelConfig(path=str(tmp_path / "gone")), "README.md") is None
 
 
 @pytest.mark.parametrize("revision", [None, "main", "v1.0", COMMIT[:12], COMMIT.upper()])

@@ -93,6 +93,13 @@ async def test_a_cluster_that_asks_for_a_token_or_has_another_version_is_one_cle
             pass
 
 
+async def test_an_address_without_a_port_is_told():
+    """Seen before: Ray's ValueError, with its traceback."""
+    with pytest.raises(ConfigError, match="address='garbage' is not of the form host:port; write one, or 'auto'"):
+        async with connected("garbage"):
+            pass
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "head..example:6379"])
 async def test_a_port_or_a_name_that_cannot_be_is_an_address_that_does_not_answer(address):
     with pytest.raises(ConfigError, match=f"address={address!r} does not answer"):

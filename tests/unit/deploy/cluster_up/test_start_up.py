@@ -9,6 +9,7 @@ import pytest
 
 from cluster.contracts.types import StepStats
 from cluster.record.run_directory import RunDirectory
+from cluster.record.writer import Writer
 from cluster.supervision.placement import ClusterResources, Node
 from deploy.cluster_up import start_up
 from deploy.cluster_up.wiring import Cluster
@@ -75,6 +76,23 @@ async def test_a_step_that_was_learned_again_is_told_before_its_checkpoint_ends_
     log = ListedEvents()
     await start_up.restore(Learner(), log)
     assert [version for version, _ in log.steps] == [4] and done == [("told", 1), ("saved", None, 1)]
+
+
+def test_a_run_directory_that_stands_still_is_told_of_by_name(tmp_path):
+    """Seen before: on a hung NFS the run stood still without a word, and each look at the directory would have hung too."""
+    now, is_begun, answers = [0.0], threading.Event(), threading.Event()
+    directory, log = RunDirectory(str(tmp_path / "run")), ListedEvents()
+    directory.writer = Writer(clock=lambda: now[0])
+    directory.claim("{}")
+    directory.writer.put(lambda: is_begun.set() or answers.wait(60))
+    assert is_begun.wait(60)
+    for now[0] in (29.0, 31.0, 36.0):
+        start_up._write_status(directory, [], log)
+    answers.set()
+    directory.release()
+    (told,) = log.events
+    assert told["kind"] == "storage_silent" and told["silent_s"] == 31.0
+    assert told["message"].startswith(f"{tmp_path}/run has not answered for 31 s, and the run waits for it: bring")
 
 
 class NoSeats(Exception):

@@ -39,7 +39,7 @@ def test_a_run_needs_no_site_file():
         ("secrets: {HOME: {secret: hub, key: k}}", "site.yaml: secrets.HOME is set by the manifest"),
         ("gpu_resource: gpu", "gpu_resource: 'gpu' is not a resource of a device plug-in, such as nvidia.com/gpu"),
         ("images: ray:1", "images is not a setting of a site; there are: name, namespace, image"),
-        ("[image]", "valid dictionary"),
+        ("[image]", "site.yaml must be a mapping of settings such as 'image:', got list"),
         ("image: [", "cannot be read as YAML"),
     ],
 )

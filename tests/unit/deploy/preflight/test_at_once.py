@@ -1,10 +1,12 @@
+import io
+import os
 import subprocess
 import sys
 
 import pytest
 
 from cluster.contracts.errors import ConfigError
-from deploy.preflight import check
+from deploy.preflight import at_once, check
 from deploy.preflight.at_once import check_settings, check_settings_of_evaluation, check_settings_of_learning
 from tests.models import make_tiny_model
 from tests.unit.deploy.preflight.runs import run
@@ -49,6 +51,13 @@ def test_a_wrong_name_is_told_at_once_in_the_words_of_the_whole_check(wrong, tmp
     assert "\n" not in at_once and at_once in refusal(check, config)
 
 
+@pytest.mark.parametrize("checks", [check_settings, check_settings_of_learning])
+def test_a_run_directory_that_takes_no_files_is_told_at_once(checks, tmp_path, model):
+    """Seen before: after all imports and slow checks, a minute on a busy machine; on SLURM once Ray was up on all nodes."""
+    config = run(tmp_path, model, "run_dir=/proc/run")
+    assert refusal(checks, config).startswith("run_dir='/proc/run' cannot be written: /proc takes no files")
+
+
 def test_settings_that_are_wrong_in_several_places_are_told_together(tmp_path):
     config = run(tmp_path, "./none", *WRONG_NAMES[:1], *WRONG_NAMES[3:4], "elastic.min_workers=2")
     assert refusal(check_settings, config).startswith("4 problems\n")
@@ -72,3 +81,20 @@ def test_a_wrong_name_ends_a_start_before_anything_heavy_is_imported(verb, tmp_p
     done = subprocess.run([sys.executable, "-c", STARTS, *command], capture_output=True, text=True, check=True)
     assert "algorithm: advantage='gpro' is not there; did you mean 'grpo'?" in done.stderr
     assert done.stdout == "exit code 2, heavy imports: []\n"
+
+
+def test_a_run_directory_that_stands_still_is_told_of(tmp_path, model, monkeypatch):
+    """Seen before: on a hung NFS the command stood still without a word. Here its lock is a pipe that nobody writes until then."""
+    lock, writers = tmp_path / "run" / "driver.lock", []
+
+    class Told(io.StringIO):
+        def flush(self) -> None:
+            writers.append(os.open(lock, os.O_RDWR | os.O_NONBLOCK))
+
+    lock.parent.mkdir()
+    os.mkfifo(lock)
+    monkeypatch.setattr(at_once, "_SILENT_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", told := Told())
+    at_once.begun(run(tmp_path, model), None)
+    os.close(writers.pop())
+    assert told.getvalue().startswith(f"treadwheel: run_dir='{lock.parent}' has not answered for 0 s: bring its file")
