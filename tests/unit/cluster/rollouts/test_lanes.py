@@ -43,6 +43,15 @@ def test_a_lane_tells_its_worker_how_many_groups_are_under_way():
     assert made.member.num_groups == 1
 
 
+def test_a_call_that_goes_on_does_not_take_its_former_group_from_the_one_that_samples_it_again():
+    """The group was lost after it was taken, and came back to the same worker."""
+    made, first, other = lane(busy=False), job(0), job(1)
+    made.take([first, other])
+    made.pop(0)
+    made.take([again := first.again()])
+    assert made.pop_all([first, other]) == [other] and made.under_way == {0: again}
+
+
 def test_a_group_takes_places_for_its_surplus_too():
     made = lane(busy=False)
     made.take([job(0), job(1, num_extra=3)])

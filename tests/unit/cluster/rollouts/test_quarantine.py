@@ -126,8 +126,9 @@ def test_a_call_that_dies_because_the_driver_killed_its_actor_or_its_node_went_b
 
 
 @simulated
-async def test_a_prompt_that_always_kills_is_quarantined_and_replaced_by_another():
-    scene = Scene(script=lambda t: death("rollout-0") if t.index == 1 else None)
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_a_prompt_that_always_kills_is_quarantined_and_replaced_by_another(deterministic):
+    scene = Scene(script=lambda t: death("rollout-0") if t.index == 1 else None, deterministic=deterministic)
     assert await scene.take() == [0, 2, 3, 4]
     quarantined = [event for event in scene.events.events if event["kind"] == "quarantine"]
     assert [event["group_id"] for event in quarantined] == ["00000001"]
@@ -202,6 +203,14 @@ def test_the_worker_of_a_trial_that_was_given_up_has_places_again_at_once():
     assert dealing.num_wanted([], [lane], num_fetching=0) == 0, "it tries a suspect, and nothing beside it"
     lane.pop(job.ticket.index)
     assert dealing.num_wanted([], [lane], num_fetching=0) == 2
+
+
+def test_a_suspect_is_tried_on_the_worker_with_the_least_to_do():
+    known, killer = suspects(max_failures=2), Job(ticket=ticket("killer"), destination=Mock())
+    known.blame([killer.ticket], death("rollout-0"), alone=False)
+    busy, idle = (Lane(Mock(), max_sequences=4) for _ in range(2))
+    busy.take([Job(ticket=ticket("other", index=1), destination=Mock())])
+    assert ToFreePlaces(known, sequences_per_group=2).deal([killer], [busy, idle], num_fetching=0) == [(idle, [killer])]
 
 
 @simulated

@@ -14,7 +14,7 @@ from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.holds import Holds
 from cluster.rollouts.shared_calls import SharedCalls
 from cluster.supervision.tasks import background
-from tests.fakes import ListedEvents, ScriptedScorer, actor_spec, death, group_summary
+from tests.fakes import ListedEvents, NumberedPrompts, ScriptedScorer, actor_spec, death, group_summary
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene
 from tests.unit.cluster.simulated_time import simulated
 
@@ -74,6 +74,27 @@ async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it(
         assert sorted(judged[9:]) == [0, 2, 3], "then they are judged side by side"
         scene.judging.set()
         assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
+
+
+@simulated
+async def test_prompts_that_were_judged_alone_without_harm_are_judged_side_by_side_when_they_come_again():
+    """Two services die with all four groups, which are then tried one by one. The second step has the same four prompts."""
+    dead, ended = [], []
+
+    class Scorer(ScriptedScorer):
+        async def score_one(self, method, object_ref, *args, deadline_s):
+            await asyncio.sleep(1)
+            if len(dead) < 2 and self not in dead:
+                dead.append(self)
+                raise death(self.name, "score")
+            if len(dead) == 2 and self not in dead:
+                ended.append(round(asyncio.get_running_loop().time()))
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer, prompts=NumberedPrompts(4))
+    assert await scene.take(num_steps=2) == [*range(8)]
+    first = ended[0]
+    assert [second - first for second in ended] == [0, 1, 2, 3, 4, 4, 4, 4]
 
 
 @simulated
