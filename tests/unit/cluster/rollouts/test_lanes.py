@@ -82,6 +82,9 @@ async def test_idle_time_is_that_of_workers_that_serve_and_have_no_group():
     assert (num_tokens, seconds, idle_share) == (50, pytest.approx(10), pytest.approx(0.2))
     await asyncio.sleep(2)
     assert clock.drain() == (0, pytest.approx(2), pytest.approx(0.5)), "it goes on as it was"
+    clock.note([lane(busy=True, serving=False)])
+    await asyncio.sleep(3)
+    assert clock.drain() == (0, pytest.approx(3), 0.0), "one that leaves samples all the same"
 
 
 @simulated

@@ -9,7 +9,7 @@ from cluster.contracts.errors import DeadlineError, EngineError, UnreachableErro
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.lanes import Job, Lane, ToFreePlaces
+from cluster.rollouts.lanes import ByIndex, Job, Lane, ToFreePlaces
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from tests.fakes import ListedEvents, NumberedPrompts, ScriptedWorker, death
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene, settled
@@ -205,11 +205,41 @@ def test_the_worker_of_a_trial_that_was_given_up_has_places_again_at_once():
     assert dealing.num_wanted([], [lane], num_fetching=0) == 2
 
 
-def test_a_suspect_is_tried_on_the_worker_with_the_least_to_do():
-    known, killer = suspects(max_failures=2), Job(ticket=ticket("killer"), destination=Mock())
+def job(index: int) -> Job:
+    return Job(ticket=ticket(str(index), index=index), destination=Mock())
+
+
+def two_lanes() -> list[Lane]:
+    return [Lane(Mock(), max_sequences=4) for _ in range(2)]
+
+
+def test_a_deterministic_run_deals_to_all_workers_at_once_when_all_prompts_are_there():
+    dealing, lanes, jobs = ByIndex(suspects(), num_workers=2), two_lanes(), [job(index) for index in range(3)]
+    assert dealing.num_wanted([], lanes, num_fetching=0) > 1000
+    assert dealing.deal(jobs, lanes, num_fetching=0) == [(lanes[0], [jobs[0], jobs[2]]), (lanes[1], [jobs[1]])]
+    for num_lanes, num_fetching in ((1, 0), (2, 1)):
+        assert dealing.num_wanted([], lanes[:num_lanes], num_fetching=num_fetching) == 0
+        assert dealing.deal(jobs, lanes[:num_lanes], num_fetching=num_fetching) == []
+
+
+def test_in_a_deterministic_run_nothing_is_sampled_beside_a_suspect():
+    known, lanes, (first, killer, last) = suspects(max_failures=2), two_lanes(), [job(index) for index in (1, 2, 3)]
+    dealing = ByIndex(known, num_workers=2)
     known.blame([killer.ticket], death("rollout-0"), alone=False)
-    busy, idle = (Lane(Mock(), max_sequences=4) for _ in range(2))
-    busy.take([Job(ticket=ticket("other", index=1), destination=Mock())])
+    assert dealing.num_wanted([killer], lanes, num_fetching=0) == 0
+    assert dealing.deal([first, killer, last], lanes, num_fetching=0) == [(lanes[1], [first, last])]
+    lanes[1].take([first])
+    assert dealing.deal([killer], lanes, num_fetching=0) == []
+    lanes[1].pop(1)
+    assert dealing.deal([killer, last], lanes, num_fetching=0) == [(lanes[0], [killer])]
+    lanes[0].take([killer])
+    assert dealing.deal([last], lanes, num_fetching=0) == []
+
+
+def test_a_suspect_is_tried_on_the_worker_with_the_least_to_do():
+    known, killer, (busy, idle) = suspects(max_failures=2), job(0), two_lanes()
+    known.blame([killer.ticket], death("rollout-0"), alone=False)
+    busy.take([job(1)])
     assert ToFreePlaces(known, sequences_per_group=2).deal([killer], [busy, idle], num_fetching=0) == [(idle, [killer])]
 
 
