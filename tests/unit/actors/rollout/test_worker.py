@@ -223,6 +223,8 @@ async def test_an_aborted_group_is_left_out_and_the_others_go_on(make_worker):
     (batch,) = await collect(worker.generate([ticket(0, max_tokens=9), ticket(1, max_tokens=9)]))
     assert batch["ticket_index"][0].as_py() == 1
     assert aborted == ["00000000"]
+    assert len(await collect(worker.generate([ticket(0)]))) == 1
+    assert len({request.request_id for request in engine.added}) == 6, "the former requests may be aborted late"
 
 
 async def handed_over(make_worker, *, sampling: SamplingConfig | None = None, **settings):

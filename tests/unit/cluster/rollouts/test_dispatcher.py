@@ -227,6 +227,16 @@ async def test_a_slow_worker_gets_no_more_than_it_has_places_for():
 
 
 @simulated
+async def test_a_place_is_taken_again_while_its_group_is_judged_and_its_call_goes_on():
+    never = asyncio.Event()
+    scene = Scene(script=lambda ticket: never if ticket.index else None, max_concurrent_sequences=4)
+    scene.judging.clear()
+    async with scene.generating(Buffer(groups_per_step=8)):
+        await asyncio.sleep(60)
+        assert scene.workers[0].calls == [[0, 1], [2]]
+
+
+@simulated
 async def test_places_that_queued_groups_leave_are_filled_at_once():
     """Seen in the simulator: three workers with one place each have places for three groups of two, as one place is enough to start
     in. Two were started, and the third worker stood idle until one of them was finished."""
@@ -404,6 +414,8 @@ async def test_another_worker_goes_on_with_what_a_leaving_one_had_and_begins_the
         (leaving,) = (worker for worker in scene.workers if worker.name == "rollout-0")
         assert leaving.calls == [[0, 2, 4, 6]]
         scene.fleet.drain("rollout-0")
+        scene.production._dispatcher.wake()
+        await asyncio.sleep(1)
         hand_over = partial(scene.production._dispatcher.hand_over, copy=copy, deadline_s=9.0)
         assert await hand_over(Leaving(worker_spec(9), None)) == [], "it has none"
         assert await hand_over(leaving) == handed_over

@@ -1,6 +1,8 @@
 """Groups that come together go through the reference scorer together."""
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -60,6 +62,24 @@ async def test_no_more_go_together_than_fill_a_pass():
     sizes = (100, 2**17, 2**17, 2**17, 2**20)
     await scored(reference, *(group(index, size_bytes=size) for index, size in enumerate(sizes)))
     assert reference.calls == [(0,), (1, 2), (3,), (4,)]
+
+
+async def test_a_group_that_is_scored_is_let_go():
+    """What is held takes room in the object store."""
+
+    class Piece: ...
+
+    class Forgetful(Reference):
+        async def call_for_batches(self, method, *groups, num_batches, deadline_s):
+            return ["columns"], [{}]
+
+    calls = ReferenceCalls(Forgetful(), timeout_s=10.0)
+    piece = Piece()
+    alive = weakref.ref(piece)
+    await calls.columns_of(Group(pieces=(piece,), summary=group_summary(0)))
+    del piece
+    gc.collect()
+    assert alive() is None
 
 
 async def test_of_groups_that_went_together_only_the_lost_one_is_lost():

@@ -575,6 +575,31 @@ async def test_a_service_that_dies_as_it_hears_of_a_server_is_replaced_at_once()
 
 
 @simulated
+async def test_a_group_whose_deadline_passes_before_it_is_sent_is_not_sent_later():
+    """Group 1 comes while the call of group 0 is under way, which takes longer than both may."""
+    sent = []
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, asked, *refs, deadline_s):
+            sent.append(refs)
+            await asyncio.sleep(100)
+            return []
+
+    async with background() as tasks:
+        calls = SharedCalls(Scorer(actor_spec("reward-0"), group_summary), tasks=tasks, deadline_s=60, give_up=_never)
+        for index, seconds in enumerate((0, 20, 180)):
+            await asyncio.sleep(seconds)
+            tasks.create_task(late(calls, index))
+        await asyncio.sleep(200)
+    assert sent == [(0,), (2,)]
+
+
+async def late(calls, index):
+    with pytest.raises(DeadlineError):
+        await calls.score(sampled(index), ())
+
+
+@simulated
 async def test_a_group_that_outlasts_its_deadline_says_what_its_service_does():
     scorer = ScriptedScorer(actor_spec("reward-0"), group_summary, gate=asyncio.Event())
     scorer.last_progress = Progress(
