@@ -62,7 +62,7 @@ def test_a_job_goes_to_the_lane_with_the_most_free_places():
     """Of 8 places each, 2 and 8 are free: the second lane takes three jobs of 2, and then both have 2."""
     lanes = [lane(busy=False), lane(busy=False)]
     lanes[0].take([job(index) for index in (7, 8, 9)])
-    jobs = [job(index) for index in range(5)]
+    jobs = [job(index) for index in range(6)]  # the last one waits
     dealt = by_free_places(jobs, lanes)
     assert [[each.ticket.index for each in share] for _, share in dealt] == [[3], [0, 1, 2, 4]]
     assert [each for each, _ in dealt] == lanes
@@ -85,6 +85,18 @@ async def test_idle_time_is_that_of_workers_that_serve_and_have_no_group():
     clock.note([lane(busy=True, serving=False)])
     await asyncio.sleep(3)
     assert clock.drain() == (0, pytest.approx(3), 0.0), "one that leaves samples all the same"
+
+
+@simulated
+async def test_the_clock_stands_during_an_evaluation():
+    clock = SamplingClock()
+    clock.note([lane(busy=True)])
+    await asyncio.sleep(2)
+    with clock.standing():
+        await asyncio.sleep(100)
+        clock.count(50)
+    await asyncio.sleep(3)
+    assert clock.drain() == (0, pytest.approx(5), 0.0)
 
 
 @simulated

@@ -96,8 +96,9 @@ async def test_what_ends_a_call_ends_all_that_went_with_it():
             await super().call_for_batches(*args, **options)
             raise WorkerError("it failed too often")
 
-    found = await scored(Failing(), group(0), group(1), group(2))
-    assert [type(each) for each in found] == [WorkerError] * 3
+    reference = Failing()
+    found = await scored(reference, group(0), group(1), group(2))
+    assert [type(each) for each in found] == [WorkerError] * 3 and reference.calls == [(0,), (1, 2)]
 
 
 async def test_a_group_that_is_waited_for_no_more_holds_back_no_other():
