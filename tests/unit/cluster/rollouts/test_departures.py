@@ -195,7 +195,7 @@ def test_a_worker_goes_on_until_ten_seconds_before_the_end_or_the_middle_of_a_sh
 async def test_what_a_worker_cannot_finish_in_time_is_handed_over_once(scene):
     departures = scene.departures()
     for scene.now in (NOW, NOW + 19.9, NOW + 20.5, NOW + 21.5):
-        await departures.leave({"leaves": NOW + 30})
+        await departures.leave({"leaves": NOW + 30, "another": NOW + 25})
     assert scene.groups.given_up == [("rollout-1", 9.5)]
     (told,) = [event for event in scene.events.events if event["kind"] == "groups_handed_over"]
     assert (told["actor"], told["groups"]) == ("rollout-1", [8, 9])

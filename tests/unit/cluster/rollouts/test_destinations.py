@@ -107,6 +107,7 @@ async def test_a_group_is_chosen_before_a_filter_sees_it_and_what_was_not_chosen
 @simulated
 @pytest.mark.parametrize("max_off_policy_steps", [0, 1])
 async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_off_policy_steps):
+    """Group 1 is dropped."""
     scored = []
 
     class Scorer(ScriptedScorer):
@@ -115,9 +116,13 @@ async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_of
                 scored.append(object_ref)
             return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
-    scene = Scene(make_scorer=Scorer, wants_reference=lambda index: index // 4 % 2 == 0)
-    assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == list(range(12))
-    assert sorted(scored) == [0, 1, 2, 3, 8, 9, 10, 11]
+    scene = Scene(
+        make_scorer=Scorer,
+        wants_reference=lambda index: index // 4 in (0, 2),
+        dropped_by=lambda summary: "filter" if summary.group_id == "00000001" else None,
+    )
+    assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == [0, *range(2, 13)]
+    assert sorted(scored) == [0, 2, 3, 8, 9, 10, 11]
 
 
 @simulated

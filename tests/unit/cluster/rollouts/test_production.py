@@ -31,6 +31,19 @@ async def test_a_group_is_asked_for_under_the_version_that_it_starts_under():
 
 
 @simulated
+async def test_a_run_begins_when_one_of_its_reward_services_is_up():
+    class OneNeverComes(Scene):
+        async def _start(self, spec):
+            if spec.name == "reward-1":
+                await asyncio.Event().wait()
+            return await super()._start(spec)
+
+    scene = OneNeverComes(num_services=2)
+    async with scene.running():
+        assert [member.name for member in scene.production.services.serving()] == ["reward-0"]
+
+
+@simulated
 async def test_slow_rewards_slow_sampling_and_nothing_grows():
     scene = Scene(num_workers=3, score=lambda i: group_summary(i, rewards=(1.0, 0.0), size_bytes=100))
     buffer = Buffer(groups_per_step=4, max_off_policy_steps=1)
