@@ -133,15 +133,21 @@ async def test_a_reference_scorer_that_waits_for_the_learner_is_the_last_to_star
         kinds.append(spec.kind)
         return ScriptedScorer(spec, *arguments, **more)
 
-    scene = Scene(make_scorer=make_scorer, wants_reference=lambda index: True, reference_waits_for=learner_up)
+    scene = Scene(
+        make_scorer=make_scorer,
+        wants_reference=lambda index: True,
+        reference_waits_for=learner_up,
+        reward={"judge": {"name": "reward_model", "model": "kind"}, "models": {"kind": {"path": "a"}}},
+    )
     async with asyncio.TaskGroup() as tasks:
         up = asyncio.Event()
         tasks.create_task(until_up(scene, up))
         await settled()
-        assert kinds == [ActorKind.REWARD_SERVICE] and len(scene.workers) == 1 and not up.is_set()
+        assert {*kinds} == {ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL}
+        assert len(scene.workers) == 1 and not up.is_set()
         learner_up.set()
         await up.wait()
-    assert kinds == [ActorKind.REWARD_SERVICE, ActorKind.REFERENCE_SCORER]
+    assert kinds[2:] == [ActorKind.REFERENCE_SCORER]
 
 
 async def until_up(scene, up):
