@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cluster.contracts.config import ElasticConfig
-from cluster.supervision.autoscaling import Fleet, StepLoad, decide
+from cluster.supervision.autoscaling import Fleet, StepLoad, decide, most_loads
 
 CONFIG = ElasticConfig(min_workers=1, max_workers=8, scale_up_wait_share=0.3, scale_down_full_steps=2)
 
@@ -47,6 +47,8 @@ def test_part_of_a_worker_is_a_worker():
     """3 / (1 - 0.4) is 5; 3 / (1 - 0.41) is a little more."""
     assert wanted([load(4)] * 3, 3) == 5
     assert wanted([load(4.1)] * 3, 3) == 6
+    wide = CONFIG.model_copy(update={"max_step_factor": 9.0})
+    assert wanted([load(8)] * 3, 1, config=wide) == 5, "1 / (1 - 0.8) is 5.000000000000001 to a computer"
 
 
 def test_a_single_worker_may_be_doubled_however_small_the_factor_is():
@@ -58,6 +60,15 @@ def test_a_single_worker_may_be_doubled_however_small_the_factor_is():
 def test_one_slow_step_is_not_a_trend():
     assert wanted([load(0), load(0), load(8)], 2) == 2
     assert wanted([load(9)], 2) == 2
+    assert wanted([load(9)] * 7 + [load(0)] * 3, 2) == 2, "nor is one that is over"
+
+
+def test_a_share_that_is_not_exceeded_is_borne():
+    assert wanted([load(3)] * 3, 2) == 2
+
+
+def test_as_many_loads_are_kept_as_growth_needs_however_soon_a_run_shrinks():
+    assert most_loads(CONFIG.model_copy(update={"scale_down_full_steps": 1})) == 3
 
 
 def test_no_more_are_asked_for_while_half_of_them_are_still_coming():
