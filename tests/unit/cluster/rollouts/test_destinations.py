@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from cluster.contracts.errors import DataError
-from cluster.contracts.types import ActorKind, RewardFailure
+from cluster.contracts.types import ActorKind, Group, RewardFailure
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.destinations import TrainingGroups
 from tests.fakes import ScriptedScorer, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
 from tests.unit.cluster.simulated_time import simulated
@@ -19,6 +20,28 @@ async def test_a_refused_prompt_is_left_out_of_an_evaluation():
         held_out = await scene.evaluate(3)
     assert len(held_out.summaries) == 2 and held_out.num_dropped == 1
     assert scene.events.kinds() == ["quarantine"]
+
+
+@pytest.mark.parametrize("choose", [None, lambda summary: [0]])
+@simulated
+async def test_pass_rates_are_measured_of_all_candidates_also_of_a_group_that_a_filter_drops(choose):
+    """Candidates are metrics of their own only where some are chosen."""
+    measured, nothing = [], None
+    scene, buffer = Scene(), Buffer(groups_per_step=1)
+    destination = TrainingGroups(
+        buffer,
+        scorers=nothing,
+        dropped_by=lambda summary: "filter",
+        choose=choose,
+        wants_reference=lambda index: True,
+        max_failed_share=0.5,
+        measure=lambda index, summary: measured.append((index, summary.rewards)),
+        events=scene.events,
+    )
+    (ticket,) = await scene.office.tickets(buffer.start(), policy_version=0)
+    await destination.add(ticket, Group(pieces=(0,), summary=group_summary(0, rewards=(1.0, 0.0))))
+    assert measured == [(0, (1.0, 0.0))] and scene.events.kinds() == ["drop"]
+    assert ("buffer/candidate_reward" in buffer.drain_stats()) is (choose is not None)
 
 
 @simulated

@@ -35,6 +35,7 @@ def wanted(loads, num_workers, *, num_coming=0, join_s=None, num_steps_left=None
 def test_a_learner_that_waits_for_six_tenths_of_its_time_gets_workers_for_all_of_it():
     """2 / (1 - 0.6) = 5, with no more than twice as many at once: 4."""
     assert wanted([load(6)] * 3, 2) == 4
+    assert wanted([load(10)] * 3, 2) == 4, "for all of it"
     assert wanted([load(6)] * 3, 2, config=CONFIG.model_copy(update={"max_step_factor": 4.0})) == 5
 
 
@@ -111,6 +112,9 @@ def test_a_buffer_that_stays_full_gives_back_what_was_idle():
     assert wanted([load(idle=0.6, full=True), load(idle=0.6)], 6) == 6
     assert wanted([load(idle=0.1, full=True)] * 2, 6) == 6, "5.4 of 6 are busy"
     assert wanted([load(idle=0.6, full=True)], 6) == 6, "for one step alone"
+    assert wanted([load(2, full=True)] * 2, 4) == 4, "4 / (1 - 0.2) would be 5"
+    large = CONFIG.model_copy(update={"max_workers": 20})
+    assert wanted([load(idle=0.7, full=True)] * 2, 10, config=large) == 3, "3.0000000000000004 to a computer"
 
 
 def test_limits_hold():
