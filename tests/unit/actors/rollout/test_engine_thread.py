@@ -323,6 +323,18 @@ def test_an_engine_without_its_weights_serves_nothing_until_an_update_wakes_it(o
     assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
 
 
+@pytest.mark.parametrize("on_update", ["continue", "finish", "abort_and_resume"])
+def test_an_update_wakes_an_engine_that_kept_its_weights_and_waits_for_no_request(on_update):
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update=on_update)
+    outcome = asleep(thread, engine, keeps_weights=True)
+    thread.update(update(2)).result(timeout=60)
+    completion = outcome.result(timeout=120)
+    thread.stop()
+    assert isinstance(completion, Completion)
+    assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
+
+
 def test_a_request_that_comes_while_the_engine_sleeps_waits_for_it():
     engine, outcome = ScriptedEngine(), Future[Outcome]()
     thread = EngineThread(lambda: engine, on_update="continue")
