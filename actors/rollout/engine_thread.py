@@ -283,8 +283,7 @@ class EngineThread:
             return
         self._enter("loading weights")
         started = time.monotonic()
-        if not self._is_asleep:
-            self._flush(engine)
+        self._flush(engine)
         resumes = self._on_update == "abort_and_resume" or self._is_asleep
         if resumes:
             engine.abort(list(self._active))

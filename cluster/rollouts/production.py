@@ -87,7 +87,7 @@ class Production:
 
     def waits_for_nodes(self) -> bool:
         """Whether no worker serves and the run waits for a node, which it logs. All other steps of a worker's start have deadlines."""
-        if not self._may_wait_for_nodes or self.fleet.serving() or not self.fleet.num_coming:
+        if not self._may_wait_for_nodes or self.fleet.serving():
             return False
         message = f"no rollout worker serves, {self.fleet.num_coming} are to come: the run goes on when one has a node"
         self._supervisor.events.event("waiting_for_nodes", message=message)

@@ -43,19 +43,17 @@ class ReferenceCalls:
         try:
             async with self._turn:
                 await asyncio.sleep(0)  # those that come at the same time go together
-                while not asked.answer.done():
+                if not asked.answer.done():  # else an earlier group's call had room for it
                     await self._call(self._next())
         finally:
             self._waiting.remove(asked)
         return asked.answer.result()
 
     def _next(self) -> list[_Asked]:
-        """The next call's groups: the first ones without an answer."""
+        """The next call's groups. Those that had their answer before took their turn, and wait no more."""
         taken: list[_Asked] = []
         num_bytes = 0
         for each in self._waiting:
-            if each.answer.done():
-                continue
             num_bytes += each.group.summary.size_bytes
             if taken and (num_bytes > _MOST_BYTES or len(taken) == _MOST_TOGETHER):
                 break

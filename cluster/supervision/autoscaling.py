@@ -30,8 +30,10 @@ class StepLoad:
     step_seconds: float
     wait_seconds: float
     """Part of `step_seconds` in which the learner waited for groups."""
+    num_workers: float
+    """Mean number of serving workers."""
     idle_share: float
-    """Share of the serving workers' time in which they had nothing to sample."""
+    """Share of their time in which they had nothing to sample."""
     is_buffer_full: bool
     """Every group that the staleness bound allows was finished when the step was taken: sampling waits for the learner."""
 
@@ -75,7 +77,7 @@ def most_workers(config: ElasticConfig, most_useful: int | None) -> int | None:
 
 
 def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> Decision:
-    """The number of workers to have, given the loads since the number of serving workers last changed; the present one by default.
+    """The number of workers to have, given the loads since the wanted number last changed; the present one by default.
 
     Workers that are coming count towards the wanted number, and only those that serve allow more of them: nodes take minutes, steps do
     not. A fleet on spot nodes grows even if some lost worker is always being replaced.
@@ -93,22 +95,22 @@ def decide(loads: Sequence[StepLoad], fleet: Fleet, config: ElasticConfig) -> De
             # Bounded before it is rounded: an infinite product has no floor.
             most = math.floor(min(num_serving * config.max_step_factor, upper))
             most = most if fleet.num_coming else max(most, fleet.num_workers + 1)
-            wanted = min(math.ceil(min(_num_needed(recent, fleet), most) - _ROUNDING), upper)
+            wanted = min(math.ceil(min(_num_needed(recent), most) - _ROUNDING), upper)
             if wanted > fleet.num_workers:
                 return _measured(wanted, recent)
     full = list(loads)[-config.scale_down_full_steps :]
     if len(full) == config.scale_down_full_steps and all(load.is_buffer_full for load in full):
         # Rounded up: with one worker too few the learner would wait, and the fleet would grow again.
-        wanted = max(math.ceil(_num_needed(full, fleet) - _ROUNDING), config.min_workers)
+        wanted = max(math.ceil(_num_needed(full) - _ROUNDING), config.min_workers)
         if wanted < fleet.num_workers:
             return _measured(wanted, full)
     return Decision(num_workers=fleet.num_workers)
 
 
-def _num_needed(loads: Sequence[StepLoad], fleet: Fleet) -> float:
-    """Number of workers, not rounded."""
-    num_busy = (fleet.num_workers - fleet.num_coming) * (1 - _idle_share(loads))
-    return num_busy / max(1 - _wait_share(loads), _ROUNDING)
+def _num_needed(loads: Sequence[StepLoad]) -> float:
+    """Number of workers, not rounded. Steps of different numbers of workers count together: their work is the same."""
+    busy_s = sum(load.num_workers * (1 - load.idle_share) * load.step_seconds for load in loads)
+    return busy_s / _seconds(loads) / max(1 - _wait_share(loads), _ROUNDING)
 
 
 def _pays_back(loads: Sequence[StepLoad], fleet: Fleet) -> bool:

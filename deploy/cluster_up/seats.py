@@ -97,16 +97,12 @@ class Seats:
             with contextlib.suppress(TreadwheelError):  # Ray's head node does not answer: the next look asks again
                 given_up |= (lost := await watched.take())
                 for group in lost:
-                    self._forget(places.pop(group))
+                    index = places.pop(group)
+                    del self._seats[index]
+                    self._gone[index].set()
                 for group in [*given_up]:
                     await give_back(group)
                     given_up.discard(group)
-
-    def _forget(self, index: int) -> None:
-        del self._seats[index]
-        self._gone[index].set()
-        self._vacant = [seat for seat in self._vacant if seat.bundle != index]
-        self._taken = {name: seat for name, seat in self._taken.items() if seat.bundle != index}
 
     async def _has_no_node(self, spec: ActorSpec) -> bool:
         """Whether an actor that has not started yet has no seat, or lost its seat's node."""

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 from cluster.contracts.config import RunConfig
@@ -48,7 +49,8 @@ class Steering:
         self._run_dir = run_dir
         self._log = log
         self._loads: deque[StepLoad] = deque(maxlen=most_loads(config.elastic))
-        self._num_coming = 0
+        self._num_serving: list[int] = []
+        """Serving workers at each look since the last step."""
         self._version = 0
 
     @contextlib.asynccontextmanager
@@ -68,10 +70,12 @@ class Steering:
             return
         self._version = version
         buffer = self._config.buffer
+        seen, self._num_serving = self._num_serving or [self._fleet.num_wanted - self._fleet.num_coming], []
         self._loads.append(
             StepLoad(
                 step_seconds=metrics["time/step_s"],
                 wait_seconds=metrics["buffer/learner_wait_s"],
+                num_workers=fmean(seen),
                 idle_share=metrics["rollout/idle_share"],
                 is_buffer_full=metrics["buffer/num_ready"] >= buffer.max_off_policy_steps * buffer.groups_per_step > 0,
             )
@@ -103,9 +107,7 @@ class Steering:
         if self._config.keeps_its_workers:
             return
         fleet = self._fleet_now()
-        if fleet.num_coming != self._num_coming:
-            self._loads.clear()  # step times of another number of workers do not count
-        self._num_coming = fleet.num_coming
+        self._num_serving.append(fleet.num_workers - fleet.num_coming)
         decided = decide(self._loads, fleet, self._config.elastic)
         self._set("rollout_workers", decided.num_workers, why="elastic", **_inputs(decided, fleet))
 

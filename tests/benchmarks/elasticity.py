@@ -81,6 +81,7 @@ class Run:
                 StepLoad(
                     step_seconds=self.now - began,
                     wait_seconds=waited,
+                    num_workers=serving_s / (self.now - began),
                     idle_share=1 - busy_s / serving_s,
                     is_buffer_full=self._made >= version + 1 + BOUND - 1e-9,
                 )
@@ -90,7 +91,6 @@ class Run:
     def _steer(self, version: int) -> None:
         num_coming = sum(serves > self.now for _, serves in self._asked)
         if num_coming != self._num_coming:
-            self._loads.clear()
             self._join_seconds = next((serves - asked for asked, serves in self._asked[::-1] if serves <= self.now))
         self._num_coming = num_coming
         fleet = Fleet(

@@ -159,20 +159,39 @@ def test_after_a_load_that_broke_off_nothing_is_sampled_and_requests_wait_for_th
 
 
 def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weights():
+    """Two updates wait, each with a request behind it."""
     engine = ScriptedEngine()
     thread = EngineThread(lambda: engine, on_update="finish")
-    outcomes: dict[str, Future[Completion | WeightsError]] = {"first": Future(), "second": Future()}
+    outcomes: dict[str, Future[Outcome]] = {name: Future() for name in ("first", "second", "third")}
 
     def submit(name: str) -> None:
         request = EngineRequest(request_id=name, prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=4), seed=10)
         thread.submit([request], lambda request_id, result: outcomes[request_id].set_result(result))
 
-    engine.at_step = {1: lambda: (thread.update(update(2)), submit("second"))}
+    def update_twice() -> None:
+        for version, name in ((2, "second"), (3, "third")):
+            thread.update(update(version))
+            submit(name)
+
+    engine.at_step = {1: update_twice}
     thread.update(update(FIRST_VERSION)).result(timeout=120)
     submit("first")
-    assert outcomes["first"].result(timeout=120).policy_versions == [1] * 4
-    assert outcomes["second"].result(timeout=120).policy_versions == [2] * 4
+    found = [outcome.result(timeout=120) for outcome in outcomes.values()]
     thread.stop()
+    assert [each.policy_versions for each in found if isinstance(each, Completion)] == [[1] * 4, [2] * 4, [3] * 4]
+
+
+def test_progress_is_the_beginning_of_sampling_and_then_each_step():
+    engine, outcome, seen = ScriptedEngine(), Future[Outcome](), list[float]()
+    thread = EngineThread(lambda: engine, on_update="continue")
+    thread.update(update(FIRST_VERSION)).result(timeout=120)
+    engine.at_step = {step: lambda: seen.append(thread.last_progress) for step in range(3)}
+    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=4), seed=10)
+    before = time.time()
+    thread.submit([request], lambda request_id, result: outcome.set_result(result))
+    outcome.result(timeout=120)
+    thread.stop()
+    assert before <= seen[0] < seen[1] < seen[2]
 
 
 def test_requests_given_up_while_they_wait_behind_an_update_never_run():
@@ -218,8 +237,9 @@ def test_no_token_of_unattested_weights_leaves(on_update):
 
 
 def test_a_request_that_the_engine_refuses_ends_alone_and_the_others_go_on():
+    """An update that waits for all requests does not wait for it."""
     engine = ScriptedEngine(refusal=lambda request: "token id 9 is unknown" if 9 in request.prompt_token_ids else None)
-    thread = EngineThread(lambda: engine, on_update="continue")
+    thread = EngineThread(lambda: engine, on_update="finish")
     outcomes: dict[str, Future[Outcome]] = {"bad": Future(), "good": Future()}
     requests = [
         EngineRequest(request_id=name, prompt_token_ids=[token], sampling=SamplingConfig(max_tokens=2), seed=10)
@@ -230,6 +250,7 @@ def test_a_request_that_the_engine_refuses_ends_alone_and_the_others_go_on():
     refused = outcomes["bad"].result(timeout=120)
     assert isinstance(refused, DataError) and str(refused) == "token id 9 is unknown"
     assert outcomes["good"].result(timeout=120).token_ids == [10, 11]
+    thread.update(update(2)).result(timeout=120)
     thread.stop()
 
 
@@ -296,6 +317,18 @@ def test_an_engine_without_its_weights_serves_nothing_until_an_update_wakes_it(o
     thread.wake().result(timeout=120)
     assert engine.is_asleep and thread.policy_version is None and not outcome.done()
     thread.update(update(2)).result(timeout=120)
+    completion = outcome.result(timeout=120)
+    thread.stop()
+    assert isinstance(completion, Completion)
+    assert completion.rollout_logprobs == [-1.0, -1.0, -1.0, -2.0, -2.0, -2.0]
+
+
+@pytest.mark.parametrize("on_update", ["continue", "finish", "abort_and_resume"])
+def test_an_update_wakes_an_engine_that_kept_its_weights_and_waits_for_no_request(on_update):
+    engine = ScriptedEngine()
+    thread = EngineThread(lambda: engine, on_update=on_update)
+    outcome = asleep(thread, engine, keeps_weights=True)
+    thread.update(update(2)).result(timeout=60)
     completion = outcome.result(timeout=120)
     thread.stop()
     assert isinstance(completion, Completion)

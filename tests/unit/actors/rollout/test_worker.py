@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,8 @@ async def test_an_aborted_group_is_left_out_and_the_others_go_on(make_worker):
     (batch,) = await collect(worker.generate([ticket(0, max_tokens=9), ticket(1, max_tokens=9)]))
     assert batch["ticket_index"][0].as_py() == 1
     assert aborted == ["00000000"]
+    assert len(await collect(worker.generate([ticket(0)]))) == 1
+    assert len({request.request_id for request in engine.added}) == 6, "the former requests may be aborted late"
 
 
 async def handed_over(make_worker, *, sampling: SamplingConfig | None = None, **settings):
@@ -292,19 +295,23 @@ async def test_a_group_that_ends_while_it_is_handed_over_hands_over_nothing(make
 
 
 async def test_a_group_that_several_calls_hand_over_goes_to_the_first(make_worker):
-    """The others waited for ever: the call of the group had ended, and read no more."""
-    engine = ScriptedEngine(length=lambda request: 10**9)
-    worker = make_worker(engine)
+    """The others waited for ever: the call of the group had ended, and read no more. The engine answers all of them at once."""
+    worker = make_worker(ScriptedEngine(length=lambda request: 10**9))
     await worker.load(*weights(1))
-    loop, handing = asyncio.get_running_loop(), []
+    token = Completion(token_ids=[5], rollout_logprobs=[-1.0], policy_versions=[1], finish_reason=FinishReason.ABORTED)
 
-    def ask() -> None:
-        handing.extend(asyncio.run_coroutine_threadsafe(worker.hand_over(["00000000"]), loop) for _ in range(20))
+    def hand_over(request_ids: list[str]) -> Future[dict[str, Completion]]:
+        answered = Future[dict[str, Completion]]()
+        answered.set_result({request_ids[0]: token})
+        return answered
 
-    engine.at_step = {4: ask}
-    assert await collect(worker.generate([ticket(0)])) == []
-    found = await asyncio.wait_for(asyncio.gather(*map(asyncio.wrap_future, handing)), 120)
-    assert [kept is None for (kept,) in found] == [False] + [True] * 19
+    worker._engine.hand_over = hand_over
+    generating = asyncio.create_task(collect(worker.generate([ticket(0)])))
+    while worker.progress().detail != "1 groups":
+        await asyncio.sleep(0)
+    found = await asyncio.wait_for(asyncio.gather(*(worker.hand_over(["00000000"]) for _ in range(3))), 60)
+    assert [kept is None for (kept,) in found] == [False, True, True]
+    assert await generating == []
 
 
 async def test_a_group_of_which_nothing_is_sampled_hands_over_nothing(make_worker):

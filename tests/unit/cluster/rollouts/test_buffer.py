@@ -267,7 +267,7 @@ def test_the_wait_of_a_take_and_of_its_groups_for_the_last_of_them_are_measured(
         buffer = Buffer(groups_per_step=2)
         buffer.start()
         await asyncio.sleep(100)
-        taking = asyncio.create_task(buffer.take(2))
+        taking = asyncio.create_task(buffer.take(2, stall_s=10))
         await finish(buffer, 1, after_s=2)
         await finish(buffer, 0, after_s=6)
         await taking
@@ -415,7 +415,14 @@ def test_nothing_is_dropped_while_too_few_stand_behind_or_the_learner_does_not_w
         await finish(buffer, 1, after_s=0.5)
         assert [index for index, _ in await taking] == [0, 1]
         taking = asyncio.create_task(buffer.take(2))
-        assert [index for index, _ in await taking] == [2, 3] and "buffer/dropped_straggler" not in buffer.drain_stats()
+        assert [index for index, _ in await taking] == [2, 3]
+        buffer.advance(2)
+        buffer.start()
+        await finish(buffer, 5, 6)
+        await asyncio.sleep(100)
+        taking = asyncio.create_task(buffer.take(2))
+        await finish(buffer, 4, after_s=4)
+        assert [index for index, _ in await taking] == [4, 5] and "buffer/dropped_straggler" not in buffer.drain_stats()
 
     run_simulated(scene())
 

@@ -116,12 +116,17 @@ async def test_a_worker_leaves_its_node_once_and_the_event_says_how_long_the_nod
     assert departures.drain_stats()["rollout/spot_evictions"] == 0.0
 
 
-async def test_a_node_that_stays_after_all_is_forgotten_and_may_announce_its_end_again(scene):
+@pytest.mark.parametrize(("is_fixed", "drained"), [(False, ["rollout-0", "rollout-1"] * 2), (True, [])])
+async def test_a_node_that_stays_after_all_is_forgotten_and_may_announce_its_end_again(scene, is_fixed, drained):
+    scene.fleet = Fleet("leaves", "leaves")
+    scene.fleet.is_fixed = is_fixed
     departures = scene.departures()
     for draining in ({"leaves": None}, {}, {"leaves": None}):
         await departures.leave(draining)
-    assert scene.fleet.drained == ["rollout-1"] * 2
-    assert scene.events.events[0]["seconds_left"] is None
+    assert scene.fleet.drained == drained
+    assert departures.drain_stats()["rollout/spot_evictions"] == len(drained)
+    left_s = [event["seconds_left"] for event in scene.events.events if event["kind"] == "node_leaves"]
+    assert left_s == [None, None]
 
 
 async def test_a_fixed_fleet_keeps_its_workers_and_its_groups_are_saved_all_the_same(scene):
@@ -190,7 +195,7 @@ def test_a_worker_goes_on_until_ten_seconds_before_the_end_or_the_middle_of_a_sh
 async def test_what_a_worker_cannot_finish_in_time_is_handed_over_once(scene):
     departures = scene.departures()
     for scene.now in (NOW, NOW + 19.9, NOW + 20.5, NOW + 21.5):
-        await departures.leave({"leaves": NOW + 30})
+        await departures.leave({"leaves": NOW + 30, "another": NOW + 25})
     assert scene.groups.given_up == [("rollout-1", 9.5)]
     (told,) = [event for event in scene.events.events if event["kind"] == "groups_handed_over"]
     assert (told["actor"], told["groups"]) == ("rollout-1", [8, 9])

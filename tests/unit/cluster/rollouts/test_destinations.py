@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from cluster.contracts.errors import DataError
-from cluster.contracts.types import ActorKind, RewardFailure
+from cluster.contracts.types import ActorKind, Group, RewardFailure
 from cluster.rollouts.buffer import Buffer
+from cluster.rollouts.destinations import TrainingGroups
 from tests.fakes import ScriptedScorer, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
 from tests.unit.cluster.simulated_time import simulated
@@ -19,6 +20,28 @@ async def test_a_refused_prompt_is_left_out_of_an_evaluation():
         held_out = await scene.evaluate(3)
     assert len(held_out.summaries) == 2 and held_out.num_dropped == 1
     assert scene.events.kinds() == ["quarantine"]
+
+
+@pytest.mark.parametrize("choose", [None, lambda summary: [0]])
+@simulated
+async def test_pass_rates_are_measured_of_all_candidates_also_of_a_group_that_a_filter_drops(choose):
+    """Candidates are metrics of their own only where some are chosen."""
+    measured, nothing = [], None
+    scene, buffer = Scene(), Buffer(groups_per_step=1)
+    destination = TrainingGroups(
+        buffer,
+        scorers=nothing,
+        dropped_by=lambda summary: "filter",
+        choose=choose,
+        wants_reference=lambda index: True,
+        max_failed_share=0.5,
+        measure=lambda index, summary: measured.append((index, summary.rewards)),
+        events=scene.events,
+    )
+    (ticket,) = await scene.office.tickets(buffer.start(), policy_version=0)
+    await destination.add(ticket, Group(pieces=(0,), summary=group_summary(0, rewards=(1.0, 0.0))))
+    assert measured == [(0, (1.0, 0.0))] and scene.events.kinds() == ["drop"]
+    assert ("buffer/candidate_reward" in buffer.drain_stats()) is (choose is not None)
 
 
 @simulated
@@ -107,6 +130,7 @@ async def test_a_group_is_chosen_before_a_filter_sees_it_and_what_was_not_chosen
 @simulated
 @pytest.mark.parametrize("max_off_policy_steps", [0, 1])
 async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_off_policy_steps):
+    """Group 1 is dropped."""
     scored = []
 
     class Scorer(ScriptedScorer):
@@ -115,9 +139,13 @@ async def test_the_reference_scores_the_groups_that_want_it_and_no_others(max_of
                 scored.append(object_ref)
             return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
 
-    scene = Scene(make_scorer=Scorer, wants_reference=lambda index: index // 4 % 2 == 0)
-    assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == list(range(12))
-    assert sorted(scored) == [0, 1, 2, 3, 8, 9, 10, 11]
+    scene = Scene(
+        make_scorer=Scorer,
+        wants_reference=lambda index: index // 4 in (0, 2),
+        dropped_by=lambda summary: "filter" if summary.group_id == "00000001" else None,
+    )
+    assert await scene.take(num_steps=3, max_off_policy_steps=max_off_policy_steps) == [0, *range(2, 13)]
+    assert sorted(scored) == [0, 2, 3, 8, 9, 10, 11]
 
 
 @simulated
@@ -128,15 +156,21 @@ async def test_a_reference_scorer_that_waits_for_the_learner_is_the_last_to_star
         kinds.append(spec.kind)
         return ScriptedScorer(spec, *arguments, **more)
 
-    scene = Scene(make_scorer=make_scorer, wants_reference=lambda index: True, reference_waits_for=learner_up)
+    scene = Scene(
+        make_scorer=make_scorer,
+        wants_reference=lambda index: True,
+        reference_waits_for=learner_up,
+        reward={"judge": {"name": "reward_model", "model": "kind"}, "models": {"kind": {"path": "a"}}},
+    )
     async with asyncio.TaskGroup() as tasks:
         up = asyncio.Event()
         tasks.create_task(until_up(scene, up))
         await settled()
-        assert kinds == [ActorKind.REWARD_SERVICE] and len(scene.workers) == 1 and not up.is_set()
+        assert {*kinds} == {ActorKind.REWARD_SERVICE, ActorKind.REWARD_MODEL}
+        assert len(scene.workers) == 1 and not up.is_set()
         learner_up.set()
         await up.wait()
-    assert kinds == [ActorKind.REWARD_SERVICE, ActorKind.REFERENCE_SCORER]
+    assert kinds[2:] == [ActorKind.REFERENCE_SCORER]
 
 
 async def until_up(scene, up):

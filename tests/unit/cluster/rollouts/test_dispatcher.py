@@ -9,7 +9,7 @@ import pytest
 from cluster.contracts.errors import DataError, DeadlineError, LostError
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.dispatcher import Dispatcher
-from cluster.rollouts.lanes import ToFreePlaces
+from cluster.rollouts.lanes import ByIndex, ToFreePlaces
 from cluster.rollouts.quarantine import Suspects
 from tests.fakes import ScriptedScorer, ScriptedWorker, death
 from tests.unit.cluster.rollouts.scene import Scene, refusal, settled, worker_spec
@@ -145,12 +145,31 @@ async def test_a_deterministic_call_is_made_again_whole_after_a_death():
 
 
 @simulated
+@pytest.mark.parametrize("error", [LostError("rollout-0, 'generate': its owner has died"), death("rollout-0")])
+async def test_a_deterministic_call_that_breaks_off_behind_its_last_group_is_not_made_again(error):
+    errors = [error]
+
+    class Worker(ScriptedWorker):
+        async def call(self, method, group_ids, *, deadline_s): ...
+
+        async def stream_batches(self, method, tickets, **options):
+            async for each in super().stream_batches(method, tickets, **options):
+                yield each
+            if errors:
+                raise errors.pop()
+
+    scene = Scene(make_worker=Worker, deterministic=True)
+    assert await scene.take() == [0, 1, 2, 3]
+    assert not errors and [call for worker in scene.workers for call in worker.calls] == [[0, 1, 2, 3]]
+
+
+@simulated
 async def test_the_surplus_of_a_group_is_counted():
     scene = Scene(extra_trajectories=3)
     buffer = Buffer(groups_per_step=4)
     async with scene.generating(buffer):
         await buffer.take(4)
-        assert scene.production.drain_stats()["rollout/num_aborted"] == 12
+        assert [scene.production.drain_stats()["rollout/num_aborted"] for _ in range(2)] == [12, 0]
 
 
 @simulated
@@ -205,6 +224,16 @@ async def test_a_slow_worker_gets_no_more_than_it_has_places_for():
         assert given == {"rollout-0": 8, "rollout-1": 56}
         gate.set()
         assert len(await buffer.take(64)) == 64
+
+
+@simulated
+async def test_a_place_is_taken_again_while_its_group_is_judged_and_its_call_goes_on():
+    never = asyncio.Event()
+    scene = Scene(script=lambda ticket: never if ticket.index else None, max_concurrent_sequences=4)
+    scene.judging.clear()
+    async with scene.generating(Buffer(groups_per_step=8)):
+        await asyncio.sleep(60)
+        assert scene.workers[0].calls == [[0, 1], [2]]
 
 
 @simulated
@@ -385,6 +414,8 @@ async def test_another_worker_goes_on_with_what_a_leaving_one_had_and_begins_the
         (leaving,) = (worker for worker in scene.workers if worker.name == "rollout-0")
         assert leaving.calls == [[0, 2, 4, 6]]
         scene.fleet.drain("rollout-0")
+        scene.production._dispatcher.wake()
+        await asyncio.sleep(1)
         hand_over = partial(scene.production._dispatcher.hand_over, copy=copy, deadline_s=9.0)
         assert await hand_over(Leaving(worker_spec(9), None)) == [], "it has none"
         assert await hand_over(leaving) == handed_over
@@ -451,22 +482,28 @@ async def test_what_was_handed_over_outlives_a_receiver_that_ends_before_it_bega
 
 
 @simulated
-async def test_what_changes_within_the_pause_after_a_dealing_goes_with_the_next_one(monkeypatch):
-    """A look at the fleet takes 0.5 ms, and 25 ms pass before the next: 200 changes, one a millisecond, are 8 looks and not 200."""
-    scene = Scene()
-    looks, deal = [], ToFreePlaces.deal
+@pytest.mark.parametrize(
+    ("dealing", "look_s", "num_looks"), [(ToFreePlaces, 0.0005, 8), (ToFreePlaces, 0.01, 4), (ByIndex, 0.0005, 200)]
+)
+async def test_what_changes_within_the_pause_after_a_dealing_goes_with_the_next_one(
+    dealing, look_s, num_looks, monkeypatch
+):
+    """200 changes, one a millisecond. 25 ms pass after a look at the fleet that takes 0.5 ms, and 50 ms at most. A deterministic run
+    does not pause: what it deals must not depend on how long a look takes."""
+    scene = Scene(deterministic=dealing is ByIndex)
+    looks, deal = [], dealing.deal
 
     def slow_look(self, queue, lanes, *, num_fetching):
-        looks.append(pass_time(0.0005))
+        looks.append(pass_time(look_s))
         return deal(self, queue, lanes, num_fetching=num_fetching)
 
     async with scene.running():
         await settled()
-        monkeypatch.setattr(ToFreePlaces, "deal", slow_look)
+        monkeypatch.setattr(dealing, "deal", slow_look)
         for _ in range(200):
             scene.production._dispatcher.wake()
             await asyncio.sleep(0.001)
-    assert len(looks) == 8
+    assert len(looks) == num_looks
 
 
 @simulated

@@ -15,6 +15,7 @@ class Actor:
     def __init__(self, spec, free, built, taken=()):
         self.name, self.spec, self._taken = spec.name, spec, taken
         self._free, self._built = free, built
+        self.is_dead = False
 
     async def free_address(self):
         return self._free
@@ -25,7 +26,7 @@ class Actor:
             raise death(self.name)
 
     async def kill(self):
-        pass
+        self.is_dead = True
 
 
 async def test_a_server_that_is_replaced_has_its_address_again_unless_it_went_to_another_node():
@@ -50,9 +51,11 @@ async def test_a_server_that_is_replaced_has_its_address_again_unless_it_went_to
 
 async def test_a_server_whose_port_was_taken_meanwhile_comes_up_at_another():
     free, built, taken = iter(["10.0.0.1:5000", "10.0.0.1:6000", "10.0.0.1:7000"]), [], []
+    actors = []
 
     async def spawn(spec):
-        return Actor(spec, next(free), built, taken)
+        actors.append(Actor(spec, next(free), built, taken))
+        return actors[-1]
 
     specs = {"grader": [actor_spec("server-grader-0", ActorKind.JUDGE_SERVER)]}
     supervisor = Supervisor(SupervisionConfig(backoff_s=0), ListedEvents())
@@ -61,3 +64,4 @@ async def test_a_server_whose_port_was_taken_meanwhile_comes_up_at_another():
     taken.append("10.0.0.1:5000")
     await place.replace(actor, death(place.spec.name))
     assert [each["address"] for each in built] == ["10.0.0.1:5000", "10.0.0.1:5000", "10.0.0.1:7000"]
+    assert [each.is_dead for each in actors] == [True, True, False]

@@ -43,6 +43,15 @@ def test_a_lane_tells_its_worker_how_many_groups_are_under_way():
     assert made.member.num_groups == 1
 
 
+def test_a_call_that_goes_on_does_not_take_its_former_group_from_the_one_that_samples_it_again():
+    """The group was lost after it was taken, and came back to the same worker."""
+    made, first, other = lane(busy=False), job(0), job(1)
+    made.take([first, other])
+    made.pop(0)
+    made.take([again := first.again()])
+    assert made.pop_all([first, other]) == [other] and made.under_way == {0: again}
+
+
 def test_a_group_takes_places_for_its_surplus_too():
     made = lane(busy=False)
     made.take([job(0), job(1, num_extra=3)])
@@ -53,7 +62,7 @@ def test_a_job_goes_to_the_lane_with_the_most_free_places():
     """Of 8 places each, 2 and 8 are free: the second lane takes three jobs of 2, and then both have 2."""
     lanes = [lane(busy=False), lane(busy=False)]
     lanes[0].take([job(index) for index in (7, 8, 9)])
-    jobs = [job(index) for index in range(5)]
+    jobs = [job(index) for index in range(6)]  # the last one waits
     dealt = by_free_places(jobs, lanes)
     assert [[each.ticket.index for each in share] for _, share in dealt] == [[3], [0, 1, 2, 4]]
     assert [each for each, _ in dealt] == lanes
@@ -73,6 +82,21 @@ async def test_idle_time_is_that_of_workers_that_serve_and_have_no_group():
     assert (num_tokens, seconds, idle_share) == (50, pytest.approx(10), pytest.approx(0.2))
     await asyncio.sleep(2)
     assert clock.drain() == (0, pytest.approx(2), pytest.approx(0.5)), "it goes on as it was"
+    clock.note([lane(busy=True, serving=False)])
+    await asyncio.sleep(3)
+    assert clock.drain() == (0, pytest.approx(3), 0.0), "one that leaves samples all the same"
+
+
+@simulated
+async def test_the_clock_stands_during_an_evaluation():
+    clock = SamplingClock()
+    clock.note([lane(busy=True)])
+    await asyncio.sleep(2)
+    with clock.standing():
+        await asyncio.sleep(100)
+        clock.count(50)
+    await asyncio.sleep(3)
+    assert clock.drain() == (0, pytest.approx(5), 0.0)
 
 
 @simulated

@@ -76,6 +76,12 @@ def test_each_source_has_epochs_of_its_own_and_names_its_prompts(tmp_path):
     assert [office(opened(sources)).prompt(index) for index in (17, 3)] == [prompts[17], prompts[3]]
 
 
+def test_shares_are_whole_numbers_in_the_ratio_of_the_weights(tmp_path):
+    weights = {"a": 0.5, "b": 0.2}
+    mixture = opened({name: source(tmp_path, name, texts(name, 2), weight=each) for name, each in weights.items()})
+    assert mixture.weights == [5, 2]
+
+
 def test_held_out_prompts_of_all_sources_come_first(tmp_path):
     mixture = opened({"few": source(tmp_path, "a", texts("a", 2)), "many": source(tmp_path, "b", texts("b", 4))})
     assert [mixture[index].text for index in range(6)] == ["a0", "b0", "b1", "a1", "b2", "b3"]
@@ -97,5 +103,8 @@ def test_the_same_prompt_stays_once_with_its_first_row(tmp_path):
     mixture = opened({name: each | {"text_as": "user_message"} for name, each in sources.items()}, deduplicate=True)
     assert [source.num_duplicates for source in mixture.sources] == [1, 2]
     assert [mixture[index].columns.get("answer") for index in range(3)] == [1, None, None]
+    assert [(mixture[index].messages or [{}])[0].get("content") for index in range(3)] == ["x", "y", "z"]
+    with pytest.raises(IndexError):
+        mixture[-1]
     with pytest.raises(ConfigError, match=r"prompts.sources.b: every prompt is one of an earlier source too"):
         opened({"a": sources["a"], "b": sources["a"]}, deduplicate=True)

@@ -18,12 +18,12 @@ def judged(metrics, index, *, source, rewards, style, seconds, num_failed=0):
 
 def test_parts_tell_failures_time_and_means_by_source():
     metrics = PartMetrics(source_column="source")
-    judged(metrics, 0, source="chat", rewards=(1.0, 2.0), style=(0.0, 1.0), seconds=1.0)
+    judged(metrics, 0, source="chat", rewards=(1.0, 2.0), style=(0.0, 1.0), seconds=1.0, num_failed=2)
     judged(metrics, 1, source="maths", rewards=(4.0, None), style=(0.5, None), seconds=3.0, num_failed=1)
     judged(metrics, -1, source="chat", rewards=(9.0, 9.0), style=(9.0, 9.0), seconds=9.0)  # held out
     assert metrics.drain() == {
         "time/style/judging_s": 2.0,
-        "reward/style/num_failed": 1.0,
+        "reward/style/num_failed": 3.0,
         "prompts/num_groups/chat": 1.0,
         "prompts/num_groups/maths": 1.0,
         "reward/mean/chat": 1.5,

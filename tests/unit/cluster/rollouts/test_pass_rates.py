@@ -19,6 +19,7 @@ from cluster.rollouts.destinations import TrainingGroups
 from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.pass_rates import PassRates, preference
 from cluster.rollouts.tickets import TicketOffice
+from tests.fakes import InlineExecutor
 from tests.unit.cluster.simulated_time import run_simulated
 
 
@@ -109,9 +110,15 @@ class Numbers:
         return Prompt(prompt_id=str(index), text="?")
 
 
-def office(known, seed=3, source=None):
-    settings = {"trajectories_per_group": 1, "sampling": SamplingConfig(max_tokens=1)}
+def office(known, seed=3, source=None, **more):
+    settings = {"trajectories_per_group": 1, "sampling": SamplingConfig(max_tokens=1), **more}
     return TicketOffice(source=Mixture.of(source or Numbers()), seed=seed, pass_rates=known, **settings)
+
+
+async def test_no_prompt_is_chosen_before_the_rates_that_choose_it_are_known():
+    desk = office(rates(), num_ahead=4, thread=InlineExecutor())
+    await desk.tickets([0], policy_version=0)
+    assert desk.made_ahead([1], policy_version=0) is None
 
 
 def test_prompts_are_sampled_in_proportion_to_their_preference():

@@ -17,9 +17,10 @@ def test_a_line_is_told_once_and_how_many_came_before_it():
     prints = Prints(events)
     for progress in (said(num_lines=0), said("a", "b", num_lines=2), said("a", "b", num_lines=2)):
         prints.note([progress])
+    prints.note([said("b", "c", num_lines=3)])
     prints.note([said("x", "y", "z", num_lines=12)])
     told = [(event["kind"], event["lines"], event["num_more"]) for event in events.events]
-    assert told == [("printed", ["a", "b"], 0), ("printed", ["x", "y", "z"], 7)]
+    assert told == [("printed", ["a", "b"], 0), ("printed", ["c"], 0), ("printed", ["x", "y", "z"], 6)]
 
 
 def test_the_process_that_takes_an_actors_place_begins_anew():

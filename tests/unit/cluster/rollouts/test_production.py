@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cluster.contracts.errors import DataError, DeadlineError
-from cluster.contracts.types import EngineUse, Printed, Progress
+from cluster.contracts.types import EngineUse, PartStats, Printed, Progress
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import death, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, refusal
@@ -28,6 +28,33 @@ async def test_a_group_is_asked_for_under_the_version_that_it_starts_under():
             buffer.advance(version)
             await asyncio.sleep(60)
     assert [asked[index] for index in range(16)] == [0] * 8 + [1] * 4 + [2] * 4, "two steps start at once"
+
+
+@simulated
+async def test_a_run_begins_when_one_of_its_reward_services_is_up():
+    class OneNeverComes(Scene):
+        async def _start(self, spec):
+            if spec.name == "reward-1":
+                await asyncio.Event().wait()
+            return await super()._start(spec)
+
+    scene = OneNeverComes(num_services=2)
+    async with scene.running():
+        assert [member.name for member in scene.production.services.serving()] == ["reward-0"]
+
+
+@simulated
+async def test_all_parts_of_a_run_tell_their_metrics_and_verdicts_are_kept():
+    kept, verdicts = [], {"p": "2.0"}
+    part = PartStats(seconds=2.0, num_failed=0, verdicts=verdicts)
+    scene = Scene(score=lambda i: group_summary(i, rewards=(1.0, 0.0), part_stats={"style": part}))
+    buffer = Buffer(groups_per_step=2)
+    async with scene.generating(buffer):
+        scene.production._scorers._keep = kept.append
+        await buffer.take(2)
+        stats = scene.production.drain_stats()
+    assert stats["time/style/judging_s"] == 2.0 and kept == [verdicts] * 2
+    assert stats.keys() >= {"rollout/idle_share", "rollout/spot_evictions", "supervision/num_restarts"}
 
 
 @simulated

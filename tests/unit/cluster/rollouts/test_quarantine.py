@@ -9,7 +9,7 @@ from cluster.contracts.errors import DeadlineError, EngineError, UnreachableErro
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Ticket
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.lanes import Job, Lane, ToFreePlaces
+from cluster.rollouts.lanes import ByIndex, Job, Lane, ToFreePlaces
 from cluster.rollouts.quarantine import Suspects, may_be_their_doing
 from tests.fakes import ListedEvents, NumberedPrompts, ScriptedWorker, death
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene, settled
@@ -126,9 +126,11 @@ def test_a_call_that_dies_because_the_driver_killed_its_actor_or_its_node_went_b
 
 
 @simulated
-async def test_a_prompt_that_always_kills_is_quarantined_and_replaced_by_another():
-    scene = Scene(script=lambda t: death("rollout-0") if t.index == 1 else None)
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_a_prompt_that_always_kills_is_quarantined_and_replaced_by_another(deterministic):
+    scene = Scene(script=lambda t: death("rollout-0") if t.index == 1 else None, deterministic=deterministic)
     assert await scene.take() == [0, 2, 3, 4]
+    assert len(scene.workers) == 1 + 3
     quarantined = [event for event in scene.events.events if event["kind"] == "quarantine"]
     assert [event["group_id"] for event in quarantined] == ["00000001"]
 
@@ -156,6 +158,19 @@ async def test_a_suspect_runs_alone_and_is_absolved_when_nothing_dies():
     scene = Scene(script=lambda ticket: next(deaths, None) if ticket.index == 0 else None, prompts=NumberedPrompts(4))
     assert await scene.take(num_steps=2) == list(range(8))
     assert scene.workers[2].calls == [[0], [1], [2], [3], [4, 5, 6, 7]]
+
+
+@simulated
+async def test_groups_that_were_finished_before_a_death_are_not_blamed_for_it():
+    """One failure makes a suspect. The second step has the same four prompts."""
+    deaths = iter([death("rollout-0")])
+    scene = Scene(
+        script=lambda ticket: next(deaths, None) if ticket.index == 2 else None,
+        prompts=NumberedPrompts(4),
+        supervision={"max_prompt_failures": 2},
+    )
+    assert await scene.take(num_steps=2) == list(range(8))
+    assert scene.workers[1].calls == [[2], [3], [4, 5, 6, 7]]
 
 
 @simulated
@@ -201,7 +216,45 @@ def test_the_worker_of_a_trial_that_was_given_up_has_places_again_at_once():
     lane.take([job])
     assert dealing.num_wanted([], [lane], num_fetching=0) == 0, "it tries a suspect, and nothing beside it"
     lane.pop(job.ticket.index)
-    assert dealing.num_wanted([], [lane], num_fetching=0) == 2
+    assert [dealing.num_wanted([], [lane], num_fetching=number) for number in (0, 1)] == [2, 1]
+
+
+def job(index: int) -> Job:
+    return Job(ticket=ticket(str(index), index=index), destination=Mock())
+
+
+def two_lanes() -> list[Lane]:
+    return [Lane(Mock(), max_sequences=4) for _ in range(2)]
+
+
+def test_a_deterministic_run_deals_to_all_workers_at_once_when_all_prompts_are_there():
+    dealing, lanes, jobs = ByIndex(suspects(), num_workers=2), two_lanes(), [job(index) for index in range(3)]
+    assert dealing.num_wanted([], lanes, num_fetching=0) > 1000
+    assert dealing.deal(jobs, lanes, num_fetching=0) == [(lanes[0], [jobs[0], jobs[2]]), (lanes[1], [jobs[1]])]
+    for num_lanes, num_fetching in ((1, 0), (2, 1)):
+        assert dealing.num_wanted([], lanes[:num_lanes], num_fetching=num_fetching) == 0
+        assert dealing.deal(jobs, lanes[:num_lanes], num_fetching=num_fetching) == []
+
+
+def test_in_a_deterministic_run_nothing_is_sampled_beside_a_suspect():
+    known, lanes, (first, killer, last) = suspects(max_failures=2), two_lanes(), [job(index) for index in (1, 2, 3)]
+    dealing = ByIndex(known, num_workers=2)
+    known.blame([killer.ticket], death("rollout-0"), alone=False)
+    assert dealing.num_wanted([killer], lanes, num_fetching=0) == 0
+    assert dealing.deal([first, killer, last], lanes, num_fetching=0) == [(lanes[1], [first, last])]
+    lanes[1].take([first])
+    assert dealing.deal([killer], lanes, num_fetching=0) == []
+    lanes[1].pop(1)
+    assert dealing.deal([killer, last], lanes, num_fetching=0) == [(lanes[0], [killer])]
+    lanes[0].take([killer])
+    assert dealing.deal([last], lanes, num_fetching=0) == []
+
+
+def test_a_suspect_is_tried_on_the_worker_with_the_least_to_do():
+    known, killer, (busy, idle) = suspects(max_failures=2), job(0), two_lanes()
+    known.blame([killer.ticket], death("rollout-0"), alone=False)
+    busy.take([job(1)])
+    assert ToFreePlaces(known, sequences_per_group=2).deal([killer], [busy, idle], num_fetching=0) == [(idle, [killer])]
 
 
 @simulated

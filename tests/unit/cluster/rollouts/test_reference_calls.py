@@ -1,6 +1,8 @@
 """Groups that come together go through the reference scorer together."""
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -62,6 +64,24 @@ async def test_no_more_go_together_than_fill_a_pass():
     assert reference.calls == [(0,), (1, 2), (3,), (4,)]
 
 
+async def test_a_group_that_is_scored_is_let_go():
+    """What is held takes room in the object store."""
+
+    class Piece: ...
+
+    class Forgetful(Reference):
+        async def call_for_batches(self, method, *groups, num_batches, deadline_s):
+            return ["columns"], [{}]
+
+    calls = ReferenceCalls(Forgetful(), timeout_s=10.0)
+    piece = Piece()
+    alive = weakref.ref(piece)
+    await calls.columns_of(Group(pieces=(piece,), summary=group_summary(0)))
+    del piece
+    gc.collect()
+    assert alive() is None
+
+
 async def test_of_groups_that_went_together_only_the_lost_one_is_lost():
     reference = Reference(lost=2)
     _, first, lost, last = await scored(reference, *(group(index) for index in range(4)))
@@ -76,8 +96,9 @@ async def test_what_ends_a_call_ends_all_that_went_with_it():
             await super().call_for_batches(*args, **options)
             raise WorkerError("it failed too often")
 
-    found = await scored(Failing(), group(0), group(1), group(2))
-    assert [type(each) for each in found] == [WorkerError] * 3
+    reference = Failing()
+    found = await scored(reference, group(0), group(1), group(2))
+    assert [type(each) for each in found] == [WorkerError] * 3 and reference.calls == [(0,), (1, 2)]
 
 
 async def test_a_group_that_is_waited_for_no_more_holds_back_no_other():

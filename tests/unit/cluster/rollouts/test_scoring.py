@@ -12,11 +12,16 @@ from cluster.contracts.errors import DeadlineError, LostError, UnavailableError,
 from cluster.contracts.types import Group, Hold, Progress, RewardFailure
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.holds import Holds
+from cluster.rollouts.scoring import FailedRewards
 from cluster.rollouts.shared_calls import SharedCalls
 from cluster.supervision.tasks import background
-from tests.fakes import ListedEvents, ScriptedScorer, actor_spec, death, group_summary
+from tests.fakes import ListedEvents, NumberedPrompts, ScriptedScorer, actor_spec, death, group_summary
 from tests.unit.cluster.rollouts.scene import EachTwice, Scene
 from tests.unit.cluster.simulated_time import simulated
+
+
+def sampled(index):
+    return Group(pieces=(index,), summary=group_summary(index))
 
 
 def _never(error):
@@ -74,6 +79,67 @@ async def test_an_error_of_one_judging_blames_no_group_that_is_judged_beside_it(
         assert sorted(judged[9:]) == [0, 2, 3], "then they are judged side by side"
         scene.judging.set()
         assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
+
+
+@simulated
+async def test_prompts_that_were_judged_alone_without_harm_are_judged_side_by_side_when_they_come_again():
+    """Two services die with all four groups, which are then tried one by one. The second step has the same four prompts."""
+    dead, ended = [], []
+
+    class Scorer(ScriptedScorer):
+        async def score_one(self, method, object_ref, *args, deadline_s):
+            await asyncio.sleep(1)
+            if len(dead) < 2 and self not in dead:
+                dead.append(self)
+                raise death(self.name, "score")
+            if len(dead) == 2 and self not in dead:
+                ended.append(round(asyncio.get_running_loop().time()))
+            return await super().score_one(method, object_ref, *args, deadline_s=deadline_s)
+
+    scene = Scene(make_scorer=Scorer, prompts=NumberedPrompts(4))
+    assert await scene.take(num_steps=2) == [*range(8)]
+    first = ended[0]
+    assert [second - first for second in ended] == [0, 1, 2, 3, 4, 4, 4, 4]
+
+
+@simulated
+async def test_a_group_whose_prompt_became_a_suspect_while_it_waited_for_a_service_is_judged_alone():
+    """A heartbeat finds the service dead before group 0, which it was judging, hears of it. Group 1 has the same prompt."""
+    scene = Scene()
+    scene.judging.clear()
+    async with scene.running():
+        scorers, services = scene.production._scorers, scene.production.services
+        killer, other = await scene.office.tickets(range(2), policy_version=0)
+        scorers._suspects.blame([killer], death("reward-0", "score"), alone=False)
+        judging = [asyncio.create_task(scorers.judge(killer, sampled(0)))]
+        await asyncio.sleep(1)
+        scene.coming.clear()
+        services.replace(services.workers()[0], death("reward-0", "progress"))
+        judging += [asyncio.create_task(scorers.judge(each, sampled(i))) for i, each in enumerate((killer, other), 1)]
+        await asyncio.sleep(1)
+        scene.coming.set()
+        await asyncio.sleep(1)
+        assert services.workers()[0].scored == [2]
+        scene.judging.set()
+        assert all(await asyncio.gather(*judging))
+
+
+@simulated
+async def test_a_group_that_comes_while_a_suspect_is_judged_waits_for_it():
+    scene = Scene()
+    scene.judging.clear()
+    async with scene.running():
+        scorers, (service,) = scene.production._scorers, scene.production.services.workers()
+        killer, other = await scene.office.tickets(range(2), policy_version=0)
+        for _ in range(2):
+            scorers._suspects.blame([killer], death("reward-0", "score"), alone=False)
+        judging = []
+        for index, ticket in enumerate((killer, other)):
+            judging.append(asyncio.create_task(scorers.judge(ticket, sampled(index))))
+            await asyncio.sleep(1)
+        assert service.scored == [0]
+        scene.judging.set()
+        assert all(await asyncio.gather(*judging))
 
 
 @simulated
@@ -136,6 +202,19 @@ async def test_a_judge_that_fails_on_held_out_prompts_says_why():
     assert [event["message"] for event in scene.events.events if "message" in event] == [
         "prompt 'p-1': 1 of 1 rewards failed: KeyError: 'anser'"
     ]
+
+
+def test_each_failure_is_an_event_and_the_first_sixteen_kinds_have_a_message():
+    """A part may leave its recipe in a group without a failed reward, and a reward may fail without a reason."""
+    events = ListedEvents()
+    failed = FailedRewards(events)
+    failed.note(group_summary(0, rewards=(1.0, 0.0)))
+    failed.note(group_summary(1, num_reward_errors=1))
+    for number in range(2, 22):
+        failure = RewardFailure(kind=str(number), message="no reason", count=1)
+        failed.note(group_summary(number, reward_failures=(failure,)))
+    assert [int(event["group_id"]) for event in events.events] == [*range(1, 22)]
+    assert sum("message" in event for event in events.events) == 16
 
 
 @simulated
@@ -493,6 +572,31 @@ async def test_a_service_that_dies_as_it_hears_of_a_server_is_replaced_at_once()
         async with scene.production.generating(into=buffer):
             assert [index for index, _ in await buffer.take(4)] == [0, 1, 2, 3]
     assert scene.events.kinds() == ["failure", "recovery"]
+
+
+@simulated
+async def test_a_group_whose_deadline_passes_before_it_is_sent_is_not_sent_later():
+    """Group 1 comes while the call of group 0 is under way, which takes longer than both may."""
+    sent = []
+
+    class Scorer(ScriptedScorer):
+        async def call(self, method, asked, *refs, deadline_s):
+            sent.append(refs)
+            await asyncio.sleep(100)
+            return []
+
+    async with background() as tasks:
+        calls = SharedCalls(Scorer(actor_spec("reward-0"), group_summary), tasks=tasks, deadline_s=60, give_up=_never)
+        for index, seconds in enumerate((0, 20, 180)):
+            await asyncio.sleep(seconds)
+            tasks.create_task(late(calls, index))
+        await asyncio.sleep(200)
+    assert sent == [(0,), (2,)]
+
+
+async def late(calls, index):
+    with pytest.raises(DeadlineError):
+        await calls.score(sampled(index), ())
 
 
 @simulated

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -92,6 +93,30 @@ async def test_tickets_that_were_made_ahead_need_no_wait_and_more_are_made_when_
     assert len(made) == 7, "5 and 6 as well"
     assert desk.made_ahead([6, 7], policy_version=0) is None, "7 is not there"
     assert len(desk.made_ahead([5, 6], policy_version=0) or ()) == 2, "6 still is"
+    await desk.tickets([3], policy_version=0)
+    assert [desk.made_ahead([index], policy_version=0) for index in (1, 3)] == [None, None], "they are let go"
+
+
+async def test_a_prompt_that_the_thread_is_still_making_is_not_waited_for_where_nobody_may_wait():
+    class MakesOne(InlineExecutor):
+        has_made = False
+
+        def submit(self, fn, /, *args, **kwargs):
+            if self.has_made:
+                return Future()
+            self.has_made = True
+            return super().submit(fn, *args, **kwargs)
+
+    desk = TicketOffice(
+        source=Mixture.of(Numbers()),
+        seed=0,
+        trajectories_per_group=2,
+        sampling=SamplingConfig(max_tokens=3),
+        num_ahead=4,
+        thread=MakesOne(),
+    )
+    await desk.tickets([0], policy_version=0)
+    assert desk.made_ahead([1], policy_version=0) is None
 
 
 async def test_the_order_of_an_epoch_is_not_made_anew_for_every_prompt(monkeypatch):

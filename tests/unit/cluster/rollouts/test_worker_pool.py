@@ -1,13 +1,14 @@
 """The fleet is brought back to its size, whatever fails, and says which places are empty for good."""
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.errors import ConfigError, DeadlineError, FailureKind, WorkerError
 from cluster.rollouts.buffer import Buffer
-from cluster.rollouts.worker_pool import WorkerPool
+from cluster.rollouts.worker_pool import Member, WorkerPool
 from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
 from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, death
@@ -117,11 +118,23 @@ async def test_a_leaving_worker_ends_when_its_stream_has_and_not_with_its_last_g
     async with scene.generating(buffer):
         await buffer.take(4)
         scene.fleet.drain("rollout-1")
-        await settled()
+        await asyncio.sleep(2)
         assert not scene.workers[1].is_dead
+        assert [member.name for member in scene.fleet.serving()] == ["rollout-0", "rollout-2"], "its successor is here"
         end.set()
         await settled()
         assert scene.workers[1].is_dead and not scene.workers[0].is_dead
+
+
+async def test_a_worker_that_two_calls_use_is_idle_when_both_have_ended():
+    member = Member(Mock())
+    with member.in_use():
+        with member.in_use():
+            pass
+        idle = asyncio.create_task(member.idle())
+        await settled()
+        assert not idle.done()
+    await idle
 
 
 @simulated
