@@ -1,6 +1,7 @@
 """The learner dies, comes back, and has made every recorded step exactly once."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.is_lost = False
+        self.num_checks_left = sys.maxsize
+        """Then it is lost."""
 
     def append_record(self, step: int, line: str) -> None:
         self.lines.append(line)
@@ -45,7 +48,8 @@ class Lines:
     def cut_records(self, number: int) -> None: ...
 
     def check_claim(self) -> None:
-        if self.is_lost:
+        self.num_checks_left -= 1
+        if self.is_lost or self.num_checks_left < 0:
             raise ClaimLostError("taken over")
 
 
@@ -137,6 +141,7 @@ class ScriptedRecorder(ScriptedRank):
                 self._scene.fail(method, args[1])
                 self._scene.kept[args[0]] = args[1:]
             case "forget_learned":
+                self._scene.fail(method, 0)
                 self._scene.kept.pop(args[0], None)
                 self._scene.forgotten.append(args[0])
             case _:
@@ -242,7 +247,8 @@ async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_
     await scene.group.save(None)
     await scene.learn(0)
     for step in (1, 2):
-        await scene.group.update([(step, Group(pieces=(f"group {step}",), summary=rewarded(step)))])
+        stats = await scene.group.update([(step, Group(pieces=(f"group {step}",), summary=rewarded(step)))])
+        assert stats.policy_version == step + 1
     assert scene.group.version == 3
     assert scene.learned == [("group 0",), ("group 1",), ("group 1",), ("group 2",)]
     recovery = scene.events.events[-1]
@@ -325,6 +331,25 @@ async def test_a_driver_that_was_taken_for_dead_records_and_saves_nothing():
     with pytest.raises(ClaimLostError):
         await scene.group.save(None)
     assert list(scene.recorded) == ["step 1"] and scene.saves == []
+
+
+async def test_a_driver_that_is_taken_for_dead_while_it_learns_leaves_the_records_of_learning_alone():
+    scene = Scene()
+    await scene.group.start()
+    scene.journal.num_checks_left = 1
+    with pytest.raises(ClaimLostError):
+        await scene.learn(1)
+    with pytest.raises(ClaimLostError):
+        await scene.group.restore()
+    assert scene.kept == {} and scene.forgotten == []
+
+
+async def test_an_old_record_of_learning_that_cannot_be_removed_is_an_event_and_is_replaced():
+    scene = Scene(("forget_learned", 0, StorageError("busy")), ("update", 0, death("learner-0", "update")))
+    await scene.group.start()
+    await scene.learn(1)
+    assert scene.events.kinds() == ["learner_loaded", "failure", "learned_not_recorded", "recovery"]
+    assert scene.kept == {"step 1": (0, "learned 1")}
 
 
 async def test_what_the_ranks_chose_while_loading_is_said():
@@ -440,6 +465,7 @@ async def test_weights_are_sent_while_the_ranks_learn_and_a_lost_member_or_rank_
                 await scene.group.send(GROUP)
         await scene.group.send(GROUP)
     assert scene.num_killed == 0
+    assert scene.deadlines_s["send"] > GROUP.timeout_s, "its own limit comes first, and names the group"
 
 
 OUT_OF_MEMORY = WorkerError("learner-0 failed in 'send': OutOfMemoryError", actor="learner-0")
@@ -748,6 +774,9 @@ async def test_each_step_that_is_learned_again_is_told_before_it_is_saved():
     returned = await scene.group.restore(tell)
     assert told == [(1, []), (2, []), (3, [2]), (3, [2]), (4, [2])]
     assert [stats.policy_version for stats, _ in returned] == [3, 4]
+    scene.failures.append(("update", 4, dies))
+    await scene.learn(1)
+    assert len(told) == 5, "the run's log has these steps already"
 
 
 async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_restored():
@@ -764,6 +793,19 @@ async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_
         await asyncio.sleep(0)
     await healing
     assert seen == {(3, True)} and scene.group.saved_version == 2
+
+
+async def test_an_evaluation_that_ends_while_a_dead_learner_is_restored_rates_its_step():
+    scene = Scene(evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(1)
+    healing = asyncio.create_task(scene.group.heal(scene.group.actors()[0], death("learner-0", "progress")))
+    while "restore_latest" not in scene.deadlines_s:  # the new ranks are at version 0
+        await asyncio.sleep(0)
+    scene.group.rate(0.5)
+    await healing
+    await scene.stopped()
+    assert scene.metrics[1] == 0.5
 
 
 async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_step():
@@ -875,6 +917,21 @@ async def test_after_a_step_that_failed_the_one_before_it_is_saved_and_not_told_
     assert scene.saves == [1]
 
 
+@pytest.mark.parametrize("saves", [False, True])
+async def test_a_run_that_is_stopped_in_the_step_that_ends_it_asks_no_ranks(saves: bool):
+    scene = Scene(max_restarts=0)
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    scene.failures.append(("update", 1, death("learner-0", "update")))
+    under_way = asyncio.create_task(scene.learn(1))
+    while not scene.group._turn.locked():
+        await asyncio.sleep(0)
+    await (scene.stopped() if saves else scene.group.finish_saving())
+    with pytest.raises(WorkerError, match="restart budget"):
+        await under_way
+
+
 async def test_nothing_is_saved_of_a_step_that_failed_between_its_updates_but_the_last_save_is_finished():
     scene = Scene(
         ("update", 1, NumericsError("loss or gradient was not finite")),
@@ -895,8 +952,9 @@ async def test_a_version_that_is_saved_is_not_saved_again_when_the_run_is_stoppe
     await scene.learn(1)
     await scene.group.save(None)
     await scene.stopped()
-    assert scene.saves == [1]
+    assert scene.saves == [1] and scene.num_killed == 0
     await scene.group.stop()
+    assert scene.num_killed == 1
     await scene.stopped()  # no rank is left
 
 
@@ -946,6 +1004,17 @@ async def test_lost_groups_are_named_and_nothing_is_recorded():
         await scene.group.update(groups)
     assert await scene.group.lost(groups) == {4}
     assert scene.learned == [] and scene.recorded == {}
+
+
+@pytest.mark.parametrize(
+    "error", [LostError("learner-0, 'update': its node is gone"), DeadlineError("late", actor="learner-0")]
+)
+async def test_a_step_whose_recorded_groups_are_lost_to_the_ranks_or_that_hangs_is_learned_from_the_record(error):
+    """The caller would have the groups of a recorded step sampled again."""
+    scene = Scene(("update", 0, error))
+    await scene.group.start()
+    await scene.learn(1)
+    assert scene.learned == [("group 0",)] and scene.group.version == 1
 
 
 async def test_one_ranks_death_restarts_them_all():
@@ -1008,6 +1077,18 @@ async def test_a_step_that_cannot_be_learned_says_how_to_go_on_now_and_at_every_
         await scene.learn(1)
 
 
+async def test_a_replay_that_cannot_learn_its_last_step_saves_nothing_among_the_runs_checkpoints():
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(("update", 1, DataError("row 3")), journal=before.journal, read_only=2)
+    scene.recorded = before.recorded
+    await scene.group.start()
+    with pytest.raises(DataError):
+        await scene.group.restore()
+    assert scene.saves == []
+
+
 async def test_a_run_that_is_stopped_while_its_learner_is_built_again_asks_the_ranks_nothing():
     """Seen before: `'NoneType' object has no attribute 'last_step'` in place of how the run goes on."""
     scene = Scene()
@@ -1025,6 +1106,8 @@ async def test_a_run_that_is_stopped_while_its_learner_is_built_again_asks_the_r
     with pytest.raises((Stopped, BaseExceptionGroup)):
         await scene.learn(1)
     assert await scene.stopped() == []
+    with pytest.raises(LostError):
+        await scene.group.send(GROUP)
 
 
 async def test_a_run_that_is_stopped_while_a_dead_learner_waits_for_a_node_does_not_wait_for_it_too():

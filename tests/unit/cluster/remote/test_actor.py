@@ -1,14 +1,20 @@
-"""Where an actor starts when the seat that it has in its placement group is lost, and what the driver holds of what one makes."""
+"""Where an actor starts when the seat that it has in its placement group is lost, what the driver holds of what one makes, and what it
+hears of one."""
 
 import asyncio
+import itertools
+import time
 import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import ActorDiedError
 
 from cluster.contracts.errors import DeadlineError
-from cluster.contracts.types import ActorKind, Refusal
+from cluster.contracts.phases import Phase
+from cluster.contracts.types import ActorKind, Progress, Refusal
 from cluster.remote import actor as actor_module
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.remote.nodes import Seat
@@ -23,6 +29,8 @@ class Seats:
         self.num_asked = 0
         self.spawned: list[dict[str, Any]] = []
         self.may_start = asyncio.Event()
+        self.num_broken_off = 0
+        """Starts in a seat that were given up."""
         self.error: Exception | None = None
         """In place of every answer."""
         self._lost_after = lost_after
@@ -36,7 +44,11 @@ class Seats:
     async def spawn(self, spec: ActorSpec, *, deadline_s: float, **options: Any) -> RemoteActor:
         self.spawned.append(options)
         if "scheduling_strategy" in options:
-            await self.may_start.wait()
+            try:
+                await self.may_start.wait()
+            except asyncio.CancelledError:
+                self.num_broken_off += 1
+                raise
         return RemoteActor(spec, None, 1, "node-1")
 
 
@@ -64,6 +76,7 @@ async def test_an_actor_without_a_gpu_leaves_a_lost_seat_and_asks_no_cpus_elsewh
     *in_seat, elsewhere = found.spawned
     assert elsewhere == {"num_cpus": 0.0}
     assert [asked["num_cpus"] for asked in in_seat] == ([0.5] if lost_after else []), "a seat that is lost is not tried"
+    assert found.num_broken_off == len(in_seat), "or it would be there twice"
 
 
 @pytest.mark.parametrize("options", [{"num_gpus": 1}, {"keeps_to_seat": True}])
@@ -98,12 +111,13 @@ async def test_an_actor_starts_in_a_seat_that_is_there(seats):
     assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]
 
 
-@pytest.mark.parametrize("is_seated", [True, False])
-async def test_an_actor_without_its_seat_stays_off_the_nodes_that_it_is_kept_from(seats, is_seated):
+@pytest.mark.parametrize(("seat", "num_cpus"), [(Seat(object(), 0), 0.0), (None, 0.5)])
+async def test_an_actor_without_its_seat_stays_off_the_nodes_that_it_is_kept_from(seats, seat, num_cpus):
     found = seats(lost_after=0)
-    spec = ActorSpec(name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={}, node_labels={"market": "!spot"})
-    await RemoteActor.spawn(spec, seat=Seat(object(), 0) if is_seated else None, deadline_s=10)
-    assert found.spawned == [{"num_cpus": 0.0, "label_selector": {"market": "!spot"}}]
+    labels = {"market": "!spot"}
+    spec = ActorSpec(name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={}, num_cpus=0.5, node_labels=labels)
+    await RemoteActor.spawn(spec, seat=seat, deadline_s=10)
+    assert found.spawned == [{"num_cpus": num_cpus, "label_selector": labels}]
 
 
 async def test_a_batch_that_was_taken_is_held_no_longer_while_the_next_one_is_waited_for():
@@ -147,3 +161,114 @@ async def test_a_batch_that_was_taken_is_held_no_longer_while_the_next_one_is_wa
     await asyncio.wait_for(is_asked.wait(), 120)
     taking.cancel()
     assert came == [True, False, True] and [ref() for ref in refs[:3]] == [None] * 3
+
+
+SPEC = ActorSpec(name="a", kind=ActorKind.ROLLOUT_WORKER, factory="f:f", arguments={})
+
+
+async def test_an_actor_whose_start_is_broken_off_is_ended(monkeypatch):
+    """Its process is there and has not said yet where."""
+    is_asked, ended = asyncio.Event(), []
+
+    async def never() -> Any:
+        is_asked.set()
+        await asyncio.Event().wait()
+
+    handle = SimpleNamespace(identify=SimpleNamespace(remote=never))
+    monkeypatch.setattr(actor_module, "_created", lambda spec, options: handle)
+    monkeypatch.setattr(ray, "kill", ended.append)
+    starting = asyncio.create_task(RemoteActor.spawn(SPEC, deadline_s=None))
+    await asyncio.wait_for(is_asked.wait(), 120)
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled() and ended == [handle]
+
+
+async def test_an_answer_has_room_for_the_batches_that_are_still_to_come_and_they_keep_their_order():
+    """Room for eight at most, and for one at least: the stream's end is an answer of its own. The object after them has the summaries."""
+    asked: list[tuple[int, int, tuple[Any, ...]]] = []
+    answers, numbers = iter([(8, 0), (2, 0), (0, None)]), itertools.count()
+
+    async def told(count: int, rest: int | None) -> Any:
+        return [group_summary(next(numbers)) for _ in range(count)], rest
+
+    def answer(num_returns: int, most: int, *more: Any) -> Any:
+        asked.append((num_returns, most, more))
+        return [*["batch"] * most, told(*next(answers))]
+
+    method = SimpleNamespace(
+        options=lambda *, num_returns: SimpleNamespace(remote=lambda *args: answer(num_returns, *args))
+    )
+    handle = SimpleNamespace(first_batches=method, next_batches=method)
+    stream = RemoteActor(SPEC, handle, 1, "node-1").stream_batches("generate", num_items=10, deadline_s=60)
+    assert [int(summary.group_id) async for summary, _ in stream] == [*range(10)]
+    assert asked == [(9, 8, ("generate",)), (3, 2, (0,)), (2, 1, (0,))]
+
+
+def telling(*answers: Any) -> RemoteActor:
+    """An actor that gives these answers when it is asked for its progress, and none to a call."""
+    given = iter(answers)
+
+    async def tell(since: float) -> Any:
+        if isinstance(answer := next(given), Exception):
+            raise answer
+        return answer
+
+    async def never(*args: Any) -> Any:
+        await asyncio.Event().wait()
+
+    handle = SimpleNamespace(tell=SimpleNamespace(remote=tell), call=SimpleNamespace(remote=never))
+    return RemoteActor(SPEC, handle, 1, "node-1")
+
+
+def phase(name: str, start: float, end: float) -> Phase:
+    return Phase(name=name, start=start, end=end)
+
+
+async def test_phases_that_two_answers_have_in_common_count_once_and_are_drained_once():
+    """Both were asked for before the first one came."""
+    actor = telling(
+        ("busy", (phase("load", 0, 5), phase("sample", 5, 7))), ("idle", (phase("load", 0, 5), phase("sample", 5, 8)))
+    )
+    for _ in range(2):
+        await actor.progress(deadline_s=60)
+    assert actor.last_progress == "idle"
+    assert actor.drain_phases() == [phase("load", 0, 5), phase("sample", 5, 7), phase("sample", 7, 8)]
+    assert actor.drain_phases() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (
+            (Progress(actor="a", phase="load", policy_version=3, since=0.0, last_progress=40.0, pid=7), ()),
+            "it is in phase 'load' at policy version 3, pid 7, last progress 60 s ago",
+        ),
+        (ActorDiedError(), "it never reported progress"),
+    ],
+)
+async def test_a_call_that_is_late_says_what_its_actor_does(answer, state, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 100.0)
+    with pytest.raises(DeadlineError, match=f"^a did not finish 'load' within 0 s; {state}$") as caught:
+        await telling(answer).call("load", deadline_s=0.0)
+    assert (caught.value.actor, caught.value.stage) == ("a", "load")
+
+
+async def test_a_process_is_killed_on_its_node_though_ray_does_not_end_it_and_its_node_does_not_answer(monkeypatch):
+    """Its node kills it only if it is as old as the actor."""
+    killed: list[tuple[int, str, float]] = []
+
+    async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
+        killed.append((pid, node_id, known_for_s))
+        raise DeadlineError("node does not answer")
+
+    def unknown(handle: Any) -> None:
+        raise ValueError("no such actor")
+
+    monkeypatch.setattr(ray, "kill", unknown)
+    monkeypatch.setattr(actor_module, "kill_on_node", kill_on_node)
+    actor = RemoteActor(SPEC, None, 7, "node-1")
+    began = actor.last_seen
+    monkeypatch.setattr(time, "monotonic", lambda: began + 30.0)
+    await actor.kill()
+    assert killed == [(7, "node-1", 30.0)]
