@@ -122,7 +122,7 @@ class LearnerGroup:
                 self.formula, self.chosen = await self._all("formula"), await self._all("describe")
                 message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in self.chosen.items())
                 return self._supervisor.events.event("learner_loaded", message=message, **self.chosen)
-            except (WorkerError, DeadlineError) as error:
+            except WorkerError as error:
                 if error.kind is not FailureKind.DEATH:
                     raise
                 await self._let_go(error)
@@ -313,8 +313,7 @@ class LearnerGroup:
             ) from error
         except NumericsError as error:
             # A resumed run would learn the same steps again, and may not change the learning rate.
-            if self._records:
-                await self._finish_saving()
+            await self._finish_saving()
             raise NumericsError(
                 f"{error}; look at these trajectories, and begin another run_dir with a lower optimizer.learning_rate and "
                 f"{self._newest_model()}"

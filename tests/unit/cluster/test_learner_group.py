@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from cluster.contracts.errors import (
     StorageError,
     WorkerError,
 )
+from cluster.contracts.provenance import KEY, Provenance, unknown
 from cluster.contracts.types import ActorKind, Group, GroupSummary, RankGroup, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
@@ -79,6 +80,7 @@ class ScriptedRank(RemoteActor):
 
     async def build(self, *, deadline_s: float, **more: Any) -> None:
         self._scene.fail("build", 0)
+        self._scene.built.append((self.name, more))
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         await asyncio.sleep(0)
@@ -120,11 +122,17 @@ class ScriptedRank(RemoteActor):
             self._scene.turns.note(method)
         self._scene.fail(method, self._version)
         ref = ObjectRef(f"{'weights' if method == 'publish' else method} {self._version}")
+        if method == "learned":
+            return [ref]
+        if self.name != "learner-0":
+            return []
         try:
             self._scene.fail(f"fetch {method}", self._version)
         except ObjectLostError as error:
             ref.lost = error
-        return [ref]
+        bucket = ObjectRef("bucket")
+        bucket.lost = AssertionError("fetched to the driver's node")
+        return [bucket, ref]
 
     async def kill(self) -> None:
         self._scene.num_killed += 1
@@ -173,6 +181,8 @@ class Scene:
         read_only: int | None = None,
         journal: Lines | None = None,
         turns: Any = None,
+        pass_rates: Callable[[int], dict[str, float]] | None = None,
+        provenance: Callable[[int], Provenance] = unknown,
         **config: Any,
     ) -> None:
         self.turns = turns
@@ -191,6 +201,7 @@ class Scene:
         self.forgotten: list[str] = []
         self.deadlines_s: dict[str, float] = {}
         """Of the last call of each method."""
+        self.built: list[tuple[str, dict[str, Any]]] = []
         self.num_killed = 0
         self.has_node = asyncio.Event()
         self.has_node.set()
@@ -219,6 +230,8 @@ class Scene:
             ledger=Ledger(self.journal, num_steps=read_only),
             checkpoints="there",
             saving=SavingRules(config, clock=lambda: self.now_s),
+            pass_rates=pass_rates,
+            provenance=provenance,
             turns=turns,
         )
 
@@ -255,6 +268,13 @@ async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_
     assert (recovery["kind"], recovery["rolled_back_to"], recovery["steps_learned_again"]) == ("recovery", 1, 2)
 
 
+async def test_a_step_is_recorded_with_the_pass_rates_of_all_groups_up_to_its_last_one():
+    scene = Scene(pass_rates=lambda end: {"p0": end / 10})
+    await scene.group.start()
+    await scene.group.update([(index, Group(pieces=("g",), summary=rewarded(index))) for index in (2, 4)])
+    assert '"pass_rates":{"p0":0.5}' in scene.journal.lines[0]
+
+
 # The record of learning
 
 
@@ -289,8 +309,8 @@ async def test_what_a_node_says_of_its_weights_and_takes_with_it_is_published_ag
     scene = Scene((f"fetch {method}", 1, ObjectLostError("0", None, "")))
     await scene.group.start()
     await scene.learn(1)
-    (ref,) = await getattr(scene.group, method)()
-    assert await ref == ref and scene.num_killed == 1
+    *_, manifest = await getattr(scene.group, method)()
+    assert await manifest == manifest and scene.num_killed == 1
 
 
 @pytest.mark.parametrize("learned_groups", [8, 0])
@@ -314,11 +334,11 @@ async def test_a_replay_reads_the_record_of_its_last_step_from_the_ranks_and_tou
     await before.group.start()
     await before.learn(3)
     scene = Scene(journal=before.journal, read_only=2)
-    scene.recorded, scene.kept, scene.saved = before.recorded, dict(before.kept), 2
+    scene.recorded, scene.kept, scene.saved = before.recorded, {"step 2": (1, "the run's")}, 2
     await scene.group.start()
     await scene.group.restore()
     assert await scene.group.learned() == ["learned 2"] and scene.learned == [("group 1",)]
-    assert scene.kept == before.kept and scene.forgotten == []
+    assert scene.kept == {"step 2": (1, "the run's")} and scene.forgotten == []
 
 
 async def test_a_driver_that_was_taken_for_dead_records_and_saves_nothing():
@@ -378,6 +398,21 @@ async def test_deaths_while_it_starts_and_restores_are_healed():
     assert scene.events.kinds() == ["failure", "failure", "learner_loaded", "failure", "recovery"]
 
 
+async def test_groups_of_selected_trajectories_are_known_as_such_when_they_are_learned_again():
+    before = Scene()
+    await before.group.start()
+    await before.learn(1)
+    for selects, run in (
+        (False, {}),
+        (True, {"algorithm": {"selection": "balanced"}, "rollout": {"extra_trajectories": 2}}),
+    ):
+        scene = Scene(journal=before.journal, **run)
+        scene.recorded = before.recorded
+        await scene.group.start()
+        ((_, (summary,)),) = await scene.group.restore()
+        assert summary.is_chosen is selects
+
+
 async def test_a_learner_that_died_waits_for_a_node_without_spending_its_budget():
     late = DeadlineError("learner-0 did not finish 'start' within 60 s", actor="learner-0", stage="start")
     scene = Scene()
@@ -388,14 +423,31 @@ async def test_a_learner_that_died_waits_for_a_node_without_spending_its_budget(
     assert scene.events.kinds() == ["learner_loaded", "failure", *["worker_waits"] * 10, "recovery"]
 
 
-async def test_a_machine_without_the_model_is_one_more_failure_of_a_learner_that_was_up():
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (ConfigError("model.path='/mnt/model' does not load", actor="learner-0", stage="build"), "error"),
+        (DeadlineError("learner-0 did not finish 'build' within 60 s", actor="learner-0", stage="build"), "hang"),
+    ],
+)
+async def test_a_machine_without_the_model_or_that_hangs_is_one_more_failure_of_a_learner_that_was_up(error, failure):
     scene = Scene()
     await scene.group.start()
-    no_model = ConfigError("model.path='/mnt/model' does not load", actor="learner-0", stage="build")
-    scene.failures += [("update", 0, death("learner-0", "update")), ("build", 0, no_model)]
+    scene.failures += [("update", 0, death("learner-0", "update")), ("build", 0, error)]
     await scene.learn(1)
     assert scene.group.version == 1
-    assert [event.get("failure") for event in scene.events.events[1:]] == ["death", "error", None]
+    assert [event.get("failure") for event in scene.events.events[1:]] == ["death", failure, None]
+
+
+async def test_a_rank_without_room_takes_no_other_ranks_room():
+    """It waits with all others: one that is up would hold its seat."""
+    scene = Scene(num_ranks=2)
+    await scene.group.start()
+    late = DeadlineError("learner-1 did not finish 'start' within 60 s", actor="learner-1", stage="start")
+    scene.failures += [("update", 0, death("learner-0", "update")), ("spawn", 0, late)]
+    await scene.learn(1)
+    (waits,) = [event for event in scene.events.events if event["kind"] == "worker_waits"]
+    assert waits["actor"] == "learner-1" and scene.num_killed == 2 + 1
 
 
 async def test_a_full_disk_of_the_driver_is_no_failure_of_a_learner_that_starts_again():
@@ -437,10 +489,10 @@ async def test_a_learner_that_dies_for_ever_spends_the_budget():
 
 
 async def test_a_death_while_publishing_publishes_the_same_version_again():
-    scene = Scene(("publish", 1, death("learner-0", "publish")))
+    scene = Scene(("publish", 1, death("learner-1", "publish")), num_ranks=2)
     await scene.group.start()
     await scene.learn(1)
-    assert await scene.group.publish() == ["weights 1"]
+    assert await scene.group.publish() == ["bucket", "weights 1"]
     assert scene.group.version == 1
 
 
@@ -451,7 +503,7 @@ async def test_a_death_while_packing_packs_the_same_version_again():
     scene = Scene(("pack", 1, death("learner-0", "pack")))
     await scene.group.start()
     await scene.learn(1)
-    assert await scene.group.pack() == ["pack 1"]
+    assert await scene.group.pack() == ["bucket", "pack 1"]
     assert scene.num_killed == 1
 
 
@@ -713,6 +765,17 @@ async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_agai
     assert not scene.group.owes_a_save()
 
 
+async def test_a_last_step_that_is_not_to_be_saved_owes_no_save():
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(journal=before.journal, checkpoint={"every_steps": 3})
+    scene.recorded = before.recorded
+    await scene.group.start()
+    await scene.group.restore()
+    assert not scene.group.owes_a_save()
+
+
 async def test_a_save_that_fails_after_all_while_the_run_ends_is_an_event():
     scene = Scene(("finish_saving", 2, CheckpointError("the disk is full")))
     await scene.group.finish_saving()  # nothing runs yet
@@ -852,12 +915,13 @@ def test_a_rating_says_what_it_is_of():
     assert rated_by(prompts="file", every_steps=5, success_at=0.5) == rated_by(prompts="file")
 
 
-async def test_a_checkpoint_is_saved_with_what_rates_it():
-    scene = Scene()
+async def test_a_checkpoint_is_saved_with_what_rates_it_and_what_made_it():
+    scene = Scene(provenance=lambda version: Provenance(evaluations={version: {"eval/reward": 0.5}}))
     await scene.group.start()
     await scene.learn(1)
     await scene.group.save(0.5)
     assert scene.extras[-1]["rated_by"] == "reward"
+    assert scene.extras[-1][KEY]["evaluations"] == {"1": {"eval/reward": 0.5}}
 
 
 async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_first():
@@ -914,7 +978,7 @@ async def test_after_a_step_that_failed_the_one_before_it_is_saved_and_not_told_
     with pytest.raises(DataError):
         await scene.learn(1)
     assert await scene.stopped() == []
-    assert scene.saves == [1]
+    assert scene.saves == [1] and scene.metrics[1] is None, "the failed step's rewards do not rate it"
 
 
 @pytest.mark.parametrize("saves", [False, True])
@@ -969,7 +1033,9 @@ async def test_a_save_in_the_background_that_failed_is_made_again_when_the_run_i
     scene.failures.append(("finish_saving", 1, FULL))
     await scene.stopped()
     assert scene.saves == [1, 1] and scene.group.saved_version == 1
-    assert scene.events.kinds()[-3:] == ["checkpoint", "checkpoint_failed", "checkpoint"]
+    scene.failures.append(("finish_saving", 1, FULL))
+    await scene.group.finish_saving()
+    assert scene.events.kinds()[-3:] == ["checkpoint", "checkpoint_failed", "checkpoint"], "it is on the disk already"
 
 
 async def test_a_save_in_the_background_that_failed_does_not_fail_the_next_one_and_is_told_of_its_own_version():
@@ -1006,33 +1072,46 @@ async def test_lost_groups_are_named_and_nothing_is_recorded():
     assert scene.learned == [] and scene.recorded == {}
 
 
-@pytest.mark.parametrize(
-    "error", [LostError("learner-0, 'update': its node is gone"), DeadlineError("late", actor="learner-0")]
-)
+async def test_one_ranks_death_restarts_them_all():
+    scene = Scene(("update", 0, death("learner-1", "update")), num_ranks=2)
+    await scene.group.start()
+    await scene.learn(1)
+    assert scene.num_killed == 2 and scene.group.version == 1
+    assert scene.built == [(name, {"rendezvous": "here:1"}) for name in ("learner-0", "learner-1")] * 2
+    assert [event["actor"] for event in scene.events.events[1:]] == ["learner-1", "learner-1"]
+
+
+async def test_a_death_that_a_call_has_healed_meanwhile_kills_no_new_rank():
+    scene = Scene(("update", 0, death("learner-0", "update")))
+    await scene.group.start()
+    (rank,) = scene.group.actors()
+    await scene.learn(1)
+    await scene.group.heal(rank, death("learner-0", "progress"))
+    assert scene.num_killed == 1
+
+
+LOST = LostError("learner-0, 'update': its input was lost with the node or actor that held it", actor="learner-0")
+LATE = DeadlineError("learner-0 did not finish 'update' within 600 s", actor="learner-0", stage="update")
+
+
+@pytest.mark.parametrize("error", [LOST, LATE])
+async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again_are_read_again(error):
+    scene = Scene()
+    await scene.group.start()
+    await scene.learn(1)
+    scene.failures.append(("update", 0, error))
+    ((stats, summaries),) = await scene.group.restore()
+    assert (stats.policy_version, scene.group.version) == (1, 1) and summaries == [rewarded(0)]
+    assert scene.learned == [("group 0",), ("group 0",)]
+
+
+@pytest.mark.parametrize("error", [LOST, LATE])
 async def test_a_step_whose_recorded_groups_are_lost_to_the_ranks_or_that_hangs_is_learned_from_the_record(error):
     """The caller would have the groups of a recorded step sampled again."""
     scene = Scene(("update", 0, error))
     await scene.group.start()
     await scene.learn(1)
     assert scene.learned == [("group 0",)] and scene.group.version == 1
-
-
-async def test_one_ranks_death_restarts_them_all():
-    scene = Scene(("update", 0, death("learner-1", "update")), num_ranks=2)
-    await scene.group.start()
-    await scene.learn(1)
-    assert scene.num_killed == 2 and scene.group.version == 1
-    assert [event["actor"] for event in scene.events.events[1:]] == ["learner-1", "learner-1"]
-
-
-async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again_are_read_again():
-    scene = Scene()
-    await scene.group.start()
-    await scene.learn(1)
-    scene.failures.append(("update", 0, LostError("learner-0, 'update': its node is gone")))
-    ((stats, summaries),) = await scene.group.restore()
-    assert (stats.policy_version, scene.group.version) == (1, 1) and summaries == [rewarded(0)]
-    assert scene.learned == [("group 0",), ("group 0",)]
 
 
 async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_says():
@@ -1045,15 +1124,21 @@ async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_say
 
 
 @pytest.mark.parametrize(
-    ("is_saved", "start"), [(True, "model.path=there/step-0*1/model"), (False, "the same model.path")]
+    ("is_saved", "failures", "start"),
+    [
+        (True, [], "model.path=there/step-0*1/model"),
+        (False, [], "the same model.path"),
+        (True, [("finish_saving", 1, FULL)], "the same model.path"),
+    ],
 )
-async def test_updates_that_are_not_finite_say_how_to_go_on_and_not_what_a_resume_refuses(is_saved: bool, start: str):
+async def test_updates_that_are_not_finite_say_how_to_go_on_and_not_what_a_resume_refuses(is_saved, failures, start):
     """Seen in review: "lower optimizer.learning_rate", which the same run_dir does not take."""
     scene = Scene(("update", 1, NumericsError("loss or gradient was not finite")))
     await scene.group.start()
     await scene.learn(1)
     if is_saved:
         await scene.group.save(None)
+    scene.failures += failures
     says = rf"not finite; .* begin another run_dir with a lower optimizer.learning_rate and {start}$"
     with pytest.raises(NumericsError, match=says):
         await scene.learn(1)
@@ -1194,7 +1279,7 @@ async def test_a_learner_that_dies_while_engines_sleep_is_restored_before_they_w
     scene = await resting(("update", 1, death("learner-0", "update")))
     await scene.learn(1)
     assert scene.turns.drain() == ["engines discard", "update", "restore_latest", "update", "update"]
-    assert await scene.group.publish() == ["weights 2"]
+    assert await scene.group.publish() == ["bucket", "weights 2"]
     assert scene.turns.drain() == ["publish", "rest", "engines"]
 
 
@@ -1203,7 +1288,7 @@ async def test_a_learner_that_dies_going_to_rest_publishes_again():
     await scene.learn(1)
     scene.turns.drain()
     scene.failures.append(("rest", 2, death("learner-0", "rest")))
-    assert await scene.group.publish() == ["weights 2"]
+    assert await scene.group.publish() == ["bucket", "weights 2"]
     assert scene.turns.drain() == [
         *("publish", "rest", "restore_latest", "update", "update", "publish", "rest", "engines")
     ]
@@ -1223,6 +1308,15 @@ async def test_a_learner_that_dies_at_rest_is_restored_in_its_turn_when_a_save_n
     scene = await resting(("finish_saving", 1, death("learner-0", "finish_saving")))
     await scene.group.save(None)
     assert scene.turns.drain() == ["engines keep", "restore_latest", "update", "save", "rest", "engines"]
+
+
+async def test_a_rank_that_could_not_send_is_restarted_in_the_learners_turn():
+    scene = await resting(*[("send", 1, OUT_OF_MEMORY)] * 2)
+    for _ in range(2):
+        with pytest.raises(WorkerError):
+            await scene.group.send(GROUP)
+    await scene.group.publish()
+    assert scene.turns.drain() == ["engines keep", "restore_latest", "update", "publish", "rest", "engines"]
 
 
 async def test_a_learner_that_dies_in_its_turn_is_healed_at_once():
