@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import time
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,8 @@ from cluster.remote import actor as actor_module
 from cluster.remote.actor import ActorSpec, RemoteActor
 from cluster.remote.nodes import Seat
 from tests.fakes import group_summary
+
+SPEC = ActorSpec(name="a", kind=ActorKind.ROLLOUT_WORKER, factory="f:f", arguments={})
 
 
 class Seats:
@@ -66,7 +69,7 @@ def seats(monkeypatch):
 
 def spawning(**options: Any) -> asyncio.Task[RemoteActor]:
     spec = ActorSpec(name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={}, num_cpus=0.5, bundle=0, **options)
-    return asyncio.create_task(RemoteActor.spawn(spec, seat=Seat(object(), 0), deadline_s=10))
+    return asyncio.create_task(RemoteActor.spawn(spec, seat=Seat(object(), 3), deadline_s=10))
 
 
 @pytest.mark.parametrize("lost_after", [0, 3])
@@ -108,7 +111,8 @@ async def test_an_actor_starts_in_a_seat_that_is_there(seats):
     found = seats(lost_after=1000)
     found.may_start.set()
     await asyncio.wait_for(spawning(num_gpus=0), 120)
-    assert len(found.spawned) == 1 and "scheduling_strategy" in found.spawned[0]
+    (asked,) = found.spawned
+    assert asked["scheduling_strategy"].placement_group_bundle_index == 3
 
 
 @pytest.mark.parametrize(("seat", "num_cpus"), [(Seat(object(), 0), 0.0), (None, 0.5)])
@@ -120,96 +124,105 @@ async def test_an_actor_without_its_seat_stays_off_the_nodes_that_it_is_kept_fro
     assert found.spawned == [{"num_cpus": num_cpus, "label_selector": labels}]
 
 
-async def test_a_batch_that_was_taken_is_held_no_longer_while_the_next_one_is_waited_for():
-    """What is held takes room in the object store."""
+async def test_a_batch_that_was_taken_is_held_no_longer():
+    """What is held takes room in the object store. The second of three prompts is refused; the last answer has one batch."""
 
     class Ref:
         """A batch's."""
 
-    refs, is_asked = list[weakref.ref[Ref]](), asyncio.Event()
+    refs = list[weakref.ref[Ref]]()
 
     def batch() -> Ref:
         refs.append(weakref.ref(made := Ref()))
         return made
 
-    async def told() -> Any:
-        return [group_summary(0), refusal, group_summary(2)], 7
+    async def told(*found: Any, rest: int | None) -> Any:
+        return found, rest
 
-    async def never() -> Any:
-        is_asked.set()
-        await asyncio.Event().wait()
+    def method(*answer: Any) -> Any:
+        return SimpleNamespace(
+            options=lambda **_: SimpleNamespace(
+                remote=lambda *_: [batch() for _ in range(3)] + [told(*answer[:-1], rest=answer[-1])]
+            )
+        )
 
-    def method(*answers: Any) -> Any:
-        calls = iter(answers)
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: next(calls)()))
-
-    refusal = Refusal(group_id="1", prompt_id="p1", reason="too long")
     handle = SimpleNamespace(
-        first_batches=method(lambda: [batch(), batch(), batch(), told()]),
-        next_batches=method(lambda: [batch(), never()]),
+        first_batches=method(
+            group_summary(0), Refusal(group_id="1", prompt_id="p1", reason="too long"), group_summary(2), 7
+        ),
+        next_batches=method(group_summary(3), group_summary(4), group_summary(5), None),
     )
-    spec = ActorSpec(name="a", kind=ActorKind.ROLLOUT_WORKER, factory="f:f", arguments={})
     came: list[bool] = []
-
-    async def take() -> None:
-        stream = RemoteActor(spec, handle, 1, "node-1").stream_batches("generate", num_items=4, deadline_s=60)
-        async for _, ref in stream:
-            came.append(ref is not None)
-            del ref
-
-    taking = asyncio.create_task(take())
-    await asyncio.wait_for(is_asked.wait(), 120)
-    taking.cancel()
-    assert came == [True, False, True] and [ref() for ref in refs[:3]] == [None] * 3
+    held: list[list[int]] = []
+    async for _, ref in RemoteActor(SPEC, handle, 1, "node-1").stream_batches("generate", num_items=6, deadline_s=60):
+        came.append(ref is not None)
+        del ref
+        held.append([number for number, each in enumerate(refs) if each() is not None])
+    assert came == [True, False, True, True, True, True]
+    assert held == [[2, 3, 4, 5], [2, 3, 4, 5], [3, 4, 5], [4, 5], [5], []]
 
 
-SPEC = ActorSpec(name="a", kind=ActorKind.ROLLOUT_WORKER, factory="f:f", arguments={})
-
-
-async def test_an_actor_whose_start_is_broken_off_is_ended(monkeypatch):
+async def test_an_actor_is_never_restarted_by_ray_and_one_whose_start_is_broken_off_is_ended(monkeypatch):
     """Its process is there and has not said yet where."""
-    is_asked, ended = asyncio.Event(), []
+    is_asked, asked, ended = asyncio.Event(), list[Any](), list[Any]()
 
     async def never() -> Any:
         is_asked.set()
         await asyncio.Event().wait()
+
+    def created(spec: ActorSpec, options: Any) -> Any:
+        asked.append(options)
+        return handle
 
     handle = SimpleNamespace(identify=SimpleNamespace(remote=never))
-    monkeypatch.setattr(actor_module, "_created", lambda spec, options: handle)
+    monkeypatch.setattr(actor_module, "_created", created)
     monkeypatch.setattr(ray, "kill", ended.append)
-    starting = asyncio.create_task(RemoteActor.spawn(SPEC, deadline_s=None))
+    starting = asyncio.create_task(RemoteActor.spawn(replace(SPEC, num_cpus=0.5, num_gpus=2.0), deadline_s=None))
     await asyncio.wait_for(is_asked.wait(), 120)
     starting.cancel()
     await asyncio.wait({starting})
+    assert asked == [{"num_cpus": 0.5, "num_gpus": 2.0, "max_restarts": 0, "max_task_retries": 0}]
     assert starting.cancelled() and ended == [handle]
 
 
-async def test_an_answer_has_room_for_the_batches_that_are_still_to_come_and_they_keep_their_order():
+@pytest.mark.parametrize(
+    ("num_items", "answers", "wanted"),
+    [
+        (10, [(8, 0), (2, 0), (0, None)], [(9, 8, ("generate",)), (3, 2, (0,)), (2, 1, (0,))]),
+        (2, [(2, None)], [(3, 2, ("generate",))]),
+    ],
+)
+async def test_an_answer_has_room_for_the_batches_that_are_still_to_come_and_they_keep_their_order(
+    num_items, answers, wanted
+):
     """Room for eight at most, and for one at least: the stream's end is an answer of its own. The object after them has the summaries."""
     asked: list[tuple[int, int, tuple[Any, ...]]] = []
-    answers, numbers = iter([(8, 0), (2, 0), (0, None)]), itertools.count()
+    given, numbers = iter(answers), itertools.count()
 
     async def told(count: int, rest: int | None) -> Any:
         return [group_summary(next(numbers)) for _ in range(count)], rest
 
     def answer(num_returns: int, most: int, *more: Any) -> Any:
         asked.append((num_returns, most, more))
-        return [*["batch"] * most, told(*next(answers))]
+        return [*["batch"] * most, told(*next(given))]
 
     method = SimpleNamespace(
         options=lambda *, num_returns: SimpleNamespace(remote=lambda *args: answer(num_returns, *args))
     )
     handle = SimpleNamespace(first_batches=method, next_batches=method)
-    stream = RemoteActor(SPEC, handle, 1, "node-1").stream_batches("generate", num_items=10, deadline_s=60)
-    assert [int(summary.group_id) async for summary, _ in stream] == [*range(10)]
-    assert asked == [(9, 8, ("generate",)), (3, 2, (0,)), (2, 1, (0,))]
+    stream = RemoteActor(SPEC, handle, 1, "node-1").stream_batches("generate", num_items=num_items, deadline_s=60)
+    assert [int(summary.group_id) async for summary, _ in stream] == [*range(num_items)]
+    assert asked == wanted
 
 
-def telling(*answers: Any) -> RemoteActor:
-    """An actor that gives these answers when it is asked for its progress, and none to a call."""
+def telling(*answers: Any, asked: list[float] | None = None) -> RemoteActor:
+    """An actor that gives these answers when it is `asked` for its progress since a time, and none to a call."""
     given = iter(answers)
 
     async def tell(since: float) -> Any:
+        if asked is not None:
+            asked.append(since)
+        await asyncio.sleep(0)
         if isinstance(answer := next(given), Exception):
             raise answer
         return answer
@@ -227,14 +240,15 @@ def phase(name: str, start: float, end: float) -> Phase:
 
 async def test_phases_that_two_answers_have_in_common_count_once_and_are_drained_once():
     """Both were asked for before the first one came."""
-    actor = telling(
-        ("busy", (phase("load", 0, 5), phase("sample", 5, 7))), ("idle", (phase("load", 0, 5), phase("sample", 5, 8)))
-    )
-    for _ in range(2):
-        await actor.progress(deadline_s=60)
+    first = ("busy", (phase("load", 0, 5), phase("sample", 5, 7)))
+    second, third = ("idle", (phase("load", 0, 5), phase("sample", 5, 8))), ("busy", (phase("load", 8, 9),))
+    asked: list[float] = []
+    actor = telling(first, second, third, asked=asked)
+    await asyncio.gather(*(actor.progress(deadline_s=60) for _ in range(2)))
     assert actor.last_progress == "idle"
     assert actor.drain_phases() == [phase("load", 0, 5), phase("sample", 5, 7), phase("sample", 7, 8)]
-    assert actor.drain_phases() == []
+    await actor.progress(deadline_s=60)
+    assert actor.drain_phases() == [phase("load", 8, 9)] and asked == [0, 0, 8]
 
 
 @pytest.mark.parametrize(
