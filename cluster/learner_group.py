@@ -470,13 +470,12 @@ class LearnerGroup:
                     await self._recover(error)
 
     async def _heal_sender(self) -> None:
-        """Restarts the ranks if the first one could not send. One failure may be a moment without memory. The next call notices a death."""
+        """Restarts the ranks if the first one could not send. One failure may be a moment without memory."""
         failures = [error for rank, error in self._could_not_send if rank in self._ranks]
         if len(failures) < _MOST_UNSENT:
             return
         self._could_not_send.clear()
-        if failures[-1].kind is not FailureKind.DEATH:
-            await self._recover(failures[-1])
+        await self._recover(failures[-1])
 
     async def _begin_turn(self, *, ends_with_broadcast: bool) -> None:
         """Waits until the ranks may use their GPUs."""
@@ -500,8 +499,8 @@ class LearnerGroup:
                 "folder ledger was removed, or not copied; bring all of it back, move the checkpoints of later steps away, or begin "
                 f"another run_dir with model.path={self._checkpoints}/{checkpoint_name(saved)}/model"
             )
-        self.saved_version = self._saved_before = saved
-        self._hold(self.saved_version)
+        self.saved_version = saved
+        self._hold(saved)
         self.saved_metric = extra.get("metric") if extra else None
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self._held):

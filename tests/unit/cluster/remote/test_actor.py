@@ -13,11 +13,11 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError
 
-from cluster.contracts.errors import DeadlineError
+from cluster.contracts.errors import DeadlineError, FailureKind, WorkerError
 from cluster.contracts.phases import Phase
 from cluster.contracts.types import ActorKind, Progress, Refusal
 from cluster.remote import actor as actor_module
-from cluster.remote.actor import ActorSpec, RemoteActor
+from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.remote.nodes import Seat
 from tests.fakes import group_summary
 
@@ -270,19 +270,41 @@ async def test_a_call_that_is_late_says_what_its_actor_does(answer, state, monke
 
 async def test_a_process_is_killed_on_its_node_though_ray_does_not_end_it_and_its_node_does_not_answer(monkeypatch):
     """Its node kills it only if it is as old as the actor."""
-    killed: list[tuple[int, str, float]] = []
+    told, killed = list[Any](), list[tuple[int, str, float]]()
 
     async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
         killed.append((pid, node_id, known_for_s))
         raise DeadlineError("node does not answer")
 
     def unknown(handle: Any) -> None:
+        told.append(handle)
         raise ValueError("no such actor")
 
     monkeypatch.setattr(ray, "kill", unknown)
     monkeypatch.setattr(actor_module, "kill_on_node", kill_on_node)
-    actor = RemoteActor(SPEC, None, 7, "node-1")
+    actor = RemoteActor(SPEC, "handle", 7, "node-1")
     began = actor.last_seen
     monkeypatch.setattr(time, "monotonic", lambda: began + 30.0)
     await actor.kill()
-    assert killed == [(7, "node-1", 30.0)]
+    assert told == ["handle"] and killed == [(7, "node-1", 30.0)]
+
+
+@pytest.mark.parametrize("asks", [False, True])
+async def test_each_answer_is_a_sign_of_life(asks, monkeypatch):
+    """Else an actor that did not answer once, long ago, would count as silent since then."""
+
+    async def answer(*args: Any) -> Any:
+        return "busy", ()
+
+    method = SimpleNamespace(remote=answer)
+    actor, now = RemoteActor(SPEC, SimpleNamespace(tell=method, call=method), 7, "node-1"), time.monotonic
+    began = actor.last_seen
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 30.0)
+    await (actor.progress(deadline_s=60) if asks else actor.call("load", deadline_s=60))
+    assert actor.last_seen >= began + 30.0
+
+
+def test_only_a_start_that_is_late_found_no_room():
+    assert found_no_room(DeadlineError("late", stage="start"))
+    assert not found_no_room(DeadlineError("late", stage="build"))
+    assert not found_no_room(WorkerError("died", kind=FailureKind.DEATH, stage="start"))
