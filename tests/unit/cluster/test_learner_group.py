@@ -1107,8 +1107,8 @@ async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again
 
 @pytest.mark.parametrize("error", [LOST, LATE])
 async def test_a_step_whose_recorded_groups_are_lost_to_the_ranks_or_that_hangs_is_learned_from_the_record(error):
-    """The caller would have the groups of a recorded step sampled again."""
-    scene = Scene(("update", 0, error))
+    """The caller would have the groups of a recorded step sampled again. The first time that they are read they are lost too."""
+    scene = Scene(("update", 0, error), ("update", 0, LOST))
     await scene.group.start()
     await scene.learn(1)
     assert scene.learned == [("group 0",)] and scene.group.version == 1
@@ -1120,7 +1120,17 @@ async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_say
     scene = Scene(("update", 0, error), num_ranks=11)
     await scene.group.start()
     await scene.learn(1)
-    assert scene.events.events[-1]["kind"] == "recovery" and scene.events.events[-1]["actor"] == "learner-10"
+    _, failure, recovery = scene.events.events
+    assert (failure["actor"], failure["actor_pid"]) == (recovery["actor"], 1) == ("learner-10", 1)
+
+
+async def test_a_rank_that_was_killed_for_its_silence_is_the_one_that_failed_whichever_rank_says_so():
+    scene = Scene(("update", 0, death("learner-0", "update")), num_ranks=2)
+    await scene.group.start()
+    scene.group.actors()[1].is_hung = True
+    await scene.learn(1)
+    _, failure, recovery = scene.events.events
+    assert (failure["actor"], failure["failure"], recovery["actor"]) == ("learner-1", "hang", "learner-1")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ def raised_in_score(cause: Exception) -> Exception:
 
 @pytest.mark.parametrize("cause", [ActorDiedError(), ObjectLostError("ab" * 28, "", "")])
 def test_an_argument_whose_maker_or_node_died_is_lost_and_nobodys_failure(cause):
-    with pytest.raises(LostError, match=r"^reward, 'score': "), translated("reward", "score"):
+    with pytest.raises(LostError, match=r"^reward, 'score': ") as caught, translated("reward", "score"):
         raise raised_in_score(cause)
+    assert (caught.value.kind, caught.value.actor) == (FailureKind.LOST, "reward"), "to which it is lost"
 
 
 def test_the_death_of_the_actor_itself_is_its_failure():
