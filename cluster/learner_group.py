@@ -519,7 +519,9 @@ class LearnerGroup:
         if isinstance(error, WorkerError) and error.actor == self._recorder.spec.name:
             raise error
         ranks, self._ranks = self._ranks, []
-        failed = next((rank for rank in ranks if rank.is_hung or rank.name == error.actor), None)
+        # Hung ranks first: once they are killed, the others fail too.
+        by_hang = sorted(ranks, key=lambda rank: not rank.is_hung)
+        failed = next((rank for rank in by_hang if rank.is_hung or rank.name == error.actor), None)
         await asyncio.gather(*(rank.kill() for rank in ranks))
         spec = failed.spec if failed else self._spec_of(error)
         await self._supervisor.handle(spec, error, actor=failed)
