@@ -120,6 +120,7 @@ class ScriptedRank(RemoteActor):
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         if self._scene.turns is not None:
             self._scene.turns.note(method)
+        self._scene.deadlines_s[method] = deadline_s
         self._scene.fail(method, self._version)
         ref = ObjectRef(f"{'weights' if method == 'publish' else method} {self._version}")
         if method == "learned":
@@ -680,21 +681,27 @@ async def test_a_learner_that_dies_before_its_step_is_saved_leaves_the_save_to_t
 
 async def test_a_save_has_a_deadline_of_its_own_and_one_that_is_late_says_which_setting_to_raise():
     """Seen in review: a save that was slower than a step's deadline rolled the run back, again and again."""
-    late = DeadlineError("learner-0 did not finish 'finish_saving'", actor="learner-0", stage="finish_saving")
+    late = DeadlineError("learner-1 did not finish 'finish_saving'", actor="learner-1", stage="finish_saving")
     scene = Scene(
-        ("finish_saving", 1, late), learner={"timeout_s": 100}, checkpoint={"every_steps": 1, "timeout_s": 900}
+        ("finish_saving", 1, late),
+        num_ranks=2,
+        learner={"timeout_s": 100},
+        checkpoint={"every_steps": 1, "timeout_s": 900},
+        weights={"timeout_s": 300},
     )
     await scene.group.start()
     await scene.learn(1)
     await scene.group.save(None)
-    assert {name: scene.deadlines_s[name] for name in ("update", "save", "finish_saving")} == {
+    await scene.group.publish()
+    assert {name: scene.deadlines_s[name] for name in ("update", "save", "finish_saving", "publish")} == {
         "update": 100,
         "save": 900,
         "finish_saving": 900,
+        "publish": 300,
     }
-    assert scene.saves == [1] and scene.num_killed == 1
+    assert scene.saves == [1, 1] and scene.num_killed == 2, "each rank once"
     (failure,) = [event for event in scene.events.events if event["kind"] == "failure"]
-    assert failure["reason"].endswith("raise checkpoint.timeout_s=900")
+    assert failure["actor"] == "learner-1" and failure["reason"].endswith("raise checkpoint.timeout_s=900")
 
 
 async def test_a_save_that_a_death_broke_off_is_made_again_with_its_evaluation():

@@ -5,7 +5,9 @@ import signal
 import subprocess
 from collections import Counter
 from functools import cache
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import ray
 from ray._private.state import state
@@ -51,6 +53,7 @@ def head(monkeypatch) -> HeadNode:
 async def test_a_seat_is_lost_when_its_node_is_dead_or_goes_away_or_is_not_found_yet(head):
     group = object()
     assert [await nodes.is_seat_lost(nodes.Seat(group, seat)) for seat in range(4)] == [False, True, True, True]
+    assert head.asked == ["seats", "nodes", "draining"], "a seat without a node asks for no newer nodes"
 
 
 async def test_a_node_that_goes_away_says_until_when_or_not(monkeypatch):
@@ -88,6 +91,18 @@ async def test_a_seat_on_a_node_that_came_after_the_nodes_were_asked_for_is_not_
     looks = (nodes.is_seat_lost(nodes.Seat(object(), number % 2)) for number in range(4))
     assert await asyncio.gather(*looks) == [False] * 4
     assert head.asked.count("nodes") == 2, "once for all that missed it"
+
+
+async def test_all_that_waited_for_the_nodes_without_theirs_ask_once_more_together(head, monkeypatch):
+    def and_then_comes_one() -> list[dict[str, object]]:
+        found = head.nodes()
+        head.names.append("new")
+        return found
+
+    monkeypatch.setattr(ray, "nodes", and_then_comes_one)
+    head.seats, group = {0: "new"}, object()
+    assert await asyncio.gather(*(nodes.is_seat_lost(nodes.Seat(group, 0)) for _ in range(4))) == [False] * 4
+    assert head.asked.count("nodes") == 2
 
 
 async def test_an_answer_that_is_too_old_is_asked_for_again(head, monkeypatch):
@@ -132,7 +147,7 @@ async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_anoth
     watched = nodes.LostGroups(groups)
     assert await watched.take() == set() and len(asked) == 3
     living.remove("a")
-    groups |= {"moved": ("CREATED", "b"), "lost": ("RESCHEDULING", "")}
+    groups |= {"moved": ("PREPARED", "b"), "lost": ("RESCHEDULING", "")}
     assert await watched.take() == {"lost"}
     assert asked[3:] == ["moved", "lost"], "the node of the third is there"
     assert await watched.take() == set() and len(asked) == 5
@@ -154,16 +169,42 @@ async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
     monkeypatch.setattr(ray, "remote", Task)
     monkeypatch.setattr(nodes, "drivers_node", lambda: "head")
     monkeypatch.setattr(nodes, "_killing", cache(nodes._killing.__wrapped__))
+    here: list[tuple[int, float]] = []
+    monkeypatch.setattr(nodes, "_kill_process", lambda pid, known_for_s: here.append((pid, known_for_s)))
     for pid in (1, 2):
         await nodes.kill_on_node(pid, "0" * 56, known_for_s=0.0)
-    assert made == [nodes._kill_process]
+    assert made == [nodes._kill_process] and not here
+    await nodes.kill_on_node(3, "head", known_for_s=5.0)
+    assert len(made) == 1 and here == [(3, 5.0)], "on its own node the driver needs no task"
 
 
-@pytest.mark.parametrize(("known_for_s", "is_killed"), [(0.0, True), (3600.0, False)])
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_process_that_was_told_to_end_has_a_moment_for_it(is_over, monkeypatch):
+    """Ray counts the end of a process that was killed at once as a crash."""
+    log: list[str] = []
+
+    class Told(SimpleNamespace):
+        def wait(self, timeout: float) -> None:
+            log.append(f"waited {timeout:g} s")
+            if not is_over:
+                raise psutil.TimeoutExpired(timeout)
+
+        def kill(self) -> None:
+            if is_over:
+                raise psutil.NoSuchProcess(7)
+            log.append("killed")
+
+    monkeypatch.setattr(psutil, "Process", lambda pid: Told(create_time=lambda: 0.0))
+    nodes._kill_process(7, 60.0)
+    assert log == ["waited 1 s", *(() if is_over else ["killed"])]
+
+
+@pytest.mark.parametrize(("known_for_s", "is_killed"), [(0.0, True), (4.0, True), (3600.0, False)])
 def test_a_process_that_is_younger_than_the_actor_whose_number_it_has_is_not_killed(
     known_for_s, is_killed, monkeypatch
 ):
-    """Numbers come again, after 32,768 processes on many machines: a learner that died at rest is ended when it is needed next."""
+    """A clock may be set by 5 s meanwhile. Numbers come again, after 32,768 processes on many machines: a learner that died at rest is
+    ended when it is needed next."""
     monkeypatch.setattr(nodes, "_EXIT_S", 0.01)
     with subprocess.Popen(["sleep", "1000"]) as process:
         nodes._kill_process(process.pid, known_for_s)
