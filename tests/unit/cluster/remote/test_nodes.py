@@ -3,16 +3,18 @@
 import asyncio
 import signal
 import subprocess
+import threading
 from collections import Counter
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import ray
 from ray._private.state import state
 
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.types import ActorKind
 from cluster.remote import nodes
 from cluster.remote.actor import ActorSpec, RemoteActor
@@ -133,6 +135,17 @@ async def test_a_head_node_that_does_not_answer_is_an_error_for_each_that_asked(
     assert [type(error) for error in errors] == [WorkerError] * 2 and head.asked == ["seats"]
 
 
+async def test_other_work_goes_on_while_rays_head_is_asked_and_no_longer_than_its_deadline(monkeypatch):
+    answers = threading.Event()
+    asyncio.get_running_loop().call_soon(answers.set)
+    assert await nodes.answer_of_head(lambda: answers.wait(60))
+    answers.clear()
+    monkeypatch.setattr(nodes, "_ANSWER_S", 0.0)
+    with pytest.raises(DeadlineError, match=r"^Ray's head node did not finish 'describe nodes'"):
+        await nodes.answer_of_head(lambda: answers.wait(60))
+    answers.set()
+
+
 async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_another_one(monkeypatch):
     living, asked = {"a", "b"}, []
     groups = {"moved": ("CREATED", "a"), "lost": ("CREATED", "a"), "stays": ("CREATED", "b")}
@@ -155,13 +168,14 @@ async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_anoth
 
 async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
     """Seen in review: each was one of its own, which Ray's head keeps as long as the job lives. Spot nodes take workers every minute."""
-    made: list[object] = []
+    made, places = list[object](), list[object]()
 
     class Task:
         def __init__(self, function: object) -> None:
             made.append(function)
 
-        def options(self, **options: object) -> "Task":
+        def options(self, *, scheduling_strategy: Any, **options: object) -> "Task":
+            places.append((scheduling_strategy.node_id, scheduling_strategy.soft))
             return self
 
         async def remote(self, *args: object) -> None: ...
@@ -174,6 +188,7 @@ async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
     for pid in (1, 2):
         await nodes.kill_on_node(pid, "0" * 56, known_for_s=0.0)
     assert made == [nodes._kill_process] and not here
+    assert places == [("0" * 56, False)] * 2, "on another node the number is another process's"
     await nodes.kill_on_node(3, "head", known_for_s=5.0)
     assert len(made) == 1 and here == [(3, 5.0)], "on its own node the driver needs no task"
 
