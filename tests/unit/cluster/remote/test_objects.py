@@ -82,3 +82,28 @@ async def test_all_that_is_on_a_node_that_goes_away_is_copied_to_the_drivers_and
     copies[far].nodes = ("head", "far")  # an actor there has fetched it
     assert await copier.copies_of(copies.values(), leaving={"far"}, deadline_s=600.0) == {}
     assert await copier.copy(nothing, deadline_s=600.0) is None
+
+
+async def test_eight_groups_are_copied_at_a_time(monkeypatch):
+    """Each passes through the driver's memory."""
+    copied, may_end = list[Any](), asyncio.Event()
+
+    async def copy(ref: Any, *, deadline_s: float) -> Any:
+        copied.append(ref)
+        await may_end.wait()
+        return ref
+
+    monkeypatch.setattr(ray, "ObjectRef", Ref)
+    monkeypatch.setattr(objects, "drivers_node", lambda: "head")
+    monkeypatch.setattr(
+        objects, "get_local_object_locations", lambda refs: {ref: {"node_ids": ref.nodes} for ref in refs}
+    )
+    copier = Copier()
+    monkeypatch.setattr(copier, "copy", copy)
+    groups = [[Ref("a", "far"), Ref("b", "far")] for _ in range(10)]
+    copying = [asyncio.create_task(copier.copies_of(group, leaving={"far"}, deadline_s=600.0)) for group in groups]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(copied) == 2 * 8
+    may_end.set()
+    assert sum(map(len, await asyncio.gather(*copying))) == 2 * 10

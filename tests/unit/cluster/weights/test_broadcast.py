@@ -363,6 +363,13 @@ async def test_the_only_worker_is_most_of_them_while_it_joins_too():
         await weights.join(ScriptedWorker("a"))
 
 
+async def test_the_only_worker_is_most_of_them_though_it_is_being_replaced_when_a_version_is_broadcast():
+    weights = weights_over(ScriptedTransport({"a": [WeightsError("off by 3 nats")]}))
+    await broadcast(weights, Fleet())
+    with pytest.raises(WeightsError, match=r"^off by 3 nats"):
+        await weights.join(ScriptedWorker("a"))
+
+
 async def test_a_worker_that_fails_while_others_are_still_to_come_is_that_workers_fault():
     weights = weights_over(ScriptedTransport({"a": [WeightsError("off")], "b": [WeightsError("off")]}), num_workers=3)
     await weights.publish()
