@@ -68,6 +68,8 @@ async def test_an_object_finds_its_environment_and_is_warm_before_its_first_call
     await host.build(f"{__name__}:Slow", {"a": "b"})
     assert (await host.progress()).phase == "serving"
     assert await host.call("seen", PackedArguments([], [])) == ["built with {'a': 'b'} and own", "warm"]
+    await host.call("warm_up", PackedArguments([], []))
+    assert await host.call("seen", PackedArguments([], [])) == ["built with {'a': 'b'} and own", "warm", "warm"]
 
 
 def test_rays_dashboard_calls_an_actor_by_its_run_and_its_name():
@@ -182,9 +184,14 @@ async def test_the_method_that_computes_is_the_phase_until_it_returns_or_raises(
     computing = asyncio.create_task(host.call("compute", PackedArguments([], [])))
     await asyncio.to_thread(host._object.began.wait)
     assert (await host.progress()).phase == "compute"
+    waiting = asyncio.create_task(host.call("__repr__", PackedArguments([], [])))
+    await asyncio.sleep(0)
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("slow")]
+    assert names == ["slow_0"], "one method runs at a time"
     host._object.may_end.set()
     with pytest.raises(ValueError, match="badly"):
         await computing
+    await waiting
     assert (await host.progress()).phase == "serving"
 
 

@@ -29,6 +29,8 @@ class ScriptedTransport:
         self.errors = errors or {}
         self.found: dict[str, Any] = {}
         """Facts of every attestation."""
+        self.found_by: dict[str, dict[str, Any]] = {}
+        """Facts of the attestations of one worker."""
         self.sent: dict[str, Any] = {}
         """Facts of every broadcast."""
 
@@ -51,7 +53,7 @@ class ScriptedTransport:
                 failures.append((worker.name, errors.pop(0)))
             else:
                 worker.version = version
-                proofs.append(attestation(worker.name, version, **self.found))
+                proofs.append(attestation(worker.name, version, **self.found | self.found_by.get(worker.name, {})))
         return self._stats(version, proofs, failures)
 
     def _stats(self, version: int, proofs: Any, failures: Any) -> BroadcastStats:
@@ -277,6 +279,17 @@ async def test_a_worker_that_could_not_prove_the_version_before_says_nothing_of_
             await each
 
 
+async def test_a_worker_that_joins_before_anything_is_published_waits_for_it():
+    weights, new = weights_over(ScriptedTransport()), ScriptedWorker("new")
+    joining = asyncio.create_task(weights.join(new))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not joining.done()
+    await weights.publish()
+    await joining
+    assert new.version == 0
+
+
 async def test_weights_that_cannot_be_published_keep_no_worker_from_joining():
     transport, new = ScriptedTransport(), ScriptedWorker("new")
     weights = weights_over(transport)
@@ -312,6 +325,9 @@ async def test_the_bytes_sent_are_the_whole_for_each_worker_unless_the_transport
     changes = weights.stats()
     assert (changes["weights/sent_bytes"], changes["weights/bytes_per_s"]) == (3.0, 1.5)
     assert (changes["weights/size_bytes"], changes["weights/changed_share"]) == (1.0, 0.25)
+    transport.sent = {"sent_bytes": 0, "changed_share": 0.0}
+    await broadcast(weights, fleet)
+    assert weights.stats()["weights/sent_bytes"] == 0.0, "nothing changed"
 
 
 async def test_a_fleet_whose_weights_went_with_the_learner_gets_those_that_it_publishes_next():
@@ -505,10 +521,20 @@ async def test_the_noise_floor_of_a_worker_is_an_event_and_a_metric():
             "distinguishable": False,
         }
     ]
-    await broadcast(weights, Fleet("a", "b"))
+    transport.found_by = {
+        "b": {
+            "canary_mean_error": 0.05,
+            "canary_max_error": 0.4,
+            "noise_floor": 0.01,
+            "tolerance": 0.5,
+            "pause_seconds": 2.0,
+        }
+    }
+    await broadcast(weights, Fleet("a", "b", "c"))
     stats = weights.stats()
-    assert (stats["weights/canary_error"], stats["weights/noise_floor"]) == (0.02, 0.018)
-    assert stats["weights/num_indistinguishable"] == 2.0
+    assert (stats["weights/canary_error"], stats["weights/canary_max_error"]) == (0.05, 0.4)
+    assert (stats["weights/noise_floor"], stats["weights/canary_tolerance"]) == (0.018, 0.5)
+    assert (stats["weights/num_indistinguishable"], stats["weights/pause_s"]) == (3.0, 2.0)
 
 
 def own_transport(*, timeout_s: float, window: int) -> Any:
