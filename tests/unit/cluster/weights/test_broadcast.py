@@ -104,9 +104,13 @@ async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
 
 
 class SlowTransport(ScriptedTransport):
-    """A joining worker loads for 10 s, those of the fleet at once. To publish takes 1 s."""
+    """A joining worker loads for 10 s, or as long as `load_s` says by its name; those of the fleet at once. To publish takes 1 s."""
 
     num_catching_up = 0
+
+    def __init__(self, load_s: dict[str, float] | None = None) -> None:
+        super().__init__()
+        self._load_s = load_s or {}
 
     async def publish(self, learner: Any) -> BroadcastStats:
         published = await super().publish(learner)
@@ -116,7 +120,7 @@ class SlowTransport(ScriptedTransport):
     async def catch_up(self, workers: Any) -> BroadcastStats:
         self.num_catching_up += 1
         sent = await self._load(workers)
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(self._load_s.get(workers[0].name, 10.0))
         return sent
 
 
@@ -131,9 +135,18 @@ async def broadcasting(weights: Weights, fleet: Fleet, *, num_steps: int) -> lis
 
 
 @simulated
-async def test_workers_that_load_for_longer_than_a_step_join_at_their_second_load():
+@pytest.mark.parametrize(
+    ("load_s", "joins", "ends"),
+    [
+        # Both load from second 1 to 11 and again to 21. The broadcast from 6 to 7 overtakes them. The next one, due at 12, waits for them.
+        (10.0, [21.0, 21.0], [7.0, 22.0, 28.0, 34.0]),
+        # The other one loads from second 1 to 16 and again to 31.
+        (15.0, [21.0, 31.0], [7.0, 32.0, 38.0, 44.0]),
+    ],
+)
+async def test_workers_that_load_for_longer_than_a_step_join_at_their_second_load(load_s, joins, ends):
     """Seen before: each load was overtaken by the next broadcast, and no worker ever joined."""
-    transport = SlowTransport()
+    transport = SlowTransport({"b": load_s})
     weights = weights_over(transport, num_workers=3)
     await weights.publish()  # until second 1
     fleet, new = Fleet("old"), [ScriptedWorker("a"), ScriptedWorker("b")]
@@ -144,10 +157,7 @@ async def test_workers_that_load_for_longer_than_a_step_join_at_their_second_loa
         return asyncio.get_running_loop().time()
 
     *joined, ended = await asyncio.gather(*map(join, new), broadcasting(weights, fleet, num_steps=4))
-    assert joined == [21.0, 21.0], "both load from second 1 to 11 and again from 11 to 21, side by side"
-    assert transport.num_catching_up == 4
-    # The first broadcast, from 6 to 7, overtakes both. The second one, due at second 12, waits for them.
-    assert ended == [7.0, 22.0, 28.0, 34.0]
+    assert (joined, ended, transport.num_catching_up) == (joins, ends, 4)
     assert [worker.version for worker in fleet.workers()] == [4, 4, 4]
 
 
@@ -428,7 +438,7 @@ async def test_a_new_version_is_judged_afresh():
     weights = weights_over(transport)
     await broadcast(weights, Fleet("a", "b", "c"))
     transport.errors = {"b": errors["b"]}
-    await broadcast(weights, Fleet("a", "b", "c"))
+    await broadcast(weights, Fleet("b", "c", "d"))  # d in the place of a
     assert weights.stats()["weights/num_refused"] == 2.0
 
 
@@ -491,7 +501,13 @@ async def test_a_worker_whose_weights_are_lost_while_newer_ones_travel_loads_tho
 
 @simulated
 async def test_what_is_lost_to_several_workers_that_join_is_published_again_once():
-    transport = LosingTransport({name: [LostError("gone")] for name in "ab"})
+    class Transport(LosingTransport):
+        async def publish(self, learner: Any) -> BroadcastStats:
+            published = await super().publish(learner)
+            await asyncio.sleep(1.0)
+            return published
+
+    transport = Transport({name: [LostError("gone")] for name in "ab"})
     weights, new = weights_over(transport), [ScriptedWorker(name) for name in "ab"]
     await weights.publish()
     await asyncio.gather(*map(weights.join, new))
