@@ -452,7 +452,7 @@ async def test_weights_that_went_with_a_node_are_published_again():
 
 async def test_weights_that_are_lost_to_one_worker_again_and_again_are_that_workers_failure():
     """Seen before: all workers loaded anew for ever, since one node could not fetch what the others had."""
-    transport = ScriptedTransport({"a": [LostError("fetch timed out")] * 99})
+    transport = ScriptedTransport({"a": [LostError("fetch timed out", actor="a")] * 99})
     weights, fleet = weights_over(transport, num_workers=2), Fleet("a", "b")
     sent = await broadcast(weights, fleet)
     ((name, error),) = fleet.replaced
