@@ -561,6 +561,10 @@ def own_transport(*, timeout_s: float, window: int) -> Any:
 def test_the_configured_transport_is_the_one_that_is_used():
     config = WeightsConfig(transport={"name": f"{__name__}:own_transport", "window": 3}, timeout_s=7.0)
     weights = Weights.from_config(config, learner=None, num_workers=1, events=ListedEvents())
-    assert weights._transport == {"timeout_s": 7.0, "window": 3}
+    assert weights._transport == {"timeout_s": 7.0, "window": 3} and weights._waits_for_joins
+    in_turns = Weights.from_config(
+        config, learner=None, num_workers=1, events=ListedEvents(), around=lambda transport: [transport]
+    )
+    assert in_turns._transport == [weights._transport] and not in_turns._waits_for_joins
     with pytest.raises(ConfigError, match=r"weights\.transport='smoke'"):
         Weights.from_config(WeightsConfig(transport="smoke"), learner=None, num_workers=1, events=ListedEvents())

@@ -145,6 +145,7 @@ async def test_what_a_learner_dies_with_while_it_sends_is_lost_for_all_and_what_
     lost = await broadcast(transport, learner, workers)
     assert [(name, type(failure)) for name, failure in lost.failures] == [("w0", LostError), ("w1", LostError)]
     assert "policy version 0 is not with the learner any more" in str(lost.failures[0][1])
+    assert {failure.actor for _, failure in lost.failures} == {error.actor or "learner"}, "no worker is to blame"
     stats = await broadcast(transport, learner, workers)
     assert [proof.worker for proof in stats.attestations] == ["w0", "w1"]
     assert [group.sender for group in learner.groups] == ["learner 1", "learner 2"]
