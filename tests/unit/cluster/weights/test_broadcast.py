@@ -440,6 +440,9 @@ async def test_a_new_version_is_judged_afresh():
     transport.errors = {"b": errors["b"]}
     await broadcast(weights, Fleet("b", "c", "d"))  # d in the place of a
     assert weights.stats()["weights/num_refused"] == 2.0
+    transport.errors = {name: [WeightsError("off")] for name in "ef"}
+    with pytest.raises(WeightsError, match="2 of 3 workers"):
+        await broadcast(weights, Fleet("d", "e", "f"))
 
 
 async def test_weights_that_went_with_a_node_are_published_again():
