@@ -122,7 +122,7 @@ class LearnerGroup:
                 self.formula, self.chosen = await self._all("formula"), await self._all("describe")
                 message = "learner: " + ", ".join(f"{what} {choice}" for what, choice in self.chosen.items())
                 return self._supervisor.events.event("learner_loaded", message=message, **self.chosen)
-            except (WorkerError, DeadlineError) as error:
+            except WorkerError as error:
                 if error.kind is not FailureKind.DEATH:
                     raise
                 await self._let_go(error)
@@ -313,8 +313,7 @@ class LearnerGroup:
             ) from error
         except NumericsError as error:
             # A resumed run would learn the same steps again, and may not change the learning rate.
-            if self._records:
-                await self._finish_saving()
+            await self._finish_saving()
             raise NumericsError(
                 f"{error}; look at these trajectories, and begin another run_dir with a lower optimizer.learning_rate and "
                 f"{self._newest_model()}"
@@ -471,13 +470,12 @@ class LearnerGroup:
                     await self._recover(error)
 
     async def _heal_sender(self) -> None:
-        """Restarts the ranks if the first one could not send. One failure may be a moment without memory. The next call notices a death."""
+        """Restarts the ranks if the first one could not send. One failure may be a moment without memory."""
         failures = [error for rank, error in self._could_not_send if rank in self._ranks]
         if len(failures) < _MOST_UNSENT:
             return
         self._could_not_send.clear()
-        if failures[-1].kind is not FailureKind.DEATH:
-            await self._recover(failures[-1])
+        await self._recover(failures[-1])
 
     async def _begin_turn(self, *, ends_with_broadcast: bool) -> None:
         """Waits until the ranks may use their GPUs."""
@@ -501,8 +499,8 @@ class LearnerGroup:
                 "folder ledger was removed, or not copied; bring all of it back, move the checkpoints of later steps away, or begin "
                 f"another run_dir with model.path={self._checkpoints}/{checkpoint_name(saved)}/model"
             )
-        self.saved_version = self._saved_before = saved
-        self._hold(self.saved_version)
+        self.saved_version = saved
+        self._hold(saved)
         self.saved_metric = extra.get("metric") if extra else None
         learned: list[tuple[StepStats, list[GroupSummary]]] = []
         for record in await asyncio.to_thread(self._ledger.after, self._held):
@@ -521,7 +519,9 @@ class LearnerGroup:
         if isinstance(error, WorkerError) and error.actor == self._recorder.spec.name:
             raise error
         ranks, self._ranks = self._ranks, []
-        failed = next((rank for rank in ranks if rank.is_hung or rank.name == error.actor), None)
+        # Hung ranks first: once they are killed, the others fail too.
+        by_hang = sorted(ranks, key=lambda rank: not rank.is_hung)
+        failed = next((rank for rank in by_hang if rank.is_hung or rank.name == error.actor), None)
         await asyncio.gather(*(rank.kill() for rank in ranks))
         spec = failed.spec if failed else self._spec_of(error)
         await self._supervisor.handle(spec, error, actor=failed)

@@ -106,7 +106,7 @@ class RemoteActor:
         try:
             stays = spec.keeps_to_seat or spec.num_gpus > 0
             while stays or not await _is_known_lost(seat):
-                done, _ = await asyncio.wait({starting}, timeout=None if stays else _SEAT_CHECK_S)
+                done, _ = await asyncio.wait({starting}, timeout=_SEAT_CHECK_S)
                 if done:
                     return starting.result()
         finally:
@@ -172,8 +172,9 @@ class RemoteActor:
         """
         most = min(num_items, _MOST_BATCHES)
         answer = self._handle.first_batches.options(num_returns=most + 1).remote(most, method, *args)
-        while True:
+        while answer:
             *batches, summary = answer
+            answer = []  # a ref held here keeps its batch in the object store, even after it is learned
             summaries, rest = await self._answer(summary, stage=method, deadline_s=deadline_s)
             num_items -= len(summaries)
             if rest is not None:  # ask for the next ones before these are handled
@@ -184,10 +185,8 @@ class RemoteActor:
                 for summary, batch in zip(summaries, batches, strict=False)
             ]
             batches.clear()
-            while ready:  # a ref held here keeps its batch in the object store, even after it is learned
+            while ready:
                 yield ready.pop(0)
-            if rest is None:
-                return
 
     async def progress(self, *, deadline_s: float) -> Progress:
         """Asks for the actor's progress and its phases since the last answer; remembers both, and when they came."""

@@ -55,10 +55,9 @@ class SharedAnswer(Generic[T]):
             self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         return await asyncio.shield(self._asked)  # a waiter that is cancelled does not cancel the others
 
-    async def newer_than(self, answer: T) -> T:
-        """As `get`, but newer than `answer`, which an earlier call returned."""
-        asked = self._asked
-        if asked and asked.done() and not asked.cancelled() and not asked.exception() and asked.result() is answer:
+    async def newer(self) -> T:
+        """As `get`, but newer than the answers that calls of `get` have returned already."""
+        if self._asked and self._asked.done():
             self._asked = None
         return await self.get()
 
@@ -84,7 +83,7 @@ async def is_seat_lost(seat: Seat) -> bool:
         return True
     nodes = await _NODES.get()
     if node_id not in nodes.known:  # it came after they were asked for
-        nodes = await _NODES.newer_than(nodes)
+        nodes = await _NODES.newer()
     return node_id not in nodes.staying
 
 

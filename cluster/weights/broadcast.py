@@ -188,7 +188,7 @@ class Weights:
         """Publishes again if the published weights are lost, unless another worker or a broadcast has done so meanwhile."""
         async with self._replacing:
             await self._is_sent.wait()  # a running broadcast still needs its weights
-            if self._lost is not None and self._lost is self._last:
+            if self._lost is self._last:
                 await self.publish()
 
     async def _publish(self) -> BroadcastStats:

@@ -1,7 +1,8 @@
 """The learner dies, comes back, and has made every recorded step exactly once."""
 
 import asyncio
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from cluster.contracts.errors import (
     StorageError,
     WorkerError,
 )
+from cluster.contracts.provenance import KEY, Provenance, unknown
 from cluster.contracts.types import ActorKind, Group, GroupSummary, RankGroup, StepStats
 from cluster.learner_group import LearnerGroup
 from cluster.record.ledger import Ledger
@@ -35,6 +37,8 @@ class Lines:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.is_lost = False
+        self.num_checks_left = sys.maxsize
+        """Then it is lost."""
 
     def append_record(self, step: int, line: str) -> None:
         self.lines.append(line)
@@ -45,7 +49,8 @@ class Lines:
     def cut_records(self, number: int) -> None: ...
 
     def check_claim(self) -> None:
-        if self.is_lost:
+        self.num_checks_left -= 1
+        if self.is_lost or self.num_checks_left < 0:
             raise ClaimLostError("taken over")
 
 
@@ -75,6 +80,7 @@ class ScriptedRank(RemoteActor):
 
     async def build(self, *, deadline_s: float, **more: Any) -> None:
         self._scene.fail("build", 0)
+        self._scene.built.append((self.name, more))
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         await asyncio.sleep(0)
@@ -114,13 +120,20 @@ class ScriptedRank(RemoteActor):
     async def call_for_object_refs(self, method: str, *args: Any, deadline_s: float) -> list[Any]:
         if self._scene.turns is not None:
             self._scene.turns.note(method)
+        self._scene.deadlines_s[method] = deadline_s
         self._scene.fail(method, self._version)
         ref = ObjectRef(f"{'weights' if method == 'publish' else method} {self._version}")
+        if method == "learned":
+            return [ref]
+        if self.name != "learner-0":
+            return []
         try:
             self._scene.fail(f"fetch {method}", self._version)
         except ObjectLostError as error:
             ref.lost = error
-        return [ref]
+        bucket = ObjectRef("bucket")
+        bucket.lost = AssertionError("fetched to the driver's node")
+        return [bucket, ref]
 
     async def kill(self) -> None:
         self._scene.num_killed += 1
@@ -137,6 +150,7 @@ class ScriptedRecorder(ScriptedRank):
                 self._scene.fail(method, args[1])
                 self._scene.kept[args[0]] = args[1:]
             case "forget_learned":
+                self._scene.fail(method, 0)
                 self._scene.kept.pop(args[0], None)
                 self._scene.forgotten.append(args[0])
             case _:
@@ -168,6 +182,8 @@ class Scene:
         read_only: int | None = None,
         journal: Lines | None = None,
         turns: Any = None,
+        pass_rates: Callable[[int], dict[str, float]] | None = None,
+        provenance: Callable[[int], Provenance] = unknown,
         **config: Any,
     ) -> None:
         self.turns = turns
@@ -186,6 +202,7 @@ class Scene:
         self.forgotten: list[str] = []
         self.deadlines_s: dict[str, float] = {}
         """Of the last call of each method."""
+        self.built: list[tuple[str, dict[str, Any]]] = []
         self.num_killed = 0
         self.has_node = asyncio.Event()
         self.has_node.set()
@@ -214,6 +231,8 @@ class Scene:
             ledger=Ledger(self.journal, num_steps=read_only),
             checkpoints="there",
             saving=SavingRules(config, clock=lambda: self.now_s),
+            pass_rates=pass_rates,
+            provenance=provenance,
             turns=turns,
         )
 
@@ -242,11 +261,19 @@ async def test_a_death_in_an_update_rolls_back_to_the_checkpoint_and_learns_the_
     await scene.group.save(None)
     await scene.learn(0)
     for step in (1, 2):
-        await scene.group.update([(step, Group(pieces=(f"group {step}",), summary=rewarded(step)))])
+        stats = await scene.group.update([(step, Group(pieces=(f"group {step}",), summary=rewarded(step)))])
+        assert stats.policy_version == step + 1
     assert scene.group.version == 3
     assert scene.learned == [("group 0",), ("group 1",), ("group 1",), ("group 2",)]
     recovery = scene.events.events[-1]
     assert (recovery["kind"], recovery["rolled_back_to"], recovery["steps_learned_again"]) == ("recovery", 1, 2)
+
+
+async def test_a_step_is_recorded_with_the_pass_rates_of_all_groups_up_to_its_last_one():
+    scene = Scene(pass_rates=lambda end: {"p0": end / 10})
+    await scene.group.start()
+    await scene.group.update([(index, Group(pieces=("g",), summary=rewarded(index))) for index in (2, 4)])
+    assert '"pass_rates":{"p0":0.5}' in scene.journal.lines[0]
 
 
 # The record of learning
@@ -283,8 +310,8 @@ async def test_what_a_node_says_of_its_weights_and_takes_with_it_is_published_ag
     scene = Scene((f"fetch {method}", 1, ObjectLostError("0", None, "")))
     await scene.group.start()
     await scene.learn(1)
-    (ref,) = await getattr(scene.group, method)()
-    assert await ref == ref and scene.num_killed == 1
+    *_, manifest = await getattr(scene.group, method)()
+    assert await manifest == manifest and scene.num_killed == 1
 
 
 @pytest.mark.parametrize("learned_groups", [8, 0])
@@ -308,11 +335,11 @@ async def test_a_replay_reads_the_record_of_its_last_step_from_the_ranks_and_tou
     await before.group.start()
     await before.learn(3)
     scene = Scene(journal=before.journal, read_only=2)
-    scene.recorded, scene.kept, scene.saved = before.recorded, dict(before.kept), 2
+    scene.recorded, scene.kept, scene.saved = before.recorded, {"step 2": (1, "the run's")}, 2
     await scene.group.start()
     await scene.group.restore()
     assert await scene.group.learned() == ["learned 2"] and scene.learned == [("group 1",)]
-    assert scene.kept == before.kept and scene.forgotten == []
+    assert scene.kept == {"step 2": (1, "the run's")} and scene.forgotten == []
 
 
 async def test_a_driver_that_was_taken_for_dead_records_and_saves_nothing():
@@ -325,6 +352,25 @@ async def test_a_driver_that_was_taken_for_dead_records_and_saves_nothing():
     with pytest.raises(ClaimLostError):
         await scene.group.save(None)
     assert list(scene.recorded) == ["step 1"] and scene.saves == []
+
+
+async def test_a_driver_that_is_taken_for_dead_while_it_learns_leaves_the_records_of_learning_alone():
+    scene = Scene()
+    await scene.group.start()
+    scene.journal.num_checks_left = 1
+    with pytest.raises(ClaimLostError):
+        await scene.learn(1)
+    with pytest.raises(ClaimLostError):
+        await scene.group.restore()
+    assert scene.kept == {} and scene.forgotten == []
+
+
+async def test_an_old_record_of_learning_that_cannot_be_removed_is_an_event_and_is_replaced():
+    scene = Scene(("forget_learned", 0, StorageError("busy")), ("update", 0, death("learner-0", "update")))
+    await scene.group.start()
+    await scene.learn(1)
+    assert scene.events.kinds() == ["learner_loaded", "failure", "learned_not_recorded", "recovery"]
+    assert scene.kept == {"step 1": (0, "learned 1")}
 
 
 async def test_what_the_ranks_chose_while_loading_is_said():
@@ -353,6 +399,21 @@ async def test_deaths_while_it_starts_and_restores_are_healed():
     assert scene.events.kinds() == ["failure", "failure", "learner_loaded", "failure", "recovery"]
 
 
+async def test_groups_of_selected_trajectories_are_known_as_such_when_they_are_learned_again():
+    before = Scene()
+    await before.group.start()
+    await before.learn(1)
+    for selects, run in (
+        (False, {}),
+        (True, {"algorithm": {"selection": "balanced"}, "rollout": {"extra_trajectories": 2}}),
+    ):
+        scene = Scene(journal=before.journal, **run)
+        scene.recorded = before.recorded
+        await scene.group.start()
+        ((_, (summary,)),) = await scene.group.restore()
+        assert summary.is_chosen is selects
+
+
 async def test_a_learner_that_died_waits_for_a_node_without_spending_its_budget():
     late = DeadlineError("learner-0 did not finish 'start' within 60 s", actor="learner-0", stage="start")
     scene = Scene()
@@ -363,14 +424,31 @@ async def test_a_learner_that_died_waits_for_a_node_without_spending_its_budget(
     assert scene.events.kinds() == ["learner_loaded", "failure", *["worker_waits"] * 10, "recovery"]
 
 
-async def test_a_machine_without_the_model_is_one_more_failure_of_a_learner_that_was_up():
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (ConfigError("model.path='/mnt/model' does not load", actor="learner-0", stage="build"), "error"),
+        (DeadlineError("learner-0 did not finish 'build' within 60 s", actor="learner-0", stage="build"), "hang"),
+    ],
+)
+async def test_a_machine_without_the_model_or_that_hangs_is_one_more_failure_of_a_learner_that_was_up(error, failure):
     scene = Scene()
     await scene.group.start()
-    no_model = ConfigError("model.path='/mnt/model' does not load", actor="learner-0", stage="build")
-    scene.failures += [("update", 0, death("learner-0", "update")), ("build", 0, no_model)]
+    scene.failures += [("update", 0, death("learner-0", "update")), ("build", 0, error)]
     await scene.learn(1)
     assert scene.group.version == 1
-    assert [event.get("failure") for event in scene.events.events[1:]] == ["death", "error", None]
+    assert [event.get("failure") for event in scene.events.events[1:]] == ["death", failure, None]
+
+
+async def test_a_rank_without_room_takes_no_other_ranks_room():
+    """It waits with all others: one that is up would hold its seat."""
+    scene = Scene(num_ranks=2)
+    await scene.group.start()
+    late = DeadlineError("learner-1 did not finish 'start' within 60 s", actor="learner-1", stage="start")
+    scene.failures += [("update", 0, death("learner-0", "update")), ("spawn", 0, late)]
+    await scene.learn(1)
+    (waits,) = [event for event in scene.events.events if event["kind"] == "worker_waits"]
+    assert waits["actor"] == "learner-1" and scene.num_killed == 2 + 1
 
 
 async def test_a_full_disk_of_the_driver_is_no_failure_of_a_learner_that_starts_again():
@@ -412,10 +490,10 @@ async def test_a_learner_that_dies_for_ever_spends_the_budget():
 
 
 async def test_a_death_while_publishing_publishes_the_same_version_again():
-    scene = Scene(("publish", 1, death("learner-0", "publish")))
+    scene = Scene(("publish", 1, death("learner-1", "publish")), num_ranks=2)
     await scene.group.start()
     await scene.learn(1)
-    assert await scene.group.publish() == ["weights 1"]
+    assert await scene.group.publish() == ["bucket", "weights 1"]
     assert scene.group.version == 1
 
 
@@ -426,7 +504,7 @@ async def test_a_death_while_packing_packs_the_same_version_again():
     scene = Scene(("pack", 1, death("learner-0", "pack")))
     await scene.group.start()
     await scene.learn(1)
-    assert await scene.group.pack() == ["pack 1"]
+    assert await scene.group.pack() == ["bucket", "pack 1"]
     assert scene.num_killed == 1
 
 
@@ -440,6 +518,7 @@ async def test_weights_are_sent_while_the_ranks_learn_and_a_lost_member_or_rank_
                 await scene.group.send(GROUP)
         await scene.group.send(GROUP)
     assert scene.num_killed == 0
+    assert scene.deadlines_s["send"] > GROUP.timeout_s, "its own limit comes first, and names the group"
 
 
 OUT_OF_MEMORY = WorkerError("learner-0 failed in 'send': OutOfMemoryError", actor="learner-0")
@@ -602,21 +681,27 @@ async def test_a_learner_that_dies_before_its_step_is_saved_leaves_the_save_to_t
 
 async def test_a_save_has_a_deadline_of_its_own_and_one_that_is_late_says_which_setting_to_raise():
     """Seen in review: a save that was slower than a step's deadline rolled the run back, again and again."""
-    late = DeadlineError("learner-0 did not finish 'finish_saving'", actor="learner-0", stage="finish_saving")
+    late = DeadlineError("learner-1 did not finish 'finish_saving'", actor="learner-1", stage="finish_saving")
     scene = Scene(
-        ("finish_saving", 1, late), learner={"timeout_s": 100}, checkpoint={"every_steps": 1, "timeout_s": 900}
+        ("finish_saving", 1, late),
+        num_ranks=2,
+        learner={"timeout_s": 100},
+        checkpoint={"every_steps": 1, "timeout_s": 900},
+        weights={"timeout_s": 300},
     )
     await scene.group.start()
     await scene.learn(1)
     await scene.group.save(None)
-    assert {name: scene.deadlines_s[name] for name in ("update", "save", "finish_saving")} == {
+    await scene.group.publish()
+    assert {name: scene.deadlines_s[name] for name in ("update", "save", "finish_saving", "publish")} == {
         "update": 100,
         "save": 900,
         "finish_saving": 900,
+        "publish": 300,
     }
-    assert scene.saves == [1] and scene.num_killed == 1
+    assert scene.saves == [1, 1] and scene.num_killed == 2, "each rank once"
     (failure,) = [event for event in scene.events.events if event["kind"] == "failure"]
-    assert failure["reason"].endswith("raise checkpoint.timeout_s=900")
+    assert failure["actor"] == "learner-1" and failure["reason"].endswith("raise checkpoint.timeout_s=900")
 
 
 async def test_a_save_that_a_death_broke_off_is_made_again_with_its_evaluation():
@@ -687,6 +772,17 @@ async def test_the_last_recorded_step_is_saved_by_the_driver_that_learns_it_agai
     assert not scene.group.owes_a_save()
 
 
+async def test_a_last_step_that_is_not_to_be_saved_owes_no_save():
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(journal=before.journal, checkpoint={"every_steps": 3})
+    scene.recorded = before.recorded
+    await scene.group.start()
+    await scene.group.restore()
+    assert not scene.group.owes_a_save()
+
+
 async def test_a_save_that_fails_after_all_while_the_run_ends_is_an_event():
     scene = Scene(("finish_saving", 2, CheckpointError("the disk is full")))
     await scene.group.finish_saving()  # nothing runs yet
@@ -748,6 +844,9 @@ async def test_each_step_that_is_learned_again_is_told_before_it_is_saved():
     returned = await scene.group.restore(tell)
     assert told == [(1, []), (2, []), (3, [2]), (3, [2]), (4, [2])]
     assert [stats.policy_version for stats, _ in returned] == [3, 4]
+    scene.failures.append(("update", 4, dies))
+    await scene.learn(1)
+    assert len(told) == 5, "the run's log has these steps already"
 
 
 async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_restored():
@@ -764,6 +863,19 @@ async def test_the_version_stays_and_its_save_stays_due_while_a_dead_learner_is_
         await asyncio.sleep(0)
     await healing
     assert seen == {(3, True)} and scene.group.saved_version == 2
+
+
+async def test_an_evaluation_that_ends_while_a_dead_learner_is_restored_rates_its_step():
+    scene = Scene(evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(1)
+    healing = asyncio.create_task(scene.group.heal(scene.group.actors()[0], death("learner-0", "progress")))
+    while "restore_latest" not in scene.deadlines_s:  # the new ranks are at version 0
+        await asyncio.sleep(0)
+    scene.group.rate(0.5)
+    await healing
+    await scene.stopped()
+    assert scene.metrics[1] == 0.5
 
 
 async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_step():
@@ -810,12 +922,13 @@ def test_a_rating_says_what_it_is_of():
     assert rated_by(prompts="file", every_steps=5, success_at=0.5) == rated_by(prompts="file")
 
 
-async def test_a_checkpoint_is_saved_with_what_rates_it():
-    scene = Scene()
+async def test_a_checkpoint_is_saved_with_what_rates_it_and_what_made_it():
+    scene = Scene(provenance=lambda version: Provenance(evaluations={version: {"eval/reward": 0.5}}))
     await scene.group.start()
     await scene.learn(1)
     await scene.group.save(0.5)
     assert scene.extras[-1]["rated_by"] == "reward"
+    assert scene.extras[-1][KEY]["evaluations"] == {"1": {"eval/reward": 0.5}}
 
 
 async def test_the_last_step_is_not_saved_while_it_is_learned_again_but_rated_first():
@@ -872,7 +985,22 @@ async def test_after_a_step_that_failed_the_one_before_it_is_saved_and_not_told_
     with pytest.raises(DataError):
         await scene.learn(1)
     assert await scene.stopped() == []
-    assert scene.saves == [1]
+    assert scene.saves == [1] and scene.metrics[1] is None, "the failed step's rewards do not rate it"
+
+
+@pytest.mark.parametrize("saves", [False, True])
+async def test_a_run_that_is_stopped_in_the_step_that_ends_it_asks_no_ranks(saves: bool):
+    scene = Scene(max_restarts=0)
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(None)
+    scene.failures.append(("update", 1, death("learner-0", "update")))
+    under_way = asyncio.create_task(scene.learn(1))
+    while not scene.group._turn.locked():
+        await asyncio.sleep(0)
+    await (scene.stopped() if saves else scene.group.finish_saving())
+    with pytest.raises(WorkerError, match="restart budget"):
+        await under_way
 
 
 async def test_nothing_is_saved_of_a_step_that_failed_between_its_updates_but_the_last_save_is_finished():
@@ -895,8 +1023,9 @@ async def test_a_version_that_is_saved_is_not_saved_again_when_the_run_is_stoppe
     await scene.learn(1)
     await scene.group.save(None)
     await scene.stopped()
-    assert scene.saves == [1]
+    assert scene.saves == [1] and scene.num_killed == 0
     await scene.group.stop()
+    assert scene.num_killed == 1
     await scene.stopped()  # no rank is left
 
 
@@ -911,7 +1040,9 @@ async def test_a_save_in_the_background_that_failed_is_made_again_when_the_run_i
     scene.failures.append(("finish_saving", 1, FULL))
     await scene.stopped()
     assert scene.saves == [1, 1] and scene.group.saved_version == 1
-    assert scene.events.kinds()[-3:] == ["checkpoint", "checkpoint_failed", "checkpoint"]
+    scene.failures.append(("finish_saving", 1, FULL))
+    await scene.group.finish_saving()
+    assert scene.events.kinds()[-3:] == ["checkpoint", "checkpoint_failed", "checkpoint"], "it is on the disk already"
 
 
 async def test_a_save_in_the_background_that_failed_does_not_fail_the_next_one_and_is_told_of_its_own_version():
@@ -953,17 +1084,41 @@ async def test_one_ranks_death_restarts_them_all():
     await scene.group.start()
     await scene.learn(1)
     assert scene.num_killed == 2 and scene.group.version == 1
+    assert scene.built == [(name, {"rendezvous": "here:1"}) for name in ("learner-0", "learner-1")] * 2
     assert [event["actor"] for event in scene.events.events[1:]] == ["learner-1", "learner-1"]
 
 
-async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again_are_read_again():
+async def test_a_death_that_a_call_has_healed_meanwhile_kills_no_new_rank():
+    scene = Scene(("update", 0, death("learner-0", "update")))
+    await scene.group.start()
+    (rank,) = scene.group.actors()
+    await scene.learn(1)
+    await scene.group.heal(rank, death("learner-0", "progress"))
+    assert scene.num_killed == 1
+
+
+LOST = LostError("learner-0, 'update': its input was lost with the node or actor that held it", actor="learner-0")
+LATE = DeadlineError("learner-0 did not finish 'update' within 600 s", actor="learner-0", stage="update")
+
+
+@pytest.mark.parametrize("error", [LOST, LATE])
+async def test_recorded_groups_that_go_with_a_node_before_they_are_learned_again_are_read_again(error):
     scene = Scene()
     await scene.group.start()
     await scene.learn(1)
-    scene.failures.append(("update", 0, LostError("learner-0, 'update': its node is gone")))
+    scene.failures.append(("update", 0, error))
     ((stats, summaries),) = await scene.group.restore()
     assert (stats.policy_version, scene.group.version) == (1, 1) and summaries == [rewarded(0)]
     assert scene.learned == [("group 0",), ("group 0",)]
+
+
+@pytest.mark.parametrize("error", [LOST, LATE])
+async def test_a_step_whose_recorded_groups_are_lost_to_the_ranks_or_that_hangs_is_learned_from_the_record(error):
+    """The caller would have the groups of a recorded step sampled again. The first time that they are read they are lost too."""
+    scene = Scene(("update", 0, error), ("update", 0, LOST))
+    await scene.group.start()
+    await scene.learn(1)
+    assert scene.learned == [("group 0",)] and scene.group.version == 1
 
 
 async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_says():
@@ -972,19 +1127,35 @@ async def test_the_rank_that_failed_is_the_errors_actor_whatever_its_message_say
     scene = Scene(("update", 0, error), num_ranks=11)
     await scene.group.start()
     await scene.learn(1)
-    assert scene.events.events[-1]["kind"] == "recovery" and scene.events.events[-1]["actor"] == "learner-10"
+    _, failure, recovery = scene.events.events
+    assert (failure["actor"], failure["actor_pid"]) == (recovery["actor"], 1) == ("learner-10", 1)
+
+
+async def test_a_rank_that_was_killed_for_its_silence_is_the_one_that_failed_whichever_rank_says_so():
+    scene = Scene(("update", 0, death("learner-0", "update")), num_ranks=2)
+    await scene.group.start()
+    scene.group.actors()[1].is_hung = True
+    await scene.learn(1)
+    _, failure, recovery = scene.events.events
+    assert (failure["actor"], failure["failure"], recovery["actor"]) == ("learner-1", "hang", "learner-1")
 
 
 @pytest.mark.parametrize(
-    ("is_saved", "start"), [(True, "model.path=there/step-0*1/model"), (False, "the same model.path")]
+    ("is_saved", "failures", "start"),
+    [
+        (True, [], "model.path=there/step-0*1/model"),
+        (False, [], "the same model.path"),
+        (True, [("finish_saving", 1, FULL)], "the same model.path"),
+    ],
 )
-async def test_updates_that_are_not_finite_say_how_to_go_on_and_not_what_a_resume_refuses(is_saved: bool, start: str):
+async def test_updates_that_are_not_finite_say_how_to_go_on_and_not_what_a_resume_refuses(is_saved, failures, start):
     """Seen in review: "lower optimizer.learning_rate", which the same run_dir does not take."""
     scene = Scene(("update", 1, NumericsError("loss or gradient was not finite")))
     await scene.group.start()
     await scene.learn(1)
     if is_saved:
         await scene.group.save(None)
+    scene.failures += failures
     says = rf"not finite; .* begin another run_dir with a lower optimizer.learning_rate and {start}$"
     with pytest.raises(NumericsError, match=says):
         await scene.learn(1)
@@ -1008,6 +1179,18 @@ async def test_a_step_that_cannot_be_learned_says_how_to_go_on_now_and_at_every_
         await scene.learn(1)
 
 
+async def test_a_replay_that_cannot_learn_its_last_step_saves_nothing_among_the_runs_checkpoints():
+    before = Scene()
+    await before.group.start()
+    await before.learn(2)
+    scene = Scene(("update", 1, DataError("row 3")), journal=before.journal, read_only=2)
+    scene.recorded = before.recorded
+    await scene.group.start()
+    with pytest.raises(DataError):
+        await scene.group.restore()
+    assert scene.saves == []
+
+
 async def test_a_run_that_is_stopped_while_its_learner_is_built_again_asks_the_ranks_nothing():
     """Seen before: `'NoneType' object has no attribute 'last_step'` in place of how the run goes on."""
     scene = Scene()
@@ -1025,6 +1208,8 @@ async def test_a_run_that_is_stopped_while_its_learner_is_built_again_asks_the_r
     with pytest.raises((Stopped, BaseExceptionGroup)):
         await scene.learn(1)
     assert await scene.stopped() == []
+    with pytest.raises(LostError):
+        await scene.group.send(GROUP)
 
 
 async def test_a_run_that_is_stopped_while_a_dead_learner_waits_for_a_node_does_not_wait_for_it_too():
@@ -1111,7 +1296,7 @@ async def test_a_learner_that_dies_while_engines_sleep_is_restored_before_they_w
     scene = await resting(("update", 1, death("learner-0", "update")))
     await scene.learn(1)
     assert scene.turns.drain() == ["engines discard", "update", "restore_latest", "update", "update"]
-    assert await scene.group.publish() == ["weights 2"]
+    assert await scene.group.publish() == ["bucket", "weights 2"]
     assert scene.turns.drain() == ["publish", "rest", "engines"]
 
 
@@ -1120,7 +1305,7 @@ async def test_a_learner_that_dies_going_to_rest_publishes_again():
     await scene.learn(1)
     scene.turns.drain()
     scene.failures.append(("rest", 2, death("learner-0", "rest")))
-    assert await scene.group.publish() == ["weights 2"]
+    assert await scene.group.publish() == ["bucket", "weights 2"]
     assert scene.turns.drain() == [
         *("publish", "rest", "restore_latest", "update", "update", "publish", "rest", "engines")
     ]
@@ -1140,6 +1325,15 @@ async def test_a_learner_that_dies_at_rest_is_restored_in_its_turn_when_a_save_n
     scene = await resting(("finish_saving", 1, death("learner-0", "finish_saving")))
     await scene.group.save(None)
     assert scene.turns.drain() == ["engines keep", "restore_latest", "update", "save", "rest", "engines"]
+
+
+async def test_a_rank_that_could_not_send_is_restarted_in_the_learners_turn():
+    scene = await resting(*[("send", 1, OUT_OF_MEMORY)] * 2)
+    for _ in range(2):
+        with pytest.raises(WorkerError):
+            await scene.group.send(GROUP)
+    await scene.group.publish()
+    assert scene.turns.drain() == ["engines keep", "restore_latest", "update", "publish", "rest", "engines"]
 
 
 async def test_a_learner_that_dies_in_its_turn_is_healed_at_once():

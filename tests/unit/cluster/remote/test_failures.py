@@ -5,8 +5,8 @@ import pickle
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
-from cluster.contracts.errors import FailureKind, LostError, UnreachableError, WeightsError, WorkerError
-from cluster.remote.failures import translated
+from cluster.contracts.errors import EngineError, FailureKind, LostError, UnreachableError, WeightsError, WorkerError
+from cluster.remote.failures import answer_of, translated
 
 
 def raised_in_score(cause: Exception) -> Exception:
@@ -16,8 +16,9 @@ def raised_in_score(cause: Exception) -> Exception:
 
 @pytest.mark.parametrize("cause", [ActorDiedError(), ObjectLostError("ab" * 28, "", "")])
 def test_an_argument_whose_maker_or_node_died_is_lost_and_nobodys_failure(cause):
-    with pytest.raises(LostError, match=r"^reward, 'score': "), translated("reward", "score"):
+    with pytest.raises(LostError, match=r"^reward, 'score': ") as caught, translated("reward", "score"):
         raise raised_in_score(cause)
+    assert (caught.value.kind, caught.value.actor) == (FailureKind.LOST, "reward"), "to which it is lost"
 
 
 def test_the_death_of_the_actor_itself_is_its_failure():
@@ -55,6 +56,17 @@ def test_what_the_object_raised_is_named_and_a_deliberate_error_stays_itself():
     with pytest.raises(WeightsError, match=r"^stale head$") as caught, translated("reward", "score"):
         raise raised_in_score(WeightsError("stale head"))
     assert (caught.value.kind, caught.value.actor, caught.value.stage) == (FailureKind.REFUSAL, "reward", "score")
+    with pytest.raises(EngineError) as caught, translated("reward", "score"):
+        raise raised_in_score(EngineError("gone", actor="judge", stage="sample"))
+    assert (caught.value.actor, caught.value.stage) == ("judge", "sample"), "the one that failed itself"
+
+
+async def test_a_timeout_of_the_objects_own_is_its_error_and_not_a_late_answer():
+    async def times_out() -> None:
+        raise raised_in_score(TimeoutError("the database"))
+
+    with pytest.raises(WorkerError, match=r"^reward failed in 'score': TimeoutError: the database"):
+        await answer_of(times_out(), actor="reward", stage="score", deadline_s=600.0)
 
 
 def test_the_message_is_a_sentence_and_the_whole_is_kept():

@@ -132,6 +132,7 @@ print(sys.modules.get("ray"), file=sys.stderr)
 
     assert ended.stdout == f"['--worker-id=7'] its own {tmp_path} __main__ True\n"
     assert ended.stderr == "None\n", "Ray would have read the server's environment"
+    assert forked_worker.ADDRESS not in os.environ
 
 
 def test_each_forked_worker_has_a_group_of_its_own_which_ray_ends_with_it(ask: Ask) -> None:

@@ -3,16 +3,19 @@
 import asyncio
 import os
 import socket
+import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
+from cluster.contracts.phases import Timeline
 from cluster.contracts.schema import to_batch
 from cluster.contracts.types import Refusal
-from cluster.remote.host import Host, PackedArguments
+from cluster.remote.host import SEARCH_PATH, Host, PackedArguments
 from tests.unit.cluster.contracts.rows import row
 
 
@@ -63,12 +66,62 @@ def host(monkeypatch) -> Host:
 async def test_an_object_finds_its_environment_and_is_warm_before_its_first_call(host):
     assert (await host.progress()).phase == "starting"
     await host.build(f"{__name__}:Slow", {"a": "b"})
-    assert await host.call("seen", PackedArguments([], [])) == ["built with {'a': 'b'} and own", "warm"]
     assert (await host.progress()).phase == "serving"
+    assert await host.call("seen", PackedArguments([], [])) == ["built with {'a': 'b'} and own", "warm"]
+    await host.call("warm_up", PackedArguments([], []))
+    assert await host.call("seen", PackedArguments([], [])) == ["built with {'a': 'b'} and own", "warm", "warm"]
 
 
 def test_rays_dashboard_calls_an_actor_by_its_run_and_its_name():
     assert repr(Host("learner-0", title="tuesday/learner-0#2")) == "tuesday/learner-0#2"
+    assert repr(Host("learner-0")) == "learner-0"
+
+
+def test_an_actor_finds_the_drivers_modules_after_its_own(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/own", "/both"])
+    monkeypatch.setenv(SEARCH_PATH, "/drivers:/both::/more")  # an empty one would be the working directory
+    Host("a")
+    assert sys.path == ["/own", "/both", "/drivers", "/more"]
+
+
+@pytest.mark.parametrize(("env", "told"), [({"OMP_NUM_THREADS": "3"}, [3]), ({"OTHER": "3"}, [])])
+def test_a_torch_that_the_fork_server_has_imported_is_told_its_number_of_threads(env, told, monkeypatch):
+    numbers: list[int] = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(set_num_threads=numbers.append))
+    for name in ("OMP_NUM_THREADS", "OTHER"):
+        monkeypatch.setenv(name, "1")
+    Host("a", env)
+    assert numbers == told
+
+
+class Timed:
+    def __init__(self) -> None:
+        self.timeline = Timeline("assembling")
+
+
+async def test_an_object_with_phases_of_its_own_tells_those_after_its_start(host):
+    await host.build(f"{__name__}:Timed", {})
+    _, phases = await host.tell(0.0)
+    assert [phase.name for phase in phases] == ["starting", "assembling"]
+    assert phases[1].start == phases[0].end
+    _, later = await host.tell(phases[-1].end)
+    assert later == () or later[0].start == phases[-1].end
+
+
+class Listing:
+    """Computes each item when it is asked for it."""
+
+    def threads(self) -> Iterator[str]:
+        for _ in range(2):
+            yield threading.current_thread().name
+
+    def nothing(self) -> None: ...
+
+
+async def test_items_are_computed_in_the_objects_thread_and_a_mark_proves_that_all_came(host):
+    await host.build(f"{__name__}:Listing", {})
+    assert [item async for item in host.stream("threads")] == ["slow_0", "slow_0", None]
+    assert [item async for item in host.stream("nothing")] == [None]
 
 
 def test_arguments_that_are_no_object_refs_travel_as_one_and_all_arrive_in_their_order():
@@ -91,6 +144,8 @@ async def test_no_more_items_come_with_an_answer_than_were_asked_for(host):
     assert await host.first_batches(1, "generate") == (None, ([REFUSED], 0))
     batch, ((summary,), rest) = await host.next_batches(1, 0)
     assert (batch.num_rows, summary.group_id, rest) == (1, "00000007", None)
+    with pytest.raises(KeyError):  # a stream that is over is forgotten
+        await host.next_batches(1, 0)
 
 
 async def test_a_stream_without_items_is_over_with_its_first_answer(host):
@@ -129,9 +184,13 @@ async def test_the_method_that_computes_is_the_phase_until_it_returns_or_raises(
     computing = asyncio.create_task(host.call("compute", PackedArguments([], [])))
     await asyncio.to_thread(host._object.began.wait)
     assert (await host.progress()).phase == "compute"
+    waiting = asyncio.create_task(host.call("__repr__", PackedArguments([], [])))
+    await asyncio.sleep(0)
+    assert "slow_1" not in {thread.name for thread in threading.enumerate()}, "one method runs at a time"
     host._object.may_end.set()
     with pytest.raises(ValueError, match="badly"):
         await computing
+    await waiting
     assert (await host.progress()).phase == "serving"
 
 

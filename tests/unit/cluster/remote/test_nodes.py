@@ -3,14 +3,18 @@
 import asyncio
 import signal
 import subprocess
+import threading
 from collections import Counter
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray._private.state import state
 
-from cluster.contracts.errors import WorkerError
+from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.types import ActorKind
 from cluster.remote import nodes
 from cluster.remote.actor import ActorSpec, RemoteActor
@@ -51,6 +55,7 @@ def head(monkeypatch) -> HeadNode:
 async def test_a_seat_is_lost_when_its_node_is_dead_or_goes_away_or_is_not_found_yet(head):
     group = object()
     assert [await nodes.is_seat_lost(nodes.Seat(group, seat)) for seat in range(4)] == [False, True, True, True]
+    assert head.asked == ["seats", "nodes", "draining"], "a seat without a node asks for no newer nodes"
 
 
 async def test_a_node_that_goes_away_says_until_when_or_not(monkeypatch):
@@ -90,6 +95,18 @@ async def test_a_seat_on_a_node_that_came_after_the_nodes_were_asked_for_is_not_
     assert head.asked.count("nodes") == 2, "once for all that missed it"
 
 
+async def test_all_that_waited_for_the_nodes_without_theirs_ask_once_more_together(head, monkeypatch):
+    def and_then_comes_one() -> list[dict[str, object]]:
+        found = head.nodes()
+        head.names.append("new")
+        return found
+
+    monkeypatch.setattr(ray, "nodes", and_then_comes_one)
+    head.seats, group = {0: "new"}, object()
+    assert await asyncio.gather(*(nodes.is_seat_lost(nodes.Seat(group, 0)) for _ in range(4))) == [False] * 4
+    assert head.asked.count("nodes") == 2
+
+
 async def test_an_answer_that_is_too_old_is_asked_for_again(head, monkeypatch):
     group = object()
     await nodes.is_seat_lost(nodes.Seat(group, 0))
@@ -118,6 +135,17 @@ async def test_a_head_node_that_does_not_answer_is_an_error_for_each_that_asked(
     assert [type(error) for error in errors] == [WorkerError] * 2 and head.asked == ["seats"]
 
 
+async def test_other_work_goes_on_while_rays_head_is_asked_and_no_longer_than_its_deadline(monkeypatch):
+    answers = threading.Event()
+    asyncio.get_running_loop().call_soon(answers.set)
+    assert await nodes.answer_of_head(lambda: answers.wait(60))
+    answers.clear()
+    monkeypatch.setattr(nodes, "_ANSWER_S", 0.0)
+    with pytest.raises(DeadlineError, match=r"^Ray's head node did not finish 'describe nodes'"):
+        await nodes.answer_of_head(lambda: answers.wait(60))
+    answers.set()
+
+
 async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_another_one(monkeypatch):
     living, asked = {"a", "b"}, []
     groups = {"moved": ("CREATED", "a"), "lost": ("CREATED", "a"), "stays": ("CREATED", "b")}
@@ -132,7 +160,7 @@ async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_anoth
     watched = nodes.LostGroups(groups)
     assert await watched.take() == set() and len(asked) == 3
     living.remove("a")
-    groups |= {"moved": ("CREATED", "b"), "lost": ("RESCHEDULING", "")}
+    groups |= {"moved": ("PREPARED", "b"), "lost": ("RESCHEDULING", "")}
     assert await watched.take() == {"lost"}
     assert asked[3:] == ["moved", "lost"], "the node of the third is there"
     assert await watched.take() == set() and len(asked) == 5
@@ -140,13 +168,14 @@ async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_anoth
 
 async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
     """Seen in review: each was one of its own, which Ray's head keeps as long as the job lives. Spot nodes take workers every minute."""
-    made: list[object] = []
+    made, places = list[object](), list[object]()
 
     class Task:
         def __init__(self, function: object) -> None:
             made.append(function)
 
-        def options(self, **options: object) -> "Task":
+        def options(self, *, scheduling_strategy: Any, **options: object) -> "Task":
+            places.append((scheduling_strategy.node_id, scheduling_strategy.soft))
             return self
 
         async def remote(self, *args: object) -> None: ...
@@ -154,16 +183,43 @@ async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
     monkeypatch.setattr(ray, "remote", Task)
     monkeypatch.setattr(nodes, "drivers_node", lambda: "head")
     monkeypatch.setattr(nodes, "_killing", cache(nodes._killing.__wrapped__))
+    here: list[tuple[int, float]] = []
+    monkeypatch.setattr(nodes, "_kill_process", lambda pid, known_for_s: here.append((pid, known_for_s)))
     for pid in (1, 2):
         await nodes.kill_on_node(pid, "0" * 56, known_for_s=0.0)
-    assert made == [nodes._kill_process]
+    assert made == [nodes._kill_process] and not here
+    assert places == [("0" * 56, False)] * 2, "on another node the number is another process's"
+    await nodes.kill_on_node(3, "head", known_for_s=5.0)
+    assert len(made) == 1 and here == [(3, 5.0)], "on its own node the driver needs no task"
 
 
-@pytest.mark.parametrize(("known_for_s", "is_killed"), [(0.0, True), (3600.0, False)])
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_process_that_was_told_to_end_has_a_moment_for_it(is_over, monkeypatch):
+    """Ray counts the end of a process that was killed at once as a crash."""
+    log: list[str] = []
+
+    class Told(SimpleNamespace):
+        def wait(self, timeout: float) -> None:
+            log.append(f"waited {timeout:g} s")
+            if not is_over:
+                raise psutil.TimeoutExpired(timeout)
+
+        def kill(self) -> None:
+            if is_over:
+                raise psutil.NoSuchProcess(7)
+            log.append("killed")
+
+    monkeypatch.setattr(psutil, "Process", lambda pid: Told(create_time=lambda: 0.0))
+    nodes._kill_process(7, 60.0)
+    assert log == ["waited 1 s", *(() if is_over else ["killed"])]
+
+
+@pytest.mark.parametrize(("known_for_s", "is_killed"), [(0.0, True), (4.0, True), (3600.0, False)])
 def test_a_process_that_is_younger_than_the_actor_whose_number_it_has_is_not_killed(
     known_for_s, is_killed, monkeypatch
 ):
-    """Numbers come again, after 32,768 processes on many machines: a learner that died at rest is ended when it is needed next."""
+    """A clock may be set by 5 s meanwhile. Numbers come again, after 32,768 processes on many machines: a learner that died at rest is
+    ended when it is needed next."""
     monkeypatch.setattr(nodes, "_EXIT_S", 0.01)
     with subprocess.Popen(["sleep", "1000"]) as process:
         nodes._kill_process(process.pid, known_for_s)

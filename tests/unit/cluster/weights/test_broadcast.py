@@ -29,6 +29,8 @@ class ScriptedTransport:
         self.errors = errors or {}
         self.found: dict[str, Any] = {}
         """Facts of every attestation."""
+        self.found_by: dict[str, dict[str, Any]] = {}
+        """Facts of the attestations of one worker."""
         self.sent: dict[str, Any] = {}
         """Facts of every broadcast."""
 
@@ -51,7 +53,7 @@ class ScriptedTransport:
                 failures.append((worker.name, errors.pop(0)))
             else:
                 worker.version = version
-                proofs.append(attestation(worker.name, version, **self.found))
+                proofs.append(attestation(worker.name, version, **self.found | self.found_by.get(worker.name, {})))
         return self._stats(version, proofs, failures)
 
     def _stats(self, version: int, proofs: Any, failures: Any) -> BroadcastStats:
@@ -102,9 +104,13 @@ async def test_a_worker_that_joins_during_a_broadcast_serves_the_new_version():
 
 
 class SlowTransport(ScriptedTransport):
-    """A joining worker loads for 10 s, those of the fleet at once. To publish takes 1 s."""
+    """A joining worker loads for 10 s, or as long as `load_s` says by its name; those of the fleet at once. To publish takes 1 s."""
 
     num_catching_up = 0
+
+    def __init__(self, load_s: dict[str, float] | None = None) -> None:
+        super().__init__()
+        self._load_s = load_s or {}
 
     async def publish(self, learner: Any) -> BroadcastStats:
         published = await super().publish(learner)
@@ -114,7 +120,7 @@ class SlowTransport(ScriptedTransport):
     async def catch_up(self, workers: Any) -> BroadcastStats:
         self.num_catching_up += 1
         sent = await self._load(workers)
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(self._load_s.get(workers[0].name, 10.0))
         return sent
 
 
@@ -129,9 +135,18 @@ async def broadcasting(weights: Weights, fleet: Fleet, *, num_steps: int) -> lis
 
 
 @simulated
-async def test_workers_that_load_for_longer_than_a_step_join_at_their_second_load():
+@pytest.mark.parametrize(
+    ("load_s", "joins", "ends"),
+    [
+        # Both load from second 1 to 11 and again to 21. The broadcast from 6 to 7 overtakes them. The next one, due at 12, waits for them.
+        (10.0, [21.0, 21.0], [7.0, 22.0, 28.0, 34.0]),
+        # The other one loads from second 1 to 16 and again to 31.
+        (15.0, [21.0, 31.0], [7.0, 32.0, 38.0, 44.0]),
+    ],
+)
+async def test_workers_that_load_for_longer_than_a_step_join_at_their_second_load(load_s, joins, ends):
     """Seen before: each load was overtaken by the next broadcast, and no worker ever joined."""
-    transport = SlowTransport()
+    transport = SlowTransport({"b": load_s})
     weights = weights_over(transport, num_workers=3)
     await weights.publish()  # until second 1
     fleet, new = Fleet("old"), [ScriptedWorker("a"), ScriptedWorker("b")]
@@ -142,10 +157,7 @@ async def test_workers_that_load_for_longer_than_a_step_join_at_their_second_loa
         return asyncio.get_running_loop().time()
 
     *joined, ended = await asyncio.gather(*map(join, new), broadcasting(weights, fleet, num_steps=4))
-    assert joined == [21.0, 21.0], "both load from second 1 to 11 and again from 11 to 21, side by side"
-    assert transport.num_catching_up == 4
-    # The first broadcast, from 6 to 7, overtakes both. The second one, due at second 12, waits for them.
-    assert ended == [7.0, 22.0, 28.0, 34.0]
+    assert (joined, ended, transport.num_catching_up) == (joins, ends, 4)
     assert [worker.version for worker in fleet.workers()] == [4, 4, 4]
 
 
@@ -277,6 +289,17 @@ async def test_a_worker_that_could_not_prove_the_version_before_says_nothing_of_
             await each
 
 
+async def test_a_worker_that_joins_before_anything_is_published_waits_for_it():
+    weights, new = weights_over(ScriptedTransport()), ScriptedWorker("new")
+    joining = asyncio.create_task(weights.join(new))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not joining.done()
+    await weights.publish()
+    await joining
+    assert new.version == 0
+
+
 async def test_weights_that_cannot_be_published_keep_no_worker_from_joining():
     transport, new = ScriptedTransport(), ScriptedWorker("new")
     weights = weights_over(transport)
@@ -312,6 +335,9 @@ async def test_the_bytes_sent_are_the_whole_for_each_worker_unless_the_transport
     changes = weights.stats()
     assert (changes["weights/sent_bytes"], changes["weights/bytes_per_s"]) == (3.0, 1.5)
     assert (changes["weights/size_bytes"], changes["weights/changed_share"]) == (1.0, 0.25)
+    transport.sent = {"sent_bytes": 0, "changed_share": 0.0}
+    await broadcast(weights, fleet)
+    assert weights.stats()["weights/sent_bytes"] == 0.0, "nothing changed"
 
 
 async def test_a_fleet_whose_weights_went_with_the_learner_gets_those_that_it_publishes_next():
@@ -363,6 +389,13 @@ async def test_the_only_worker_is_most_of_them_while_it_joins_too():
         await weights.join(ScriptedWorker("a"))
 
 
+async def test_the_only_worker_is_most_of_them_though_it_is_being_replaced_when_a_version_is_broadcast():
+    weights = weights_over(ScriptedTransport({"a": [WeightsError("off by 3 nats")]}))
+    await broadcast(weights, Fleet())
+    with pytest.raises(WeightsError, match=r"^off by 3 nats"):
+        await weights.join(ScriptedWorker("a"))
+
+
 async def test_a_worker_that_fails_while_others_are_still_to_come_is_that_workers_fault():
     weights = weights_over(ScriptedTransport({"a": [WeightsError("off")], "b": [WeightsError("off")]}), num_workers=3)
     await weights.publish()
@@ -405,8 +438,11 @@ async def test_a_new_version_is_judged_afresh():
     weights = weights_over(transport)
     await broadcast(weights, Fleet("a", "b", "c"))
     transport.errors = {"b": errors["b"]}
-    await broadcast(weights, Fleet("a", "b", "c"))
+    await broadcast(weights, Fleet("b", "c", "d"))  # d in the place of a
     assert weights.stats()["weights/num_refused"] == 2.0
+    transport.errors = {name: [WeightsError("off")] for name in "ef"}
+    with pytest.raises(WeightsError, match="2 of 3 workers"):
+        await broadcast(weights, Fleet("d", "e", "f"))
 
 
 async def test_weights_that_went_with_a_node_are_published_again():
@@ -419,7 +455,7 @@ async def test_weights_that_went_with_a_node_are_published_again():
 
 async def test_weights_that_are_lost_to_one_worker_again_and_again_are_that_workers_failure():
     """Seen before: all workers loaded anew for ever, since one node could not fetch what the others had."""
-    transport = ScriptedTransport({"a": [LostError("fetch timed out")] * 99})
+    transport = ScriptedTransport({"a": [LostError("fetch timed out", actor="a")] * 99})
     weights, fleet = weights_over(transport, num_workers=2), Fleet("a", "b")
     sent = await broadcast(weights, fleet)
     ((name, error),) = fleet.replaced
@@ -468,7 +504,13 @@ async def test_a_worker_whose_weights_are_lost_while_newer_ones_travel_loads_tho
 
 @simulated
 async def test_what_is_lost_to_several_workers_that_join_is_published_again_once():
-    transport = LosingTransport({name: [LostError("gone")] for name in "ab"})
+    class Transport(LosingTransport):
+        async def publish(self, learner: Any) -> BroadcastStats:
+            published = await super().publish(learner)
+            await asyncio.sleep(1.0)
+            return published
+
+    transport = Transport({name: [LostError("gone")] for name in "ab"})
     weights, new = weights_over(transport), [ScriptedWorker(name) for name in "ab"]
     await weights.publish()
     await asyncio.gather(*map(weights.join, new))
@@ -498,10 +540,20 @@ async def test_the_noise_floor_of_a_worker_is_an_event_and_a_metric():
             "distinguishable": False,
         }
     ]
-    await broadcast(weights, Fleet("a", "b"))
+    transport.found_by = {
+        "b": {
+            "canary_mean_error": 0.05,
+            "canary_max_error": 0.4,
+            "noise_floor": 0.01,
+            "tolerance": 0.5,
+            "pause_seconds": 2.0,
+        }
+    }
+    await broadcast(weights, Fleet("a", "b", "c"))
     stats = weights.stats()
-    assert (stats["weights/canary_error"], stats["weights/noise_floor"]) == (0.02, 0.018)
-    assert stats["weights/num_indistinguishable"] == 2.0
+    assert (stats["weights/canary_error"], stats["weights/canary_max_error"]) == (0.05, 0.4)
+    assert (stats["weights/noise_floor"], stats["weights/canary_tolerance"]) == (0.018, 0.5)
+    assert (stats["weights/num_indistinguishable"], stats["weights/pause_s"]) == (3.0, 2.0)
 
 
 def own_transport(*, timeout_s: float, window: int) -> Any:
@@ -512,6 +564,10 @@ def own_transport(*, timeout_s: float, window: int) -> Any:
 def test_the_configured_transport_is_the_one_that_is_used():
     config = WeightsConfig(transport={"name": f"{__name__}:own_transport", "window": 3}, timeout_s=7.0)
     weights = Weights.from_config(config, learner=None, num_workers=1, events=ListedEvents())
-    assert weights._transport == {"timeout_s": 7.0, "window": 3}
+    assert weights._transport == {"timeout_s": 7.0, "window": 3} and weights._waits_for_joins
+    in_turns = Weights.from_config(
+        config, learner=None, num_workers=1, events=ListedEvents(), around=lambda transport: [transport]
+    )
+    assert in_turns._transport == [weights._transport] and not in_turns._waits_for_joins
     with pytest.raises(ConfigError, match=r"weights\.transport='smoke'"):
         Weights.from_config(WeightsConfig(transport="smoke"), learner=None, num_workers=1, events=ListedEvents())

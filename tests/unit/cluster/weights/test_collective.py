@@ -128,6 +128,24 @@ async def test_a_worker_that_dies_in_mid_broadcast_costs_itself_alone(transport)
     assert workers[2].first_ranks == [3, 2]
 
 
+async def test_workers_that_die_one_after_the_other_leave_the_rest_one_group(transport):
+    learner = Learner()
+    workers = [Worker(f"w{number}", learner, *[None] * (number - 1), death(f"w{number}")) for number in (1, 2, 3)]
+    stats = await broadcast(transport, learner, [Worker("w0", learner), *workers])
+    assert [name for name, _ in stats.failures] == ["w1", "w2", "w3"]
+    assert [group.size for group in learner.groups] == [5, 4, 3, 2]
+
+
+async def test_what_all_workers_have_is_not_lost_with_the_learner(transport):
+    class Served(Worker):
+        async def call(self, method: str, *args: Any, deadline_s: float) -> Attestation:
+            return attestation(self.name, await args[0])
+
+    learner = Learner(death("learner-0", "send"))
+    stats = await broadcast(transport, learner, [Served("w0", learner)])
+    assert [proof.worker for proof in stats.attestations] == ["w0"] and stats.failures == ()
+
+
 async def test_those_who_have_it_are_not_asked_again(transport):
     learner = Learner(receivers_per_worker=0)  # nobody waits for another: w0 has all of it when w1 is lost
     workers = [Worker("w0", learner), Worker("w1", learner, BroadcastError("broken"), None)]
@@ -145,6 +163,7 @@ async def test_what_a_learner_dies_with_while_it_sends_is_lost_for_all_and_what_
     lost = await broadcast(transport, learner, workers)
     assert [(name, type(failure)) for name, failure in lost.failures] == [("w0", LostError), ("w1", LostError)]
     assert "policy version 0 is not with the learner any more" in str(lost.failures[0][1])
+    assert {failure.actor for _, failure in lost.failures} == {error.actor or "learner"}, "no worker is to blame"
     stats = await broadcast(transport, learner, workers)
     assert [proof.worker for proof in stats.attestations] == ["w0", "w1"]
     assert [group.sender for group in learner.groups] == ["learner 1", "learner 2"]
@@ -155,8 +174,9 @@ async def test_a_worker_that_joins_has_a_group_over_gloo_of_its_own_and_the_flee
     fleet = [Worker("w0", learner)]
     await broadcast(transport, learner, fleet)
     await transport.catch_up([Worker("late", learner)])
+    await transport.catch_up([Worker("gone", learner, death("gone", "receive"))])
     await broadcast(transport, learner, fleet)
-    (one, late, two) = learner.groups
+    (one, late, _, two) = learner.groups
     assert one == two and (one.backend, one.lasts) == ("nccl", True)
     assert (late.backend, late.lasts, late.size) == ("gloo", False, 2) and late.name != one.name
 
@@ -179,7 +199,18 @@ async def test_where_nobody_is_lost_and_nobody_gets_anything_each_is_sent_to_by_
     ((name, error),) = stats.failures
     assert name == "w1" and isinstance(error, WorkerError) and error.actor == "w1" and "no route to host" in str(error)
     assert [proof.worker for proof in stats.attestations] == ["w0"]
-    assert [group.size for group in learner.groups] == [3, 3, 2, 2]
+    assert [(group.size, group.lasts) for group in learner.groups] == [(3, True), (3, True), (2, False), (2, False)]
+    assert len({group.name for group in learner.groups}) == 4, "a group that broke is not used again"
+
+
+async def test_a_learner_that_dies_while_it_sends_to_each_worker_by_itself_blames_no_worker(transport):
+    learner = Learner(None, None, death("learner-0", "send"))
+    deaf = Worker("w1", learner, *[BroadcastError("no route to host")] * 9)
+    lost = await broadcast(transport, learner, [Worker("w0", learner), deaf])
+    assert [(name, type(error), error.actor) for name, error in lost.failures] == [
+        ("w0", LostError, "learner-0"),
+        ("w1", LostError, "learner-0"),
+    ]
 
 
 def learn(learner: Learner) -> None:
