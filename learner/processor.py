@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 _FACTS = Path("/proc/cpuinfo")
+_UNITS = (("AMX", "amx_bf16"), ("AVX512-BF16", "avx512_bf16"), ("AVX512", "avx512f"))
 
 
 @functools.cache
@@ -16,6 +17,12 @@ def cpu_facts() -> tuple[frozenset[str], str]:
         return frozenset(), ""
     found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return frozenset(found.get("flags", "").split()), found.get("vendor_id", "")
+
+
+def vector_units() -> str:
+    """What decides the speed of products on this machine: `AMX, AVX512-BF16, AVX512`."""
+    flags, _ = cpu_facts()
+    return ", ".join(name for name, flag in _UNITS if flag in flags) or "no AVX512"
 
 
 def multiplies_bfloat16_fast(flags: Collection[str]) -> bool:

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import torch
 
+from learner.processor import vector_units
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 NEWEST = ROOT / "build" / "bench.json"
@@ -107,4 +109,4 @@ def _processor() -> str:
     """The model's name: `platform` gives the architecture alone on Linux."""
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return f"{names[0] if names else platform.machine()} ({vector_units()})"
