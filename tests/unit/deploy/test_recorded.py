@@ -240,7 +240,6 @@ def test_rows_of_one_group_column_are_a_group_whatever_their_prompts(tmp_path, m
         ({"prompt": "a", "reward": 1.0}, "completion is 'None'; it must be a text"),
         ({"prompt": "a", "completion": "b"}, "reward is 'None'; it must be a finite number"),
         ({"prompt": "a", "completion": "b", "reward": True}, "reward is 'True'"),
-        ({"prompt": "a", "completion": "b", "reward": float("nan")}, "reward is 'nan'"),
         ({"prompt": "a", "completion": "b", "reward": 10**400}, "it must be a finite number"),
         ({"prompt": "a", "completion": "", "reward": 1.0}, "has an empty completion"),
         ({"prompt": "a", "completion": "b" * 300, "reward": 1.0}, "shorten or drop it"),
@@ -251,6 +250,12 @@ def test_a_row_that_cannot_be_learned_from_is_named(tmp_path, model, row, why):
     with pytest.raises(DataError, match=rf"in\.jsonl, row 1: .*{why}"):
         imported(rows(tmp_path / "in.jsonl", good, row), str(tmp_path / "out.arrow"), model)
     assert not (tmp_path / "out.arrow").exists()
+
+
+def test_a_reward_that_is_no_number_is_named(tmp_path, model):
+    good, bad = ({"prompt": "a", "completion": "b", "reward": reward} for reward in (1.0, float("nan")))
+    with pytest.raises(ConfigError, match=r"in\.jsonl, row 1, column 'reward': nan has no JSON"):
+        imported(rows(tmp_path / "in.jsonl", good, bad), str(tmp_path / "out.arrow"), model)
 
 
 def test_the_rows_of_an_imported_group_have_one_prompt_id_so_that_a_later_group_finds_their_returns(tmp_path, model):

@@ -74,10 +74,10 @@ def test_a_last_event_without_its_newline_is_left_out(directory):
 
 
 def test_no_json_has_nan_or_infinity_which_other_languages_refuse(directory):
-    content = {"a": 1.0, "b": math.nan, "c": [math.inf, {"d": -math.inf}]}
+    content = {"policy_version": 1, "b": math.nan, "c": [math.inf, {"d": -math.inf}]}
     directory.write_json(PASSPORT, content)
     directory.append_json(METRICS, content)
-    expected = {"a": 1.0, "b": None, "c": [None, {"d": None}]}
+    expected = {"policy_version": 1, "b": None, "c": [None, {"d": None}]}
     assert directory.read_json(PASSPORT) == expected and directory.read_json_lines(METRICS) == [expected]
 
 

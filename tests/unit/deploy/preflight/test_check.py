@@ -1,7 +1,6 @@
 import contextlib
 import io
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -665,9 +664,7 @@ def test_a_source_that_no_prompt_has_is_reported(tmp_path, model):
     assert "reference.by_source: none of the first 1 prompts has the source 'maths'" in text
 
 
-@pytest.mark.parametrize(
-    ("weight", "seen"), [({}, "None"), ({"weight": "hard"}, "'hard'"), ({"weight": math.inf}, "inf")]
-)
+@pytest.mark.parametrize(("weight", "seen"), [({}, "None"), ({"weight": "hard"}, "'hard'")])
 def test_a_prompt_without_the_number_that_the_algorithm_reads_is_named(tmp_path, model, weight, seen):
     rows = ({"prompt": "1+1=", "answer": "2", "weight": 1.5}, {"prompt": "2+2=", "answer": "4", **weight})
     weighs = "algorithm.advantage_shaping=[{name: column_weights, column: weight}]"

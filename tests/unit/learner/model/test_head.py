@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from learner.model import head as head_module
+from learner.model import products
 from learner.model.head import LEAST_REST, Head, selected_logprobs, top_tokens
 
 
@@ -174,10 +175,11 @@ class _Precisions(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_only_factors_that_were_bfloat16_are_multiplied_as_bfloat16(
-    layout: str, product: str, dtype: torch.dtype, device: torch.device
+    monkeypatch: pytest.MonkeyPatch, layout: str, product: str, dtype: torch.dtype, device: torch.device
 ):
     if device.type == "cuda":
         pytest.skip("a GPU multiplies bfloat16 as it is")
+    monkeypatch.setattr(products, "is_onednn_faster", lambda: False)  # its operator does not read the setting
     backend: Any = torch.backends.mkldnn
     before = backend.matmul.fp32_precision
     hidden_CH, weight_VH, targets_C, _ = _inputs(dtype=dtype, bias=False)
