@@ -11,19 +11,15 @@ import math_verify as package
 
 from actors.columns import text_of
 from actors.reasoning import after_reasoning
+from actors.too_large import is_too_large
 from cluster.contracts.errors import DataError
 
 # The package warns once a process that its deadlines are off. `math_verify` below says why they are.
 logging.getLogger(package.__name__).setLevel(logging.ERROR)
 
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
-# Each reads a run of digits or spaces once: a policy that has lost its way writes thousands.
+# It reads a run of spaces once: a policy that has lost its way writes thousands.
 _JOINS = re.compile(r"[\s$]*(?:[,;]|(?:,\s*)?(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*")
-_POWERS = re.compile(r"(?<!\d)(?<!\d\.)\d[\d.]*+(?:\s*(?:\^|\*\*)[\s{(]*\d[\d.]*+)+")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_FACTORIAL, _FACTORIAL_OF_ONE = re.compile(r"(?<!\d)(\d++)\s*+!"), re.compile(r"!\s*[)}][\s)}]*!")
-_LARGEST = 100_000
-"""Largest exponent, and largest argument of a factorial. Larger ones take longer to compute than any deadline."""
 _MOST_NESTED = 12
 """Most brackets in one another. The parser takes seconds for 15, and twice as long for two more."""
 _MIXED = re.compile(r"(?<![\w.,/^])(?<!\^\{)(\d{1,9})\s+([1-9]\d?)/([1-9]\d{0,2})(?![\w/^]|[.,]\d)")
@@ -52,7 +48,7 @@ def math_verify(
     # The package's own deadlines are off: they are alarm signals, which only main threads get. The reward service enforces the deadline.
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     box = _boxed(answer)
-    if (box and _is_too_large(box)) or any(map(_is_deep, [box] if box else answer.splitlines())):
+    if (box and is_too_large(box)) or any(map(_is_deep, [box] if box else answer.splitlines())):
         return 0.0
     said = package.parse(_improper(box or answer), parsing_timeout=0)
     return float(package.verify(gold, said, timeout_seconds=None))
@@ -91,21 +87,6 @@ def _boxed(text: str) -> str | None:
     while first and _JOINS.fullmatch(text, boxes[first - 1][1] + 1, boxes[first][0].start()):
         first -= 1
     return ", ".join(f"\\boxed{{{text[box.end() : end]}}}" for box, end in boxes[first:])
-
-
-def _is_too_large(text: str) -> bool:
-    """Whether it has a power or a factorial that takes longer to compute than any deadline."""
-    for chain in _POWERS.findall(text):
-        exponent = 1.0
-        for number in reversed(_NUMBER.findall(chain)[1:]):
-            try:
-                exponent = float(number) ** exponent
-            except OverflowError:
-                return True
-        if exponent > _LARGEST:
-            return True
-    is_large = any(len(number) > 6 or int(number) > _LARGEST for number in _FACTORIAL.findall(text))
-    return is_large or _FACTORIAL_OF_ONE.search(text) is not None
 
 
 def _is_deep(text: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from actors.gym import extract_answer
 from actors.prompts.reasoning_gym import make_task
 from actors.reasoning import after_reasoning
+from actors.too_large import is_too_large
 from cluster.contracts.errors import DataError
 
 _NEEDED = ("answer", "metadata", "task", "task_config")
@@ -53,7 +54,7 @@ def answer_of(completion: str, *, answer_tag: str | None) -> str | None:
 
 def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) -> float:
     """Score by the verifier of the task in `columns`. 0 for an answer that it cannot read. An answer that the verifier would run as a
-    program counts as none. Raises DataError, naming `setting`, if a column is missing."""
+    program, or never end to compute, counts as none. Raises DataError, naming `setting`, if a column is missing."""
     missing = [name for name in _NEEDED if name not in columns]
     if missing:
         raise DataError(
@@ -62,7 +63,7 @@ def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) ->
     metadata = _tuples(columns["metadata"]) if columns["task"] in _TUPLE_TASKS else columns["metadata"]
     entry = {"answer": columns["answer"], "metadata": metadata}
     task = _task(columns["task"], json.dumps(columns["task_config"], sort_keys=True))
-    if answer is not None and _runs(answer, columns["task"]):
+    if answer is not None and (_runs(answer, columns["task"]) or _takes_for_ever(answer, columns["task"])):
         answer = None
     try:
         return float(task.score_answer(answer, entry))
@@ -78,6 +79,10 @@ def _runs(answer: str, task: str) -> bool:
     before = [piece.rstrip() for piece in answer.split("(")[:-1]]
     called = {re.split(r"\W", piece)[-1] for piece in before if piece and piece[-1] not in _BEFORE_A_GROUP}
     return task in LISTS | FORMULAS and not all(map(_FUNCTION.fullmatch, called))
+
+
+def _takes_for_ever(answer: str, task: str) -> bool:
+    return task in FORMULAS and is_too_large(answer)
 
 
 @functools.lru_cache(maxsize=128)

@@ -119,6 +119,19 @@ def test_an_answer_is_read_and_never_run(task, tmp_path):
     assert said(reasoning_gym, prompt.columns["answer"], prompt.columns) == 1.0
 
 
+@pytest.mark.parametrize("formula", ["9**9**9**9", "factorial(100001)", "factorial(10**8)", "factorial(factorial(20))"])
+def test_a_formula_that_would_never_end_to_be_computed_earns_what_no_answer_does(monkeypatch, formula):
+    columns = {"answer": "17", "metadata": {}, "task": "countdown", "task_config": {}}
+    judged: list[str | None] = []
+    monkeypatch.setattr(
+        "reasoning_gym.games.countdown.CountdownDataset.score_answer", lambda *given: judged.append(given[1]) or 0.0
+    )
+    said(reasoning_gym, formula, columns)
+    said(reasoning_gym, "(9 + 8)**2 * factorial(5)", columns)
+    said(reasoning_gym, formula, columns | {"task": "chain_sum"})
+    assert judged == [None, "(9 + 8)**2 * factorial(5)"]
+
+
 def test_reasoning_gym_judges_the_last_answer_tag_when_told_to():
     assert said(reasoning_gym, "<answer>3</answer> <answer>17</answer>", SUM, answer_tag="answer") == 1.0
     assert said(reasoning_gym, "17", SUM, answer_tag="answer") == 0.0
