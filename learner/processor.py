@@ -20,7 +20,7 @@ def cpu_facts() -> tuple[frozenset[str], str]:
 
 
 def vector_units() -> str:
-    """What decides the speed of products on this machine: `AMX, AVX512-BF16, AVX512`."""
+    """The units that multiply on this machine, as text: `AMX, AVX512-BF16, AVX512`."""
     flags, _ = cpu_facts()
     return ", ".join(name for name, flag in _UNITS if flag in flags) or "no AVX512"
 
