@@ -77,9 +77,8 @@ class Watched:
         return news
 
     def _read_on(self) -> list[dict[str, Any]]:
-        events = self._unless_away(
-            self._events.new_records, []
-        )  # before the steps: once the end is logged, all steps are
+        # Events before steps: once the end is logged, all steps are.
+        events = self._unless_away(self._events.new_records, [])
         steps = map(_step, filter(self._is_news, self._unless_away(self._metrics.new_records, [])))
         # Merges without reordering either list: clocks may differ, and a driver's end must stay before the next driver's start.
         return [*heapq.merge(events, steps, key=lambda each: each.get("time") or 0.0)]

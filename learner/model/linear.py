@@ -17,22 +17,27 @@ from learner.model.compute_type import is_onednn_faster, multiplies_in_float32
 from learner.model.products import linear_by_onednn
 
 
-class WideLinear(nn.Linear):
-    """Has the parameters, their names and the result type of a plain layer. Only bfloat16 on a CPU is computed differently."""
+class CpuLinear(nn.Linear):
+    """Has the parameters, their names and the result type of a plain layer. Only one type of factors, on a CPU, is computed differently."""
+
+    factors: torch.dtype
+    linear: Callable[..., Tensor]
+    """Multiplies them in float32."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dtype != torch.bfloat16 or self.weight.dtype != torch.bfloat16 or input.is_cuda:
+        if input.dtype != self.factors or self.weight.dtype != self.factors or input.is_cuda:
             return super().forward(input)
-        return _Product.apply(input, self.weight, self.bias, F.linear)  # pyright: ignore[reportReturnType]
+        return _Product.apply(input, self.weight, self.bias, self.linear)  # pyright: ignore[reportReturnType]
 
 
-class OneDnnLinear(nn.Linear):
-    """Has the parameters and their names of a plain layer. Only float32 on a CPU is computed differently."""
+class WideLinear(CpuLinear):
+    factors = torch.bfloat16
+    linear = staticmethod(F.linear)
 
-    def forward(self, input: Tensor) -> Tensor:
-        if input.dtype != torch.float32 or self.weight.dtype != torch.float32 or input.is_cuda:
-            return super().forward(input)
-        return _Product.apply(input, self.weight, self.bias, linear_by_onednn)  # pyright: ignore[reportReturnType]
+
+class OneDnnLinear(CpuLinear):
+    factors = torch.float32
+    linear = staticmethod(linear_by_onednn)
 
 
 def multiply_fast(module: nn.Module) -> None:
@@ -43,7 +48,7 @@ def multiply_fast(module: nn.Module) -> None:
         replace_layers(module, OneDnnLinear)
 
 
-def replace_layers(module: nn.Module, kind: type[nn.Linear]) -> None:
+def replace_layers(module: nn.Module, kind: type[CpuLinear]) -> None:
     """Makes all plain linear layers of `module` of this kind, in place."""
     for part in module.modules():
         if type(part) is nn.Linear:  # subclasses may compute something else

@@ -38,6 +38,7 @@ class Speech:
         self._has_own_parser = parser is not None
         proven = self._report.parser
         self._parser = parser or (proven and proven.parser)
+        self._knows_reasoning = THINK in self.turns.template.source
 
     @property
     def max_context(self) -> int:
@@ -118,7 +119,8 @@ class Speech:
 
         If a call is unreadable, the reply becomes one call whose arguments are the reply's text.
         """
-        written = self.turns.encoder.decode(written_ids)
+        is_read = self._parser is not None or self._knows_reasoning
+        written = self.turns.encoder.decode(written_ids) if is_read else ""
         if self._parser is None:
             reasoning, words = self._parted(self._formatter.decode(sampled_ids), written)
             return Reply(text=words, reasoning=reasoning)
@@ -172,7 +174,7 @@ class Speech:
 
     def _parted(self, sampled: str, written: str) -> tuple[str | None, str]:
         """As `parted`. With a template that knows no reasoning all is words: it would not show the reasoning to the model again."""
-        return parted(sampled, prompt=written) if THINK in self.turns.template.source else (None, sampled)
+        return parted(sampled, prompt=written) if self._knows_reasoning else (None, sampled)
 
     def _require_known(self, token_ids: Sequence[int]) -> None:
         count = self._formatter.num_token_ids

@@ -23,9 +23,13 @@ class Numbers:
         return Prompt(prompt_id=str(index), text=str(index))
 
 
-def office(seed=0):
+def office(seed=0, *, source=None, **options):
     return TicketOffice(
-        source=Mixture.of(Numbers()), seed=seed, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3)
+        source=Mixture.of(source or Numbers()),
+        seed=seed,
+        trajectories_per_group=2,
+        sampling=SamplingConfig(max_tokens=3),
+        **options,
     )
 
 
@@ -56,12 +60,10 @@ async def test_prompts_are_made_ahead_in_a_thread_of_their_own_and_once():
             made.append(index)
             return super().__getitem__(index)
 
-    office = TicketOffice(
-        source=Mixture.of(Slow()), seed=0, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3), num_ahead=2
-    )
-    await office.tickets([0], policy_version=0)
-    await office.tickets([1, 2], policy_version=0)
-    office.close()
+    desk = office(source=Slow(), num_ahead=2)
+    await desk.tickets([0], policy_version=0)
+    await desk.tickets([1, 2], policy_version=0)
+    desk.close()
     assert threading.get_ident() not in threads
     assert len(made) == len(set(made)) and 3 <= len(made) <= 5
 
@@ -74,14 +76,7 @@ async def test_tickets_that_were_made_ahead_need_no_wait_and_more_are_made_when_
             made.append(index)
             return super().__getitem__(index)
 
-    desk = TicketOffice(
-        source=Mixture.of(Listed()),
-        seed=0,
-        trajectories_per_group=2,
-        sampling=SamplingConfig(max_tokens=3),
-        num_ahead=4,
-        thread=InlineExecutor(),
-    )
+    desk = office(source=Listed(), num_ahead=4, thread=InlineExecutor())
     assert desk.made_ahead([0], policy_version=0) is None
     await desk.tickets([0], policy_version=0)
     num_made = len(made)
@@ -107,14 +102,7 @@ async def test_a_prompt_that_the_thread_is_still_making_is_not_waited_for_where_
             self.has_made = True
             return super().submit(fn, *args, **kwargs)
 
-    desk = TicketOffice(
-        source=Mixture.of(Numbers()),
-        seed=0,
-        trajectories_per_group=2,
-        sampling=SamplingConfig(max_tokens=3),
-        num_ahead=4,
-        thread=MakesOne(),
-    )
+    desk = office(num_ahead=4, thread=MakesOne())
     await desk.tickets([0], policy_version=0)
     assert desk.made_ahead([1], policy_version=0) is None
 
@@ -140,9 +128,7 @@ def limited(fits, *, size=5, seed=0):
         def __len__(self):
             return size
 
-    return TicketOffice(
-        source=Mixture.of(Sized()), seed=seed, trajectories_per_group=2, sampling=SamplingConfig(max_tokens=3), fit=fits
-    )
+    return office(seed, source=Sized(), fit=fits)
 
 
 def even(prompt):
