@@ -1,5 +1,6 @@
 import io
 import os
+import queue
 import subprocess
 import sys
 
@@ -85,16 +86,17 @@ def test_a_wrong_name_ends_a_start_before_anything_heavy_is_imported(verb, tmp_p
 
 def test_a_run_directory_that_stands_still_is_told_of(tmp_path, model, monkeypatch):
     """Seen before: on a hung NFS the command stood still without a word. Here its lock is a pipe that nobody writes until then."""
-    lock, writers = tmp_path / "run" / "driver.lock", []
+    lock, writers = tmp_path / "run" / "driver.lock", queue.SimpleQueue()
 
     class Told(io.StringIO):
         def flush(self) -> None:
-            writers.append(os.open(lock, os.O_RDWR | os.O_NONBLOCK))
+            # The command goes on once the pipe is open, perhaps before this thread has told which descriptor it got.
+            writers.put(os.open(lock, os.O_RDWR | os.O_NONBLOCK))
 
     lock.parent.mkdir()
     os.mkfifo(lock)
     monkeypatch.setattr(at_once, "_SILENT_S", 0.0)
     monkeypatch.setattr(sys, "stderr", told := Told())
     at_once.begun(run(tmp_path, model), None)
-    os.close(writers.pop())
+    os.close(writers.get(timeout=60))
     assert told.getvalue().startswith(f"treadwheel: run_dir='{lock.parent}' has not answered for 0 s: bring its file")
