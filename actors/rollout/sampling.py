@@ -63,5 +63,6 @@ def vllm_arguments(request: EngineRequest, *, stop_token_ids: Sequence[int]) -> 
         # A resumed request must not reuse the random numbers with which its kept tokens were drawn.
         "seed": sample_seed(request.seed, num_kept) if num_kept else request.seed,
         "logprobs": 0,
+        "flat_logprobs": True,
         "detokenize": bool(sampling.stop),
     }

@@ -35,11 +35,13 @@ _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _ADAPTER = 1
 """vLLM's number for the serving adapter."""
 _OTHER_TARGETS = "name the others in learner.lora.target_modules, or use learner.lora.publish=merged"
+_EXTENSION = "cluster.weights.vllm_receiver.ReceiverRegistration"
+_CPU_EXTENSION = "actors.rollout.vllm_cpu_worker.CpuExtension"
 _CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
 _GONE_S = 2.0
 """How long the system may take to report that a process has ended."""
-_TOKENS_PER_OUTPUT = 32
-"""Tokens of a request per output. Each output costs as much time as a fifth of a small model's token on a CPU."""
+_TOKENS_PER_OUTPUT = 2**30
+"""vLLM returns a request's first token, then all others when it ends: each output costs as much time as a fifth of a small model's token."""
 _CPU_PREFILL_TOKENS = 8192
 """Most prompt tokens of one engine step, unless the context is longer."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
@@ -93,6 +95,8 @@ class VllmEngine:
         # vLLM imports as much again while it builds the engine; it collects garbage by itself and freezes its own objects.
         with importing_for_good():
             self._engine: Any = _built(vllm, arguments, model=config.model, replays=rollout.routing_replay)
+        if platform.is_cpu():
+            self._engine.collective_rpc("use_own_sampler")
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
         self._try_out(sampling)
 
@@ -103,7 +107,7 @@ class VllmEngine:
     def step(self) -> list[EngineOutput]:
         """One forward pass over all running requests, at most one token each. Empty when no request runs.
 
-        vLLM keeps tokens back until a request has several: see `flush`. A request that vLLM refuses is an output with the reason.
+        After its first token, vLLM keeps a request's tokens back until it ends: see `flush`. A request that vLLM refuses is an output with the reason.
         """
         if self._held:
             held, self._held = self._held, []
@@ -120,12 +124,8 @@ class VllmEngine:
                 continue
             if token_ids := state.detokenizer.output_token_ids[state.sent_tokens_offset :]:
                 state.sent_tokens_offset += len(token_ids)
-                logprobs = _logprobs_of(token_ids, state.logprobs_processor.logprobs[-len(token_ids) :])
-                outputs.append(
-                    EngineOutput(
-                        request_id=state.external_req_id, token_ids=token_ids, logprobs=logprobs, finish_reason=None
-                    )
-                )
+                logprobs = state.logprobs_processor.logprobs[-len(token_ids) :]
+                outputs.append(_output(state.external_req_id, token_ids, logprobs, reason=None))
         return outputs
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -325,14 +325,10 @@ class VllmEngine:
                 return _refused(output.request_id, why)
             if reason not in _FINISH_REASONS:
                 raise WorkerError(f"request {output.request_id}: vLLM ended it with {reason!r}")
-        return EngineOutput(
-            request_id=output.request_id,
-            token_ids=token_ids,
-            logprobs=_logprobs_of(token_ids, completion.logprobs),
-            finish_reason=_FINISH_REASONS[reason] if reason else None,
-            # vLLM returns them with a request's last output. A request that was ended here has none.
-            routed_experts=None if completion.routed_experts is None else completion.routed_experts.tobytes(),
-        )
+        # vLLM returns them with a request's last output. A request that was ended here has none.
+        experts = None if completion.routed_experts is None else completion.routed_experts.tobytes()
+        ended = _FINISH_REASONS[reason] if reason else None
+        return _output(output.request_id, token_ids, completion.logprobs, reason=ended, routed_experts=experts)
 
     def _stops_at_seam(self, request_id: str, token_ids: Sequence[int]) -> bool:
         if (seam := self._seams.get(request_id)) is None:
@@ -347,8 +343,18 @@ def _refused(request_id: str, why: str) -> EngineOutput:
     return EngineOutput(request_id=request_id, token_ids=[], logprobs=[], finish_reason=None, refusal=why)
 
 
-def _logprobs_of(token_ids: Sequence[int], found: Sequence[Any]) -> list[float]:
-    return [at[token].logprob for token, at in zip(token_ids, found, strict=True)]
+def _output(
+    request_id: str, token_ids: list[int], found: Any, *, reason: FinishReason | None, routed_experts: bytes | None = None
+) -> EngineOutput:
+    """`found`: vLLM's flat log-probs, of these tokens alone."""
+    assert found.token_ids == token_ids
+    return EngineOutput(
+        request_id=request_id,
+        token_ids=token_ids,
+        logprobs=found.logprobs,
+        finish_reason=reason,
+        routed_experts=routed_experts,
+    )
 
 
 def _no_compiler() -> contextlib.AbstractContextManager[None]:
@@ -413,7 +419,7 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         # With it, outputs come one step late: tokens would be marked with a newer version than the one that sampled them.
         async_scheduling=False,
         weight_transfer_config=vllm.config.WeightTransferConfig(backend=vllm_receiver.BACKEND),
-        worker_extension_cls="cluster.weights.vllm_receiver.ReceiverRegistration",
+        worker_extension_cls=_CPU_EXTENSION if is_cpu else _EXTENSION,
         enable_return_routed_experts=rollout.routing_replay and not is_cpu,
         worker_cls=_CPU_WORKER if rollout.routing_replay and is_cpu else "auto",
         disable_log_stats=True,

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from actors.rollout.drawing import token_at
 from cluster.contracts.config import ModelConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import EngineUse, FinishReason
@@ -140,6 +141,17 @@ def test_equal_requests_give_equal_tokens_bit_for_bit(engine):
     assert run(engine, *requests) == run(engine, *requests)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs vLLM draws by itself")
+def test_each_token_is_where_its_requests_own_number_falls_in_the_distribution(engine, reference):
+    found = run(engine, *(request(f"r{i}", PROMPT, seed=i) for i in range(8)))
+    for seed in range(8):
+        token_ids = found[f"r{seed}"].token_ids
+        with torch.no_grad():
+            logits_LV = reference.model(torch.tensor([[*PROMPT, *token_ids]])).logits[0, len(PROMPT) - 1 : -1]
+        numbers = torch.rand(len(token_ids), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        assert token_at(numbers, logits_LV.softmax(-1)).tolist() == token_ids
+
+
 def test_more_requests_than_slots_wait_their_turn(engine):
     for i in range(11):
         engine.add(request(f"r{i}", PROMPT, seed=i, max_tokens=4, ignore_eos=True))
@@ -189,15 +201,15 @@ def test_an_aborted_request_says_no_more(engine):
     assert seen == {"keep", "waiting1", "waiting2"}
 
 
-def test_tokens_are_kept_back_until_there_are_several_and_are_told_when_asked_for(engine):
-    whole = run(engine, request("whole", PROMPT, seed=3, max_tokens=12))["whole"]
-    engine.add(request("again", PROMPT, seed=3, max_tokens=12))
+def test_tokens_are_kept_back_until_the_request_ends_and_are_told_when_asked_for(engine):
+    whole = run(engine, request("whole", PROMPT, seed=3, max_tokens=48))["whole"]
+    engine.add(request("again", PROMPT, seed=3, max_tokens=48))
     told = [output for _ in range(5) for output in engine.step()]
     assert [len(output.token_ids) for output in told] == [1]
     asked = engine.flush()
     assert [len(output.token_ids) for output in asked] == [4] and engine.flush() == []
-    ending = [output for _ in range(7) for output in engine.step()]
-    assert [len(output.token_ids) for output in ending] == [7]
+    ending = [output for _ in range(43) for output in engine.step()]
+    assert [len(output.token_ids) for output in ending] == [43]
     outputs = [*told, *asked, *ending]
     assert {output.request_id for output in outputs} == {"again"}
     assert [token for output in outputs for token in output.token_ids] == whole.token_ids
