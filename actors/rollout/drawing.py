@@ -21,7 +21,9 @@ class Uniforms:
 
     def of(self, generators: Mapping[int, Generator], *, num_rows: int) -> Tensor:
         """The next number of each row's generator, [rows] in float64, from 0 to less than 1; of torch's own for a row without one."""
-        numbers = [0.0] * num_rows if len(generators) == num_rows else torch.rand(num_rows, dtype=torch.float64).tolist()
+        numbers = (
+            [0.0] * num_rows if len(generators) == num_rows else torch.rand(num_rows, dtype=torch.float64).tolist()
+        )
         for row, generator in generators.items():
             numbers[row] = self._next(generator)
         return torch.tensor(numbers, dtype=torch.float64)
@@ -49,7 +51,9 @@ def token_at(shares: Tensor, probs: Tensor) -> Tensor:
         masses = torch.cat([masses, probs[:, whole:].sum(-1, keepdim=True)], dim=1)
     blocks, inside = _place_at(shares, masses)
     tokens = blocks[:, None] * _BLOCK + torch.arange(_BLOCK)
-    found, _ = _place_at(inside, probs.gather(1, tokens.clamp(max=vocabulary - 1)).masked_fill_(tokens >= vocabulary, 0))
+    found, _ = _place_at(
+        inside, probs.gather(1, tokens.clamp(max=vocabulary - 1)).masked_fill_(tokens >= vocabulary, 0)
+    )
     return (blocks * _BLOCK + found).clamp_(max=vocabulary - 1)
 
 

@@ -344,7 +344,12 @@ def _refused(request_id: str, why: str) -> EngineOutput:
 
 
 def _output(
-    request_id: str, token_ids: list[int], found: Any, *, reason: FinishReason | None, routed_experts: bytes | None = None
+    request_id: str,
+    token_ids: list[int],
+    found: Any,
+    *,
+    reason: FinishReason | None,
+    routed_experts: bytes | None = None,
 ) -> EngineOutput:
     """`found`: vLLM's flat log-probs, of these tokens alone."""
     assert found.token_ids == token_ids
