@@ -39,8 +39,8 @@ class Uniforms:
 def token_at(shares: Tensor, probs: Tensor) -> Tensor:
     """The first token of each row at which the summed probabilities exceed this share of their sum: never one of probability 0.
 
-    `shares` [rows] in float64, from 0 to less than 1; `probs` [rows, vocabulary] in float32. Returns [rows]. With uniform shares, tokens are
-    drawn by their probabilities (inverse transform sampling).
+    `shares` [rows] in float64, from 0 to less than 1; `probs` [rows, vocabulary] in float32. Returns [rows]. With uniform shares, tokens
+    are drawn by their probabilities (inverse transform sampling).
     """
     vocabulary = probs.shape[1]
     if vocabulary <= _BLOCK:
@@ -61,7 +61,7 @@ def _place_at(shares: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
     """The first place of each row at which the summed masses exceed this share of their sum, and the share of its own mass before that."""
     ends = masses.cumsum(1, dtype=torch.float64)
     target = shares.clamp(max=_BELOW_ONE)[:, None] * ends[:, -1:]
-    # Sums that are no numbers have no such place. Whoever checks the token's log-prob sees it.
+    # Sums that are no numbers have no such place; the token's log-prob is none either.
     places = torch.searchsorted(ends, target, right=True).clamp_(max=masses.shape[1] - 1)
     mass = masses.gather(1, places).double()
     inside = (target - ends.gather(1, places) + mass) / mass

@@ -1,12 +1,12 @@
-"""What engines on CPUs have in addition to vLLM: a faster end of the sampler, and the chosen experts of a mixture of experts.
+"""Additions to vLLM for engines on CPUs: a faster end of the sampler, and the chosen experts of a mixture of experts.
 
 The sampler draws each row's token and gathers its log-prob, and computes nothing that no one reads. vLLM's own draws a number for each
 token of the vocabulary, asks each request's generator at each step, and counts the tokens that are likelier than the drawn one: of a model
 with 262k tokens, a third of a step.
 
 vLLM records experts and returns them with the requests (`aux_output_connector`). Only its newer model runner calls the recorder, and that
-one needs Triton, which CPUs lack. `ExpertRecordingWorker`, an argument of the engine (`worker_cls`), makes the same calls around the older runner, so
-the experts arrive in the same way on CPUs and GPUs.
+one needs Triton, which CPUs lack. `ExpertRecordingWorker`, an argument of the engine (`worker_cls`), makes the same calls around the
+older runner, so the experts arrive in the same way on CPUs and GPUs.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Drawing:
 
 
 def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-    """As vLLM's. Where only the tokens' own log-probs are asked for, their ranks are 0: to count them, all log-probs would be read again."""
+    """As vLLM's. Where the tokens' own log-probs alone are asked for, ranks are 0: counting would read all log-probs again."""
     if num_logprobs:
         return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
     chosen = token_ids[:, None]

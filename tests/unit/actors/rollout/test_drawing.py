@@ -1,5 +1,6 @@
 import gc
 import math
+from itertools import accumulate
 
 import pytest
 import torch
@@ -37,15 +38,12 @@ def test_a_token_without_probability_is_never_drawn(vocabulary, share):
 )
 def test_the_token_is_that_of_sums_one_after_the_other(weights, numerator):
     """Sums of multiples of 1/2 have no rounding; probabilities need not add up to 1."""
-    share, total = numerator / 2**20, 0.0
+    share = numerator / 2**20
     target = share * sum(weights)
-    for token, weight in enumerate(weights):
-        total += weight
-        if total > target:
-            break
+    expected = next(token for token, total in enumerate(accumulate(weights)) if total > target)
     (found,) = tokens_at([share], weights)
     # The share inside a block is a quotient, which is rounded: where a sum equals the target, the token before it is right too.
-    assert found == token or (weights[found] > 0 and abs(sum(weights[: found + 1]) - target) < 1e-9)
+    assert found == expected or (weights[found] > 0 and abs(sum(weights[: found + 1]) - target) < 1e-9)
 
 
 def test_rows_do_not_share_their_shares_or_probabilities():
