@@ -41,7 +41,7 @@ _CPU_WORKER = "actors.rollout.vllm_cpu_worker.ExpertRecordingWorker"
 _GONE_S = 2.0
 """How long the system may take to report that a process has ended."""
 _TOKENS_PER_OUTPUT = 2**30
-"""vLLM returns a request's first token, then all others when it ends: each output costs as much time as a fifth of a small model's token."""
+"""vLLM returns a request's first token, then all others when it ends: an output costs as much time as a fifth of a small model's token."""
 _CPU_PREFILL_TOKENS = 8192
 """Most prompt tokens of one engine step, unless the context is longer."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
@@ -107,7 +107,8 @@ class VllmEngine:
     def step(self) -> list[EngineOutput]:
         """One forward pass over all running requests, at most one token each. Empty when no request runs.
 
-        After its first token, vLLM keeps a request's tokens back until it ends: see `flush`. A request that vLLM refuses is an output with the reason.
+        After its first token, vLLM keeps a request's tokens back until it ends: see `flush`. A request that vLLM refuses is an output with
+        the reason.
         """
         if self._held:
             held, self._held = self._held, []
