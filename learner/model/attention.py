@@ -200,20 +200,20 @@ def flash_attention(
 
 
 @contextmanager
-def windows_seen() -> Iterator[set[int | None]]:
-    """Collects the window sizes that layers pass to packed attention inside the context; None is full attention."""
+def windows_seen(name: str) -> Iterator[set[int | None]]:
+    """Collects the window sizes that layers pass to the attention `name` inside the context; None is full attention."""
     seen: set[int | None] = set()
-    original = ALL_ATTENTION_FUNCTIONS[PACKED]
+    original = ALL_ATTENTION_FUNCTIONS[name]
 
     def recording(*args: Any, sliding_window: int | None = None, **options: Any) -> tuple[Tensor, None]:
         seen.add(sliding_window)
         return original(*args, sliding_window=sliding_window, **options)
 
-    ALL_ATTENTION_FUNCTIONS.register(PACKED, recording)
+    ALL_ATTENTION_FUNCTIONS.register(name, recording)
     try:
         yield seen
     finally:
-        ALL_ATTENTION_FUNCTIONS.register(PACKED, original)
+        ALL_ATTENTION_FUNCTIONS.register(name, original)
 
 
 def _lengths(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, softcap: float | None) -> Lengths | None:

@@ -382,6 +382,14 @@ def test_a_group_is_divided_where_that_saves_a_pass_and_its_prompt_costs_little(
     assert _num_passes(prompt=1, completion=101, max_tokens=610, longest=700) == 4
 
 
+@pytest.mark.parametrize("layout", ["shared", "packed"])
+def test_a_row_far_beyond_the_budget_takes_one_pass_and_does_not_spread_the_others(layout: Layout):
+    """Rows of 100 and six times 3 inputs, 10 a pass. Seen before: 118 inputs became 7 passes."""
+    rows = [token_row([1], [5] * 100), *(token_row([prompt], [5] * 3) for prompt in range(2, 8))]
+    assert plan(rows, max_tokens=10, layout=layout) == [[(0,), (1, 3, 5), (2, 4, 6)]]
+    assert plan(rows, max_tokens=18, layout=layout, num_ranks=2) == [[(0,)], [(1, 2, 3, 4, 5, 6)]]
+
+
 def test_a_group_that_fits_stays_whole_also_where_it_is_more_than_a_mean_pass():
     """900 and 600 inputs, 500 and 200 of them prompt, are 750 a pass: a group in two would compute its prompt twice."""
     rows = [token_row([1] * 500, [5] * 101) for _ in range(4)] + [token_row([2] * 200, [5] * 101) for _ in range(4)]
