@@ -34,7 +34,7 @@ from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.model_files import refuse_unpinned_code
-from learner.model.attention import FLASH, PACKED, windows_seen
+from learner.model.attention import FLASH, PACKED, widened, windows_seen
 from learner.model.frozen import built_empty, frozen, keep_float32, make_buffers
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
@@ -154,7 +154,7 @@ def hidden_states(causal_lm: PreTrainedModel, batch: MicroBatch) -> Tensor:
     output = backbone(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **packed)
     hidden_BLH: Tensor = output[0]
     # An embedding look-up is a gather with a fast backward for indices that repeat: shared prompts.
-    return F.embedding(batch.head_index_C, hidden_BLH.flatten(0, 1))
+    return F.embedding(batch.head_index_C, widened(hidden_BLH.flatten(0, 1))).to(hidden_BLH.dtype)
 
 
 def output_layer(causal_lm: PreTrainedModel) -> nn.Linear:

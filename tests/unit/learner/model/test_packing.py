@@ -209,10 +209,24 @@ def test_bfloat16_attention_over_few_keys_is_off_by_no_more_than_its_rounding():
     (found * pull).sum().backward()
     (expected * pull.double()).sum().backward()
     assert_close(found, expected.bfloat16(), rtol=2**-8, atol=0)
-    # Gradients of a shared prompt's keys are sums of several, each of them rounded.
     for one, other in zip(half, exact, strict=True):
         assert one.grad is not None and other.grad is not None
-        assert_close(one.grad.double(), other.grad, rtol=2**-7, atol=2**-9)
+        assert_close(one.grad, other.grad.bfloat16(), rtol=2**-8, atol=2**-24)
+
+
+@pytest.mark.parametrize("most_in_float32", [0, 512])
+def test_gradients_of_a_prompt_that_many_share_are_summed_in_float32(
+    most_in_float32: int, monkeypatch: pytest.MonkeyPatch
+):
+    """1 from its own query and 1/2 from each of 1,022 completions. In bfloat16 a sum of halves ends at 128."""
+    monkeypatch.setattr(attention, "FLOAT32_KEYS", most_in_float32)
+    completions = [Segment(start=start, length=1, prompt_length=1) for start in range(1, 1023)]
+    segments = bucketed([Segment(start=0, length=1), *completions], num_tokens=1023)
+    query, key, value = (torch.zeros(1, 1, 1023, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    found, _ = packed_attention(torch.nn.Identity(), query, key, value, None, segments=segments)
+    found.sum().backward()
+    assert found.dtype == torch.bfloat16 and value.grad is not None
+    assert value.grad[0, 0, :2, 0].tolist() == [512.0, 0.5]
 
 
 def test_a_shared_prompt_is_computed_once():

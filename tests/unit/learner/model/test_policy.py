@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ from learner.model.policy import (
     PolicyModel,
     TokenOutputs,
     choose_layout,
+    hidden_states,
     load,
     prove,
     token_row,
@@ -158,6 +160,17 @@ def test_a_proof_for_which_memory_does_not_suffice_is_not_made_in_another_layout
         choose_layout(
             policy, forward=full, own_logits=policy.own_logits, model=model, packing="auto", dtype=torch.float32
         )
+
+
+def test_gradients_of_the_token_before_many_completions_are_summed_in_float32():
+    """In bfloat16 a sum of ones ends at 256."""
+    hidden = torch.zeros(1, 2, 4, dtype=torch.bfloat16, requires_grad=True)
+    causal_lm: Any = SimpleNamespace(base_model=lambda **inputs: (hidden,))
+    batch = lay_out([token_row([1], [2])] * 512, [*range(512)], layout="shared", width=1)
+    found = hidden_states(causal_lm, batch)
+    found.sum().backward()
+    assert found.dtype == torch.bfloat16 and hidden.grad is not None
+    assert hidden.grad[0, :, 0].tolist() == [512.0, 0.0]
 
 
 def windowed_phimoe(window: int | None) -> PreTrainedModel:
