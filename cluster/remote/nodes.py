@@ -95,21 +95,23 @@ class LostGroups:
 
     async def take(self) -> set[Any]:
         """The groups that are lost now, which are not checked again. Raises DeadlineError when Ray's head does not answer."""
-        lost = await answer_of_head(self._look)
-        for group in lost:
-            del self._node_of[group]
+        # A copy, because the look goes on in its thread after the deadline: it would bring back groups that later calls have taken.
+        self._node_of, lost = await answer_of_head(partial(_looked_up, dict(self._node_of)))
         return lost
 
-    def _look(self) -> set[Any]:
-        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        lost: set[Any] = set()
-        for group in [group for group, node_id in self._node_of.items() if node_id not in living]:
-            found = placement_group_table(group)
-            if found["state"] == "RESCHEDULING":
-                lost.add(group)
-            else:
-                self._node_of[group] = found["bundles_to_node_id"][0]
-        return lost
+
+def _looked_up(node_of: dict[Any, str]) -> tuple[dict[Any, str], set[Any]]:
+    """`node_of` with the present nodes, and the groups that are lost, which are removed from it."""
+    living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    lost: set[Any] = set()
+    for group in [group for group, node_id in node_of.items() if node_id not in living]:
+        found = placement_group_table(group)
+        if found["state"] == "RESCHEDULING":
+            lost.add(group)
+            del node_of[group]
+        else:
+            node_of[group] = found["bundles_to_node_id"][0]
+    return node_of, lost
 
 
 async def give_back(group: Any) -> None:

@@ -299,9 +299,9 @@ class Dispatcher:
                 continue
             if isinstance(summary, Refusal):
                 self._suspects.quarantine(job.ticket, reason=summary.reason)
-                self._tasks.create_task(self._drop(job, "refused"))
+                self._drop(job, "refused")
             elif not job.is_wanted:
-                self._tasks.create_task(self._drop(job, "straggler"))
+                self._drop(job, "straggler")
             else:
                 self._suspects.absolve(job.ticket)
                 self._clock.count(summary.num_tokens)
@@ -311,10 +311,12 @@ class Dispatcher:
                 del object_ref  # else it is held until the next one comes, even after it is learned
             self.wake()
 
-    async def _drop(self, job: Job, why: str) -> None:
-        """A task of its own: the error for too many dropped groups ends the run, and must not count as the worker's failure."""
-        job.drop(why)
-        self.wake()
+    def _drop(self, job: Job, why: str) -> None:
+        """At once, because a group that is in no place could become a straggler without an event."""
+        try:
+            job.drop(why)
+        except DataError as error:  # it ends the run, and must not count as the worker's failure
+            self._tasks.create_task(_raised(error))
 
     def _lost_in_judging(self, job: Job, error: LostError) -> None:
         self._note_lost([job], error)
@@ -365,3 +367,7 @@ class Dispatcher:
             "fetching": bool(self._num_fetching),
         }
         self._note_work(*(work for work, is_done in works.items() if is_done))
+
+
+async def _raised(error: Exception) -> None:
+    raise error

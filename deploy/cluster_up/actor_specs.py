@@ -63,7 +63,7 @@ class ActorSpecs:
 
     def recorder(self) -> ActorSpec:
         """In the seat of the first rank, without resources. Without a seat it could be on any node, and a node with an actor never counts
-        as idle."""
+        as idle. It moves with a rank that has a GPU: from another node, a step's trajectories could be lost while the ranks live."""
         first_rank = self._placement.of(ActorKind.LEARNER)[0]
         return ActorSpec(
             name="recorder",
@@ -75,6 +75,7 @@ class ActorSpecs:
                 "keep_checkpoints": self._config.checkpoint.keep_last,
             },
             bundle=self._seats[first_rank],
+            keeps_to_seat=first_rank.gpus > 0,
             node_labels=self._config.elastic.off_spot,
             run=self._run,
         )

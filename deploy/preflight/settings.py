@@ -11,7 +11,8 @@ from cluster.contracts.learner_config import LoraConfig
 from cluster.contracts.plugins import TRANSPORTS, resolve
 from cluster.contracts.settings import Mark, fields
 from cluster.record.resume_rules import mark_of
-from cluster.record.run_directory import RUN_YAML, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, RUN_YAML, RunDirectory
+from cluster.record.storage import Storage
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
 from deploy.config.written import settings_in
@@ -51,11 +52,15 @@ removes their object: those of an evaluation, of GPUs, of actors that this run d
 
 
 def check_run_dir(config: RunConfig) -> None:
+    """Also looks at the checkpoint from which the run resumes."""
+    from learner.checkpoint.reading import check_newest
+
     directory = RunDirectory(config.run_dir)
     directory.reach()
     if directory.exists(RUN_YAML):
         settings_in(directory)  # its error names a damaged file
     directory.check(resolved_yaml(config), spelled_out=spelled_out)
+    check_newest(Storage(directory.path(CHECKPOINTS)))
 
 
 def check_effects(config: RunConfig) -> None:

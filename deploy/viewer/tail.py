@@ -1,12 +1,12 @@
 """JSON lines of a growing file. Each line is read and parsed once."""
 
 import json
-import math
 import posixpath
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cluster.contracts.errors import DamagedError, StorageError
@@ -19,6 +19,8 @@ _NEVER = ("", [])
 _LONGEST_LINE = 65_536
 _PIECE_BYTES = 4_000_000
 """Bytes read at a time, unless a line is longer."""
+_NUM_READ = 16
+"""Segments of an object store read at a time."""
 
 
 Keep = Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -140,8 +142,13 @@ class Tail:
 
     def _read_new(self, segments: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """Lines of each segment. The first look reads backwards from the newest segment until it has `newest_bytes`."""
-        is_first = not self._segments and self._newest_bytes is not None
-        wanted = float(self._newest_bytes or 0) if is_first else math.inf
+        if self._segments or self._newest_bytes is None:
+            with ThreadPoolExecutor(_NUM_READ) as threads:
+                contents = threads.map(self._directory.read_file, segments)
+                return {
+                    each: self._parsed(content.to_pybytes()) for each, content in zip(segments, contents, strict=True)
+                }
+        wanted = self._newest_bytes
         read: dict[str, list[dict[str, Any]]] = {}
         for each in reversed(segments):
             content = self._directory.read_file(each).to_pybytes() if wanted > 0 else b""

@@ -48,6 +48,16 @@ def read_manifest(place: Place, *, expected_parameters: str | None = None, expec
     return manifest
 
 
+def check_newest(root: Storage) -> None:
+    """Raises CheckpointError if the manifest of the newest checkpoint, or on a disk the size of one of its files, says that it cannot be
+    restored. Reads no other file."""
+    for place in checkpoints(root)[-1:]:
+        manifest = read_manifest(place)
+        _refuse_other_format(place, manifest)
+        for name, entry in manifest.files.items() if root.is_local else ():
+            check_size(place, name, entry)
+
+
 def verify(place: Place, *, below: str = "") -> Manifest:
     """Checks size and digest of every file whose path begins with `below`, and returns the manifest.
 
@@ -102,10 +112,14 @@ def unfit(place: Place, problem: str) -> CheckpointError:
     return CheckpointError(f"checkpoint {place} {problem}{_offer(place)}")
 
 
-def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str, expected_base: str) -> None:
+def _refuse_other_format(place: Place, manifest: Manifest) -> None:
     if manifest.format != FORMAT:
         way_out = f"begin another run_dir with its weights: model.path={place.path(MODEL)}"
         raise _of_another_version(place, manifest.format, way_out=way_out)
+
+
+def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str, expected_base: str) -> None:
+    _refuse_other_format(place, manifest)
     if manifest.parameters_digest != expected_parameters:
         raise unfit(place, "is foreign: its parameters are not those of this run's model")
     if manifest.base and expected_base and manifest.base != expected_base:

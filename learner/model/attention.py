@@ -199,21 +199,26 @@ def flash_attention(
     return attended.to(dtype), none
 
 
+def widened(x: Tensor) -> Tensor:
+    """bfloat16 as float32 on CPUs. There the gradient of a row that is gathered several times is summed in the row's type."""
+    return x.float() if x.dtype == torch.bfloat16 and not x.is_cuda else x
+
+
 @contextmanager
-def windows_seen() -> Iterator[set[int | None]]:
-    """Collects the window sizes that layers pass to packed attention inside the context; None is full attention."""
+def windows_seen(name: str) -> Iterator[set[int | None]]:
+    """Collects the window sizes that layers pass to the attention `name` inside the context; None is full attention."""
     seen: set[int | None] = set()
-    original = ALL_ATTENTION_FUNCTIONS[PACKED]
+    original = ALL_ATTENTION_FUNCTIONS[name]
 
     def recording(*args: Any, sliding_window: int | None = None, **options: Any) -> tuple[Tensor, None]:
         seen.add(sliding_window)
         return original(*args, sliding_window=sliding_window, **options)
 
-    ALL_ATTENTION_FUNCTIONS.register(PACKED, recording)
+    ALL_ATTENTION_FUNCTIONS.register(name, recording)
     try:
         yield seen
     finally:
-        ALL_ATTENTION_FUNCTIONS.register(PACKED, original)
+        ALL_ATTENTION_FUNCTIONS.register(name, original)
 
 
 def _lengths(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *, softcap: float | None) -> Lengths | None:
@@ -235,17 +240,18 @@ def _attend_row(
     """Attention over a whole row for this rank's heads; [1, T, A, D]."""
     if (lengths := _lengths(query, key, value, segments, softcap=softcap)) is not None:
         return attend_lengths(query, key, value, lengths, scaling=scaling, window=window)
-    num_heads = query.shape[1]
-    query_T, key_T, value_T = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
+    num_heads, dtype = query.shape[1], query.dtype
+    query_T, key_T, value_T = (widened(x[0].transpose(0, 1).flatten(1)) for x in (query, key, value))
     cells: list[Tensor] = []
     for bucket in segments.buckets:
+        kind = query_T.dtype if softcap is None and bucket.key_index_SK.shape[1] <= FLOAT32_KEYS else dtype
         # An embedding look-up is a gather with a fast backward for indices that repeat: shared prompts.
-        query_S = _heads(F.embedding(bucket.query_index_SQ, query_T), num_heads=num_heads)
-        key_S = _heads(F.embedding(bucket.key_index_SK, key_T), num_heads=key.shape[1])
-        value_S = _heads(F.embedding(bucket.key_index_SK, value_T), num_heads=value.shape[1])
+        query_S = _heads(F.embedding(bucket.query_index_SQ, query_T).to(kind), num_heads=num_heads)
+        key_S = _heads(F.embedding(bucket.key_index_SK, key_T).to(kind), num_heads=key.shape[1])
+        value_S = _heads(F.embedding(bucket.key_index_SK, value_T).to(kind), num_heads=value.shape[1])
         mask = _mask(bucket, sliding_window=window)
         attended = _attend(query_S, key_S, value_S, mask, scaling=scaling, softcap=softcap)
-        cells.append(attended.transpose(1, 2).reshape(-1, num_heads * value.shape[-1]))
+        cells.append(attended.transpose(1, 2).reshape(-1, num_heads * value.shape[-1]).to(dtype))
     row_T = F.embedding(segments.cell_index_T, cells[0] if len(cells) == 1 else torch.cat(cells))
     return row_T.view(1, -1, num_heads, value.shape[-1])
 
@@ -260,9 +266,6 @@ def _attend(
         # kernel that materialises all scores.
         key, value = _repeated(key, query), _repeated(value, query)
         grouped = False
-    if softcap is None and query.dtype == torch.bfloat16 and key.shape[2] <= FLOAT32_KEYS and not query.is_cuda:
-        attended = _attend(query.float(), key.float(), value.float(), mask, scaling=scaling, softcap=None)
-        return attended.to(query.dtype)
     if softcap is None:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped

@@ -304,7 +304,9 @@ def _pack_bins(rows: Sequence[Row], *, max_tokens: int, num_ranks: int, layout: 
     quarter of it: these may need fewer bins, or spread a group over ranks. They may cost `MAX_REPEATED` more if they save a bin.
     """
     shares = layout == "shared"
-    total = cost(rows, range(len(rows)), layout=layout)
+    fitting = [i for i in range(len(rows)) if cost(rows, [i], layout=layout) <= max_tokens]
+    # A row beyond the budget fills one bin: its further tokens need no others.
+    total = cost(rows, fitting, layout=layout) + max_tokens * (len(rows) - len(fitting))
     num_bins = num_ranks * max(-(-total // (max_tokens * num_ranks)), 1)
     while True:
         whole = _filled(rows, most=max_tokens, num_bins=num_bins, layout=layout)

@@ -34,7 +34,7 @@ from cluster.contracts.algorithm_config import ValueConfig
 from cluster.contracts.config import ModelConfig, ReferenceConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.weights.model_files import refuse_unpinned_code
-from learner.model.attention import FLASH, PACKED, windows_seen
+from learner.model.attention import FLASH, PACKED, widened, windows_seen
 from learner.model.frozen import built_empty, frozen, keep_float32, make_buffers
 from learner.model.head import Head, selected_logprobs
 from learner.model.packing import Layout, MicroBatch, TokenRow, lay_out, plan
@@ -154,7 +154,7 @@ def hidden_states(causal_lm: PreTrainedModel, batch: MicroBatch) -> Tensor:
     output = backbone(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **packed)
     hidden_BLH: Tensor = output[0]
     # An embedding look-up is a gather with a fast backward for indices that repeat: shared prompts.
-    return F.embedding(batch.head_index_C, hidden_BLH.flatten(0, 1))
+    return F.embedding(batch.head_index_C, widened(hidden_BLH.flatten(0, 1))).to(hidden_BLH.dtype)
 
 
 def output_layer(causal_lm: PreTrainedModel) -> nn.Linear:
@@ -338,14 +338,20 @@ def choose_layout(
     """Gives the policy the fastest layout that, on a few tokens, computes what the model's own forward computes (in `dtype`).
 
     `forward` and `own_logits` call the policy's methods, on several ranks through the module that gathers its shards; all ranks must call
-    this. Raises ConfigError if even padded rows differ (the head is applied in an unknown way), and if packing is required, by the setting
-    or because ranks split sequences, but does not keep sequences apart.
+    this. Raises ConfigError if even padded rows differ (the head is applied in an unknown way), if packing is required, by the setting or
+    because ranks split sequences, but does not keep sequences apart, and if flash attention leaves out the model's window.
     """
     causal_lm, device = policy.causal_lm, policy.causal_lm.device
     vocabulary_size = output_layer(causal_lm).weight.shape[0]
     rows = _proof_rows(vocabulary_size, shift=0)
     own_attention = causal_lm.config._attn_implementation or "eager"
-    expected = [_own_logprobs(own_logits, row, device=device) for row in rows]
+    with windows_seen(FLASH) as seen:
+        expected = [_own_logprobs(own_logits, row, device=device) for row in rows]
+    if model.attention == FLASH and (left_out := _shorter_windows(causal_lm, model=model) - seen):
+        raise ConfigError(
+            f"model.attention={FLASH!r} takes no masks, and {type(causal_lm).__name__} has its window of {min(left_out)} tokens in masks "
+            "alone; use model.attention=auto"
+        )
     why = ""
     for layout in _layouts("packed" if splits_sequences else packing, attention=model.attention):
         causal_lm.set_attn_implementation(
@@ -389,7 +395,7 @@ def _difference(
             return _told(_distance(scored(rows), expected), dtype)
         others = _proof_rows(output_layer(causal_lm).weight.shape[0], shift=5)
         try:
-            with windows_seen() as seen:
+            with windows_seen(PACKED) as seen:
                 found = scored(rows)
                 first, last = scored([rows[0], *others[1:]])[:1], scored([*others[:-1], rows[-1]])[-1:]
         except _MODEL_ERRORS as error:

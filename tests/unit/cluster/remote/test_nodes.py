@@ -5,6 +5,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +165,31 @@ async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_anoth
     assert await watched.take() == {"lost"}
     assert asked[3:] == ["moved", "lost"], "the node of the third is there"
     assert await watched.take() == set() and len(asked) == 5
+
+
+async def test_a_look_that_ends_after_its_deadline_brings_back_no_group_that_was_taken_meanwhile(monkeypatch):
+    """A deadline cancels the wait for the thread, and not the thread."""
+    states, begun, may_end = iter(["CREATED"]), threading.Event(), threading.Event()
+
+    def table(group: str) -> dict[str, object]:
+        if (state := next(states, "RESCHEDULING")) == "CREATED":
+            begun.set()
+            may_end.wait(60)
+        return {"state": state, "bundles_to_node_id": {0: "dead"}}
+
+    monkeypatch.setattr(nodes, "placement_group_table", table)
+    monkeypatch.setattr(ray, "nodes", list)
+    watched, loop = nodes.LostGroups(["group"]), asyncio.get_running_loop()
+    with ThreadPoolExecutor(2) as threads:
+        loop.set_default_executor(threads)
+        late = asyncio.create_task(watched.take())
+        assert await asyncio.to_thread(begun.wait, 60)
+        late.cancel()
+        assert await watched.take() == {"group"}
+        may_end.set()
+    with ThreadPoolExecutor(1) as threads:
+        loop.set_default_executor(threads)
+        assert await watched.take() == set()
 
 
 async def test_all_kills_are_of_one_function_of_rays(monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 from cluster.contracts.errors import DeadlineError, LostError
 from cluster.rollouts.buffer import Buffer
 from tests.fakes import ScriptedScorer, ScriptedWorker, death, group_summary
-from tests.unit.cluster.rollouts.scene import Scene, settled
-from tests.unit.cluster.simulated_time import simulated
+from tests.unit.cluster.rollouts.scene import Scene, refusal, settled
+from tests.unit.cluster.simulated_time import pass_time, simulated
 
 
 class StragglingWorker(ScriptedWorker):
@@ -218,3 +218,28 @@ async def test_a_straggler_that_is_dropped_while_its_ticket_is_made_is_an_event_
     assert scene.events.events == [
         {"kind": "drop", "group_id": "00000000", "prompt_id": scene.office.prompt(0).prompt_id, "reason": "straggler"}
     ]
+
+
+@pytest.mark.parametrize("num_ticks", range(6))
+@simulated
+async def test_a_group_that_is_refused_in_the_moment_in_which_it_becomes_a_straggler_is_one_event(num_ticks):
+    """Group 1 waits for group 0 for 5 s. The refusal comes some turns of the loop later."""
+
+    class Refusing(StragglingWorker):
+        async def stream_batches(self, method, tickets, **options):
+            for ticket in tickets[1:]:
+                yield group_summary(ticket.index), ticket.index
+            if tickets[0].index == 0:
+                await asyncio.sleep(4.0)
+                pass_time(1.0)
+                for _ in range(num_ticks):
+                    await asyncio.sleep(0)
+                yield refusal(tickets[0]), None
+
+    scene = Scene(make_worker=Refusing)
+    buffer = Buffer(groups_per_step=1, max_off_policy_steps=1, max_head_of_line_s=5.0)
+    async with scene.generating(buffer):
+        assert [index for index, _ in await buffer.take(1)] == [1]
+        await settled()
+        drops = [event["group_id"] for event in scene.events.events if event["kind"] == "drop"]
+    assert drops == ["00000000"]

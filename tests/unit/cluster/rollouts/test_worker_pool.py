@@ -1,6 +1,7 @@
 """The fleet is brought back to its size, whatever fails, and says which places are empty for good."""
 
 import asyncio
+import contextlib
 from unittest.mock import Mock
 
 import pytest
@@ -137,6 +138,15 @@ async def test_a_worker_that_two_calls_use_is_idle_when_both_have_ended():
     await idle
 
 
+async def test_groups_and_the_calls_that_sample_them_are_not_counted_twice():
+    member = Member(Mock())
+    with member.in_use(), member.in_use():
+        member.num_groups = 3
+        assert member.num_in_flight == 3
+        member.num_groups = 1
+        assert member.num_in_flight == 2
+
+
 @simulated
 async def test_a_worker_that_is_not_there_yet_is_given_back_before_those_that_serve():
     scene = Scene(num_workers=2)
@@ -164,6 +174,25 @@ async def test_of_workers_that_joined_in_mid_run_the_one_with_least_under_way_le
         scene.fleet.want(1)
         await settled()
         assert [worker.name for worker in scene.fleet.workers()] == ["rollout-0"], "its place stays reserved"
+
+
+@simulated
+async def test_of_services_the_one_that_judges_least_leaves_and_one_that_has_judged_counts_as_idle():
+    """In use: one of the first, two at a time of the second, and the third no longer."""
+    scene = Scene(num_workers=1)
+    async with scene.running():
+        scene.fleet.want(4)
+        await settled()
+        _, *joined = scene.fleet.serving()
+        with contextlib.ExitStack() as calls:
+            for member in (joined[0], joined[1], joined[1]):
+                calls.enter_context(member.in_use())
+            with joined[2].in_use():
+                pass
+            assert [member.num_in_flight for member in joined] == [1, 2, 0]
+            scene.fleet.want(2)
+            await settled()
+            assert [member.name for member in scene.fleet.serving()] == ["rollout-0", "rollout-2"]
 
 
 @simulated
@@ -274,6 +303,25 @@ async def test_a_spare_that_never_joins_does_not_end_the_run_while_the_only_work
 
 
 @simulated
+async def test_a_spare_that_never_joins_does_not_end_the_run_while_a_worker_that_joined_restarts():
+    """The first worker has left: only the other one has served."""
+    scene = Scene()
+    async with scene.running():
+        scene.fleet.want(2)
+        await settled()
+        scene.start_error = lambda name: None if name == "rollout-1" else no_disk(name)
+        scene.fleet.drain("rollout-0")
+        await asyncio.sleep(600)
+        restart = scene.held["rollout-1"] = asyncio.Event()
+        scene.fleet.replace(scene.workers[1], death("rollout-1"))
+        await asyncio.sleep(120)
+        assert scene.events.kinds().count("worker_not_joined") > 10 and scene.fleet.serving() == []
+        restart.set()
+        await settled()
+        assert [member.name for member in scene.fleet.serving()] == ["rollout-1"]
+
+
+@simulated
 async def test_after_a_worker_came_back_the_next_that_fails_to_join_is_the_first_again():
     scene = Scene()
     scene.start_error = no_disk
@@ -313,12 +361,12 @@ async def test_a_deliberate_error_of_the_first_workers_ends_the_run():
 
 @simulated
 async def test_a_first_worker_that_fails_is_replaced_while_another_first_one_still_loads():
+    """Three fail, and two are wanted."""
     scene = Scene(num_workers=2)
     scene.held["rollout-0"] = asyncio.Event()
-    failures = iter([WorkerError("rollout-1 failed in 'build': no disk", actor="rollout-1")])
-    scene.start_error = lambda name: next(failures, None)
+    scene.start_error = lambda name: None if name == "rollout-4" else no_disk(name)
     async with scene.running():
-        assert [member.name for member in scene.fleet.serving()] == ["rollout-2"]
+        assert [member.name for member in scene.fleet.serving()] == ["rollout-4"]
         scene.held["rollout-0"].set()
         await settled()
         assert len(scene.fleet.serving()) == 2
@@ -363,6 +411,7 @@ async def test_a_run_whose_workers_can_never_start_ends_with_their_error():
     scene.start_error = lambda name: WorkerError("rollout failed in 'build': no such model", kind=FailureKind.ERROR)
     with pytest.raises(WorkerError, match="no such model"):
         await scene.take()
+    assert scene.events.kinds().count("worker_not_joined") == 2, "one failure of each, and no restarts"
 
 
 @simulated

@@ -14,7 +14,7 @@ def joining(tmp_path, *, cpus: float, **settings) -> ActorSpec:
     return specs(tmp_path, cpus=cpus, **settings).joining_worker(7)
 
 
-def specs(tmp_path, *, cpus: float, **settings) -> ActorSpecs:
+def specs(tmp_path, *, cpus: float, gpus: float = 0.0, **settings) -> ActorSpecs:
     """Of a run whose actors ask for 4.25 CPUs, on a machine with `cpus`."""
     config: RunConfig = validated(
         {
@@ -25,7 +25,7 @@ def specs(tmp_path, *, cpus: float, **settings) -> ActorSpecs:
             **settings,
         }
     )
-    placement = plan(config, ClusterResources(nodes=(Node(cpus=cpus),)), needs=())
+    placement = plan(config, ClusterResources(nodes=(Node(cpus=cpus, gpus=gpus),)), needs=())
     return ActorSpecs(config, placement, RunDirectory(str(tmp_path)))
 
 
@@ -67,6 +67,12 @@ def test_the_recorder_sits_beside_the_first_rank_and_takes_nothing_of_its_seat(t
     """Seen before: without a seat it could be on a worker's node, which then never went away."""
     made = specs(tmp_path, cpus=8)
     assert (made.recorder().bundle, made.recorder().num_cpus) == (0, 0.0)
+
+
+def test_the_recorder_moves_with_a_first_rank_that_waits_for_a_gpu(tmp_path):
+    """Seen in review: it went elsewhere, and the loss of its node with a step's trajectories restarted all ranks."""
+    made = specs(tmp_path, cpus=8, gpus=1, learner={"gpus_per_rank": 1})
+    assert made.recorder().keeps_to_seat
 
 
 def test_workers_alone_may_be_on_spot_nodes(tmp_path):

@@ -353,6 +353,34 @@ def test_a_damaged_checkpoint_hides_no_other_problem(tmp_path, model):
     assert message.startswith("2 problems\n") and "was altered" in message and "a group of one" in message
 
 
+def saved(run_dir: Path, version: int, **fields: object) -> Path:
+    checkpoint = run_dir / "checkpoints" / f"step-{version:06d}"
+    aside = writing.begin(checkpoint)
+    (aside / "state").write_text("whole")
+    manifest = MANIFEST.model_copy(update={"policy_version": version, **fields})
+    writing.commit(aside, checkpoint, manifest.sealed({"state": writing.seal(aside / "state")}))
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [("manifest.json", "has a manifest.json that cannot be read"), ("state", "is torn: state has 3 bytes")],
+)
+def test_a_run_whose_newest_checkpoint_is_damaged_is_refused(file, why, tmp_path, model):
+    before, newest = (saved(tmp_path / "run", version) for version in (1, 2))
+    (before / "manifest.json").unlink()
+    check(run(tmp_path, model))
+    saved(tmp_path / "run", 1)
+    (newest / file).write_text('{"a')
+    refused = refusal(run(tmp_path, model))
+    assert f"{newest} {why}" in refused and f"the one before it is {before}: move step-000002 away" in refused
+
+
+def test_a_run_whose_newest_checkpoint_is_of_another_version_of_ours_is_refused(tmp_path, model):
+    saved(tmp_path / "run", 1, format="treadwheel-checkpoint-3")
+    assert "in format 'treadwheel-checkpoint-3' instead of 'treadwheel-checkpoint-" in refusal(run(tmp_path, model))
+
+
 def test_a_run_dir_that_cannot_be_read_hides_no_other_problem(tmp_path, model):
     (tmp_path / "run" / "driver.lock").mkdir(parents=True)
     message = refusal(run(tmp_path, model, "buffer.trajectories_per_group=1"))

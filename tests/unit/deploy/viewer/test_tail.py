@@ -1,5 +1,7 @@
 """Lines of a file that grows are read once, and anew when they are no longer what they were."""
 
+import threading
+
 import pytest
 
 from cluster.contracts.errors import DamagedError
@@ -97,6 +99,17 @@ def test_of_an_object_store_only_what_is_new_is_read(monkeypatch):
         writer.flush_lines()
         assert tail.records() == [{"a": 7}], "a run that began anew has objects of the same names"
         assert tail.generation == 1
+
+
+def test_segments_of_an_object_store_are_read_at_the_same_time(monkeypatch):
+    together, read = threading.Barrier(3, timeout=60), RunDirectory.read_file
+    monkeypatch.setattr(RunDirectory, "read_file", lambda self, name: together.wait() >= 0 and read(self, name))
+    with s3("several"):
+        writer = RunDirectory("s3://several/run")
+        for number in range(3):
+            writer.append_json("metrics.jsonl", {"a": number})
+            writer.flush_lines()
+        assert Tail(RunDirectory("s3://several/run"), "metrics.jsonl").records() == [{"a": 0}, {"a": 1}, {"a": 2}]
 
 
 def test_of_many_segments_of_an_object_store_the_newest_are_read_and_then_those_that_come():

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ from learner.model.policy import (
     PolicyModel,
     TokenOutputs,
     choose_layout,
+    hidden_states,
     load,
     prove,
     token_row,
@@ -158,6 +160,17 @@ def test_a_proof_for_which_memory_does_not_suffice_is_not_made_in_another_layout
         choose_layout(
             policy, forward=full, own_logits=policy.own_logits, model=model, packing="auto", dtype=torch.float32
         )
+
+
+def test_gradients_of_the_token_before_many_completions_are_summed_in_float32():
+    """In bfloat16 a sum of ones ends at 256."""
+    hidden = torch.zeros(1, 2, 4, dtype=torch.bfloat16, requires_grad=True)
+    causal_lm: Any = SimpleNamespace(base_model=lambda **inputs: (hidden,))
+    batch = lay_out([token_row([1], [2])] * 512, [*range(512)], layout="shared", width=1)
+    found = hidden_states(causal_lm, batch)
+    found.sum().backward()
+    assert found.dtype == torch.bfloat16 and hidden.grad is not None
+    assert hidden.grad[0, :, 0].tolist() == [512.0, 0.0]
 
 
 def windowed_phimoe(window: int | None) -> PreTrainedModel:
@@ -293,18 +306,37 @@ def kernel_of_16_bits(
     return F.scaled_dot_product_attention(*heads, attn_mask=mask_TT, enable_gqa=True).transpose(1, 2)
 
 
-def test_an_only_rank_packs_with_flash_attention_whose_kernels_take_16_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """It proves its model in float32, which they refuse."""
+@pytest.fixture
+def _has_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", lambda *args, **options: True)
     monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *args, **options: None)
     monkeypatch.setattr(transformers_flash, "_flash_attention_forward", kernel_of_16_bits)
-    model = {"path": str(make_tiny_model(tmp_path)), "attention": "flash_attention_2"}
+
+
+def built_with_flash_attention(path: Path, **model: Any) -> PolicyModel:
+    model = {"path": str(path), "attention": "flash_attention_2", **model}
     run = RunConfig.model_validate({"model": model, "prompts": "file"})
-    networks, _ = build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))
-    assert networks.policy.layout == "packed"
-    assert networks.policy.causal_lm.config._attn_implementation == "flash_attention_2"
+    return build(run, ranks=Ranks(rank=0, size=1, device=torch.device("cpu"), mesh=None))[0].policy
+
+
+@pytest.mark.usefixtures("_has_flash_attention")
+def test_an_only_rank_packs_with_flash_attention_whose_kernels_take_16_bits(tmp_path: Path):
+    """It proves its model in float32, which they refuse."""
+    policy = built_with_flash_attention(make_tiny_model(tmp_path))
+    assert policy.layout == "packed"
+    assert policy.causal_lm.config._attn_implementation == "flash_attention_2"
+
+
+@pytest.mark.usefixtures("_has_flash_attention")
+def test_a_window_that_flash_attention_is_not_told_of_is_refused_where_a_sequence_may_be_longer(tmp_path: Path):
+    """It takes no masks. The proof's rows are shorter than any window: the learner's policy would be another one than the sampler's."""
+    masked, told = tmp_path / "masked", tmp_path / "told"
+    windowed_phimoe(32).save_pretrained(masked)
+    MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16)).save_pretrained(told)
+    with pytest.raises(ConfigError, match=r"PhimoeForCausalLM has its window of 32 .*use model\.attention=auto"):
+        built_with_flash_attention(masked)
+    assert built_with_flash_attention(masked, max_context=32).layout == "packed"
+    assert built_with_flash_attention(told).layout == "packed"
 
 
 def test_an_attention_that_leaves_out_the_models_soft_cap_is_refused(tmp_path: Path):
