@@ -137,6 +137,8 @@ def write_weights(folder: Path, named: Iterable[tuple[str, Tensor]]) -> dict[str
         parts.append(write_tensors(folder / f"part-{number}", tensors))
         places |= dict.fromkeys(tensors, number)
         size_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        # The loop would hold them while the next file's tensors are gathered.
+        tensors.clear()
     names = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
     if len(parts) == 1:
         names = ["model.safetensors"]

@@ -1,8 +1,8 @@
 """Loads a model into the shards of several ranks. A rank that streams holds no more than its shards and part of one tensor.
 
 `skeleton` builds the model without memory for its weights. Once it is sharded, each rank reads its own rows from the safetensors files in
-`load_shards`. Rows cannot be read alone if the stored form differs from the computed one (fused experts, quantized weights, other files
-than safetensors): rank 0 then loads the whole model and sends it tensor by tensor.
+`load_shards`. Rows cannot be read alone if the stored form differs from the computed one (fused experts, other files than safetensors):
+rank 0 then loads the whole model and sends it tensor by tensor.
 """
 
 import contextlib
@@ -76,16 +76,11 @@ def skeleton(
 
 
 def materialise(module: nn.Module, *, device: torch.device) -> None:
-    """Allocates memory for shards, without values. Buffers keep their values; tied parameters stay tied."""
+    """Allocates memory for shards, without values. Buffers keep their values; tied shards stay tied, since torch swaps them in place."""
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    names = [names for names, _ in _tied(module)]
     module.to_empty(device=device)
     for name, buffer in module.named_buffers(remove_duplicate=False):
         buffer.copy_(buffers[name])
-    for first, *others in names:
-        for other in others:
-            owner, _, leaf = other.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, module.get_parameter(first))
 
 
 @torch.no_grad()
@@ -144,7 +139,7 @@ def _stream(wanted: Mapping[str, Tensor], *, stored: Mapping[str, StoredTensor])
             if rows.stop > rows.start:
                 tensor.to_local().copy_(stored[name].rows(rows))
         elif name in stored:
-            # A stored buffer; the others were computed with the skeleton.
+            # Other buffers were computed with the skeleton.
             tensor.copy_(stored[name].rows(slice(None)))
 
 
@@ -162,9 +157,8 @@ def _send(wanted: Mapping[str, Tensor], *, source: PreTrainedModel, model: Model
 
 
 def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[str, StoredTensor] | None:
-    """Stored tensors by the source's names. None unless parameters are stored as computed, up to a cast, and persistent buffers too."""
-    converts = any(isinstance(x, WeightConverter) for x in get_model_conversion_mapping(source, add_legacy=False))
-    if converts or getattr(source.config, "quantization_config", None) is not None:
+    """Stored tensors of the source's state dict, by name. None unless parameters are stored as computed, up to a cast, and buffers too."""
+    if any(isinstance(x, WeightConverter) for x in get_model_conversion_mapping(source, add_legacy=False)):
         return None
     # A backbone may be stored as part of a causal model or of a reward model.
     prefix = f"{source.base_model_prefix}." if _is_backbone(source) else ""
@@ -178,10 +172,11 @@ def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[
         if found is None or not found.is_plain or found.shape != tuple(parameter.shape):
             return None
         stored |= dict.fromkeys(plain, found)
-    kept = source.state_dict().keys()
-    if any(name in kept and _stored_name(name) not in stored for name, _ in source.named_buffers()):
+    kept = [_stored_name(name) for name in source.state_dict() if not is_adapter(name)]
+    if any(name not in stored for name in kept):
         return None
-    return stored
+    # Old files also have buffers that are computed now, perhaps rounded.
+    return {name: stored[name] for name in kept}
 
 
 def stored_tensors(model: ModelConfig) -> Iterator[StoredTensor]:

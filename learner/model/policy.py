@@ -210,7 +210,7 @@ def load(
 ) -> PreTrainedModel:
     """The model in `dtype`, dropout off: the policy that learns must be the one that sampled.
 
-    Raises ConfigError naming `field` for a model that does not load or lacks weights.
+    Raises ConfigError naming `field` for a model that does not load, or whose weights are missing or of another shape.
     """
     transformers.utils.logging.disable_progress_bar()
     config = read_config(model, field=field)
@@ -220,12 +220,24 @@ def load(
         names = frozen(empty)
         keep_float32(empty, names)
         loaded, found = cast(Any, kind).from_pretrained(
-            model.path, revision=model.revision, config=config, dtype=dtype, output_loading_info=True, **options
+            model.path,
+            revision=model.revision,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
         )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{field}={model.path!r} does not load: {headline(error)}") from error
+    # transformers initialises mismatched and missing weights at random.
+    if found["mismatched_keys"]:
+        name, stored, expected = min(found["mismatched_keys"])
+        raise ConfigError(
+            f"{field}={model.path!r} stores {name} in the shape {list(stored)}, and its config.json describes {list(expected)}; bring back "
+            "the model's own config.json, or take another model"
+        )
     if found["missing_keys"]:
-        # transformers would initialise them at random.
         raise ConfigError(
             f"{field}={model.path!r} lacks weights of a {type(loaded).__name__}: {min(found['missing_keys'])}"
         )

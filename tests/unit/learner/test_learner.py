@@ -314,10 +314,15 @@ def test_a_restored_learner_goes_on_bit_for_bit(model_path: Path, tmp_path: Path
     for _ in range(2):
         step(learner)
     assert learner.objective.state_dict()["moments"]["reward_shaping[0]"]["count"] == 18
+    saved, is_learned = _weights(learner), Event()
+    learner._saver._thread.submit(is_learned.wait, 60)  # writing in the background begins after two more steps
     learner.save(str(tmp_path / "step-000002"), {"policy_version": 2, "metric": 0.5})
     expected = [step(learner) for _ in range(2)]
     resumed = Learner(config)
+    is_learned.set()
     learner.finish_saving()
+    for name, tensor in load_file(tmp_path / "step-000002" / "model" / "model.safetensors").items():
+        assert torch.equal(saved[f"causal_lm.{name}"], tensor)
     assert resumed.restore_latest(str(tmp_path)) == {"policy_version": 2, "metric": 0.5}
     assert resumed.version == 2 and resumed.last_step() is None
     assert [step(resumed) for _ in range(2)] == expected
@@ -635,7 +640,10 @@ def test_a_version_that_is_saved_is_not_written_over_when_it_is_asked_for_again(
     for metric in (None, 0.5, None):  # it is evaluated after its first save, and asked for without that
         learner.save(str(place), {"metric": metric})
     learner.finish_saving()
-    assert verify(Place.of(place)).metric == 0.5
+    folder = place.stat().st_ino
+    learner.save(str(place), {"metric": 0.5})
+    learner.finish_saving()
+    assert verify(Place.of(place)).metric == 0.5 and place.stat().st_ino == folder
     learner.update(*_groups(learner))
     learner.save(str(place), {})
     learner.finish_saving()
@@ -737,6 +745,15 @@ def test_the_save_after_the_last_step_is_written_at_once(model_path: Path, tmp_p
     learner.save(str(tmp_path / "step-000001"), {})
     assert learner._saver._writing is None
     verify(Place.of(tmp_path / "step-000001"))
+
+
+def test_a_learner_that_is_closed_has_written_its_checkpoint(model_path: Path, tmp_path: Path):
+    learner = Learner(make_config(model_path))
+    learner.save(str(tmp_path / "step-000000"), {})
+    saver = learner._saver
+    learner.close()
+    assert saver._writing is not None and saver._writing.done()
+    verify(Place.of(tmp_path / "step-000000"))
 
 
 def test_a_machine_has_room_for_the_copies_of_all_its_ranks_or_none_is_made(

@@ -1,4 +1,6 @@
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,25 @@ def test_large_models_are_split_into_files_with_an_index(tmp_path: Path, monkeyp
         "model.safetensors.index.json",
     ]
     assert load_file(tmp_path / "model-00002-of-00003.safetensors")["b"].tolist() == [1.0] * 8
+
+
+def test_a_file_of_weights_is_out_of_memory_before_the_next_is_gathered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(model_folder, "MAX_FILE_BYTES", 40)
+    made, num_alive = list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in "abcd":
+            num_alive.append(sum(each() is not None for each in made))
+            tensor = torch.zeros(8)
+            made.append(weakref.ref(tensor))
+            yield name, tensor
+            del tensor
+
+    model_folder.write_weights(tmp_path, gathered())
+    # Only the tensor that the next one does not fit beside.
+    assert num_alive == [0, 1, 1, 1]
 
 
 def test_a_folder_has_the_buffers_that_a_checkpoint_has(tmp_path: Path):

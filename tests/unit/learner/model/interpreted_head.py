@@ -1,6 +1,8 @@
 """The head's kernels, interpreted on a CPU, compute what torch computes. Run by `test_fused_head` with TRITON_INTERPRET=1, which Triton
 reads when it is imported."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,9 +19,43 @@ def test_they_prove_themselves():
     assert fused_head.differs(CPU) is None
 
 
-def test_those_that_compute_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fused_head, "gradient", lambda logits_CV, **_: logits_CV)
-    assert "the gradient differs by" in str(fused_head.differs(CPU))
+@pytest.mark.parametrize(
+    ("spoiled", "factor", "says"),
+    [
+        ("target_C", 2.0, "the targets' logits"),
+        ("total_C", 2.0, "the normalizer"),
+        ("weighted_C", 2.0, "the entropy"),
+        (torch.float32, torch.nan, "the gradient"),
+        (torch.bfloat16, 2.0, "the gradient"),
+    ],
+)
+def test_those_that_compute_something_else_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, spoiled: str | torch.dtype, factor: float, says: str
+):
+    """`spoiled`: a sum, or the gradient in a type."""
+    reduce_, gradient = fused_head.reduce_, fused_head.gradient
+
+    def reduce_otherwise(logits_CV: torch.Tensor, **options: Any) -> None:
+        reduce_(logits_CV, **options)
+        if options.get(str(spoiled)) is not None:
+            options[str(spoiled)].mul_(factor)
+
+    def gradient_otherwise(logits_CV: torch.Tensor, **options: Any) -> torch.Tensor:
+        found_CV = gradient(logits_CV, **options)
+        return factor * found_CV if options["dtype"] == spoiled else found_CV
+
+    monkeypatch.setattr(fused_head, "reduce_", reduce_otherwise)
+    monkeypatch.setattr(fused_head, "gradient", gradient_otherwise)
+    assert f"{says} differs by" in str(fused_head.differs(CPU))
+
+
+def test_a_lack_of_memory_says_nothing_about_them(monkeypatch: pytest.MonkeyPatch):
+    def without_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(fused_head, "reduce_", without_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        fused_head.differs(CPU)
 
 
 def test_those_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ One rank alone is a group too: what is sharded over one is whole, and everything
 
 import contextlib
 import gc
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,6 +38,7 @@ from learner.distributed import Ranks, leave, whole
 from learner.learner import Learner
 from learner.model.building import build
 from learner.model.critic import Networks
+from learner.model.loading import skeleton
 from learner.model.packing import lay_out
 from learner.model.policy import load, token_row
 from learner.optimizer import Optimizer
@@ -95,6 +97,46 @@ def test_buffers_without_a_dimension_are_streamed(alone: Ranks, tmp_path: Path):
     ApertusForCausalLM(ApertusConfig(**SIZES)).save_pretrained(tmp_path)
     assert load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.act_fn.beta"].shape == ()
     config = make_config(tmp_path)
+    networks, loading = _built(config, alone)
+    assert loading == "streamed"
+    assert_equal(networks, _unsharded(config))
+
+
+@pytest.mark.parametrize("has_defaults", [True, False])
+def test_a_skeleton_attends_as_configured_generates_by_its_folders_defaults_and_drops_nothing(
+    tmp_path: Path, has_defaults: bool
+):
+    path = make_tiny_model(tmp_path)
+    config = json.loads((path / "config.json").read_text()) | {"attention_dropout": 0.5}
+    (path / "config.json").write_text(json.dumps(config))
+    defaults = path / "generation_config.json"
+    defaults.unlink(missing_ok=True)
+    if has_defaults:
+        defaults.write_text('{"eos_token_id": [5, 6]}')
+    model = make_config(path).model.model_copy(update={"attention": "eager"})
+    built, loaded = skeleton(model), load(model, dtype=torch.float32)
+    assert built.generation_config is not None and loaded.generation_config is not None
+    found, expected = (each.generation_config.eos_token_id for each in (built, loaded))
+    assert found == expected and (found == [5, 6]) is has_defaults
+    assert built.get_submodule("model.layers.0.self_attn").attention_dropout == 0.0
+    assert built.config._attn_implementation == "eager"
+
+
+def test_ranks_stream_only_if_all_of_them_can(alone: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A rank whose machine lacks a file would wait for tensors that rank 0 does not send."""
+    monkeypatch.setattr(Ranks, "sum", lambda ranks, tensor: tensor - 1)
+    config = make_config(make_tiny_model(tmp_path))
+    networks, loading = _built(config, alone)
+    assert loading == "sent by rank 0"
+    assert_equal(networks, _unsharded(config))
+
+
+def test_a_buffer_that_the_model_computes_is_not_read_from_files(alone: Ranks, tmp_path: Path):
+    """Older versions stored frequencies of rotary embeddings, in the type of the weights."""
+    config = make_config(make_tiny_model(tmp_path))
+    stored = load_file(tmp_path / "model.safetensors")
+    stored["model.rotary_emb.inv_freq"] = torch.zeros(16)
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
     networks, loading = _built(config, alone)
     assert loading == "streamed"
     assert_equal(networks, _unsharded(config))
@@ -263,6 +305,20 @@ def test_a_model_that_lacks_weights_is_refused_instead_of_drawn(tmp_path: Path):
     )
     with pytest.raises(ConfigError, match=r"algorithm\.value\.path=.* lacks weights of a Qwen3Model: norm\.weight"):
         _unsharded(config)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_weights_of_another_shape_than_the_configuration_describes_are_refused(
+    alone: Ranks, tmp_path: Path, is_sharded: bool
+):
+    path = make_tiny_model(tmp_path)
+    config = json.loads((path / "config.json").read_text()) | {"vocab_size": 120}
+    (path / "config.json").write_text(json.dumps(config))
+    build_it = partial(_built, ranks=alone) if is_sharded else _unsharded
+    with pytest.raises(
+        ConfigError, match=r"stores .*embed_tokens\.weight in the shape \[128, 64\], .* describes \[120, 64\]"
+    ):
+        build_it(make_config(path))
 
 
 def test_weights_in_several_files_are_found(alone: Ranks, tmp_path: Path):
