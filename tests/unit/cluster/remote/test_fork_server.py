@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -217,6 +218,19 @@ def test_a_worker_starts_as_ever_once_it_has_waited_for_long_and_no_second_one_c
             time.sleep(0.01)
 
     assert ended.stdout == "forked\n" and not (tmp_path / "forked").exists()
+
+
+def test_descriptors_of_a_worker_that_is_killed_before_it_has_asked_are_closed() -> None:
+    reading, writing = os.pipe()
+    asker, connection = socket.socketpair(socket.AF_UNIX)
+    with connection:
+        with asker:
+            socket.send_fds(asker, [(100).to_bytes(4)], [writing])
+        os.close(writing)
+        assert fork_server_module._received(connection) is None
+    os.set_blocking(reading, False)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == b"", "None: the pipe still has a writer"
 
 
 def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:
