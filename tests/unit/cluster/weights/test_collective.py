@@ -259,6 +259,25 @@ async def test_a_worker_that_was_overtaken_while_it_joined_gets_what_changed_in_
     assert bases(learner) == [None, "0"]
 
 
+async def test_a_worker_whose_group_broke_while_the_next_version_was_published_is_asked_for_the_version_that_travels(
+    transport,
+):
+    """The next version may have the same weights: the learner sends them, and a proof of the next version would be refused."""
+
+    class Overtaken(Worker):
+        async def call(self, method: str, *args: Any, deadline_s: float) -> Attestation:
+            if learner.version == 0:
+                learner.version = 1
+                await transport.publish(learner)
+            return await super().call(method, *args, deadline_s=deadline_s)
+
+    learner = Learner()
+    late = Overtaken("late", learner, BroadcastError("broken"))
+    await transport.publish(learner)
+    joined = await transport.catch_up([late])
+    assert (joined.failures, joined.policy_version, len(late.first_ranks)) == ((), 0, 2)
+
+
 async def test_one_worker_without_the_version_before_has_all_of_its_group_get_the_whole_once(transport):
     learner = Learner()
     old, other = Worker("w0", learner), Worker("w0", learner)
