@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import BroadcastError, LostError, TreadwheelError, WorkerError
+from cluster.contracts.errors import BroadcastError, DeadlineError, LostError, TreadwheelError, WorkerError
 from cluster.contracts.types import Attestation, BroadcastStats, Packed, RankGroup
 from cluster.weights.collective import CollectiveTransport
 from tests.fakes import attestation, death
@@ -104,6 +104,17 @@ async def test_the_processes_of_all_engines_follow_the_learner_in_one_group_for_
         assert len(stats.attestations) == 2 and stats.policy_version == learner.version
     assert [worker.first_ranks for worker in workers] == [[1, 1, 1], [3, 3, 3]]
     assert len({group.name for group in learner.groups}) == 1 and learner.groups[0].size == 5
+
+
+async def test_a_manifest_that_never_comes_meets_the_deadline():
+    class Gone(Learner):
+        async def pack(self) -> list[asyncio.Future[Any]]:
+            return [asyncio.Future(), asyncio.Future()]
+
+    transport = CollectiveTransport(timeout_s=0.01)
+    await transport.publish(Learner())
+    with pytest.raises(DeadlineError, match="last published policy version: 0"):
+        await transport.publish(Gone())
 
 
 async def test_a_replaced_worker_one_more_and_a_restarted_learner_are_another_group_each(transport):
