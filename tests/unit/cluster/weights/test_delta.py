@@ -1,6 +1,10 @@
 """Base and changes make the next version bit for bit, whatever its bits; what does not belong together is refused."""
 
-from typing import Any
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -153,6 +157,30 @@ def test_a_publication_that_broke_off_leaves_nothing_to_compare_with():
     next(broken)
     broken.close()
     assert publish(copy, weights, version=1, bucket_bytes=400).is_whole
+
+
+class AtOnce:
+    """Threads that have done each task when they return its future."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(function(*args))
+        return done
+
+
+def test_each_bucket_of_the_version_before_is_released_once_it_is_compared(monkeypatch):
+    monkeypatch.setattr(delta, "_threads", AtOnce)
+    copy, weights = PublishedCopy(), {f"t{index}": torch.zeros(100) for index in range(3)}
+    before = [weakref.ref(bucket) for bucket in publish(copy, weights, version=0, bucket_bytes=400).buckets]
+    parts = copy.compared(packing(weights.items(), policy_version=1, bucket_bytes=400, canary=lambda: CANARY))
+    assert [sum(bucket() is not None for bucket in before) for _ in map(next, [parts] * 3)] == [2, 1, 0]
 
 
 def test_a_version_is_published_again_with_no_changes():
