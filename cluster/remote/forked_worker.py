@@ -59,8 +59,13 @@ class Request(NamedTuple):
     def receive(cls, connection: socket.socket) -> "Request":
         """Its descriptors belong to this process. Raises OSError or ValueError for an incomplete request."""
         length, descriptors, _, _ = socket.recv_fds(connection, _LENGTH_BYTES, 4)
-        with connection.makefile("rb") as file:
-            arguments, environment, blocked, open_files, oom_score = json.loads(file.read(int.from_bytes(length)))
+        try:
+            with connection.makefile("rb") as file:
+                arguments, environment, blocked, open_files, oom_score = json.loads(file.read(int.from_bytes(length)))
+        except (OSError, ValueError):
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
         return cls(arguments, environment, blocked, open_files, oom_score, list(descriptors))
 
     def take_limits(self) -> None:

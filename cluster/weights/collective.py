@@ -35,6 +35,16 @@ _Sent = tuple[Result, int]
 
 
 @dataclass(frozen=True, slots=True)
+class _Version:
+    """What was packed. A delivery keeps to its version, although the next one may be packed meanwhile."""
+
+    learner: PublishingLearner
+    manifest: Any
+    """Object ref."""
+    packed: Packed
+
+
+@dataclass(frozen=True, slots=True)
 class _Lasting:
     """The group of the fleet, kept from broadcast to broadcast."""
 
@@ -55,10 +65,7 @@ class CollectiveTransport:
         self._timeout_s = timeout_s
         self._name = uuid.uuid4().hex[:8]
         self._generations = count(1)
-        self._learner: PublishingLearner | None = None
-        self._manifest: Any = None
-        """Object ref of the manifest that was packed last."""
-        self._packed: Packed | None = None
+        self._last: _Version | None = None
         self._lasting: _Lasting | None = None
         self._bases = Bases()
 
@@ -66,9 +73,9 @@ class CollectiveTransport:
         """Errors of the learner's packing pass through."""
         started = time.monotonic()
         manifest, packed = await learner.pack()
-        before = asdict(self._packed) if self._packed else {}
+        before = asdict(self._last.packed) if self._last else {}
         found: Packed = await fetched(packed, within_s=self._timeout_s, before=before)
-        self._learner, self._manifest, self._packed = learner, manifest, found
+        self._last = _Version(learner, manifest, found)
         return stats_of(asdict(found), (), (), started=started)
 
     async def deliver(self, workers: Sequence[ActorHandle]) -> BroadcastStats:
@@ -81,25 +88,24 @@ class CollectiveTransport:
 
     async def _deliver(self, workers: Sequence[ActorHandle], *, joins: bool) -> BroadcastStats:
         started = time.monotonic()
-        packed, learner = self._packed, self._learner
-        if packed is None or learner is None:
+        version = self._last
+        if version is None:
             raise WeightsError("nothing was published yet: publish once before workers load")
+        packed = version.packed
         try:
-            sent = await self._sent(learner, packed, workers, joins=joins)
+            sent = await self._sent(version, workers, joins=joins)
         except _LEARNER_LOST as error:
             lost = f"policy version {packed.policy_version} is not with the learner any more: {error}"
             sent = [(LostError(lost, actor=error.actor or "learner"), 0) for _ in workers]
         results, sizes = [result for result, _ in sent], [size for _, size in sent]
         return stats_of(asdict(packed), workers, results, started=started, sizes=sizes)
 
-    async def _sent(
-        self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
-    ) -> list[_Sent]:
+    async def _sent(self, version: _Version, workers: Sequence[ActorHandle], *, joins: bool) -> list[_Sent]:
         """Results in the workers' order. Raises the learner's own failure."""
         sent: dict[str, _Sent] = {}
         num_vain = 0
         while waiting := [worker for worker in workers if worker.name not in sent]:
-            failure, found = await self._round(learner, packed, waiting, joins=joins)
+            failure, found = await self._round(version, waiting, joins=joins)
             ended = {name: each for name, each in found.items() if not isinstance(each[0], BroadcastError)}
             sent |= ended
             if len(ended) == len(found):
@@ -107,12 +113,12 @@ class CollectiveTransport:
             _refuse_lost_learner(failure)
             num_vain = 0 if ended else num_vain + 1
             if num_vain == _VAIN_ROUNDS:
-                alone = await asyncio.gather(*(self._alone(learner, packed, worker) for worker in waiting))
+                alone = await asyncio.gather(*(self._alone(version, worker) for worker in waiting))
                 sent |= zip((worker.name for worker in waiting), alone, strict=True)
         return [sent[worker.name] for worker in workers]
 
-    async def _alone(self, learner: PublishingLearner, packed: Packed, worker: ActorHandle) -> _Sent:
-        failure, found = await self._round(learner, packed, [worker], joins=True)
+    async def _alone(self, version: _Version, worker: ActorHandle) -> _Sent:
+        failure, found = await self._round(version, [worker], joins=True)
         _refuse_lost_learner(failure)
         result, size = found[worker.name]
         if isinstance(result, BroadcastError):
@@ -121,9 +127,10 @@ class CollectiveTransport:
         return result, size
 
     async def _round(
-        self, learner: PublishingLearner, packed: Packed, workers: Sequence[ActorHandle], *, joins: bool
+        self, version: _Version, workers: Sequence[ActorHandle], *, joins: bool
     ) -> tuple[TreadwheelError | None, dict[str, _Sent]]:
         """The learner's error, None if it sent to all, and the results by worker. After a failure the rest of the group gives up."""
+        learner, packed = version.learner, version.packed
         group, published = self._group(packed, workers, joins=joins), asdict(packed)
         size = sum(packed.delta["sizes_bytes"]) if packed.delta and group.base_digest else packed.total_bytes
         has_given_up = False
@@ -147,7 +154,7 @@ class CollectiveTransport:
             proof_of(
                 worker,
                 "receive",
-                self._manifest,
+                version.manifest,
                 group,
                 1 + number * packed.receivers_per_worker,
                 published=published,

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -121,16 +122,20 @@ def ask(tmp_path: Path, patient: str) -> Ask:
     return start
 
 
-def test_a_forked_worker_has_what_the_asking_process_has_and_what_the_server_imported(ask: Ask, tmp_path: Path) -> None:
+def test_a_forked_worker_has_what_the_asking_process_has_and_what_the_server_imported(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = f"""
-import os, signal, sys
-print(sys.argv[1:], os.environ["OWN"], os.getcwd(), __name__, {IMPORTED!r} in sys.modules)
+import os, sys
+print(sys.argv[1:], os.environ["OWN"], "SERVERS" in os.environ, os.getcwd(), __name__, {IMPORTED!r} in sys.modules)
 print(sys.modules.get("ray"), file=sys.stderr)
 """
+    monkeypatch.setenv("SERVERS", "own")
     with fork_server(LITTLE):
+        monkeypatch.delenv("SERVERS")
         ended = ask(program, "--worker-id=7", OWN="its own")
 
-    assert ended.stdout == f"['--worker-id=7'] its own {tmp_path} __main__ True\n"
+    assert ended.stdout == f"['--worker-id=7'] its own False {tmp_path} __main__ True\n"
     assert ended.stderr == "None\n", "Ray would have read the server's environment"
     assert forked_worker.ADDRESS not in os.environ
 
@@ -138,6 +143,27 @@ print(sys.modules.get("ray"), file=sys.stderr)
 def test_each_forked_worker_has_a_group_of_its_own_which_ray_ends_with_it(ask: Ask) -> None:
     with fork_server(LITTLE):
         assert ask("import os; print(os.getpgid(0) == os.getpid())").stdout == "True\n"
+
+
+def test_a_forked_worker_learns_how_its_own_processes_ended(ask: Ask) -> None:
+    """The server lets the system forget its workers: a worker that did so too would take each failed program for a good one."""
+    with fork_server(LITTLE):
+        assert ask("import subprocess; print(subprocess.run('false').returncode)").stdout == "1\n"
+
+
+def test_a_forked_worker_has_no_descriptors_of_the_server_or_of_workers_before_it(ask: Ask) -> None:
+    """Its input, output and errors, and the folder that it lists."""
+    with fork_server(LITTLE):
+        assert [ask("import os; print(len(os.listdir('/proc/self/fd')))").stdout for _ in range(2)] == ["4\n"] * 2
+
+
+def test_a_forked_worker_has_the_blocked_signals_of_the_asking_process(ask: Ask) -> None:
+    """Else a terminal that closes would end it."""
+    asker = "import runpy, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP]); "
+    asker += "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    program = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    with fork_server(LITTLE):
+        assert ask(program, by=("-c", asker)).stdout == "True\n"
 
 
 def test_a_forked_worker_has_the_limits_of_the_asking_process_and_goes_first_where_memory_is_short(ask: Ask) -> None:
@@ -217,6 +243,24 @@ def test_a_worker_starts_as_ever_once_it_has_waited_for_long_and_no_second_one_c
             time.sleep(0.01)
 
     assert ended.stdout == "forked\n" and not (tmp_path / "forked").exists()
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["is killed", "stands still"])
+def test_descriptors_of_a_worker_that_has_not_asked_to_the_end_are_closed(
+    is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server_module, "_PATIENCE_S", 0.01)
+    reading, writing = os.pipe()
+    asker, connection = socket.socketpair(socket.AF_UNIX)
+    with connection, asker:
+        socket.send_fds(asker, [(100).to_bytes(4)], [writing])
+        os.close(writing)
+        if is_killed:
+            asker.close()
+        assert fork_server_module._received(connection) is None
+    os.set_blocking(reading, False)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == b"", "None: the pipe still has a writer"
 
 
 def test_a_server_that_was_killed_is_no_server(ask: Ask) -> None:

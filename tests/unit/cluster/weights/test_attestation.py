@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from cluster.contracts.config import ModelConfig, WeightsConfig
 from cluster.contracts.errors import WeightsError
@@ -50,7 +51,30 @@ def test_a_version_may_be_off_by_three_times_the_noise(error, is_believed):
 
 def test_an_unlikelier_probe_is_allowed_proportionally_more_noise():
     # Mean nats rise from 1.5 to 4.5, so the noise of 0.02 may be 0.06, and an error of 0.15 is below three times that.
-    assert started(-1.02, -2.02).compare(version(-4.0, -5.0), [-4.15, -5.15]).canary_mean_error == pytest.approx(0.15)
+    attestor = started(-1.02, -2.02)
+    assert attestor.compare(version(-4.0, -5.0), [-4.15, -5.15]).canary_mean_error == pytest.approx(0.15)
+    # Versions are told apart from twice that on, 0.12.
+    assert not attestor.compare(version(-4.1, -5.1), [-4.1, -5.1]).distinguishable
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_quantized", "allowed"),
+    [("bfloat16", False, 6e-3), ("float32", False, 1.5e-4), ("float32", True, 6e-3)],
+)
+def test_an_engine_without_noise_at_its_start_is_measured_once_and_allowed_a_little(dtype, is_quantized, allowed):
+    attestor = started(*STARTING, dtype=dtype, is_quantized=is_quantized)
+    assert not attestor.needs_start
+    below, above = ([-1.0 - share * allowed, -2.0 - share * allowed] for share in (0.99, 1.01))
+    assert attestor.compare(version(*STARTING), below).tolerance == pytest.approx(allowed)
+    with pytest.raises(WeightsError, match="does not compute policy version 7"):
+        attestor.compare(version(*STARTING), above)
+
+
+def test_an_engine_that_joins_at_a_later_version_is_measured_under_its_starting_files():
+    attestor = Attestor(worker="w0", dtype="bfloat16")
+    attestor.start(version(-3.0, -3.0).canary, [-1.02, -2.02])
+    proof = attestor.compare(version(-3.0, -3.0), [-3.0, -3.0])
+    assert proof.noise_floor == pytest.approx(0.02) and proof.distinguishable
 
 
 @pytest.mark.parametrize(("dtype", "floor"), [("bfloat16", 0.21), ("float32", 1.1e-3), ("float32", math.nan)])
@@ -66,6 +90,20 @@ def test_other_files_than_the_learners_are_refused_before_they_are_measured():
     ):
         attestor.start(version(*STARTING, files="bbbb").canary, STARTING)
     attestor.start(version(*STARTING, files="aaaa").canary, STARTING)
+
+
+def test_the_files_that_are_compared_are_those_of_the_model(tmp_path):
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    attestor = Attestor.from_config(WeightsConfig(), ModelConfig(path=str(tmp_path)), worker="w0")
+    with pytest.raises(WeightsError, match="loaded other files than the learner"):
+        attestor.start(version(*STARTING, files="bbbb").canary, STARTING)
+
+
+@pytest.mark.parametrize(("engines", "learners"), [(None, "bbbb"), ("aaaa", None)])
+def test_files_without_a_fingerprint_are_judged_by_the_log_probs_alone(engines, learners):
+    attestor = Attestor(worker="w0", dtype="bfloat16", files=lambda: engines)
+    attestor.start(version(*STARTING, files=learners).canary, STARTING)
+    assert not attestor.needs_start
 
 
 def test_stale_weights_inside_the_tolerance_are_caught_when_the_versions_can_be_told_apart():
@@ -85,6 +123,13 @@ def test_each_version_is_told_from_the_one_that_the_engine_served_before():
     attestor.compare(version(-3.0, -3.0, number=1), [-3.0, -3.0])
     assert not attestor.compare(version(-3.0, -3.0, number=2), [-3.0, -3.0]).distinguishable
     assert attestor.compare(version(*STARTING, number=3), STARTING).distinguishable
+
+
+def test_a_version_is_told_from_the_learners_log_probs_of_the_one_before_and_not_from_the_engines():
+    # The learner's differ by 0.03, which noise of 0.02 could hide. The engine's of the version before, 0.05 off, differ by 0.08.
+    attestor = started(-1.02, -2.02)
+    attestor.compare(version(-1.1, -2.1, number=1), [-1.15, -2.15])
+    assert not attestor.compare(version(-1.07, -2.07, number=2), [-1.07, -2.07]).distinguishable
 
 
 def test_a_refused_version_is_not_taken_for_the_one_before():

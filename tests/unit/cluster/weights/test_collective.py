@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import BroadcastError, LostError, TreadwheelError, WorkerError
+from cluster.contracts.errors import BroadcastError, DeadlineError, LostError, TreadwheelError, WorkerError
 from cluster.contracts.types import Attestation, BroadcastStats, Packed, RankGroup
 from cluster.weights.collective import CollectiveTransport
 from tests.fakes import attestation, death
@@ -104,6 +104,17 @@ async def test_the_processes_of_all_engines_follow_the_learner_in_one_group_for_
         assert len(stats.attestations) == 2 and stats.policy_version == learner.version
     assert [worker.first_ranks for worker in workers] == [[1, 1, 1], [3, 3, 3]]
     assert len({group.name for group in learner.groups}) == 1 and learner.groups[0].size == 5
+
+
+async def test_a_manifest_that_never_comes_meets_the_deadline():
+    class Gone(Learner):
+        async def pack(self) -> list[asyncio.Future[Any]]:
+            return [asyncio.Future(), asyncio.Future()]
+
+    transport = CollectiveTransport(timeout_s=0.01)
+    await transport.publish(Learner())
+    with pytest.raises(DeadlineError, match="last published policy version: 0"):
+        await transport.publish(Gone())
 
 
 async def test_a_replaced_worker_one_more_and_a_restarted_learner_are_another_group_each(transport):
@@ -257,6 +268,25 @@ async def test_a_worker_that_was_overtaken_while_it_joined_gets_what_changed_in_
     await transport.publish(learner)
     await transport.catch_up([late])
     assert bases(learner) == [None, "0"]
+
+
+async def test_a_worker_whose_group_broke_while_the_next_version_was_published_is_asked_for_the_version_that_travels(
+    transport,
+):
+    """The next version may have the same weights: the learner sends them, and a proof of the next version would be refused."""
+
+    class Overtaken(Worker):
+        async def call(self, method: str, *args: Any, deadline_s: float) -> Attestation:
+            if learner.version == 0:
+                learner.version = 1
+                await transport.publish(learner)
+            return await super().call(method, *args, deadline_s=deadline_s)
+
+    learner = Learner()
+    late = Overtaken("late", learner, BroadcastError("broken"))
+    await transport.publish(learner)
+    joined = await transport.catch_up([late])
+    assert (joined.failures, joined.policy_version, len(late.first_ranks)) == ((), 0, 2)
 
 
 async def test_one_worker_without_the_version_before_has_all_of_its_group_get_the_whole_once(transport):

@@ -1,6 +1,10 @@
 """Base and changes make the next version bit for bit, whatever its bits; what does not belong together is refused."""
 
-from typing import Any
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -104,6 +108,14 @@ def test_changes_of_more_than_half_of_the_bytes_are_not_published():
     assert (little.delta.base_version, little.delta.sizes_bytes) == (2, (8 + 8,)), "each is padded to 8 bytes"
 
 
+def test_a_tensor_with_more_elements_than_an_index_reaches_travels_whole(monkeypatch):
+    monkeypatch.setattr(delta, "_MOST_ELEMENTS", 99)
+    copy, weights = PublishedCopy(), {"a": torch.zeros(100), "b": torch.zeros(99), "c": torch.zeros(99)}
+    publish(copy, weights, version=0)
+    weights["a"][0] = weights["b"][0] = 1.0
+    assert publish(copy, weights, version=1).delta.sizes_bytes == (400 + 8 + 8,)
+
+
 def test_too_much_is_noticed_before_the_last_bucket(monkeypatch):
     """Of 40 buckets that change whole, 21 are more than half. Three more are compared meanwhile."""
     compared: list[int] = []
@@ -123,7 +135,13 @@ def test_too_much_is_noticed_before_the_last_bucket(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "other", [{"a": torch.zeros(20)}, {"b": torch.zeros(10)}, {"a": torch.zeros(10), "b": torch.zeros(9)}]
+    "other",
+    [
+        {"a": torch.zeros(20)},
+        {"a": torch.zeros(5)},
+        {"b": torch.zeros(10)},
+        {"a": torch.zeros(10), "b": torch.zeros(9)},
+    ],
 )
 def test_weights_of_another_form_are_published_whole(other):
     copy = PublishedCopy()
@@ -139,6 +157,30 @@ def test_a_publication_that_broke_off_leaves_nothing_to_compare_with():
     next(broken)
     broken.close()
     assert publish(copy, weights, version=1, bucket_bytes=400).is_whole
+
+
+class AtOnce:
+    """Threads that have done each task when they return its future."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(function(*args))
+        return done
+
+
+def test_each_bucket_of_the_version_before_is_released_once_it_is_compared(monkeypatch):
+    monkeypatch.setattr(delta, "_threads", AtOnce)
+    copy, weights = PublishedCopy(), {f"t{index}": torch.zeros(100) for index in range(3)}
+    before = [weakref.ref(bucket) for bucket in publish(copy, weights, version=0, bucket_bytes=400).buckets]
+    parts = copy.compared(packing(weights.items(), policy_version=1, bucket_bytes=400, canary=lambda: CANARY))
+    assert [sum(bucket() is not None for bucket in before) for _ in map(next, [parts] * 3)] == [2, 1, 0]
 
 
 def test_a_version_is_published_again_with_no_changes():
@@ -220,6 +262,14 @@ def test_changes_of_fewer_buckets_are_refused_and_leave_nothing(changed):
     base, one, _ = changed
     with pytest.raises(WeightsError, match="1 buckets arrived, the manifest lists 2"):
         base.take_changes(one.manifest, one.changes[:1])
+    assert base.buckets == ()
+
+
+def test_changes_for_an_altered_table_are_refused_and_leave_nothing(changed):
+    base, one, _ = changed
+    renamed = [entry.model_copy(update={"name": f"other {entry.name}"}) for entry in one.manifest.tensors]
+    with pytest.raises(WeightsError, match="tensor table"):
+        base.take_changes(one.manifest.model_copy(update={"tensors": tuple(renamed)}), one.changes)
     assert base.buckets == ()
 
 

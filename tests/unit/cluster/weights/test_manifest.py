@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.contracts.errors import WeightsError
-from cluster.weights.manifest import Canary, WeightManifest, owned, packing, unpack, verify
+from cluster.weights.manifest import Adapter, Canary, WeightManifest, owned, packing, unpack, verify
 from tests.packed import pack
 
 CANARY = Canary(token_ids=(1, 2, 3), logprobs=(-1.0, -2.0), starting_logprobs=(-1.0, -2.0))
@@ -152,7 +152,9 @@ def test_equal_weights_have_equal_digests_whatever_their_version():
 
 
 def test_the_manifest_survives_its_journey_as_a_dict():
-    manifest, buckets = packed({"a": torch.ones(3)})
+    adapter = Adapter(rank=4, alpha=8.0, target_modules=("q_proj",))
+    manifest, buckets = pack([("a", torch.ones(3))], policy_version=7, bucket_bytes=64, canary=CANARY, adapter=adapter)
+    assert (manifest.policy_version, manifest.canary, manifest.adapter) == (7, CANARY, adapter)
     arrived = WeightManifest.model_validate(manifest.model_dump())
     assert arrived == manifest
     verify(arrived, buckets)

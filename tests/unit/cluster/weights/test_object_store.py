@@ -61,6 +61,7 @@ class Worker:
         self._copy = LoadedCopy()
 
     async def call(self, method: str, *object_refs: Any, deadline_s: float) -> Attestation:
+        assert deadline_s == 240.0, "the transport's"
         if self.dies:
             self.dies = False
             raise WorkerError("gone", actor=self.name, stage=method)
@@ -131,6 +132,21 @@ async def test_a_worker_that_was_overtaken_by_two_versions_while_it_joined_gets_
     await joining
     await transport.deliver([late])
     assert late.calls == ["load", "load"]
+
+
+async def test_a_worker_that_joins_after_a_publication_broke_off_gets_the_whole_of_the_one_before(transport):
+    class Dying(Learner):
+        async def publish(self) -> list[Any]:
+            raise WorkerError("gone", actor="learner-0", stage="publish")
+
+    learner, late = Learner(), Worker("late")
+    await broadcast(transport, learner, late)
+    learner.learn()
+    await transport.publish(learner)
+    with pytest.raises(WorkerError):
+        await transport.publish(Dying())
+    joined = await transport.catch_up([late])
+    assert (late.calls, joined.policy_version, joined.failures) == (["load", "load"], 1, ())
 
 
 async def test_another_process_of_the_same_name_gets_the_whole(transport):

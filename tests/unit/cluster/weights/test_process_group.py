@@ -226,6 +226,19 @@ def test_a_member_whose_sender_is_gone_asks_nobody_again_and_again(sender):
         received(replace(group_of(sender, manifest, size=2), address=address), manifest)
 
 
+def test_each_broadcast_of_a_lasting_group_may_take_the_groups_limit(sender, monkeypatch):
+    """An hour passes between two broadcasts of a group whose limit is 100 s."""
+    receiver, manifest, clock = Receiver(), kept(sender), time.monotonic
+    group = group_of(sender, manifest, size=2, timeout_s=100.0)
+    incoming = Incoming(group=group, first_rank=1, manifest=manifest)
+    for hours in range(2):
+        monkeypatch.setattr(time, "monotonic", lambda hours=hours: clock() + 3600 * hours)
+        with in_thread(sender.send, group) as sending:
+            assert len(list(receiver.tensors(incoming, place=0, device=CPU))) == 4
+            assert sending.result(240) is None
+    receiver.leave()
+
+
 @pytest.mark.parametrize("timeout_s", [1e10, 1e300])
 def test_a_group_may_take_for_ever(sender, timeout_s):
     """Seen before: a limit of three centuries, as for "never", was over at once, and a longer one no number of torch's."""
