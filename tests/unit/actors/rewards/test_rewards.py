@@ -135,7 +135,7 @@ def test_an_answer_is_read_and_never_run(task, tmp_path, monkeypatch):
     assert said(reasoning_gym, prompt.columns["answer"], prompt.columns) == 1.0
 
 
-@pytest.mark.parametrize("formula", ["9**9**9**9", "factorial(100001)", "factorial(10**8)", "factorial(factorial(20))"])
+@pytest.mark.parametrize("formula", ["(9**9)**(9**9)", "factorial(factorial(20))"])
 def test_a_formula_that_would_never_end_to_be_computed_earns_what_no_answer_does(monkeypatch, formula):
     columns = {"answer": "17", "metadata": {}, "task": "countdown", "task_config": {}}
     judged: list[str | None] = []
