@@ -249,6 +249,16 @@ async def test_limits_that_leave_no_judgement_enough_turns_stop_the_run(hold_s, 
 
 
 @simulated
+@pytest.mark.parametrize(("of_the_server", "message"), [(ENDPOINT, "away for 602 s"), (None, "no verdict for 602 s")])
+async def test_a_pause_that_is_longer_than_hold_s_ends_with_it(of_the_server, message):
+    """Tries at seconds 0, 301 and 602. Few tokens a minute and a long prompt ask for a pause of a day."""
+    endpoint = Endpoint()
+    endpoint.limits[3] = [UnavailableError("no turn", endpoint=of_the_server, retry_after_s=90_000.0) for _ in range(9)]
+    with pytest.raises(UnavailableError, match=message):
+        await endpoint.judging(hold_s=300.0).judge("{}", calls(3))
+
+
+@simulated
 async def test_a_hold_ends_with_the_last_call_that_waits_and_the_next_outage_has_a_clock_of_its_own():
     endpoint = Endpoint((0.0, 10.0), (905.0, 920.0))
     judging = endpoint.judging()
