@@ -91,6 +91,14 @@ def test_a_host_process_that_was_killed_is_a_failure_once_and_then_replaced():
     made.close()
 
 
+def test_a_host_process_that_ended_between_two_programs_costs_none_of_them():
+    made = Sandbox(SandboxConfig())
+    made._host._process.kill()
+    made._host._process.wait()
+    assert made.run("print(1)").stdout == "1\n"
+    made.close()
+
+
 def test_a_program_and_its_host_end_with_the_process_that_asked():
     asks = (
         "from actors.sandbox.sandbox import Sandbox, SandboxConfig\n"
