@@ -55,7 +55,7 @@ class Endpoint(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    urls: tuple[str, ...] = ()
+    urls: tuple[str, ...]
     """Base URLs, http or https."""
     key_env: str | None = None
     """Environment variable with the bearer token. `reward.env` must name it too."""
@@ -78,6 +78,8 @@ class Endpoint(BaseModel):
     @field_validator("urls")
     @classmethod
     def _require_plain_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        if not urls:
+            raise ValueError("no server is named; name at least one, as http://host:port")
         return tuple(_checked(url) for url in urls)
 
 
@@ -179,8 +181,7 @@ class HttpClient:
         left_s = remaining_s()
         total_s = _DEADLINE_S if left_s is None else left_s
         margin_s = min(_MARGIN_S, total_s / 3)
-        if not (urls := urls or self._endpoint.urls):
-            raise UnavailableError("no server is up")
+        urls = urls or self._endpoint.urls
         patience_s, began_late = total_s - margin_s, is_late()
         gives_up_at = time.monotonic() + patience_s
         call = _Call(urls, path, json.dumps(body).encode(), num_tokens, gives_up_at, url=", ".join(urls))

@@ -155,7 +155,8 @@ class Judging:
                             self._breaker.note_away(answer)
                         else:
                             self._breaker.note_limited(answer)
-                        await asyncio.sleep(answer.retry_after_s)
+                        # A longer pause would put off the end of an outage, or of limits that leave no turn, by hours.
+                        await asyncio.sleep(min(answer.retry_after_s, max(self._config.hold_s, self._part.timeout_s)))
                         continue
                     if is_again and self._breaker.num_verdicts == num_verdicts:
                         await self._ask_control()

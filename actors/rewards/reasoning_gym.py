@@ -1,8 +1,10 @@
 """Reward by reasoning_gym's own verifier of the prompt's task (`actors.prompts.reasoning_gym`)."""
 
+import ast
 import functools
 import json
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +18,7 @@ _NEEDED = ("answer", "metadata", "task", "task_config")
 _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
 """Their verifiers compare with tuples, which JSON turned into lists."""
 LISTS = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
-"""Their verifiers read a list with Python's `eval`."""
+"""Their verifiers read a list with Python's `eval`, which is replaced by `ast.literal_eval` here."""
 FORMULAS = frozenset(
     {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
 )
@@ -24,8 +26,10 @@ FORMULAS = frozenset(
 _FUNCTION = re.compile(
     "a?(?:sin|cos|tan|cot|sec|csc)h?|[aA]bs|exp|ln|log|[pP]ow|root|cbrt|sqrt|sign|factorial|Rational|Integral"
 )
-_BEFORE_A_GROUP = frozenset("+-*/%^,=<>[{:|&~")
+_BEFORE_A_GROUP = frozenset("+-*/%^,=<>|&~")
 """A parenthesis after one of these is not a call."""
+_NO_FORMULA = re.compile(r"[^-+*/%^,=<>|&~().!\w\s]|_|for|\.\s*[a-z]", re.ASCII | re.IGNORECASE)
+"""No formula has a text, comment, list, loop or attribute. With one of them, an answer can call any function by a permitted name."""
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """Raised by verifiers that do not check the form of an answer, such as that of `prime_factorization` for words."""
 
@@ -73,12 +77,12 @@ def score_of(answer: str | None, columns: Mapping[str, Any], *, setting: str) ->
 
 
 def _runs(answer: str, task: str) -> bool:
-    """Whether the verifier, which runs outside any sandbox, would call anything but mathematical functions."""
-    if task in FORMULAS and ("'" in answer or '"' in answer):
-        return True
+    """Whether the verifier, which runs outside any sandbox, might call anything but mathematical functions."""
+    if task not in FORMULAS:
+        return False
     before = [piece.rstrip() for piece in answer.split("(")[:-1]]
     called = {re.split(r"\W", piece)[-1] for piece in before if piece and piece[-1] not in _BEFORE_A_GROUP}
-    return task in LISTS | FORMULAS and not all(map(_FUNCTION.fullmatch, called))
+    return _NO_FORMULA.search(answer) is not None or not all(map(_FUNCTION.fullmatch, called))
 
 
 def _takes_for_ever(answer: str, task: str) -> bool:
@@ -87,7 +91,10 @@ def _takes_for_ever(answer: str, task: str) -> bool:
 
 @functools.lru_cache(maxsize=128)
 def _task(task: str, config: str) -> Any:
-    return make_task(task, size=1, seed=0, config=json.loads(config))
+    made = make_task(task, size=1, seed=0, config=json.loads(config))
+    if task in LISTS:
+        vars(sys.modules[type(made).__module__])["eval"] = ast.literal_eval
+    return made
 
 
 def _tuples(value: Any) -> Any:

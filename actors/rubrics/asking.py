@@ -17,7 +17,7 @@ _SHOWN = 200
 
 
 class ChatEndpoint(Endpoint):
-    urls: tuple[str, ...] = Field(min_length=1)
+    urls: tuple[str, ...]
     """Base URLs in the form of OpenAI's clients: `https://api.openai.com/v1`."""
     model: str
     """The model's name on the servers."""
@@ -114,7 +114,7 @@ class ChatJudge:
             if not parts:
                 raise UnavailableError(f"reward.servers.{self._server} is not up", endpoint=self._server)
             urls = [each._replace(netloc=each.netloc.rpartition("@")[2]).geturl() for each in parts]
-            self._client = self._client or HttpClient(Endpoint(), key=parts[0].password)
+            self._client = self._client or HttpClient(Endpoint(urls=tuple(urls)), key=parts[0].password)
         assert self._client is not None, "it has an endpoint"
         return await self._client.post("/chat/completions", body, urls=urls, num_tokens=num_tokens)
 

@@ -9,6 +9,7 @@ import pytest
 from actors.http import Endpoint, HttpClient, HttpError
 from actors.reward_service.deadline import remaining_s, verdict_within
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
+from cluster.contracts.plugins import REWARDS, Plugin, resolve
 from tests.unit.actors.faulty_server import faulty_server
 from tests.unit.actors.simulated_network import simulated
 
@@ -239,6 +240,18 @@ def test_an_url_that_is_none_is_refused(url):
         Endpoint.model_validate(url)
     (error,) = refused.value.errors()
     assert "x=1" not in error["msg"] and "pw" not in error["msg"], "what may be a secret"
+
+
+@pytest.mark.parametrize(
+    ("judge", "field", "params"),
+    [("code_sandbox_fusion", "url", {}), ("remote", "endpoint", {}), ("llm_judge", "endpoint", {"rubric": "a.yaml"})],
+)
+@pytest.mark.parametrize("endpoint", [{"urls": []}, {}])
+def test_a_judge_without_a_server_is_refused_before_it_starts(endpoint, judge, field, params):
+    """To ask none would be an outage, which the run waits for."""
+    plugin = Plugin(name=judge, params={field: {**endpoint, "max_concurrency": 1}, **params})
+    with pytest.raises(ConfigError, match=rf"reward\.judge\.{field}\.urls: (no server is named|Field required)"):
+        resolve(plugin, home=REWARDS, field="reward.judge")
 
 
 def test_a_path_is_put_behind_an_url_with_one_slash():

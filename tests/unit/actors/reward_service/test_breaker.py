@@ -206,6 +206,30 @@ async def test_the_last_call_of_a_step_that_breaks_its_server_fails_alone(is_asy
 
 
 @simulated
+async def test_two_calls_of_a_request_that_break_their_server_fail_alone():
+    """The judge may answer without asking, so the call is repeated that was answered after an outage of one second."""
+    endpoint = Endpoint((0.0, 1.5), is_async=False)
+    endpoint.never |= {7, 8}
+    judging = endpoint.judging()
+    await judging.judge("{}", calls(0))
+    async with asyncio.timeout(60):
+        assert values(await judging.judge("{}", calls(7, 8, 1))) == [None, None, 1]
+    assert [[number for _, number in endpoint.asked].count(call) for call in (7, 8)] == [6, 6]
+
+
+@simulated
+async def test_a_judge_that_fails_in_an_outage_does_not_prolong_it():
+    """From second 5 on it raises an error of its own. Each call would fail as a probe, one every half minute."""
+    endpoint = Endpoint((0.0, 1e9))
+    judging = endpoint.judging(hold_s=60.0)
+    waiting = asyncio.create_task(judging.judge("{}", calls(*range(40))))
+    await asyncio.sleep(5)
+    endpoint.nonsense |= {*range(40)}
+    with pytest.raises(UnavailableError, match=r"away for 6\d s.*KeyError: 'anser'"):
+        await waiting
+
+
+@simulated
 async def test_a_verdict_that_a_judge_gave_without_asking_ends_no_outage():
     """Number 0 has no code to run, say: to judge it again shows nothing of the sandbox, which is away."""
     endpoint = Endpoint((0.0, 300.0))
@@ -246,6 +270,24 @@ async def test_limits_that_leave_no_judgement_enough_turns_stop_the_run(hold_s, 
     endpoint.limits[3] = [UnavailableError("no turn", retry_after_s=7.0) for _ in range(999)]
     with pytest.raises(UnavailableError, match=rf"style: no verdict for {stops_after} s: no turn; raise timeout_s"):
         await endpoint.judging(hold_s=hold_s).judge("{}", calls(3))
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("of_the_server", "hold_s", "tries", "message"),
+    [
+        (ENDPOINT, 300.0, [0, 301, 602], "away for 602 s"),
+        (None, 300.0, [0, 301, 602], "no verdict for 602 s"),
+        (None, 0.0, [0, 31, 62, 93, 124, 155], "no verdict for 155 s"),
+    ],
+)
+async def test_a_pause_ends_with_hold_s_or_a_deadline(of_the_server, hold_s, tries, message):
+    """Few tokens a minute and a long prompt ask for a pause of a day."""
+    endpoint = Endpoint()
+    endpoint.limits[3] = [UnavailableError("no turn", endpoint=of_the_server, retry_after_s=90_000.0) for _ in range(9)]
+    with pytest.raises(UnavailableError, match=message):
+        await endpoint.judging(hold_s=hold_s).judge("{}", calls(3))
+    assert [at for at, _ in endpoint.asked] == tries
 
 
 @simulated

@@ -17,6 +17,7 @@ from actors.reward_service.recipe import parts_of
 from actors.reward_service.service import RewardService
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.reward_config import RewardConfig, RewardPart
+from cluster.contracts.types import Reward, RewardStatus
 from tests.unit.actors.batches import batch_of
 from tests.unit.actors.reward_service.test_breaker import Endpoint, calls, values
 from tests.unit.cluster.simulated_time import simulated
@@ -45,6 +46,25 @@ async def test_what_is_known_is_not_asked_again_and_a_failure_is():
     endpoint = Endpoint((0.0, 1e9))
     assert values(await judging(endpoint, dict(known)).judge(COLUMNS, calls(1, 3))) == [1, 3]
     assert endpoint.asked == [], "neither asks for what is known, nor waits for a server that is away"
+
+
+class Half(Endpoint):
+    """Fails for the second of two trajectories."""
+
+    async def judge(self, shared: str, calls: Any) -> list[Any]:
+        self.asked += [(self.now(), given["completion"]) for _, given in calls]
+        failure = Reward(value=None, status=RewardStatus.ERROR, message="ValueError: no opinion")
+        return [[Reward(value=1.0), failure] for _ in calls]
+
+
+@simulated
+async def test_a_verdict_on_a_group_in_which_one_reward_failed_is_asked_again():
+    endpoint = Half()
+    made = judging(endpoint, {})
+    for _ in range(2):
+        (((first, second),), new) = await made.judge(COLUMNS, calls(1))
+        assert (first.value, second.status, new) == (1.0, RewardStatus.ERROR, {})
+    assert len(endpoint.asked) == 2
 
 
 @simulated

@@ -389,7 +389,6 @@ async def test_completions_that_break_their_server_fail_though_nothing_else_is_a
         ({"dialect": "classify"}, "classify needs a model"),
         ({"dialect": "openrlhf", "model": "rm"}, "the others take none"),
         ({"dialect": "slime", "batch_size": 4}, "gets one trajectory a request here"),
-        ({"endpoint": []}, "needs a URL"),
         ({"endpoint": {"urls": ["http://a"], "key_env": "NOT_SET"}}, "name it in reward.env"),
         ({"endpoint": "http://me:secret@a"}, "user or password"),
     ],

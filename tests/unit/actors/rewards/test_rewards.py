@@ -2,6 +2,7 @@ import inspect
 import re
 
 import pytest
+from sympy import Rational
 
 from actors.gym import DATASETS
 from actors.prompts.reasoning_gym import ReasoningGymPrompts
@@ -106,20 +107,35 @@ def test_the_tasks_whose_verifiers_evaluate_an_answer_are_known():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(LISTS | FORMULAS))
-def test_an_answer_is_read_and_never_run(task, tmp_path):
+def test_an_answer_is_read_and_never_run(task, tmp_path, monkeypatch):
     prompt = ReasoningGymPrompts(task=task, size=1)[0]
-    ran = tmp_path / "ran"
-    program = f"__import__('os').system('touch {ran}')"
+    monkeypatch.chdir(tmp_path)
+    program = "__import__('os').system('touch ran')"
     spelled = "+".join(f"chr({ord(letter)})" for letter in program)
+    commented, renamed = spelled.replace("chr", "chr#sin\n"), spelled.replace("chr", "csch")
+    quoted = "+".join(f"Rational.__doc__[{Rational.__doc__.index(letter)}]" for letter in program)
     escaped = '"' + "".join(f"\\x{ord(letter):x}" for letter in program) + '"'
-    called = f"exec({spelled})", f"(exec)({spelled})", f"(exec#\n({spelled}))"
-    for answer in (program, f"[{program}]", *called, f'sin("{program}")', escaped, f"sin({escaped})"):
+    for answer in (
+        program,
+        f"[{program}]",
+        f"exec({spelled})",
+        f"(exec)({spelled})",
+        f"(exec#\n({spelled}))",
+        f"(exec#sin\n({commented}))",
+        f'sin("{program}")',
+        escaped,
+        f"sin({escaped})",
+        f"sin({quoted})",
+        f"[sin := exec, sin({escaped})]",
+        f"[sin({escaped}) for sin in [exec]]",
+        f"[sin({renamed}) for sin in [exec] for csch in [chr]]",
+    ):
         said(reasoning_gym, answer, prompt.columns)
-        assert not ran.exists(), answer
+        assert not (tmp_path / "ran").exists(), answer
     assert said(reasoning_gym, prompt.columns["answer"], prompt.columns) == 1.0
 
 
-@pytest.mark.parametrize("formula", ["9**9**9**9", "factorial(100001)", "factorial(10**8)", "factorial(factorial(20))"])
+@pytest.mark.parametrize("formula", ["(9**9)**(9**9)", "factorial(factorial(20))"])
 def test_a_formula_that_would_never_end_to_be_computed_earns_what_no_answer_does(monkeypatch, formula):
     columns = {"answer": "17", "metadata": {}, "task": "countdown", "task_config": {}}
     judged: list[str | None] = []

@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -90,6 +91,14 @@ def test_a_host_process_that_was_killed_is_a_failure_once_and_then_replaced():
     made.close()
 
 
+def test_a_host_process_that_ended_between_two_programs_costs_none_of_them():
+    made = Sandbox(SandboxConfig())
+    made._host._process.kill()
+    made._host._process.wait()
+    assert made.run("print(1)").stdout == "1\n"
+    made.close()
+
+
 def test_a_program_and_its_host_end_with_the_process_that_asked():
     asks = (
         "from actors.sandbox.sandbox import Sandbox, SandboxConfig\n"
@@ -168,6 +177,53 @@ os.wait()
 def test_where_landlock_sees_no_truncation_no_file_opens_for_writing():
     ran = subprocess.run([sys.executable, "-c", OLD], capture_output=True, text=True)
     assert ran.stdout.split() == ["True", "refused", "refused"]
+
+
+CONFINED = """
+import ctypes, os, resource, socket
+from actors.sandbox.confinement import Bounds, Landlock, confine
+readable = ["/usr/lib", "/lib", os.path.dirname(os.__file__), "/proc"]
+landlock = Landlock.of_readable(readable)
+bounds = Bounds(time_s=9, wall_s=9, memory_bytes=2**30, output_bytes=2**20)
+listening, asking = socket.create_server(("127.0.0.1", 0)), socket.socket()
+address = listening.getsockname()
+if not os.fork():
+    confine([0, 1, 2, asking.fileno()], bounds, parent=os.getppid(), landlock=landlock, filtered=False)
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    print(*(int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "NoNewPrivs")))
+    libc, signal = ctypes.CDLL(None), ctypes.c_int()
+    libc.prctl(2, ctypes.byref(signal))
+    print(libc.prctl(3), signal.value, os.getcwd())
+    print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE)))
+    is_reached = socket.socket(fileno=3).connect_ex(address) == 0
+    print(is_reached == (landlock.version < 4), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_process_confines_itself_by_more_than_its_filter(tmp_path):
+    """No capability and no new one; not dumpable, killed with its parent, in the root; its limits; no network from Landlock 4 on."""
+    root = str(Path(__file__).parents[4])
+    ran = subprocess.run(
+        [sys.executable, "-c", CONFINED],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout.splitlines() == ["0 0 0 1", "0 9 /", "(10, 11) (64, 64)", "True"], ran.stderr
+
+
+def test_a_host_process_does_not_inherit_the_limit_of_its_judges_processor_time():
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (10**6, before[1]))
+    try:
+        made = Sandbox(SandboxConfig())
+        assert resource.prlimit(made._host._process.pid, resource.RLIMIT_CPU) == (before[1], before[1])
+        made.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, before)
 
 
 PROGRAM = """
@@ -405,6 +461,14 @@ def test_an_endless_function_is_out_of_time_and_what_came_before_it_counts(sandb
     program = "def f(x):\n    while x: pass\n    return 1"
     answers = sandbox.ask(program, ["f(0)", "f(1)", "f(0)"])
     assert [answer.verdict for answer in answers] == [Verdict.OK, Verdict.OUT_OF_TIME, Verdict.OUT_OF_TIME]
+
+
+def test_a_function_that_starts_threads_without_end_is_ended(sandbox):
+    program = (
+        "import threading, time\nthreading.stack_size(2**15)\n"
+        "def f():\n    while True: threading.Thread(target=time.sleep, args=(60,)).start()"
+    )
+    assert sandbox.ask(program, ["f()"]) == [Answer(verdict=Verdict.CRASHED, detail="more than 64 threads")]
 
 
 def test_a_function_that_takes_all_memory_says_so(sandbox):
