@@ -208,11 +208,12 @@ def test_bfloat16_attention_over_few_keys_is_off_by_no_more_than_its_rounding():
     expected, _ = packed_attention(module, *exact, None, segments=segments)
     (found * pull).sum().backward()
     (expected * pull.double()).sum().backward()
-    assert_close(found, expected.bfloat16(), rtol=2**-8, atol=0)
+    # Sums in float32 are off by far less than the rounding, in an order that is the processor's.
+    assert_close(found.double(), expected, rtol=1.001 * 2**-8, atol=1e-5)
     # Gradients of a shared prompt's keys are sums of several, each of them rounded.
-    for one, other in zip(half, exact, strict=True):
+    for one, other, rtol, atol in zip(half, exact, (1.001 * 2**-8, 2**-7, 2**-7), (1e-5, 2**-7, 2**-7), strict=True):
         assert one.grad is not None and other.grad is not None
-        assert_close(one.grad.double(), other.grad, rtol=2**-7, atol=2**-9)
+        assert_close(one.grad.double(), other.grad, rtol=rtol, atol=atol)
 
 
 def test_a_shared_prompt_is_computed_once():
