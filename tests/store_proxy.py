@@ -57,8 +57,7 @@ class Proxy:
         class Handler(_Handler):
             proxy: ClassVar = self
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -85,6 +84,11 @@ class Proxy:
             if picked:
                 self.made.append(picked)
             return picked
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    """Connections that wait for a thread. Of more than Python's five at once some would be tried again only a second later."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,10 @@
 """Where the learner's ranks meet: real gloo groups, a process each. A rank that does not come is named, and nobody waits without end."""
 
+import itertools
 import multiprocessing
 import socket
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -10,6 +13,7 @@ import torch
 
 from cluster.contracts.errors import ConfigError, DeadlineError
 from cluster.contracts.sockets import bound
+from learner import distributed
 from learner.distributed import Ranks, leave
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -62,11 +66,15 @@ def test_two_ranks_meet_where_the_first_one_listens(timeout_s):
     assert [process.exitcode for process in processes] == [0, 0]
 
 
-def test_a_rank_that_died_before_the_meeting_is_named_when_the_time_is_over():
+def test_a_rank_that_died_before_the_meeting_is_named_when_the_time_is_over(monkeypatch):
+    """Here a minute passes at each look at the clock, and none for the store."""
+    monkeypatch.setattr(
+        distributed, "time", SimpleNamespace(monotonic=itertools.count(0, 60).__next__, sleep=time.sleep)
+    )
     listener, address = bound("127.0.0.1")
     with pytest.raises(DeadlineError) as late:
-        joined(0, address, listener=listener, size=3, timeout_s=2.0)
-    assert str(late.value) == (f"learner rank 0 of 3 waited in vain (learner.timeout_s=2) at {address} for rank 1, 2")
+        joined(0, address, listener=listener, size=3, timeout_s=240.0)
+    assert str(late.value) == (f"learner rank 0 of 3 waited in vain (learner.timeout_s=240) at {address} for rank 1, 2")
 
 
 @pytest.mark.parametrize("is_dead", [True, False], ids=["dead", "silent"])

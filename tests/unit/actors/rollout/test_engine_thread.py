@@ -1,11 +1,14 @@
 import dataclasses
+import itertools
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from actors.rollout import engine_thread
 from actors.rollout.engine_thread import EngineThread, Outcome, Update
 from cluster.contracts.errors import BroadcastError, DataError, WeightsError
 from cluster.contracts.protocols import EngineRequest
@@ -181,17 +184,19 @@ def test_requests_that_come_while_an_update_waits_are_sampled_under_the_new_weig
     assert [each.policy_versions for each in found if isinstance(each, Completion)] == [[1] * 4, [2] * 4, [3] * 4]
 
 
-def test_progress_is_the_beginning_of_sampling_and_then_each_step():
+def test_progress_is_the_beginning_of_sampling_and_then_each_step(monkeypatch):
+    clock = SimpleNamespace(time=itertools.count(1.0).__next__, monotonic=time.monotonic)
+    monkeypatch.setattr(engine_thread, "time", clock)
     engine, outcome, seen = ScriptedEngine(), Future[Outcome](), list[float]()
     thread = EngineThread(lambda: engine, on_update="continue")
     thread.update(update(FIRST_VERSION)).result(timeout=120)
     engine.at_step = {step: lambda: seen.append(thread.last_progress) for step in range(3)}
     request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling=SamplingConfig(max_tokens=4), seed=10)
-    before = time.time()
+    before = clock.time()
     thread.submit([request], lambda request_id, result: outcome.set_result(result))
     outcome.result(timeout=120)
     thread.stop()
-    assert before <= seen[0] < seen[1] < seen[2]
+    assert before < seen[0] < seen[1] < seen[2]
 
 
 def test_requests_given_up_while_they_wait_behind_an_update_never_run():

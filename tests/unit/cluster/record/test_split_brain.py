@@ -28,6 +28,7 @@ def proxy():
 @pytest.fixture
 def url(proxy, request, monkeypatch):
     quick_requests(monkeypatch)
+    proxy.made.clear()
     yield f"s3://bucket/{request.node.name}"
     proxy.fault = lambda method, path, number: None
 

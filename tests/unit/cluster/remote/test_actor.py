@@ -20,6 +20,7 @@ from cluster.remote import actor as actor_module
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
 from cluster.remote.nodes import Seat
 from tests.fakes import group_summary
+from tests.unit.cluster.simulated_time import simulated
 
 SPEC = ActorSpec(name="a", kind=ActorKind.ROLLOUT_WORKER, factory="f:f", arguments={})
 
@@ -261,6 +262,7 @@ async def test_phases_that_two_answers_have_in_common_count_once_and_are_drained
         (ActorDiedError(), "it never reported progress"),
     ],
 )
+@simulated
 async def test_a_call_that_is_late_says_what_its_actor_does(answer, state, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 100.0)
     with pytest.raises(DeadlineError, match=f"^a did not finish 'load' within 0 s; {state}$") as caught:

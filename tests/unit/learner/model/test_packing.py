@@ -208,10 +208,11 @@ def test_bfloat16_attention_over_few_keys_is_off_by_no_more_than_its_rounding():
     expected, _ = packed_attention(module, *exact, None, segments=segments)
     (found * pull).sum().backward()
     (expected * pull.double()).sum().backward()
-    assert_close(found, expected.bfloat16(), rtol=2**-8, atol=0)
+    # One rounding to bfloat16. Sums in float32 are off by far less, in an order that is the processor's.
+    assert_close(found.double(), expected, rtol=1.001 * 2**-8, atol=1e-5)
     for one, other in zip(half, exact, strict=True):
         assert one.grad is not None and other.grad is not None
-        assert_close(one.grad, other.grad.bfloat16(), rtol=2**-8, atol=2**-24)
+        assert_close(one.grad.double(), other.grad, rtol=1.001 * 2**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize("most_in_float32", [0, 512])
