@@ -13,7 +13,7 @@ from cluster.metrics import MetricLog, resolve_sink
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import PASSPORT, RUN_YAML, RunDirectory
 from cluster.sinks.mlflow import MLflow, _allowed
-from cluster.sinks.tracked import Ending, identity, parameters, tracker, trajectories
+from cluster.sinks.tracked import Ending, Tracked, identity, parameters, tracker, trajectories
 from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import row
 
@@ -49,6 +49,13 @@ def test_the_trajectories_shown_are_from_the_best_to_the_worst(directory):
     Recorder(directory).record(3, to_batch(rows))
     assert [each["reward"] for each in trajectories(directory, 3, 3)] == [1.0, 0.25, None]
     assert trajectories(directory, 3, 0) == trajectories(directory, 4, 3) == []
+
+
+def test_steps_that_are_learned_again_after_a_failure_show_their_trajectories_once(directory):
+    for version in (1, 2, 3, 4):
+        Recorder(directory).record(version, to_batch([row()]))
+    sink = Tracked(directory=directory, num_steps=4)
+    assert [len(sink._trajectories(version)) for version in (1, 2, 3, 2, 3, 4)] == [1, 1, 1, 0, 0, 1]
 
 
 def test_trajectories_that_cannot_be_read_leave_no_tracker_out(directory, monkeypatch):
