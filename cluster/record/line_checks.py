@@ -60,6 +60,11 @@ def wrong_phase(line: Line) -> str | None:
     return _wrong(line, _PHASE, needed=("actor", "phase", "start", "end"))
 
 
+def wrong_verdict(line: Line) -> str | None:
+    """Of verdicts.jsonl."""
+    return _wrong(line, {"key": (str,)}, needed=("key", "verdict"))
+
+
 def _wrong(line: Line, types: Mapping[str, Types], *, needed: Sequence[str] = ()) -> str | None:
     if missing := [name for name in needed if name not in line]:
         return f"has no {missing[0]!r}"

@@ -19,7 +19,7 @@ from cluster.contracts.hiding import hidden
 from cluster.record import store_claim
 from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
-from cluster.record.line_checks import wrong_event, wrong_phase, wrong_step
+from cluster.record.line_checks import wrong_event, wrong_phase, wrong_step, wrong_verdict
 from cluster.record.local_files import make_folder, naming, reason, remove_leftovers
 from cluster.record.lock import Claim, in_use, owner_of
 from cluster.record.resume_rules import check_same_run, differing
@@ -44,7 +44,7 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
 CHECKPOINT_MANIFEST = "manifest.json"
-_CHECKS = {METRICS: wrong_step, EVENTS: wrong_event, PHASES: wrong_phase}
+_CHECKS = {METRICS: wrong_step, EVENTS: wrong_event, PHASES: wrong_phase, VERDICTS: wrong_verdict}
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
 _OWNER_ONLY = 0o700

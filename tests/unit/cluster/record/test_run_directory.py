@@ -78,9 +78,9 @@ def test_a_last_event_without_its_newline_is_left_out(directory):
 def test_no_json_has_nan_or_infinity_which_other_languages_refuse(directory):
     content = {"policy_version": 1, "b": math.nan, "c": [math.inf, {"d": -math.inf}]}
     directory.write_json(PASSPORT, content)
-    directory.append_json(VERDICTS, content)
+    directory.append_json("lines.jsonl", content)
     expected = {"policy_version": 1, "b": None, "c": [None, {"d": None}]}
-    assert directory.read_json(PASSPORT) == expected and directory.read_json_lines(VERDICTS) == [expected]
+    assert directory.read_json(PASSPORT) == expected and directory.read_json_lines("lines.jsonl") == [expected]
 
 
 def test_what_is_not_there_reads_as_nothing(directory):
@@ -497,11 +497,22 @@ def test_an_empty_name_is_not_the_current_folder(empty):
         (EVENTS, {"kind": "scale", "actors": {"a": 1}}, "has actors={'a': 1}, which is not a text"),
         (PHASES, {"actor": "a", "phase": "b", "start": 1.0}, "has no 'end'"),
         (PHASES, {"actor": "a", "phase": 1, "start": 1.0, "end": 2.0}, "has phase=1, which is not a text"),
+        (VERDICTS, {"key": "a"}, "has no 'verdict'"),
+        (VERDICTS, {"key": 1, "verdict": 0.5}, "has key=1, which is not a text"),
     ],
 )
 def test_a_line_with_which_no_reader_can_compute_is_named(file, line, why, tmp_path):
     """Seen before: `verify`, `info`, `trace`, `report` and `view` ended with Python's own errors."""
-    good = {"policy_version": 1, "kind": "a", "actor": "a", "phase": "b", "start": 1.0, "end": 2.0}
+    good = {
+        "policy_version": 1,
+        "kind": "a",
+        "actor": "a",
+        "phase": "b",
+        "start": 1.0,
+        "end": 2.0,
+        "key": "a",
+        "verdict": 0.5,
+    }
     whole = {name: value for name, value in good.items() if file != METRICS or name == "policy_version"}
     directory = RunDirectory(str(tmp_path))
     directory.replace_lines(file, [json.dumps(whole), json.dumps(line)])

@@ -147,5 +147,10 @@ async def test_of_a_run_that_stands_still_nothing_is_worked_out_again(folder, mo
     assert [(await anext(messages)).partition("\n")[0] for _ in range(2)] == ["retry: 2000", f"id: {run.mark()}"]
     assert "event: news" in await anext(messages)
     assert await anext(messages) == ": alive\n\n" and asked == ["", run.mark()]
+    (folder / "status.json").write_text('{"time": 1003.0, "actors": []}')
+    assert await anext(messages) == ": alive\n\n" and len(asked) == 3, "the same news are not sent again"
+    doing = {"actor": "rollout-0", "phase": "sampling", "since": 1003.0, "policy_version": 7}
+    (folder / "status.json").write_text(json.dumps({"time": 1004.0, "actors": [doing]}))
+    assert '"policy_version": 7' in await anext(messages)
     append(folder / "metrics.jsonl", [step(2, reward__mean=0.75)])
     assert '"policy_version": 2' in await anext(messages)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.contracts.errors import DamagedError
+from cluster.contracts.errors import DamagedError, StorageError
 from cluster.record.run_directory import RunDirectory
 from deploy.viewer.tail import Tail
 from tests.object_store import s3
@@ -17,10 +17,10 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path):
     file, tail = tmp_path / "lines.jsonl", _tail(tmp_path)
     assert tail.records() == []
     file.write_text('{"a": 1}\n{"a":')
-    assert tail.records() == [{"a": 1}]
+    first = tail.records()
     with file.open("a") as opened:
         opened.write(" 2}\n")
-    assert tail.records() == [{"a": 1}, {"a": 2}]
+    assert tail.records() == [{"a": 1}, {"a": 2}] and first == [{"a": 1}]
     assert tail.generation == 0
 
 
@@ -93,6 +93,7 @@ def test_of_an_object_store_only_what_is_new_is_read(monkeypatch):
         asked.clear()
         assert len(tail.records()) == 3 and asked == []
         writer.remove("lines.jsonl")
+        assert tail.records() == []
         writer.append_json("lines.jsonl", {"a": 7})
         writer.flush_lines()
         assert tail.records() == [{"a": 7}], "a run that began anew has objects of the same names"
@@ -107,10 +108,23 @@ def test_of_many_segments_of_an_object_store_the_newest_are_read_and_then_those_
             writer.append_json("lines.jsonl", {"a": number})  # 9 bytes with its end
             writer.flush_lines()
         assert tail.records() == [{"a": 3}, {"a": 4}]
-        for number in (5, 6):
+        for number in (5, 6, 7):
             writer.append_json("lines.jsonl", {"a": number})
             writer.flush_lines()
-        assert tail.records() == [{"a": 3}, {"a": 4}, {"a": 5}, {"a": 6}]
+        assert tail.records() == [{"a": number} for number in range(3, 8)]
+
+
+def test_a_store_that_does_not_give_a_segment_is_an_error_and_not_an_empty_file(monkeypatch):
+    def refuse(*_):
+        raise StorageError("the store does not answer")
+
+    with s3("refused"):
+        writer = RunDirectory("s3://refused/run")
+        writer.append_json("lines.jsonl", {"a": 1})
+        writer.flush_lines()
+        monkeypatch.setattr(RunDirectory, "read_file", refuse)
+        with pytest.raises(StorageError, match="does not answer"):
+            Tail(RunDirectory("s3://refused/run"), "lines.jsonl", store_every_s=0.0).records()
 
 
 def test_new_records_are_those_since_the_last_call_and_all_of_a_file_that_was_written_anew(tmp_path):
