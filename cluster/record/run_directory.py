@@ -19,6 +19,7 @@ from cluster.contracts.hiding import hidden
 from cluster.record import store_claim
 from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
+from cluster.record.line_checks import wrong_event, wrong_phase, wrong_step, wrong_verdict
 from cluster.record.local_files import make_folder, naming, reason, remove_leftovers
 from cluster.record.lock import Claim, in_use, owner_of
 from cluster.record.resume_rules import check_same_run, differing
@@ -43,14 +44,19 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
 CHECKPOINT_MANIFEST = "manifest.json"
-_NEEDED = {METRICS: "policy_version", EVENTS: "kind", PHASES: "actor"}
-"""Field that each line of a file has."""
+_CHECKS = {METRICS: wrong_step, EVENTS: wrong_event, PHASES: wrong_phase, VERDICTS: wrong_verdict}
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
 _OWNER_ONLY = 0o700
 """Only the owner may read the folder: trajectories and logs may hold texts of users."""
 
 SpelledOut = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def wrong_in(name: str, line: Mapping[str, Any]) -> str | None:
+    """What a reader of the file cannot rely on in this line, in words; None if it can on all."""
+    check = _CHECKS.get(name)
+    return check and check(line)
 
 
 def checkpoint_name(step: int) -> str:
@@ -119,11 +125,11 @@ class RunDirectory(Storage):
         return found
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
-        """Also raises DamagedError for a line without the field that each line of the file has."""
-        lines, needed = super().read_json_lines(name), _NEEDED.get(name)
+        """Also raises DamagedError for a line that is `wrong_in` the file."""
+        lines = super().read_json_lines(name)
         for number, line in enumerate(lines, start=1):
-            if needed is not None and needed not in line:
-                raise self._damaged(name, number, f"has no {needed!r}")
+            if why := wrong_in(name, line):
+                raise self._damaged(name, number, why)
         return lines
 
     def _written(self, spelled_out: SpelledOut) -> Mapping[str, Any]:

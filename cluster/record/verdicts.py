@@ -17,7 +17,7 @@ class Verdicts:
     """Verdicts of one run. Writes only into a directory that is claimed."""
 
     def __init__(self, run_dir: RunDirectory) -> None:
-        """Reads the file. Raises StorageError for a line that is not JSON; a torn last line is left out."""
+        """Reads the file. Raises StorageError for a line that is not a verdict; a torn last line is left out."""
         self._run_dir = run_dir
         found = run_dir.read_json_lines(VERDICTS)
         self._num_lines = len(found)

@@ -77,7 +77,7 @@ class Tracked:
 
     def _trajectories(self, version: int) -> list[dict[str, Any]]:
         """Some trajectories of the step that made policy `version`; none if that step was logged before."""
-        is_new, self._told = version > self._told, version
+        is_new, self._told = version > self._told, max(version, self._told)
         return trajectories(self._directory, version, self._num_trajectories) if is_new else []
 
 

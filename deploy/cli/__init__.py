@@ -5,8 +5,12 @@ import io
 import os
 import sys
 
-from deploy.cli import running, preparing, looking, viewing  # isort: skip  (the order of --help)
-from deploy.cli.application import app
+try:
+    from deploy.cli import running, preparing, looking, viewing  # isort: skip  (the order of --help)
+    from deploy.cli.application import app
+except KeyboardInterrupt:  # the imports take a second
+    print("treadwheel: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 __all__ = ["app", "looking", "main", "preparing", "running", "viewing"]
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.contracts.errors import TreadwheelError
-from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory, wrong_in
 from cluster.record.storage import Storage
 from cluster.sinks.console.drawing import duration
 
@@ -154,7 +154,7 @@ def _last_lines(directory: RunDirectory, name: str) -> list[dict[str, Any]]:
             value = json.loads(line)
         except ValueError:  # torn by a crash, or cut where the reading begins
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not wrong_in(name, value):
             found.append(value)
     return found
 

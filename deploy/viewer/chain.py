@@ -64,7 +64,7 @@ class ChainReader:
             self._check(self._directory.read_records())
 
     def _check(self, lines: list[str]) -> None:
-        num_kept = 0 if self._chain.problem else len(self._chain.records)
+        num_kept = len(self._chain.records)
         if lines[:num_kept] != self._lines[:num_kept]:
             num_kept = 0
         records = list(self._chain.records[:num_kept])

@@ -73,9 +73,9 @@ class Run:
     def mark(self) -> str:
         """The run's last step, its number of events, and the generation of both, which changes when earlier lines change: a resumed run
         writes its last steps again."""
-        metrics, events = self.metrics(), self.events()
-        generation = f"{self._metrics.generation}.{self._events.generation}"
-        return f"{metrics[-1]['policy_version'] if metrics else -1}/{len(events)}/{generation}"
+        metrics, of_metrics = self._metrics.versioned_records(key="policy_version")
+        events, of_events = self._events.versioned_records()
+        return f"{metrics[-1]['policy_version'] if metrics else -1}/{len(events)}/{of_metrics}.{of_events}"
 
     def status(self) -> dict[str, Any]:
         """status.json: each actor's phase at `time`. No actors if the run has not written it yet."""

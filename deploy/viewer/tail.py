@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cluster.contracts.errors import DamagedError, StorageError
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import RunDirectory, wrong_in
 from cluster.record.segments import segments_of
 
 _OVERLAP = 512
@@ -63,20 +63,24 @@ class Tail:
 
     def records(self, *, key: str | None = None) -> list[dict[str, Any]]:
         """All lines so far. With `key`, the last line for each of its values, sorted by it."""
+        return self.versioned_records(key=key)[0]
+
+    def versioned_records(self, *, key: str | None = None) -> tuple[list[dict[str, Any]], int]:
+        """(records, their generation): another thread may find changed lines right after."""
         with self._lock:
             self._read_on()
-            lines = list(self._records)
+            lines, generation = list(self._records), self.generation
         if key is None:
-            return lines
+            return lines, generation
         by_key = {line[key]: line for line in lines}
-        return [by_key[value] for value in sorted(by_key)]
+        return [by_key[value] for value in sorted(by_key)], generation
 
     def new_records(self) -> list[dict[str, Any]]:
         """Lines since the last call, or all lines if earlier ones have changed."""
-        lines = self.records()
-        generation, number = self._returned
-        self._returned = (self.generation, len(lines))
-        return lines[number:] if generation == self.generation else lines
+        lines, generation = self.versioned_records()
+        before, number = self._returned
+        self._returned = (generation, len(lines))
+        return lines[number:] if generation == before else lines
 
     def _read_on(self) -> None:
         if self._directory.is_local:
@@ -159,13 +163,18 @@ class Tail:
     def _parsed(self, content: bytes) -> list[dict[str, Any]]:
         """Parses the complete lines of `content`; an incomplete last line is left out."""
         whole = content[: content.rfind(b"\n") + 1]
+        keep = self._keep or (lambda line: line)
+        found = (keep(self._line(line)) for line in whole.splitlines() if line.strip())
+        return [line for line in found if line is not None]
+
+    def _line(self, text: bytes) -> dict[str, Any]:
         try:
-            lines = [line for line in whole.splitlines() if line.strip()]
-            if keep := self._keep:
-                return [kept for line in lines if (kept := keep(json.loads(line))) is not None]
-            return [json.loads(line, object_pairs_hook=_object) for line in lines]
+            line = json.loads(text, object_pairs_hook=None if self._keep else _object)
         except ValueError as error:
             raise DamagedError(f"{self._directory.path(self._name)} has a line that is not JSON: {error}") from error
+        if why := wrong_in(self._name, line) if isinstance(line, dict) else "holds no object":
+            raise DamagedError(f"{self._directory.path(self._name)} is damaged: its line {line!r:.60} {why}")
+        return line
 
     def _start_over(self) -> None:
         self._records, self._offset, self._before = [], 0, b""

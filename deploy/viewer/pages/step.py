@@ -265,7 +265,7 @@ def failed(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def dropped(number: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Groups dropped after the last group of the step before and up to the last group of this step. Events have the reasons."""
     record, before = chain.record(number), chain.record(number - 1)
-    if record is None or (before is None and number != 1):
+    if record is None:
         return {"num": 0, "reasons": [], "tickets": []}
     missing = set(range(before.next_index if before else 0, record.next_index)) - set(record.groups)
     reasons: dict[int, str] = {}

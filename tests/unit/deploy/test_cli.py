@@ -116,6 +116,23 @@ def test_a_ctrl_c_that_some_library_swallows_during_the_checks_stops_the_command
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+_INTERRUPTED_IMPORT = """
+import signal, sys
+class Importing:
+    def find_spec(name, *_):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Importing)
+from deploy.cli import main
+"""
+
+
+def test_a_ctrl_c_while_the_command_loads_is_no_traceback():
+    stopped = subprocess.run([sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, "", "treadwheel: interrupted\n")
+
+
 def test_why_a_run_is_refused_is_said_before_its_ray_is_ended(tmp_path, monkeypatch):
     class Ahead(RayAhead):
         def start(self):

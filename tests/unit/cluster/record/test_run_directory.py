@@ -1,7 +1,9 @@
 import errno
 import fcntl
+import json
 import math
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -76,9 +78,9 @@ def test_a_last_event_without_its_newline_is_left_out(directory):
 def test_no_json_has_nan_or_infinity_which_other_languages_refuse(directory):
     content = {"policy_version": 1, "b": math.nan, "c": [math.inf, {"d": -math.inf}]}
     directory.write_json(PASSPORT, content)
-    directory.append_json(METRICS, content)
+    directory.append_json("lines.jsonl", content)
     expected = {"policy_version": 1, "b": None, "c": [None, {"d": None}]}
-    assert directory.read_json(PASSPORT) == expected and directory.read_json_lines(METRICS) == [expected]
+    assert directory.read_json(PASSPORT) == expected and directory.read_json_lines("lines.jsonl") == [expected]
 
 
 def test_what_is_not_there_reads_as_nothing(directory):
@@ -481,9 +483,38 @@ def test_an_empty_name_is_not_the_current_folder(empty):
         RunDirectory(empty)
 
 
-@pytest.mark.parametrize(("file", "needed"), [(METRICS, "policy_version"), (EVENTS, "kind"), (PHASES, "actor")])
-def test_a_line_that_is_none_of_the_runs_is_named(file, needed, tmp_path):
-    """Seen before: `verify`, `info` and `trace` ended with a KeyError."""
-    (tmp_path / file).write_text(f'{{"{needed}": 1}}\n{{}}\n')
-    with pytest.raises(DamagedError, match=rf"{file} line 2 has no '{needed}'; take that line out, or bring the file"):
-        RunDirectory(str(tmp_path)).read_json_lines(file)
+@pytest.mark.parametrize(
+    ("file", "line", "why"),
+    [
+        (METRICS, {"time": 1.0}, "has no 'policy_version'"),
+        (METRICS, {"policy_version": 1.5}, "has policy_version=1.5, which is not a whole number"),
+        (METRICS, {"policy_version": 1, "time": None}, "has time=None, which is not a number"),
+        (METRICS, {"policy_version": 1, "a/b": [1]}, "has a/b=[1], which is not a number or null"),
+        (EVENTS, {"time": 1.0}, "has no 'kind'"),
+        (EVENTS, {"kind": 1}, "has kind=1, which is not a text"),
+        (EVENTS, {"kind": "hang", "silent_s": "long"}, "has silent_s='long', which is not a number"),
+        (EVENTS, {"kind": "started", "actors": ["a"]}, "has actors=['a'], which is not an object"),
+        (EVENTS, {"kind": "scale", "actors": {"a": 1}}, "has actors={'a': 1}, which is not a text"),
+        (PHASES, {"actor": "a", "phase": "b", "start": 1.0}, "has no 'end'"),
+        (PHASES, {"actor": "a", "phase": 1, "start": 1.0, "end": 2.0}, "has phase=1, which is not a text"),
+        (VERDICTS, {"key": "a"}, "has no 'verdict'"),
+        (VERDICTS, {"key": 1, "verdict": 0.5}, "has key=1, which is not a text"),
+    ],
+)
+def test_a_line_with_which_no_reader_can_compute_is_named(file, line, why, tmp_path):
+    """Seen before: `verify`, `info`, `trace`, `report` and `view` ended with Python's own errors."""
+    good = {
+        "policy_version": 1,
+        "kind": "a",
+        "actor": "a",
+        "phase": "b",
+        "start": 1.0,
+        "end": 2.0,
+        "key": "a",
+        "verdict": 0.5,
+    }
+    whole = {name: value for name, value in good.items() if file != METRICS or name == "policy_version"}
+    directory = RunDirectory(str(tmp_path))
+    directory.replace_lines(file, [json.dumps(whole), json.dumps(line)])
+    with pytest.raises(DamagedError, match=rf"{file} line 2 {re.escape(why)}; take that line out, or bring the file"):
+        directory.read_json_lines(file)

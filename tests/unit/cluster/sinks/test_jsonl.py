@@ -1,10 +1,12 @@
 """One line a step, also of a run that goes on."""
 
+import math
+
 import pytest
 
 from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import METRICS, RunDirectory
-from cluster.sinks.jsonl import JsonLines
+from cluster.sinks.jsonl import JsonLines, read_steps
 from tests.object_store import s3
 
 
@@ -34,6 +36,20 @@ def test_a_step_that_is_learned_again_keeps_its_line_its_evaluation_and_its_time
         {"policy_version": 4, "reward/mean": 0.4},
     ]
     assert [line["time"] for line in directory.read_json_lines(METRICS)][:3] == times
+
+
+def test_lines_are_in_order_and_a_reader_gets_the_last_of_each_version_without_numbers_that_were_not_finite(directory):
+    sink = JsonLines(directory)
+    for version in (1, 3, 2):
+        sink.step(version, {"a": float(version), "b": math.nan})
+    assert [line["policy_version"] for line in lines(directory)] == [1, 2, 3]
+    directory.append_json(METRICS, {"policy_version": 2, "a": 7.0})
+    found = {version: numbers | {"time": 0.0} for version, numbers in read_steps(directory).items()}
+    assert list(found.items()) == [
+        (1, {"a": 1.0, "time": 0.0}),
+        (2, {"a": 7.0, "time": 0.0}),
+        (3, {"a": 3.0, "time": 0.0}),
+    ]
 
 
 def test_an_object_store_that_is_away_for_a_while_gets_all_numbers_later(monkeypatch):

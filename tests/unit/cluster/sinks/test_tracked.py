@@ -1,4 +1,6 @@
 import contextlib
+import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +15,7 @@ from cluster.metrics import MetricLog, resolve_sink
 from cluster.record.recorder import Recorder
 from cluster.record.run_directory import PASSPORT, RUN_YAML, RunDirectory
 from cluster.sinks.mlflow import MLflow, _allowed
-from cluster.sinks.tracked import Ending, identity, parameters, tracker, trajectories
+from cluster.sinks.tracked import Ending, Tracked, identity, parameters, tracker, trajectories, without_terminal
 from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import row
 
@@ -48,7 +50,17 @@ def test_the_trajectories_shown_are_from_the_best_to_the_worst(directory):
     ]
     Recorder(directory).record(3, to_batch(rows))
     assert [each["reward"] for each in trajectories(directory, 3, 3)] == [1.0, 0.25, None]
+    assert [each["reward"] for each in trajectories(directory, 3, 1)] == [1.0]
     assert trajectories(directory, 3, 0) == trajectories(directory, 4, 3) == []
+    shutil.copy(directory.path("trajectories/step-000003.arrow"), directory.path("trajectories/step-000003-ab.arrow"))
+    assert trajectories(directory, 3, 3) == [], "of two files only the ledger knows which one counts"
+
+
+def test_steps_that_are_learned_again_after_a_failure_show_their_trajectories_once(directory):
+    for version in (1, 2, 3, 4):
+        Recorder(directory).record(version, to_batch([row()]))
+    sink = Tracked(directory=directory, num_steps=4)
+    assert [len(sink._trajectories(version)) for version in (1, 2, 3, 2, 3, 4)] == [1, 1, 1, 0, 0, 1]
 
 
 def test_trajectories_that_cannot_be_read_leave_no_tracker_out(directory, monkeypatch):
@@ -57,6 +69,13 @@ def test_trajectories_that_cannot_be_read_leave_no_tracker_out(directory, monkey
     monkeypatch.setattr(directory, "names", lambda _: ["step-000003.arrow", "step-000004.arrow"])
     assert len(trajectories(directory, 3, 3)) == 1
     assert trajectories(directory, 4, 3) == []
+
+
+def test_a_tracker_asks_no_terminal_and_leaves_it_to_the_others():
+    before = sys.stdin
+    with without_terminal():
+        assert sys.stdin.read() == ""
+    assert sys.stdin is before
 
 
 def test_a_missing_package_says_how_to_install_it():

@@ -1,6 +1,6 @@
 import pytest
 
-from deploy.reports.panels import Mark, limits, marks, panels, spread, ticks
+from deploy.reports.panels import Mark, bound_shown, height, limits, marks, panels, spread, ticks
 from deploy.viewer.fleet import versioned
 from tests.unit.deploy.viewer.run_files import event, step
 
@@ -50,6 +50,11 @@ def test_staleness_stands_under_the_bound_of_the_run():
     assert ticks(panel) == [0.0, 1.0, 2.0, 3.0]
 
 
+def test_a_bound_that_the_run_measured_counts_before_its_settings():
+    lines = [step(version, staleness__max=1.0, staleness__bound=0.0) for version in (1, 2)]
+    assert titled("Staleness", *lines, config={"buffer": {"max_off_policy_steps": 3}}).bound == (0.0, "bound 0")
+
+
 def test_an_alarm_far_above_takes_no_room_on_a_logarithmic_axis():
     def panel(mismatch):
         lines = [step(version, mismatch__mean_abs_nats=mismatch) for version in (1, 2)]
@@ -58,6 +63,8 @@ def test_an_alarm_far_above_takes_no_room_on_a_logarithmic_axis():
     assert limits(panel(2e-6)) == pytest.approx((1e-6, 1e-5))
     assert limits(panel(0.02)) == pytest.approx((0.01, 1.0))
     assert limits(panel(0.0)) == pytest.approx((1.0, 10.0))
+    assert (bound_shown(panel(2e-6)), bound_shown(panel(0.02))) == (None, (0.5, "alarm 0.5"))
+    assert height(0.0, 0.01, 1.0, is_log=True) == 0.0, "no logarithm has it: it stands at the bottom"
 
 
 def test_a_long_curve_is_pale_under_its_mean_and_keeps_its_spikes():
@@ -79,6 +86,12 @@ def test_a_new_drivers_trouble_stands_where_it_began():
     found = marks(versioned(events))
     assert [(mark.step, mark.is_failure) for mark in found] == [(3, True), (7, False), (7, True)]
     assert found[1] == Mark(step=7, is_failure=False, words="resumed after 7 recorded steps")
+
+
+def test_of_very_many_interruptions_the_last_are_marked():
+    failed = {"actor": "rollout-0", "failure": "death", "reason": "signal 9", "decision": "restart"}
+    found = marks({**event("failure", 1.0, **failed), "policy_version": at} for at in range(1, 100))
+    assert (len(found), found[0].step, found[-1].step) == (60, 40, 99)
 
 
 def test_labels_that_would_lie_on_one_another_are_moved_apart():

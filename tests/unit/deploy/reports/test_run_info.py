@@ -1,11 +1,12 @@
 import io
 import json
+import math
 
 import pytest
 from rich.console import Console
 
 from cluster.contracts.errors import ConfigError
-from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, STATUS, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
 from deploy.preflight.settings import check_run_dir
 from deploy.reports.passport import is_mathematical
@@ -28,12 +29,16 @@ def shown(directory: RunDirectory) -> str:
 
 
 def test_a_run_tells_where_it_stands(directory):
-    directory.append_json(METRICS, {"policy_version": 0, "time": 1.0, "eval/accuracy": 0.25})
+    directory.append_json(METRICS, {"policy_version": 1, "time": 1.0, "reward/mean": 0.125, "eval/accuracy": 0.25})
     directory.append_json(METRICS, {"policy_version": 7, "time": 2.0, "reward/mean": 0.5})
-    directory.append_json(EVENTS, {"kind": "failure", "time": 2.0, "reason": "rollout-0 died"})
-    text = shown(directory)
-    assert "7 of 40" in text and "0.25" in text and "0.5" in text
-    assert "event failure" in text and "rollout-0 died" in text
+    directory.append_json(EVENTS, {"kind": "failure", "time": 1.0, "reason": "rollout-1 died"})
+    directory.append_json(EVENTS, {"kind": "failure", "time": 2.0, "reason": "x", "message": "rollout-0 died"})
+    for _ in range(2):
+        directory.append_json(VERDICTS, {})
+    rows = [" ".join(line.split()) for line in shown(directory).splitlines()]
+    assert {"steps 7 of 40", "reward/mean 0.5", "eval/accuracy 0.25", "verdicts kept 2"} <= {*rows}
+    (failures,) = (row for row in rows if row.startswith("event failure 2, last "))
+    assert failures.endswith(" ago rollout-0 died")
 
 
 def test_what_a_model_wrote_into_an_error_does_nothing_to_the_terminal(directory):
@@ -96,8 +101,10 @@ def test_a_run_without_a_driver_tells_how_it_ended(directory, end, told):
     directory.append_json(EVENTS, {"kind": "launched", "time": 0.0})
     directory.append_json(EVENTS, {**end, "time": 1.0})
     directory.append_json(EVENTS, {"kind": "broadcast", "time": 2.0})
+    actor = {"actor": "rollout-0", "phase": "sampling", "since": 0.0, "policy_version": 3}
+    directory.write_json(STATUS, {"actors": [actor]})
     directory.release()
-    assert told in shown(directory)
+    assert told in shown(directory) and "sampling" not in shown(directory)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
@@ -106,9 +113,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_passports_differ_where_the_mathematics_does(tmp_path):
-    for name, epsilon, version in (("a", 1e-6, "2.0"), ("b", 1e-4, "2.1")):
+    # Passports of earlier versions have infinite numbers, and later ones words.
+    for name, epsilon, low, version in (("a", 1e-6, -math.inf, "2.0"), ("b", 1e-4, "-inf", "2.1")):
         (tmp_path / name).mkdir()
-        passport = {"mathematics": {"advantage": {"name": "grpo", "epsilon": epsilon}}, "versions": {"torch": version}}
+        advantage = {"name": "grpo", "epsilon": epsilon, "low": low}
+        passport = {"mathematics": {"advantage": advantage}, "versions": {"torch": version}}
         (tmp_path / name / "passport.json").write_text(json.dumps(passport))
     differences = passport_differences(str(tmp_path / "a"), str(tmp_path / "b" / "passport.json"))
     assert differences == {"mathematics.advantage.epsilon": (1e-6, 1e-4), "versions.torch": ("2.0", "2.1")}

@@ -100,7 +100,7 @@ def test_damaged_and_foreign_folders_break_nothing(tmp_path):
         (tmp_path / name / RUN_YAML).write_text(text)
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / RUN_YAML).write_text(YAML)
-    (tmp_path / "lines" / METRICS).write_bytes(b'\xff\xfe not json\n[1]\n{"policy_version": 3, "time": 4.0}\n{torn')
+    (tmp_path / "lines" / METRICS).write_bytes(b'\xff\xfe\n[1]\n{"policy_version": 3}\n{"policy_version": "4"}\n{torn')
     (tmp_path / "folder" / RUN_YAML).mkdir(parents=True)
     found = {os.path.basename(run.run_dir): run for run in listed(run_directories(str(tmp_path)), now=NOW)}
     assert {name: run.state for name, run in found.items()} == {

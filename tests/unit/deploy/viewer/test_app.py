@@ -1,6 +1,7 @@
 """The viewer starts at once: nothing that trains or samples is imported for it."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -70,9 +71,11 @@ def test_a_script_asks_nobody_else_and_makes_no_html_of_text():
 
 
 def test_a_number_has_four_digits_that_count_and_no_power_of_ten():
-    assert [page.number(value) for value in (12.3456, 9999.4, 9999.6, 12345.6)] == [
+    assert [page.number(value) for value in (12.3456, 9999.4, 9999.6, 12345.6, math.inf, None)] == [
         "12.35",
         "9,999",
         "10,000",
         "12,346",
+        "inf",
+        "–",
     ]

@@ -39,6 +39,11 @@ def test_a_record_that_comes_is_read_and_one_that_is_altered_is_noticed(director
     assert (len(reader.read().records), reader.read().problem) == (4, None)
 
 
+def test_a_chain_is_read_again_after_a_while_alone(directory):
+    reader = ChainReader(directory, every_s=3600.0)
+    assert reader.read() is reader.read()
+
+
 def test_a_torn_last_line_waits_for_its_end(directory):
     whole = directory.read_file(NAME).to_pybytes()
     reader = ChainReader(directory, every_s=0)
@@ -60,10 +65,10 @@ def test_a_file_is_as_recorded_or_altered_or_missing_or_removed_or_too_much_to_r
     assert check_files(directory, records, most_bytes=0) == dict.fromkeys((1, 2, 3), "not checked")
 
 
-def test_no_file_outside_the_trajectories_is_opened(directory, monkeypatch):
+@pytest.mark.parametrize("name", ["../trajectories/step-000001.arrow", "trajectories/step-000002.arrow"])
+def test_no_file_but_the_steps_own_is_opened(directory, monkeypatch, name):
     (outside,) = [
-        each.model_copy(update={"trajectories": "../trajectories/step-000001.arrow"})
-        for each in ChainReader(directory, every_s=0).read().records[:1]
+        each.model_copy(update={"trajectories": name}) for each in ChainReader(directory, every_s=0).read().records[:1]
     ]
     monkeypatch.setattr(RunDirectory, "read_file", None)
     assert check_files(directory, [outside], most_bytes=10**9) == {1: "altered"}

@@ -13,7 +13,7 @@ def test_an_axis_may_be_as_long_as_floats_allow():
 def test_an_axis_goes_from_the_smallest_to_the_largest_and_equal_values_are_in_its_middle():
     assert axis_of([0.5, -1.0, 2.0]) == Axis(low=-1.0, high=2.0)
     assert axis_of([0.0, 0.0]).place(0.0) == 0.5
-    assert axis_of([-4.0]).place(-4.0) == 0.5
+    assert axis_of([-4.0]).place(-4.0) == axis_of([1e300]).place(1e300) == 0.5
     assert axis_of([]) == Axis(low=0.0, high=1.0)
 
 

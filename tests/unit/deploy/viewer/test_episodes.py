@@ -162,7 +162,7 @@ def test_an_assistants_message_of_the_environment_is_no_turn_where_replies_are_r
     talk = _talk(*told, episode=json.dumps({"replies": [[1, 5]]}))
     assert _labels(talk) == ["assistant", "user, assistant, tool add", "assistant"]
     assert not any(block.calls for block in talk.blocks)
-    for not_of_this_episode in ([1, 2], [1], [1, 3, 5]):
+    for not_of_this_episode in ([1, 2], [1], [1, 3, 5], [1, 9]):
         other = json.dumps({"replies": [not_of_this_episode]})
         assert _labels(_talk(*told, episode=other)) == _labels(_talk(*told)) != _labels(talk)
 

@@ -47,6 +47,12 @@ def test_text_cannot_end_the_script_that_holds_it(folder, tmp_path):
     assert "alert(1)" in text and "<script>alert(1)" not in text and text.count("<!--") == 0
 
 
+def test_a_runs_name_is_text(folder, tmp_path):
+    file = tmp_path / "step.html"
+    export(str(folder.rename(tmp_path / "a<b>")), step=3, file=str(file))
+    assert "<title>Step 3 of a&lt;b&gt; · treadwheel</title>" in file.read_text()
+
+
 def test_a_file_that_would_grow_too_large_says_how_many_groups_it_leaves_out(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "_MOST_TOKENS", 2)
     file = tmp_path / "step.html"

@@ -49,13 +49,24 @@ def test_one_that_leaves_with_its_node_did_not_fail():
         "failure", 20.0, actor="rollout-2", failure="termination", reason="node", actor_pid=1, decision="drain"
     )
     assert _actor(STARTED, drained)["state"] == "healthy"
-    assert _actor(STARTED, drained, event("worker_left", 21.0, actor="rollout-2"))["state"] == "left"
+    left = _actor(STARTED, drained, event("worker_left", 21.0, actor="rollout-2"))
+    assert (left["state"], left["pid"]) == ("left", 1)
+
+
+def test_a_worker_that_joins_was_not_restarted_and_one_that_cannot_join_is_away():
+    joined = _actor(event("worker_joined", 12.0, actor="rollout-2", seconds=1.0))
+    assert (joined["state"], joined["num_restarts"]) == ("healthy", 0)
+    assert _actor(STARTED, event("worker_not_joined", 13.0, actor="rollout-2", reason="x"))["state"] == "left"
 
 
 def test_when_the_run_is_over_nobody_is_well_or_dead():
     over = _actor(STARTED, DIED, event("failed", 25.0, reason="x"), state="failed")
     assert (over["state"], over["phase"], over["spans"][-1]["end"]) == ("ended", None, 25.0)
     assert _actor(STARTED, state="killed")["spans"][-1]["end"] == 30.0, "the last word of a killed run"
+    later = [event("held", 40.0), event("held", 35.0)]
+    assert _actor(STARTED, *later, state="killed")["spans"][-1]["end"] == 40.0
+    killed = _actor(STARTED, event("launched", 15.0))
+    assert (killed["state"], killed["spans"][-1]["end"]) == ("ended", 15.0), "by the next driver's start at the latest"
 
 
 def test_worker_ten_comes_after_worker_two():

@@ -29,6 +29,12 @@ def test_a_run_is_found_by_its_folder_and_below_the_folders_above(tmp_path):
     assert Runs([str(one)]).is_one and not Runs([str(tmp_path)]).is_one
 
 
+def test_hidden_folders_and_those_more_than_three_levels_below_are_not_searched(tmp_path):
+    for path in ("a/b/run", "a/b/c/run", ".trash/run"):
+        write_run(tmp_path / path)
+    assert list(_names(Runs([str(tmp_path)]))) == ["a-b-run"]
+
+
 def test_a_run_that_begins_later_is_found_and_takes_no_name_that_is_in_use(tmp_path, monkeypatch):
     monkeypatch.setattr("deploy.viewer.runs._LOOK_EVERY_S", 0.0)
     monkeypatch.setattr("deploy.viewer.runs._LOOK_SHARE", 0)
@@ -132,6 +138,9 @@ def test_a_run_in_an_object_store_is_found_and_read_without_a_write(monkeypatch)
             patch.setattr(store_claim, "LEASE_S", -1.0)
             assert run.state() == "killed"
         assert _objects(driver) == before
+        driver.append_json("events.jsonl", event("finished", 1001.0))
+        driver.flush_lines()
+        assert Run("run", RunDirectory(driver.url)).state() == "finished", "before it gives the directory back"
         driver.release()
         assert run.state() == "killed"
 

@@ -1,5 +1,8 @@
 """The viewer answers its own pages, and nobody else's."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -26,7 +29,7 @@ def test_a_name_that_was_not_trusted_is_refused_even_if_it_resolves_to_this_mach
     assert browser.get("/runs", headers={"Host": "[::1]:9"}).status_code == 200
     for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "", "a b"):
         assert browser.get("/runs", headers={"Host": host}).status_code == 421, host
-    assert _browser(run, hosts=["runs.example"]).get("/runs", headers={"Host": "Runs.example"}).status_code == 200
+    assert _browser(run, hosts=["RUNS.example"]).get("/runs", headers={"Host": "Runs.example"}).status_code == 200
 
 
 def test_another_sites_page_reads_nothing(run):
@@ -51,6 +54,7 @@ def test_another_sites_page_reads_nothing(run):
 def test_nothing_but_reading_is_answered(run, method):
     answer = _browser(run).request(method, "/runs")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert _browser(run).head("/runs").status_code == 200
 
 
 def test_with_a_token_the_printed_url_works_once_and_then_the_cookie(run):
@@ -87,6 +91,21 @@ def test_the_cookie_counts_among_those_of_other_programs_on_this_machine_whateve
     others = 'theme={"dark": true}; caf\u00e9=1; {=}'
     assert browser.get("/runs", headers={"Cookie": f"{others}; {cookie}".encode()}).status_code == 200
     assert browser.get("/runs", headers={"Cookie": others.encode()}).status_code == 401
+
+
+def test_below_a_prefix_the_cookie_is_sent_to_no_other_program_of_the_host(run):
+    login = _browser(run, token=TOKEN, root_path="/treadwheel").get(f"/treadwheel/runs?token={TOKEN}")
+    assert login.status_code == 303 and "Path=/treadwheel;" in login.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("root_path", ["treadwheel", "/run/mine", "/static"])
+def test_a_prefix_that_no_url_could_have_is_refused(run, root_path):
+    with pytest.raises(ConfigError, match="must begin with '/', and not with /run or /static"):
+        viewer.create_app([str(run)], root_path=root_path)
+
+
+def test_a_script_gets_errors_as_json(run):
+    assert _browser(run).get("/run/other/index.json").json()["error"].startswith("there is no run 'other'")
 
 
 def test_a_run_that_cannot_be_read_is_told_in_a_sentence(run):
@@ -166,6 +185,23 @@ def test_beyond_this_machine_it_makes_a_token_and_wants_a_name(run):
         viewer.serve(
             [str(run)], host="127.0.0.1", port=0, trusted_hosts=[], token=None, root_path="/proxied/", says=says
         )
+
+
+def test_an_address_that_other_machines_reach_is_trusted_and_gets_a_token(run, monkeypatch):
+    """192.0.2.7 is of a network that is kept for documentation."""
+    made: dict[str, object] = {}
+
+    class Bound(Exception): ...
+
+    def says(line: str) -> None:
+        raise Bound(line)
+
+    listening = SimpleNamespace(getsockname=lambda: ("192.0.2.7", 80))
+    monkeypatch.setattr(viewer, "bound", lambda *_: contextlib.nullcontext(listening))
+    monkeypatch.setattr(viewer, "create_app", lambda roots, **options: made.update(options))
+    with pytest.raises(Bound) as told:
+        viewer.serve([str(run)], host="192.0.2.7", port=80, trusted_hosts=[], token=None, root_path="", says=says)
+    assert (made["hosts"], str(told.value)) == (["192.0.2.7"], f"viewing on http://192.0.2.7:80/?token={made['token']}")
 
 
 @pytest.mark.parametrize("name", ["runs.example:8443", "https://runs.example", "runs.example/treadwheel", ""])

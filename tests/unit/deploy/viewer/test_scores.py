@@ -11,7 +11,10 @@ from tests.unit.deploy.viewer.recorded import group, opened, record
 @pytest.fixture
 def run(tmp_path):
     """A step of two groups: rewards 0, 1, one that failed, and 0.5 with a component."""
-    record(tmp_path, [group(0, 0.0, 1.0, None), group(1, 0.5, reward_components=[("style", -2.0), ("none", None)])])
+    record(
+        tmp_path,
+        [group(0, 0.0, 1.0, None), group(1, 0.5, reward_components=[("style", -2.0), ("none", None), ("reward", 7.0)])],
+    )
     return opened(tmp_path)
 
 
@@ -41,6 +44,7 @@ def test_a_page_reads_few_steps_of_many_and_fewer_where_they_are_large():
     assert len(chosen(steps, num_trajectories=100, most=8)) == 8
     assert chosen(steps, num_trajectories=20_000) == [1, 10_000]
     assert chosen([3, 4], num_trajectories=100) == [3, 4]
+    assert chosen([3, 4], num_trajectories=0) == [3, 4], "the newest step cannot be read"
 
 
 def test_a_picture_has_a_column_a_step_and_shares_in_their_place(run):

@@ -21,6 +21,16 @@ def test_the_mean_of_a_long_curve_is_of_all_its_steps_and_a_largest_value_has_no
     assert series.line(steps, "staleness/max", label="", kind="line")["mean"] == []
 
 
+def test_the_mean_of_the_last_steps_is_of_as_many_as_they_are():
+    assert series.means([(1, 2.0), (2, 4.0), (3, 5.0)], 2) == [(2, 3.0), (3, 5.0)]
+
+
+def test_zero_is_a_number_and_one_that_no_axis_can_hold_is_none():
+    steps = [step(1, a=0.5), step(2, a=0.0), step(3, a=1e301), step(4)]
+    assert series.values(steps, "a") == [(1, 0.5), (2, 0.0)]
+    assert series.latest([*steps[:2], *steps[3:]], "a") == 0.0
+
+
 def test_few_points_stay_as_they_are():
     assert series.thinned([(1, 0.5), (2, 0.25)], 2) == [(1, 0.5), (2, 0.25)]
 
@@ -43,6 +53,8 @@ def test_an_evaluation_is_points_and_a_step_without_one_has_none():
 def test_staleness_has_its_bound():
     (panel,) = series.panels([step(1, staleness__max=1.0)], CONFIG)
     assert panel["bound"] == {"value": 2, "label": "bound 2"}
+    (synchronous,) = series.panels([step(1, staleness__max=0.0)], {"buffer": {"max_off_policy_steps": 0}})
+    assert synchronous["bound"] == {"value": 0, "label": "bound 0"}
     (unbound,) = series.panels([step(1, staleness__max=1.0)], {})
     assert unbound["bound"] is None
 
@@ -66,4 +78,5 @@ def test_a_run_keeps_its_colour_where_another_has_no_number():
 
 def test_a_spark_goes_from_corner_to_corner():
     assert series.spark([(1, 0.0), (3, 1.0)]) == "M0.0 22.0L100.0 2.0"
+    assert series.spark([(1, 0.5), (3, 0.5)]) == "M0.0 22.0L100.0 22.0"
     assert series.spark([(1, 0.0)]) == ""

@@ -15,7 +15,9 @@ from cluster.record.run_directory import RunDirectory
 from deploy.viewer.pages.step import step as step_page
 from deploy.viewer.runs import Run
 from deploy.viewer.steps import neighbours, open_step, recorded_steps
+from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import before, row
+from tests.unit.deploy.viewer.recorded import group, record
 from tests.unit.deploy.viewer.run_files import write_run, write_trajectories
 
 END = datetime(2026, 1, 1, 0, 0, 4, tzinfo=UTC)
@@ -136,6 +138,27 @@ def test_steps_that_were_removed_are_told_from_steps_that_never_were(run):
     with pytest.raises(HTTPException, match="steps up to 3 were removed"):
         open_step(run, 2)
     assert recorded_steps(run) == [4]
+
+
+def test_the_ledger_knows_a_step_whose_trajectories_were_removed(tmp_path):
+    record(tmp_path, [group(0, 1.0)], [group(1, 1.0)])
+    run = Run("run", RunDirectory(str(tmp_path)))
+    run.directory.remove("trajectories/step-000001.arrow")
+    run.directory.write_json("trajectories/pruned.json", {"steps": 1})
+    with pytest.raises(HTTPException, match="steps up to 1 were removed"):
+        open_step(run, 1)
+
+
+def test_of_an_object_store_a_file_that_the_ledger_does_not_name_is_not_shown():
+    with s3("two-drivers"):
+        record("s3://two-drivers/run", [group(0, 1.0)])
+        run = Run("run", RunDirectory("s3://two-drivers/run"))
+        (name,) = run.directory.names("trajectories")
+        content = run.directory.read_file(f"trajectories/{name}")
+        run.directory.remove(f"trajectories/{name}")
+        run.directory.write_file("trajectories/step-000001-0a1b.arrow", content)
+        with pytest.raises(HTTPException, match="404"):
+            open_step(run, 1)
 
 
 def test_a_damaged_file_is_named(run):

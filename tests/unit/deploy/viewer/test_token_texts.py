@@ -60,7 +60,8 @@ def test_a_number_without_a_token_is_shown_as_the_number():
 def test_the_tokenizer_is_found_in_a_checkpoint_or_beside_the_model(tmp_path, place, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = write_run(tmp_path / "run")
-    (folder / "run.yaml").write_text(json.dumps({"model": {"path": str(tmp_path / "model")}}))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (folder / "run.yaml").write_text(json.dumps({"model": {"path": "~/model"}}))
     run = Run("run", RunDirectory(str(folder)))
     assert token_texts(run) is None
     where = Path(tmp_path, place)
@@ -68,6 +69,16 @@ def test_the_tokenizer_is_found_in_a_checkpoint_or_beside_the_model(tmp_path, pl
     (where / "tokenizer.json").write_text(_byte_level())
     found = token_texts(run)
     assert found and found.shown([1]).texts == ["Hi"]
+
+
+def test_of_several_checkpoints_the_newest_has_the_tokenizer(tmp_path):
+    folder = write_run(tmp_path / "run")
+    for step, word in ((2, "old"), (10, "new")):
+        model = folder / f"checkpoints/step-{step:06d}/model"
+        model.mkdir(parents=True)
+        (model / "tokenizer.json").write_text(_tokenizer({word: 0}, decoder=decoders.ByteLevel()))
+    found = token_texts(Run("run", RunDirectory(str(folder))))
+    assert found and found.shown([0]).texts == ["new"]
 
 
 def test_a_run_that_takes_the_place_of_another_is_read_by_its_own_tokenizer(tmp_path):

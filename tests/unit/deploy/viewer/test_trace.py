@@ -72,6 +72,23 @@ def test_a_step_is_from_when_the_one_before_it_was_logged_until_it_was(run_dir):
     assert made["otherData"]["begins_at_unix_s"] == 1002.0
     assert slices(made["traceEvents"]) == [(1, "waiting for rollouts", 0, 500_000), (1, "learning", 500_000, 1_000_000)]
     assert [each for each in made["traceEvents"] if each["ph"] == "i"] == []
+    assert trace(RunDirectory(str(run_dir)), steps="0-1") == made, "no step made version 0"
+
+
+def test_the_first_step_of_a_run_without_an_evaluation_begins_with_its_actors(run_dir):
+    lines = [{"policy_version": 1, "time": 1003.5}, {"policy_version": 2, "time": 1004.0}]
+    (run_dir / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    made = trace(RunDirectory(str(run_dir)), steps="1-2")
+    assert made["otherData"]["begins_at_unix_s"] == 1000.0
+    assert max(begin + took for _, _, begin, took in slices(made["traceEvents"])) == 4_000_000
+
+
+def test_phases_may_be_written_in_any_order(run_dir):
+    made = trace(RunDirectory(str(run_dir)))
+    (run_dir / "phases.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in PHASES[::-1]))
+    again = trace(RunDirectory(str(run_dir)))
+    assert sorted(slices(again["traceEvents"])) == sorted(slices(made["traceEvents"]))
+    assert again["otherData"] == made["otherData"]
 
 
 def test_the_command_writes_a_file_and_says_what_opens_it(run_dir, tmp_path):

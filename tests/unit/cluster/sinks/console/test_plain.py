@@ -62,6 +62,7 @@ def test_quiet_is_warnings_alone():
     sink.step(1, {"reward/mean": 0.5})
     sink.event({"kind": "placement", "message": "rollout-0 shares a core"})
     sink.event({"kind": "checkpoint", "policy_version": 3})
+    sink.event({"kind": "failed", "reason": "the command says it last"})
     sink.event({"kind": "reward_failure", "message": "prompt 'p0': 2 of 2 rewards failed: KeyError: 'anser'"})
     assert out.getvalue() == "reward_failure: prompt 'p0': 2 of 2 rewards failed: KeyError: 'anser'\n"
 
@@ -80,6 +81,7 @@ def test_the_start_is_told_until_the_first_step_and_prints_as_they_come():
     sink.step(0, {"eval/accuracy": 0.5})
     sink.event({"kind": "evaluating", "num_prompts": 64})
     sink.event({"kind": "printed", "actor": "reward", "lines": ["7 of 9"], "num_more": 0})
+    PlainLines(0, stream=out).event({"kind": "connecting", "address": None})  # an evaluation
     assert out.getvalue().splitlines() == [
         "starting: Ray starts on this machine",
         "starting: 64 held-out prompts are evaluated",

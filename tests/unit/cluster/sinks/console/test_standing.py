@@ -29,6 +29,13 @@ def test_it_counts_down_within_a_step_and_waits_for_one_that_takes_longer():
     assert [pace.seconds_left(4, now=now) for now in (14.0, 15.0, 18.0, 60.0)] == [8.0, 7.0, 4.0, 4.0]
 
 
+def test_a_version_that_comes_again_begins_a_new_pace():
+    pace = Pace()
+    for version, at in ((1, 10.0), (2, 14.0), (2, 15.0)):
+        pace.step(version, at, is_sampled=True)
+    assert pace.seconds_per_step is None
+
+
 def test_a_run_that_was_away_tells_no_pace_before_two_steps(standing):
     standing.step(1, SAMPLED, at=10.0)
     standing.event({"kind": "launched", "time": 5000.0})
@@ -45,6 +52,25 @@ def test_a_worker_that_failed_serves_again_when_it_is_back(standing):
     assert (standing.num_serving, standing.num_restarts) == (1, 1)
     standing.event({"kind": "recovery", "actor": "rollout-1", "seconds": 3.0})
     assert standing.num_serving == 2
+    for decision in ("drain", "abort"):
+        standing.event({"kind": "failure", "actor": "rollout-0", "decision": decision, "reason": "x"})
+    assert (standing.num_serving, standing.num_restarts) == (2, 1)
+
+
+def test_a_worker_that_failed_does_not_serve_though_the_last_status_says_so_until_the_next_driver_starts(standing):
+    standing.event({"kind": "launched", "time": 1.0})
+    actors = [{"actor": f"rollout-{number}", "phase": "sampling", "since": 1.0} for number in range(2)]
+    standing.status({"time": 2.0, "actors": actors})
+    standing.event({"kind": "failure", "actor": "rollout-1", "decision": "restart", "reason": "died"})
+    assert standing.num_serving == 1
+    standing.event({"kind": "launched", "time": 2.0})
+    assert standing.num_serving == 2
+
+
+def test_only_an_order_of_rollout_workers_changes_how_many_are_wanted(standing):
+    for actors, number in (("rollout_workers", 3), ("reward_services", 5)):
+        standing.event({"kind": "scale", "actors": actors, "num_workers": number, "before": 2, "reason": "x"})
+    assert standing.num_wanted == 3
 
 
 def test_the_status_of_an_earlier_driver_says_nothing(standing):
@@ -57,7 +83,7 @@ def test_the_status_of_an_earlier_driver_says_nothing(standing):
 
 
 def test_of_a_version_that_comes_again_the_later_number_counts(standing):
-    for version, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.5)):
+    for version, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.5), (3, float("nan"))):
         standing.step(version, {"reward/mean": reward}, at=1.0)
     assert standing.rewards == [(1, 0.1), (2, 0.5)]
 
@@ -75,6 +101,7 @@ def test_it_tells_how_it_ends(standing, kind, phase):
     standing.event({"kind": "started", "time": 2.0, "actors": {}})
     assert standing.phase == "running" and not standing.is_over
     standing.event({"kind": kind, "time": 3.0})
+    standing.step(1, SAMPLED, at=3.0)
     assert standing.phase == phase and standing.is_over == (kind != "stopping")
 
 

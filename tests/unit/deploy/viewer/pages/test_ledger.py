@@ -5,6 +5,7 @@ from starlette.exceptions import HTTPException
 
 from cluster.record.ledger import NAME
 from deploy.viewer.pages.ledger import PER_PAGE, ledger, ranges
+from tests.object_store import s3
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record, write_ledger
 from tests.unit.deploy.viewer.run_files import event, write_run
 
@@ -42,6 +43,20 @@ def test_a_torn_last_line_is_told_unless_a_driver_may_be_writing_it(folder):
     run.directory.release()
 
 
+def test_no_later_step_vouches_for_the_last_record_of_a_broken_chain(folder):
+    (folder / NAME).write_text((folder / NAME).read_text().replace('"groups":[0,1]', '"groups":[0]'))
+    told = ledger(opened(folder), asking())
+    assert [(row["step"], row["vouched_by"]) for row in told["rows"]] == [(1, "the chain breaks here")]
+
+
+def test_of_an_object_store_files_are_checked_if_they_are_asked_for():
+    with s3("ledgers"):
+        record("s3://ledgers/run", [group(0, 1.0)])
+        run = opened("s3://ledgers/run")
+        states = [ledger(run, asking(query))["rows"][0]["file_state"] for query in ("", "files=check")]
+    assert states == ["not checked", "as recorded"]
+
+
 def test_an_altered_file_is_told_by_its_step(folder):
     (folder / "trajectories/step-000001.arrow").write_bytes(b"other")
     assert ledger(opened(folder), asking())["bad_files"] == [1]
@@ -58,6 +73,11 @@ def test_an_altered_file_is_told_by_its_step(folder):
 def test_a_group_trained_a_step_or_was_dropped_or_is_to_come(folder, ticket, step, words):
     told = ledger(opened(folder), asking(f"ticket={ticket}"))["ticket"]
     assert (told["step"], told["words"]) == (step, words)
+
+
+def test_before_the_first_record_no_group_has_trained_a_step(tmp_path):
+    told = ledger(opened(write_run(tmp_path / "run")), asking("ticket=0"))["ticket"]
+    assert told["words"] == "Group 0 has trained no step yet: the last record ends before it."
 
 
 def test_what_is_no_number_is_refused_in_words(folder):

@@ -4,7 +4,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from deploy.viewer.app import create_app
-from deploy.viewer.pages.rewards import rewards
+from deploy.viewer.pages.rewards import failures, rewards
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record
 from tests.unit.deploy.viewer.run_files import event, step, write_run
 
@@ -58,6 +58,12 @@ def test_failures_are_told_by_kind_with_their_messages_and_the_groups_that_train
             "examples": [{"step": 2, "ticket": 3}],
         },
     ]
+
+
+def test_a_message_is_told_once_and_a_group_whose_step_is_not_kept_is_no_example(tmp_path):
+    record(folder := write_run(tmp_path / "run"), [group(0, None)])
+    (told,) = failures([_failure(0, 0, "KeyError", "KeyError: 'a'", 1)] * 2, opened(folder).chain(), set())
+    assert (told["count"], told["messages"], told["examples"]) == (2, ["KeyError: 'a'"], [])
 
 
 def test_a_reward_that_lacks_a_part_is_no_failed_one(tmp_path):

@@ -35,6 +35,8 @@ def test_two_runs_are_compared_down_to_their_passports(tmp_path):
     assert page.status_code == 200 and "mathematics.seed" in page.text
     assert browser.get("/compare?run=one&run=nothing").status_code == 404
     assert browser.get("/compare").status_code == 400
+    assert browser.get("/compare?" + "&".join(f"run={number}" for number in range(7))).status_code == 400
+    assert browser.get("/compare.json?run=one&run=two&run=one").json()["runs"] == ["one", "two"]
 
 
 def test_the_list_of_runs_keeps_few_numbers_of_each_and_says_the_same_when_a_run_was_opened(tmp_path):

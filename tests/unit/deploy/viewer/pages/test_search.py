@@ -41,7 +41,8 @@ def _found(folder, query: str) -> list[tuple[int, int, int]]:
         ("text=needle", [(1, 0, 0), (1, 0, 1), (1, 1, 0)]),
         ("text=NEEDLE&min_reward=0.75", [(1, 0, 1)]),
         ("min_reward=0.25&max_reward=0.5", [(2, 2, 0), (1, 1, 0)]),
-        ("worker=rollout-1", [(2, 2, 0), (2, 2, 1)]),
+        ("worker=%20rollout-1%20", [(2, 2, 0), (2, 2, 1)]),
+        ("steps=1", [(1, 0, 0), (1, 0, 1), (1, 1, 0)]),
         ("staleness=1", [(2, 2, 0), (2, 2, 1)]),
         ("steps=1&max_reward=0", [(1, 0, 0)]),
         ("steps=2-9&min_reward=1", [(2, 3, 0)]),
@@ -101,6 +102,24 @@ def test_a_match_is_shown_where_it_is(folder):
     assert (third["where"], third["match"], third["completion"]) == ("prompt", "needle", "2")
 
 
+def test_what_stands_around_a_match_is_cut_and_marked_where_it_is_cut():
+    around = [
+        looking.context(f"{'x' * before}needle{'y' * after}", "", "needle")
+        for before, after in ((160, 160), (161, 161), (2, 400))
+    ]
+    assert [(each["before"], each["after"]) for each in around] == [
+        ("x" * 160, "y" * 160),
+        (f"…{'x' * 160}", f"{'y' * 160}…"),
+        ("xx", f"{'y' * 160}…"),
+    ]
+
+
+def test_a_trajectory_that_failed_before_its_first_token_has_no_staleness(folder):
+    empty = {name: [] for name in ("completion_token_ids", "loss_mask", "rollout_logprobs", "policy_versions")}
+    record(folder, [group(4, None, completion_text="", **empty)])
+    assert _found(folder, "staleness=1") == [(2, 2, 0), (2, 2, 1)]
+
+
 def test_an_answer_says_how_far_it_looked_and_where_the_next_one_begins(folder, monkeypatch):
     monkeypatch.setattr(looking, "_MOST_TRAJECTORIES", 3)
     first = search(opened(folder), asking("text=needle"))
@@ -108,6 +127,15 @@ def test_an_answer_says_how_far_it_looked_and_where_the_next_one_begins(folder, 
     second = search(opened(folder), asking(first["further"]))
     assert [each["ticket"] for each in second["found"]] == [0, 0, 1]
     assert second["further"] is None
+
+
+def test_an_answer_reads_few_characters_and_leaves_out_steps_that_were_removed_since_they_were_listed(
+    folder, monkeypatch
+):
+    whole = looking.look(opened(folder), looking.Wanted(), [1, 2, 3])
+    assert (len(whole.found), whole.damaged, whole.further) == (6, [], None)
+    monkeypatch.setattr(looking, "_MOST_CHARACTERS", 1)
+    assert search(opened(folder), asking())["further"] == "from=2.1"
 
 
 def test_an_answer_ends_within_a_step_when_it_has_found_enough(folder, monkeypatch):

@@ -65,6 +65,13 @@ def test_what_was_dropped_for_it_is_the_gap_in_the_ledger_with_the_events_reason
     assert step(run, asking(step="1"))["dropped"]["num"] == 0
 
 
+def test_without_metrics_recorded_steps_have_neighbours_and_groups_dropped_for_the_first_are_told(tmp_path):
+    record(folder := write_run(tmp_path / "run"), [group(1, 1.0)], [group(2, 1.0)])
+    told = step(opened(folder), asking(step="1"))
+    assert (told["previous"], told["next"]) == (None, 2)
+    assert [each["ticket"] for each in told["dropped"]["tickets"]] == [0]
+
+
 def test_failed_rewards_and_what_happened_meanwhile_are_this_steps_alone(run):
     told = step(run, asking(step="2"))
     assert told["failed"] == [
@@ -73,6 +80,17 @@ def test_failed_rewards_and_what_happened_meanwhile_are_this_steps_alone(run):
     assert [mark["actor"] for mark in told["marks"]] == ["rollout-1"]
     assert (told["previous"], told["next"]) == (1, None)
     assert told["facts"] == [{"label": "Reward", "value": 0.5}]
+
+
+def test_groups_without_a_reward_come_last_and_each_failure_has_its_first_trajectory(tmp_path):
+    late = group(3, None, reward_status="timeout", reward_message="overran 5 s")
+    record(folder := write_run(tmp_path / "run"), [group(0, None, None), group(1, 1.0), group(2, 0.0), late])
+    told = step(opened(folder), asking("sort=reward&from=-5", step="1"))
+    assert ([row["ticket"] for row in told["rows"]], told["from"]) == ([2, 1, 0, 3], 0)
+    assert [(each["status"], each["count"], each["ticket"], each["sample"]) for each in told["failed"]] == [
+        ("error", 2, 0, 0),
+        ("timeout", 1, 3, 0),
+    ]
 
 
 def test_groups_are_sorted_as_asked_and_come_in_pages(run, tmp_path):
@@ -121,6 +139,7 @@ def test_a_prompt_is_named_by_its_last_question():
     ]
     assert line_of("<|user|>Hi", {"messages": talk}) == "How many?"
     assert line_of("What  is\n1+1?", {}) == "What is 1+1?"
+    assert line_of("1+1?", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}) == "1+1?"
 
 
 def test_what_all_prompts_say_is_said_once(tmp_path):

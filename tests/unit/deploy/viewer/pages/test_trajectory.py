@@ -55,7 +55,7 @@ def test_numbers_are_those_of_the_files_and_words_where_they_are_not_finite(run)
     assert tokens["learned"]["policy_logprobs"] == [-0.75, None, "-Infinity"]
     assert tokens["learned"]["advantages"] == [0.100000001, None, "NaN"]
     assert tokens["learned"]["clipped"] == [False, None, True]
-    assert tokens["learned"]["entropies"] is None
+    assert tokens["learned"]["entropies"] is None and tokens["proximal"] == "rollout"
     json.dumps(tokens, allow_nan=False)
 
 
@@ -86,6 +86,8 @@ def test_a_step_that_is_being_learned_says_so(run, tmp_path):
     run.directory.claim((tmp_path / "run/run.yaml").read_text())
     try:
         assert _tokens(run)["missing"]["learned"] == "not recorded yet: the learner is working on this step"
+        append(tmp_path / "run/metrics.jsonl", [step(4)])
+        assert _tokens(run)["missing"]["learned"].startswith("not recorded; `treadwheel replay")
     finally:
         run.directory.release()
 

@@ -25,12 +25,14 @@ def test_a_worker_that_serves_an_earlier_version_is_behind():
         {"name": "rollout-0", "state": "healthy", "policy_version": 2},
         {"name": "rollout-1", "state": "healthy", "policy_version": 1},
         {"name": "rollout-2", "state": "dead", "policy_version": None},
+        {"name": "rollout-3", "state": "healthy", "policy_version": 3},
     ]
     rows = weights.workers(found, events)
     assert [(row["actor"], row["digest"], row["behind"]) for row in rows] == [
         ("rollout-0", "d2", 0),
         ("rollout-1", "d1", 1),
         ("rollout-2", None, None),
+        ("rollout-3", None, 0),
     ]
     assert rows[1]["canary"]["canary_mean_error"] == 0.5 and rows[0]["canary"] is None
     assert [(sent["policy_version"], sent["digest"]) for sent in weights.broadcasts(events)] == [
