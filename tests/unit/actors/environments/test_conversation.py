@@ -113,8 +113,9 @@ async def test_what_is_earned_while_nobody_sees_the_answer_is_for_the_last_turn_
     second.cancel()
 
 
-async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
-    """Both lines are read before the model's side begins."""
+@pytest.mark.parametrize("between", [[["0", "gave_up", None]], []])
+async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts_once(between):
+    """All lines are read before the model's side begins. A thread's ask, or an agent's, is not given up: the episode ends beside it."""
     earned = Earned(reward=1.0, name=None)
     ask = ASKED.dump_python(Asked(messages=(), events=(earned,)), mode="json")
     end = END.dump_python(EpisodeEnd(reward=0.0, events=(Withdrawn(num_turns=1),)), mode="json")
@@ -123,7 +124,7 @@ async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
         exit_code = 0
 
         def __init__(self) -> None:
-            self.lines = iter([["0", "ask", ask], ["0", "gave_up", None], ["0", "end", end]])
+            self.lines = iter([["0", "ask", ask], *between, ["0", "end", end]])
             self.has_started = asyncio.Event()
 
         def write(self, line: Any) -> None:
@@ -138,5 +139,7 @@ async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
         async def kill(self) -> None: ...
 
     process: Any = Process()
-    heard = await HostProcess(process, EpisodesConfig(), is_async=True).run(task(), Scripted())
-    assert heard.events == (earned, Withdrawn(num_turns=1))
+    model = Scripted()
+    heard = await HostProcess(process, EpisodesConfig(), is_async=True).run(task(), model)
+    events_of_asks = [event for each in model.asked for event in each.events]
+    assert (*events_of_asks, *heard.events) == (earned, Withdrawn(num_turns=1))
