@@ -294,8 +294,8 @@ async def test_a_group_that_ends_while_it_is_handed_over_hands_over_nothing(make
     assert (kept is None) == bool(batches)
 
 
-async def test_a_group_that_several_calls_hand_over_goes_to_the_first(make_worker):
-    """The others waited for ever: the call of the group had ended, and read no more. The engine answers all of them at once."""
+async def generating_for_ever(make_worker) -> tuple[RolloutWorker, asyncio.Task[list[Any]]]:
+    """A worker with one group, and its call. Its engine answers each hand-over at once, with one token."""
     worker = make_worker(ScriptedEngine(length=lambda request: 10**9))
     await worker.load(*weights(1))
     token = Completion(token_ids=[5], rollout_logprobs=[-1.0], policy_versions=[1], finish_reason=FinishReason.ABORTED)
@@ -309,6 +309,21 @@ async def test_a_group_that_several_calls_hand_over_goes_to_the_first(make_worke
     generating = asyncio.create_task(collect(worker.generate([ticket(0)])))
     while worker.progress().detail != "1 groups":
         await asyncio.sleep(0)
+    return worker, generating
+
+
+async def test_a_hand_over_that_is_cancelled_costs_its_call_nothing_but_the_group(make_worker):
+    worker, generating = await generating_for_ever(make_worker)
+    handing = asyncio.create_task(worker.hand_over(["00000000"]))
+    while not worker._handed:
+        await asyncio.sleep(0)
+    handing.cancel()
+    assert await asyncio.wait_for(generating, 60) == []
+
+
+async def test_a_group_that_several_calls_hand_over_goes_to_the_first(make_worker):
+    """The others waited for ever: the call of the group had ended, and read no more. The engine answers all of them at once."""
+    worker, generating = await generating_for_ever(make_worker)
     found = await asyncio.wait_for(asyncio.gather(*(worker.hand_over(["00000000"]) for _ in range(3))), 60)
     assert [kept is None for (kept,) in found] == [False, True, True]
     assert await generating == []
