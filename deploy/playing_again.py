@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cluster.contracts.episodes import Asked, Event, Message, Said, ToolCall
+from cluster.contracts.episodes import Asked, Event, Message, Rewritten, Said, ToolCall
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import FinishReason, Prompt, sample_seed
 from cluster.record.ledger import Ledger
@@ -85,11 +85,10 @@ def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
 
 def _turns(row: dict[str, Any]) -> Iterator[Turn]:
     messages, replies = json.loads(row["messages"]), json.loads(row["episode"]).get("replies")
-    places = (
-        [place for place, each in enumerate(messages) if each["role"] == "assistant"]
-        if replies is None  # a record that does not name the model's messages
-        else replies[row["segment_index"]]
-    )
+    if replies is None:  # a record that does not name the model's messages
+        places = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
+    else:  # empty for an episode that ended before its first turn
+        places = replies[row["segment_index"]] if replies else []
     for place in places:
         yield Turn(said=_said(messages[place]), before=messages[:place])
 
@@ -130,8 +129,10 @@ class Again:
     def say(self, asked: Asked, line: str) -> Said:
         turn = self._turns[self._num_said]
         self._num_said += 1
-        new = [dict(each) for each in asked.messages]
-        then = [dict(each) for each in turn.before[len(turn.before) - len(new) :]]
+        contexts = [event.messages for event in asked.events if isinstance(event, Rewritten)]
+        new = [dict(each) for each in (*(contexts[-1] if contexts else ()), *asked.messages)]
+        begin = 0 if contexts else len(turn.before) - len(new)
+        then = [dict(each) for each in turn.before[begin:]]
         if then != new:
             self.num_differences += 1
             recorded = " | ".join(str(each.get("content")) for each in then) or "nothing"

@@ -84,9 +84,8 @@ class GroupInProgress:
         return pa.RecordBatch.from_pylist(rows) if rows else None
 
     def add(self, request_id: str, completion: Completion) -> None:
-        """A finished group ignores further completions: they are surplus."""
-        if not self.is_finished:
-            self._completions[request_id] = completion
+        """The group is not finished: later completions are surplus."""
+        self._completions[request_id] = completion
 
     def unfinished(self) -> list[str]:
         """Requests without a completion."""

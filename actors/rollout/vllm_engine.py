@@ -252,12 +252,15 @@ class VllmEngine:
             max_tokens=1, temperature=1.0, seed=0, prompt_logprobs=0, detokenize=False, output_kind=self._final_only
         )
         self._engine.add_request(request_id, self._prompt(list(token_ids)), params, lora_request=self._adapter_request)
-        while True:
+        found = None
+        while found is None:
+            # All outputs of a step are kept: a request whose structure was compiled late comes after the probe.
             for output in self._outputs():
                 if output.request_id == request_id:
                     found = output.prompt_logprobs
-                    return [found[place][token_ids[place]].logprob for place in range(1, len(token_ids))]
-                self._held.append(self._converted(output))
+                else:
+                    self._held.append(self._converted(output))
+        return [found[place][token_ids[place]].logprob for place in range(1, len(token_ids))]
 
     def _admit(self) -> list[EngineOutput]:
         """Starts waiting requests in the free slots. Returns outputs for those that vLLM refuses."""

@@ -227,6 +227,36 @@ def test_what_is_sampled_beside_a_probe_is_told_when_asked_for_and_not_again(eng
     assert [token for output in outputs for token in output.token_ids] == whole.token_ids
 
 
+def test_what_a_step_tells_after_the_end_of_its_probe_is_kept(engine, monkeypatch):
+    """vLLM tells in the order in which it started: a request whose structure was compiled late comes after the probe."""
+    step = engine._engine.step
+    monkeypatch.setattr(engine._engine, "step", lambda: step()[::-1])
+    engine.add(request("late", PROMPT, seed=3, max_tokens=2, ignore_eos=True))
+    outputs = engine.step()
+    engine.prompt_logprobs(PROBE)
+    outputs += engine.flush()
+    assert [(len(output.token_ids), output.finish_reason) for output in outputs] == [
+        (1, None),
+        (1, FinishReason.LENGTH),
+    ]
+
+
+def test_what_ended_beside_a_probe_and_is_aborted_then_is_not_told(engine):
+    engine.add(request("gone", PROMPT, seed=3, max_tokens=2, ignore_eos=True))
+    engine.step()
+    engine.prompt_logprobs(PROBE)
+    engine.abort(["gone"])
+    assert engine.flush() == [] and engine.step() == []
+
+
+def test_tokens_of_a_resumed_request_with_stop_texts_are_told_at_once_and_only_once(engine):
+    kept = completion([5, 6], [-1.0, -1.0], reason=FinishReason.ABORTED)
+    engine.add(request("rest", PROMPT, seed=3, stop=("no such text",), ignore_eos=True, kept=kept))
+    assert [len(output.token_ids) for _ in range(3) for output in engine.step()] == [1, 1, 1]
+    assert engine.flush() == []
+    engine.abort(["rest"])
+
+
 def test_of_those_that_wait_the_lower_place_starts_first_and_equal_ones_as_they_came(engine):
     for name, place in (("running1", 0), ("running2", 0), ("late", 9), ("old", 1), ("older", 0), ("old too", 1)):
         engine.add(dataclasses.replace(request(name, PROMPT, max_tokens=4), place=place))

@@ -159,16 +159,16 @@ class HostProcess:
         self.is_spent |= is_spent
         if (episode := self._open.get(key)) is None:  # no longer wanted
             return
-        if kind == "end":
-            end = END.validate_python(body)
-            episode.finish(replace(end, events=(*episode.untaken, *end.events)))
-        elif kind == "gave_up":
-            if episode.answering:
-                episode.answering.cancel()
-        else:
+        if kind == "ask":
             asked = ASKED.validate_python(body)
             episode.untaken = asked.events
             episode.answering = asyncio.create_task(self._answer(key, episode, asked))
+            return
+        if episode.answering:  # an answer that has not begun must not begin: it would take the untaken events, too
+            episode.answering.cancel()
+        if kind == "end":
+            end = END.validate_python(body)
+            episode.finish(replace(end, events=(*episode.untaken, *end.events)))
 
     async def _answer(self, key: str, episode: _Open, asked: Asked) -> None:
         episode.untaken = ()

@@ -76,9 +76,8 @@ class EpisodeGroup:
         return first_place + len(self._plays)
 
     def add(self, play: Play, end: EpisodeEnd) -> None:
-        """A finished group ignores further episodes: they are surplus."""
-        if not self.is_finished:
-            self._ended[play.index] = play.ended(end)
+        """The group is not finished: later episodes are surplus."""
+        self._ended[play.index] = play.ended(end)
 
     def stop(self, engine: EngineThread) -> None:
         """Cancels the episodes that have not ended. They clean up in the background."""

@@ -28,9 +28,14 @@ def turn(text: str, *calls: dict) -> dict:
 
 
 def recorded(
-    folder: Path, *messages: dict, environment: str = "guess", finish_reason: str = "stop", **episode: object
+    folder: Path,
+    *messages: dict,
+    environment: str = "guess",
+    finish_reason: str = "stop",
+    rewritten: list[dict] | None = None,
+    **episode: object,
 ) -> None:
-    """A step of one group with one episode, and a single turn beside it."""
+    """A step of one group with one episode, and a single turn beside it. `rewritten`: the messages of a second segment."""
     config = validated(
         {"model": {"path": "m"}, "prompts": "repeat", "environment": {"name": f"{HERE}:{environment}"}, "seed": 3}
     )
@@ -46,7 +51,11 @@ def recorded(
             {"num_calls": 0, "num_malformed_calls": 0, "num_uncanonical_turns": None, "log": {}, **episode}
         ),
     )
-    _, (name, digest) = Recorder(directory).record(1, to_batch([played, row(**common, sample_index=1)]))
+    segments = [played]
+    if rewritten is not None:
+        second = {"segment_index": 1, "messages": json.dumps(rewritten)}
+        segments = [{**each, "num_segments": 2} for each in (played, played | second)]
+    _, (name, digest) = Recorder(directory).record(1, to_batch([*segments, row(**common, sample_index=1)]))
     Ledger(directory).append(groups=[34], trajectories=name, trajectories_digest=digest)
 
 
@@ -90,6 +99,22 @@ def test_where_it_answers_otherwise_the_old_answer_stands_beside_the_new_one(tmp
     result = again(_guessed(tmp_path, "colder"))
     assert result.exit_code == 1 and "  in the run it said: colder" in result.output
     assert "answers that differ from the run's: 1" in result.output
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(7, 0), (8, 1)])
+def test_a_context_that_it_writes_otherwise_than_in_the_run_is_told(tmp_path, number, exit_code):
+    note = {"role": "user", "content": f"The note says {number}."}
+    second = [ASKED, note, turn("b"), {"role": "user", "content": "And?"}, turn("c")]
+    recorded(tmp_path, turn("a"), environment="with_all_events", rewritten=second)
+    result = again(tmp_path)
+    assert result.exit_code == exit_code, result.output
+    assert ("  in the run it said: Guess. | The note says 8." in result.output) == (number == 8)
+
+
+def test_an_episode_that_ended_before_its_first_turn_has_none_to_play_again(tmp_path):
+    """It was a traceback: the record names no messages of the model."""
+    recorded(tmp_path, replies=[])
+    assert of_record(str(tmp_path), "34/0")[1] == []
 
 
 def test_an_environment_that_ends_before_the_run_did_is_told(tmp_path):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from actors.environments.host.conversation import Conversation
+from actors.environments.host.ends import failure
 from actors.environments.host.gateway.endpoint import EpisodeEndpoint
 from actors.environments.host.gateway.refusals import RefusedError
 from actors.environments.host.gateway.requests import read_chat_request
@@ -13,7 +14,8 @@ from actors.environments.host.process import HostProcess
 from actors.environments.host.wire import ASKED, END
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, EpisodeEnd, Said, Withdrawn
-from cluster.contracts.errors import DataError, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.scripted import Scripted, task
 
 PROMPT = {"role": "user", "content": "Guess."}
@@ -96,6 +98,40 @@ async def test_a_request_beside_the_environments_own_ask_leaves_its_history_alon
     asking.cancel()
 
 
+async def agents_turn(conversation: Conversation, answer: Said | EpisodeOver, **asked: Any) -> None:
+    asking = asyncio.create_task(conversation.turn_at_endpoint(Asked(messages=(PROMPT,), **asked)))
+    while conversation._answer is None or conversation._answer.done():
+        assert not asking.done(), asking
+        await asyncio.sleep(0)
+    conversation.hear(answer)
+    await asking
+
+
+async def test_a_limit_that_an_agent_got_over_does_not_excuse_a_later_failure():
+    conversation, _ = begun()
+    with pytest.raises(EpisodeOver):
+        await agents_turn(conversation, EpisodeOver("too long", limit=Limit.CONTEXT))
+    assert conversation.close(failure("broken")).limit is Limit.CONTEXT
+    conversation, _ = begun()
+    with pytest.raises(EpisodeOver):
+        await agents_turn(conversation, EpisodeOver("too long", limit=Limit.CONTEXT))
+    await agents_turn(conversation, Said(text="shorter"))
+    end = conversation.close(failure("broken"))
+    assert (end.limit, end.status) == (None, RewardStatus.ERROR)
+
+
+async def test_an_ask_after_an_agents_turn_is_told_of_the_deadline_and_the_context_keeps_its_first_tools():
+    conversation, lines = begun()
+    tools = ({"type": "function", "function": {"name": "t", "description": "", "parameters": {}}},)
+    await agents_turn(conversation, Said(text="1"), tools=tools)
+    await agents_turn(conversation, Said(text="2"))
+    assert conversation.shown_tools == tools
+    asking = await asked(conversation, lines, "x")
+    assert conversation.stop(Limit.DEADLINE), "the ask raises it, and the environment need not be cancelled"
+    with pytest.raises(EpisodeOver):
+        await asking
+
+
 @pytest.mark.parametrize("is_cancelled", [True, False])
 async def test_what_is_earned_while_nobody_sees_the_answer_is_for_the_last_turn_that_was_seen(is_cancelled):
     """An ask that is given up, or that the episode's end leaves behind."""
@@ -113,8 +149,9 @@ async def test_what_is_earned_while_nobody_sees_the_answer_is_for_the_last_turn_
     second.cancel()
 
 
-async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
-    """Both lines are read before the model's side begins."""
+@pytest.mark.parametrize("between", [[["0", "gave_up", None]], []])
+async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts_once(between):
+    """All lines are read before the model's side begins. A thread's ask, or an agent's, is not given up: the episode ends beside it."""
     earned = Earned(reward=1.0, name=None)
     ask = ASKED.dump_python(Asked(messages=(), events=(earned,)), mode="json")
     end = END.dump_python(EpisodeEnd(reward=0.0, events=(Withdrawn(num_turns=1),)), mode="json")
@@ -123,7 +160,7 @@ async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
         exit_code = 0
 
         def __init__(self) -> None:
-            self.lines = iter([["0", "ask", ask], ["0", "gave_up", None], ["0", "end", end]])
+            self.lines = iter([["0", "ask", ask], *between, ["0", "end", end]])
             self.has_started = asyncio.Event()
 
         def write(self, line: Any) -> None:
@@ -138,5 +175,7 @@ async def test_what_was_earned_before_an_ask_that_is_given_up_at_once_counts():
         async def kill(self) -> None: ...
 
     process: Any = Process()
-    heard = await HostProcess(process, EpisodesConfig(), is_async=True).run(task(), Scripted())
-    assert heard.events == (earned, Withdrawn(num_turns=1))
+    model = Scripted()
+    heard = await HostProcess(process, EpisodesConfig(), is_async=True).run(task(), model)
+    events_of_asks = [event for each in model.asked for event in each.events]
+    assert (*events_of_asks, *heard.events) == (earned, Withdrawn(num_turns=1))

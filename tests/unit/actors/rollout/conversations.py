@@ -65,6 +65,12 @@ async def endless(episode: Episode):
         await episode.ask("go on")
 
 
+async def forgetting(episode: Episode):
+    while True:
+        await episode.ask()
+        episode.rewrite(episode.messages)
+
+
 async def failing(episode: Episode):
     await episode.ask()
     if episode.index == 0:

@@ -12,13 +12,15 @@ import pytest
 
 from actors.chat.formatter import ChatFormatter
 from actors.rollout.episodes.episodes import Episodes
+from actors.rollout.episodes.group import _died
 from actors.rollout.episodes.play import Play, task_of
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import RunConfig
 from cluster.contracts.environment_config import EpisodesConfig
+from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.sampling_config import SamplingConfig
-from cluster.contracts.types import Prompt, Refusal, Ticket, sample_seed
+from cluster.contracts.types import Prompt, Refusal, RewardStatus, Ticket, sample_seed
 from cluster.weights.attestation import Attestor
 from tests.models import make_tokenizer
 from tests.unit.actors.chat.families import tokenizer_of
@@ -152,12 +154,11 @@ async def test_an_agent_that_writes_the_chat_template_itself_has_the_rows_of_one
     ]
 
 
-async def test_each_turn_of_each_sample_has_a_seed_of_its_own():
+async def test_each_turn_of_each_sample_has_a_seed_of_its_own_and_its_groups_place():
     engine = counting()
-    await rows_of("two_turns", ticket(num=2), engine=engine)
-    seeds = {request.request_id: request.seed for request in engine.added}
-    assert seeds == {
-        f"00000000.1/{index}.1.{turn}": sample_seed(sample_seed(100, index), turn)
+    await rows_of("two_turns", ticket(7, num=2), engine=engine)
+    assert {request.request_id: (request.seed, request.place) for request in engine.added} == {
+        f"00000007.1/{index}.1.{turn}": (sample_seed(sample_seed(107, index), turn), 7)
         for index in (0, 1)
         for turn in (0, 1)
     }
@@ -215,6 +216,12 @@ async def test_at_its_last_turn_an_episode_ends_as_length_with_nothing_for_the_r
     (row,) = await rows_of("endless", episodes={"max_turns": 3})
     assert (row["finish_reason"], row["reward"], row["reward_status"]) == ("length", 0.0, "ok")
     assert len(row["turns"]) == 3
+
+
+async def test_at_its_last_turn_an_episode_of_several_segments_ends_as_length_in_the_last():
+    """The learner takes the end of an episode from there."""
+    rows = await rows_of("forgetting", episodes={"max_turns": 2})
+    assert [row["finish_reason"] for row in rows] == ["stop", "length"]
 
 
 async def test_at_the_end_of_its_context_an_episode_ends_as_length():
@@ -322,9 +329,18 @@ async def test_a_prompt_that_ends_its_environments_process_is_refused_and_the_ot
 
 async def test_an_episode_whose_process_died_once_begins_anew(tmp_path):
     environment = {"name": f"{HERE}:dying_once", "file": str(tmp_path / "died")}
-    (row,) = await rows_of(environment)
+    engine = counting()
+    (row,) = await rows_of(environment, engine=engine)
     assert (row["reward"], row["reward_status"], len(row["turns"])) == (1.0, "ok", 1)
     assert json.loads(row["episode"])["num_retries"] == 1
+    turns = [request.request_id.rpartition("/")[2] for request in engine.added]
+    assert turns == ["0.1.0", "0.2.0"], "the engine may still answer a turn of the first try"
+
+
+def test_an_episode_that_met_its_deadline_is_not_tried_again_although_it_blocked_its_process():
+    """Its prompt would be refused for good."""
+    late = EpisodeEnd(status=RewardStatus.TIMEOUT, failed_stage="environment", message="late", is_suspect=True)
+    assert not _died(late) and _died(dataclasses.replace(late, status=RewardStatus.ERROR))
 
 
 async def test_surplus_episodes_are_cancelled_and_clean_up(tmp_path):

@@ -12,7 +12,7 @@ from actors.chat.formatter import ChatFormatter
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Transcript
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, RawPrompt, Rewritten, Said, Withdrawn
+from cluster.contracts.episodes import Asked, Earned, RawPrompt, Rewritten, Said, Withdrawn
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Completion, FinishReason, Prompt
@@ -21,6 +21,10 @@ from tests.unit.actors.chat.families import FAMILIES, tokenizer_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 PLAY = {"role": "user", "content": "play"}
+TOOL = {
+    "type": "function",
+    "function": {"name": "t", "description": "A tool.", "parameters": {"type": "object", "properties": {}}},
+}
 BEGINNING = "<|im_start|>user\nplay<|im_end|>\n<|im_start|>assistant\n"
 BETWEEN = "\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
 BYTES = ["qwen25", "glm4", "granite"]
@@ -223,6 +227,15 @@ def test_the_messages_of_a_raw_segment_are_what_was_written_and_what_was_said():
     ]
 
 
+def test_each_message_is_recorded_once_also_those_that_come_with_a_new_context():
+    telling, hint = Telling(), {"role": "user", "content": "a hint"}
+    yes = [*telling.ids("yes"), telling.end]
+    telling.say(Asked(messages=(hint,)), yes)
+    telling.say(Asked(events=(Rewritten(messages=(PLAY,)),), messages=(hint,)), yes)
+    recorded = [[each["content"] for each in segment.messages] for segment in telling.segments]
+    assert recorded == [["play", "a hint", "yes"]] * 2
+
+
 def test_a_turn_that_was_taken_back_leaves_nothing():
     telling = Telling()
     telling.after(BEGINNING, "yes")
@@ -231,6 +244,50 @@ def test_a_turn_that_was_taken_back_leaves_nothing():
     telling.transcript.take([Withdrawn(num_turns=1)])
     assert telling.rows() == before and telling.segments[0].messages == messages
     assert telling.transcript._text_of(telling.segments[0]) == f"{BEGINNING}yes<|im_end|>"
+
+
+def test_after_a_turn_that_was_taken_back_with_its_context_rewards_are_for_the_turn_before_and_add_up():
+    telling = Telling()
+    telling.after(BEGINNING, "yes")
+    before = telling.rows()
+    telling.after("Another.", "no")
+    earned = [Earned(reward=reward, name="step") for reward in (1.0, 0.5)]
+    telling.transcript.take([Withdrawn(num_turns=1), *earned])
+    assert telling.rows() == before
+    assert (telling.segments[0].token_rewards[-1], telling.transcript.earned) == (1.5, {"step": 1.5})
+
+
+def test_tools_of_a_context_may_be_left_out_of_a_later_turn():
+    telling = Telling()
+    yes = [*telling.ids("yes"), telling.end]
+    telling.say(Asked(tools=(TOOL,)), yes)
+    telling.say(Asked(messages=(PLAY,)), yes)
+    telling.say(Asked(messages=(PLAY,), tools=(TOOL,)), yes)
+    assert len(telling.segments) == 1
+
+
+def test_a_context_that_the_template_writes_anew_has_its_tools_and_each_message_once():
+    telling = Telling("qwen3", history="template")
+    thought = [*telling.ids("<think>\nhm\n</think>\n\nyes"), telling.end]
+    telling.say(Asked(tools=(TOOL,)), thought)
+    for _ in range(2):
+        telling.say(Asked(messages=(PLAY,), tools=(TOOL,)), thought)
+    assert [[each["role"] for each in segment.messages] for segment in telling.segments] == [
+        ["user", "assistant"] * count for count in (1, 2, 3)
+    ]
+
+
+def test_a_template_that_writes_the_same_text_with_other_tokens_begins_no_new_context():
+    telling = Telling(history="template")
+    letters = [telling.ids(letter)[0] for letter in "the"]
+    telling.say(Asked(), [*letters, telling.end])
+    telling.say(Asked(messages=(PLAY,)), [telling.end])
+    assert len(telling.segments) == 1
+
+
+def test_a_beginning_with_tools_is_not_the_one_without():
+    opening = Opening(Prompt(prompt_id="p", messages=[PLAY]), speech_of("qwen25"))
+    assert opening.begin().text != opening.begin(tools=(TOOL,)).text
 
 
 def test_a_position_keeps_the_experts_that_read_it_first():
@@ -259,6 +316,7 @@ def test_token_ids_come_with_the_answer_where_they_are_wanted():
     said = telling.after("a", "b", wants_token_ids=True)
     assert said.prompt_token_ids == (*telling.ids("a"),)
     assert said.token_ids == (*telling.ids("b"), telling.end)
+    assert (said.num_tokens, said.num_context_tokens) == (2, 3)
 
 
 @pytest.mark.parametrize(

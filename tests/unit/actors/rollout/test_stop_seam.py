@@ -53,6 +53,11 @@ def test_a_character_with_its_halves_on_both_sides_of_the_seam_is_one():
     assert [seam.ends([token]) for token in whole[2:]] == [False, False, False, True]
 
 
+def test_a_kept_beginning_may_have_several_tokens_for_each_of_its_characters():
+    *kept, last = "ééé".encode()
+    assert StopSeam(kept, stops=("ééé",), min_tokens=0, decode=utf8).ends([last])
+
+
 def test_it_is_past_once_the_new_text_is_as_long_as_the_longest_stop_text():
     seam = StopSeam([*map(ord, "EN")], stops=("END", "."), min_tokens=0, decode=letters)
     assert [(seam.ends([ord(letter)]), seam.is_past) for letter in "xyz"] == [

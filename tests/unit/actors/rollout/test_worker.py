@@ -294,8 +294,8 @@ async def test_a_group_that_ends_while_it_is_handed_over_hands_over_nothing(make
     assert (kept is None) == bool(batches)
 
 
-async def test_a_group_that_several_calls_hand_over_goes_to_the_first(make_worker):
-    """The others waited for ever: the call of the group had ended, and read no more. The engine answers all of them at once."""
+async def generating_for_ever(make_worker, *, num_groups: int = 1) -> tuple[RolloutWorker, asyncio.Task[list[Any]]]:
+    """A worker, and a call of it. Its engine answers each hand-over at once, with one token."""
     worker = make_worker(ScriptedEngine(length=lambda request: 10**9))
     await worker.load(*weights(1))
     token = Completion(token_ids=[5], rollout_logprobs=[-1.0], policy_versions=[1], finish_reason=FinishReason.ABORTED)
@@ -306,9 +306,47 @@ async def test_a_group_that_several_calls_hand_over_goes_to_the_first(make_worke
         return answered
 
     worker._engine.hand_over = hand_over
-    generating = asyncio.create_task(collect(worker.generate([ticket(0)])))
-    while worker.progress().detail != "1 groups":
+    generating = asyncio.create_task(collect(worker.generate([ticket(index) for index in range(num_groups)])))
+    while worker.progress().detail != f"{num_groups} groups":
         await asyncio.sleep(0)
+    return worker, generating
+
+
+async def test_a_hand_over_that_is_cancelled_costs_its_call_nothing_but_the_group(make_worker):
+    worker, generating = await generating_for_ever(make_worker)
+    handing = asyncio.create_task(worker.hand_over(["00000000"]))
+    while not worker._handed:
+        await asyncio.sleep(0)
+    handing.cancel()
+    assert await asyncio.wait_for(generating, 60) == []
+
+
+async def test_a_hand_over_of_a_call_that_is_cancelled_meanwhile_hands_over_nothing(make_worker):
+    worker, generating = await generating_for_ever(make_worker)
+    handing = asyncio.create_task(worker.hand_over(["00000000"]))
+    while not worker._handed:
+        await asyncio.sleep(0)
+    generating.cancel()
+    assert await asyncio.wait_for(handing, 60) == [None]
+
+
+async def test_a_group_that_is_aborted_while_it_is_handed_over_ends_once(make_worker):
+    """Else its call would end without another group."""
+    worker, generating = await generating_for_ever(make_worker, num_groups=2)
+    handing = asyncio.create_task(worker.hand_over(["00000000"]))
+    while not worker._handed:
+        await asyncio.sleep(0)
+    assert await worker.abort(["00000000"]) == ["00000000"]
+    assert await asyncio.wait_for(handing, 60) == [None]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert await worker.abort(["00000001"]) == ["00000001"]
+    assert await asyncio.wait_for(generating, 60) == []
+
+
+async def test_a_group_that_several_calls_hand_over_goes_to_the_first(make_worker):
+    """The others waited for ever: the call of the group had ended, and read no more. The engine answers all of them at once."""
+    worker, generating = await generating_for_ever(make_worker)
     found = await asyncio.wait_for(asyncio.gather(*(worker.hand_over(["00000000"]) for _ in range(3))), 60)
     assert [kept is None for (kept,) in found] == [False, True, True]
     assert await generating == []
@@ -356,7 +394,7 @@ async def test_a_caller_that_goes_away_takes_its_requests_along(make_worker):
     await has_begun.wait()
     groups.cancel()
     await asyncio.gather(groups, return_exceptions=True)
-    assert worker.progress().detail == "0 groups"
+    assert worker.progress().detail == "0 groups" and worker._inboxes == set()
     async with asyncio.timeout(60):
         while engine._running:
             await asyncio.sleep(0.01)
@@ -378,6 +416,7 @@ async def test_an_engine_that_stands_still_meets_the_deadline(make_worker):
     goes_on = threading.Event()
     worker = make_worker(ScriptedEngine(at_step={1: goes_on.wait}))
     await worker.load(*weights(1))
+    worker._check_that_engine_moves()  # an engine without work is not late
     worker._timeout_s = 0.2  # not before: a busy machine may take longer to load
     try:
         with pytest.raises(DeadlineError, match="w0, sampling, policy version 1: no engine step"):
