@@ -54,7 +54,7 @@ SpelledOut = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def wrong_in(name: str, line: Mapping[str, Any]) -> str | None:
-    """What a reader of the file cannot rely on in this line, in words; None if it can on all."""
+    """A mistake in a line of this file, in words; None: readers can rely on it."""
     check = _CHECKS.get(name)
     return check and check(line)
 

@@ -36,7 +36,7 @@ _Sent = tuple[Result, int]
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What was packed. A delivery keeps to its version, although the next one may be packed meanwhile."""
+    """A version that was packed. A delivery keeps to it, although the next one may be packed meanwhile."""
 
     learner: PublishingLearner
     manifest: Any
