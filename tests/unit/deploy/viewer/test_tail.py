@@ -28,7 +28,7 @@ def test_a_torn_last_line_waits_for_its_end(tmp_path):
 
 def test_of_a_long_file_the_newest_lines_are_read_and_then_those_that_come(tmp_path):
     file = tmp_path / "lines.jsonl"
-    append(file, [{"policy_version": number} for number in range(10)])
+    append(file, [{"a": number} for number in range(10)])
     tail = Tail(RunDirectory(str(tmp_path)), "lines.jsonl", newest_bytes=3 * len('{"a": 1}\n') + 2)
     assert tail.records() == [{"a": 7}, {"a": 8}, {"a": 9}]
     append(file, [{"a": 10}])
@@ -85,12 +85,12 @@ def test_of_an_object_store_only_what_is_new_is_read(monkeypatch):
         writer.write_file("lines.jsonl", b'{"a": 0}\n')  # copied from a local run
         tail = Tail(RunDirectory("s3://tails/run"), "lines.jsonl", store_every_s=0.0)
         for number in (1, 2):
-            writer.append_json("lines.jsonl", {"policy_version": number})
+            writer.append_json("lines.jsonl", {"a": number})
             writer.flush_lines()
             assert len(tail.records()) == number + 1
         assert sorted(asked) == ["lines.jsonl", "lines/000001.jsonl", "lines/000002.jsonl"]
         writer.compact_lines()
-        assert tail.records() == [{"policy_version": each} for each in range(3)]
+        assert tail.records() == [{"a": 0}, {"a": 1}, {"a": 2}]
         assert tail.generation == 0, "a segment that took others' places says what they said"
         asked.clear()
         assert len(tail.records()) == 3 and asked == []
@@ -108,11 +108,9 @@ def test_segments_of_an_object_store_are_read_at_the_same_time(monkeypatch):
     with s3("several"):
         writer = RunDirectory("s3://several/run")
         for number in range(3):
-            writer.append_json("metrics.jsonl", {"policy_version": number})
+            writer.append_json("lines.jsonl", {"a": number})
             writer.flush_lines()
-        assert Tail(RunDirectory("s3://several/run"), "metrics.jsonl").records() == [
-            {"policy_version": each} for each in range(3)
-        ]
+        assert Tail(RunDirectory("s3://several/run"), "lines.jsonl").records() == [{"a": 0}, {"a": 1}, {"a": 2}]
 
 
 def test_of_many_segments_of_an_object_store_the_newest_are_read_and_then_those_that_come():
@@ -120,13 +118,13 @@ def test_of_many_segments_of_an_object_store_the_newest_are_read_and_then_those_
         writer = RunDirectory("s3://long/run")
         tail = Tail(RunDirectory("s3://long/run"), "lines.jsonl", newest_bytes=12, store_every_s=0.0)
         for number in range(5):
-            writer.append_json("lines.jsonl", {"policy_version": number})  # 9 bytes with its end
+            writer.append_json("lines.jsonl", {"a": number})  # 9 bytes with its end
             writer.flush_lines()
         assert tail.records() == [{"a": 3}, {"a": 4}]
         for number in (5, 6, 7):
-            writer.append_json("lines.jsonl", {"policy_version": number})
+            writer.append_json("lines.jsonl", {"a": number})
             writer.flush_lines()
-        assert tail.records() == [{"policy_version": number} for number in range(3, 8)]
+        assert tail.records() == [{"a": number} for number in range(3, 8)]
 
 
 def test_a_store_that_does_not_give_a_segment_is_an_error_and_not_an_empty_file(monkeypatch):
