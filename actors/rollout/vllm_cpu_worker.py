@@ -2,7 +2,7 @@
 
 The sampler draws each row's token and gathers its log-prob, and computes nothing that no one reads. vLLM's own draws a number for each
 token of the vocabulary, asks each request's generator at each step, and counts the tokens that are likelier than the drawn one: of a model
-with 262k tokens, a third of a step.
+with 262k tokens, a fifth of a step.
 
 vLLM records experts and returns them with the requests (`aux_output_connector`). Only its newer model runner calls the recorder, and that
 one needs Triton, which CPUs lack. `ExpertRecordingWorker`, an argument of the engine (`worker_cls`), makes the same calls around the
