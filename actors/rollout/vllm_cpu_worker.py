@@ -47,7 +47,7 @@ class Drawing:
     ) -> tuple[Tensor, Tensor]:
         """Tokens [rows], and the log-probs [rows, vocabulary] by which they are drawn. `generators` by row."""
         logits = apply_top_k_top_p(logits, k, p)
-        # Not exp of the log-probs: torch's takes eight times as long on some processors.
+        # Not exp of the log-probs, which alone takes longer on some processors.
         probs = logits.softmax(dim=-1, dtype=torch.float32)
         tokens = token_at(self._uniforms.of(generators, num_rows=len(logits)), probs)
         return tokens, logits.log_softmax(dim=-1, dtype=torch.float32)

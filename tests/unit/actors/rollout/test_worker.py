@@ -312,20 +312,24 @@ async def generating_for_ever(make_worker, *, num_groups: int = 1) -> tuple[Roll
     return worker, generating
 
 
-async def test_a_hand_over_that_is_cancelled_costs_its_call_nothing_but_the_group(make_worker):
-    worker, generating = await generating_for_ever(make_worker)
+async def handing_over(worker: RolloutWorker) -> asyncio.Task[list[Any]]:
+    """A hand-over of the first group, of which its call has not read yet."""
     handing = asyncio.create_task(worker.hand_over(["00000000"]))
     while not worker._handed:
         await asyncio.sleep(0)
+    return handing
+
+
+async def test_a_hand_over_that_is_cancelled_costs_its_call_nothing_but_the_group(make_worker):
+    worker, generating = await generating_for_ever(make_worker)
+    handing = await handing_over(worker)
     handing.cancel()
     assert await asyncio.wait_for(generating, 60) == []
 
 
 async def test_a_hand_over_of_a_call_that_is_cancelled_meanwhile_hands_over_nothing(make_worker):
     worker, generating = await generating_for_ever(make_worker)
-    handing = asyncio.create_task(worker.hand_over(["00000000"]))
-    while not worker._handed:
-        await asyncio.sleep(0)
+    handing = await handing_over(worker)
     generating.cancel()
     assert await asyncio.wait_for(handing, 60) == [None]
 
@@ -333,9 +337,7 @@ async def test_a_hand_over_of_a_call_that_is_cancelled_meanwhile_hands_over_noth
 async def test_a_group_that_is_aborted_while_it_is_handed_over_ends_once(make_worker):
     """Else its call would end without another group."""
     worker, generating = await generating_for_ever(make_worker, num_groups=2)
-    handing = asyncio.create_task(worker.hand_over(["00000000"]))
-    while not worker._handed:
-        await asyncio.sleep(0)
+    handing = await handing_over(worker)
     assert await worker.abort(["00000000"]) == ["00000000"]
     assert await asyncio.wait_for(handing, 60) == [None]
     for _ in range(10):
