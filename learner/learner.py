@@ -26,6 +26,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import LostError
 from cluster.contracts.protocols import Demonstrations
 from cluster.contracts.types import Packed, Progress, RankGroup, StepStats
+from cluster.freed_memory import keep_freed_memory
 from cluster.record.run_directory import QUARANTINE
 from cluster.record.storage import Storage
 from cluster.weights.manifest import WeightManifest
@@ -135,6 +136,8 @@ class Learner:
         self._publisher = Publisher(
             self.networks, config=config, ranks=self._ranks, phases=self._phases, probe_token_ids=probe_token_ids
         )
+        if device.type == "cpu" and self._ranks.size == 1:
+            keep_freed_memory()
         self._phases.enter("waiting")
 
     # One step

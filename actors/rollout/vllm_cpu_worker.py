@@ -23,14 +23,17 @@ from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from actors.rollout.drawing import Uniforms, token_at
+from cluster.freed_memory import keep_freed_memory
 from cluster.weights.vllm_receiver import ReceiverRegistration
 
 
 class CpuExtension(ReceiverRegistration):
     """vLLM mixes this into its worker class on CPUs."""
 
-    def use_own_sampler(self) -> None:
-        """For an engine whose log-probs are of the mode `processed_logprobs`. Truncation and all before it stay vLLM's."""
+    def speed_up(self) -> None:
+        """Once the model is loaded. For an engine whose log-probs are of the mode `processed_logprobs`. Truncation and all before it stay
+        vLLM's."""
+        keep_freed_memory()
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler.forward = Drawing().draw
         sampler.gather_logprobs = gather_logprobs

@@ -96,7 +96,7 @@ class VllmEngine:
         with importing_for_good():
             self._engine: Any = _built(vllm, arguments, model=config.model, replays=rollout.routing_replay)
         if platform.is_cpu():
-            self._engine.collective_rpc("use_own_sampler")
+            self._engine.collective_rpc("speed_up")
         self._vocabulary_size: int = self._engine.model_config.get_vocab_size()
         self._try_out(sampling)
 

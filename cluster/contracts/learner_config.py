@@ -95,7 +95,7 @@ class LearnerConfig(Section):
     CPUs and 16,384 on GPUs."""
     kept_logits_bytes: Resources[NonNegativeInt] = 0
     """Bytes of logits that a pass keeps for its backward pass; all of them are 4 bytes x completion tokens x vocabulary. The others are
-    computed again, which is a fourth large matrix product in addition to three. Useful on GPUs with free memory. A pass with at most 64 MiB
+    computed again, which is a fourth large matrix product in addition to three. Useful with free memory. A pass with at most 64 MiB
     keeps all."""
     activation_checkpointing: Layout[bool] = False
     """Computes activations again in the backward pass instead of keeping them: less memory, about a third more time."""

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, TextIO
 
 from cluster.contracts.importing import hidden
+from cluster.freed_memory import share_one_arena
 from cluster.remote.forked_worker import ADDRESS, FORKED, GO, Request
 
 _PATIENCE_S = 10.0
@@ -118,6 +119,8 @@ def main() -> None:
     listening, answering, first, *more = sys.argv[1:]
     with socket.socket(fileno=int(listening)) as listener:
         listener.set_inheritable(False)
+        # Workers keep freed blocks (`keep_freed_memory`), large ones only in the first thread's arena.
+        share_one_arena()
         # Ray reads the environment once, when it is imported, and only a worker's own environment names its job.
         with hidden("ray"):
             answers = os.fdopen(int(answering), "w")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from cluster.contracts.config import CheckpointConfig
 from cluster.contracts.errors import CheckpointError
+from cluster.freed_memory import return_freed_memory
 from learner.checkpoint import writing
 from learner.checkpoint.manifest import ADAPTER, MODEL, FileEntry, Manifest, parameters_digest, state_name
 from learner.checkpoint.model_folder import ModelFolder
@@ -269,6 +270,7 @@ class Saver:
 
     def _is_room_for_copies(self) -> bool:
         """Whether every machine has memory for the copies of all its ranks. All ranks get the same answer."""
+        return_freed_memory()
         size_bytes = sum(tensor.nbytes for tensor in self._state().values())
         if self._ranks.rank == 0:
             size_bytes += self._model.size_bytes()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from learner.model.compute_type import is_onednn_faster, multiplies_in_float32
-from learner.model.products import linear_by_onednn
+from learner.model.products import linear_by_onednn, product
 
 
 class CpuLinear(nn.Linear):
@@ -61,7 +61,6 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, linear: Callable[..., Tensor]) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
-        ctx.linear = linear
         return linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(x.dtype)
 
     @staticmethod
@@ -71,8 +70,8 @@ class _Product(torch.autograd.Function):
         gradient_NO = gradients[0].reshape(-1, weight_OI.shape[0]).float()
         x_NI = x.reshape(-1, x.shape[-1])
         return (
-            ctx.linear(gradient_NO, weight_OI.float().t()).to(x.dtype).view(x.shape) if needs_input else None,
-            ctx.linear(gradient_NO.t(), x_NI.float().t()).to(weight_OI.dtype) if needs_weight else None,
+            product(gradient_NO, weight_OI.float()).to(x.dtype).view(x.shape) if needs_input else None,
+            product(gradient_NO.t(), x_NI.float()).to(weight_OI.dtype) if needs_weight else None,
             gradient_NO.sum(0).to(x.dtype) if needs_bias else None,
             None,
         )

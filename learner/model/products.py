@@ -13,9 +13,12 @@ from learner.model.compute_type import is_onednn_faster
 
 def product(left_NI: Tensor, right_IO: Tensor) -> Tensor:
     """The matrix product [N, O], in the factors' type."""
-    if uses_onednn(left_NI, right_IO):
+    if not uses_onednn(left_NI, right_IO):
+        return torch.mm(left_NI, right_IO)
+    # oneDNN's first factor is copied if it is a transposed view, by one thread. Of two such factors the smaller one comes first.
+    if left_NI.is_contiguous() or left_NI.numel() <= right_IO.numel():
         return linear_by_onednn(left_NI, right_IO.t())
-    return torch.mm(left_NI, right_IO)
+    return linear_by_onednn(right_IO.t(), left_NI).t()
 
 
 def uses_onednn(left: Tensor, right: Tensor) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig, SamplingConfig
+from cluster.freed_memory import keep_freed_memory
 from learner.model.head import selected_logprobs, top_tokens
 from learner.model.linear import multiply_fast
 from learner.model.packing import MicroBatch, tokens_per_pass
@@ -50,6 +51,8 @@ class ReferenceModel:
         ).eval()
         self._policy.requires_grad_(False)
         multiply_fast(self._policy)
+        if device.type == "cpu":
+            keep_freed_memory()
         self._max_tokens = tokens_per_pass(reference.max_tokens_per_micro_batch, device=device)
         self._device = device
         self._top_k = top_k

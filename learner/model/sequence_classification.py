@@ -16,6 +16,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, Pretrain
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.reward_config import JudgeServerConfig, RewardModelConfig
+from cluster.freed_memory import keep_freed_memory
 from learner.model.linear import multiply_fast
 from learner.model.loading import skeleton, stored_tensors
 from learner.model.packing import MicroBatch, tokens_per_pass
@@ -55,6 +56,8 @@ class SequenceClassifier:
             raise ConfigError(
                 f"{field}.path={config.path!r} has no pad_token_id, which it needs to tell texts of a batch apart"
             )
+        if self._device.type == "cpu":
+            keep_freed_memory()
         self._max_tokens = tokens_per_pass(config.max_tokens_per_micro_batch, device=self._device)
         self._prove(PROOF_TOLERANCE[dtype], field=field)
 

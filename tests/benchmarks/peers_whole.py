@@ -7,7 +7,7 @@ best counts. TRL is `GRPOTrainer`. torchrl is the parts of its GRPO recipe (`Tra
 `treadwheel train` with its record and attested weights: synchronous, where sampling and learning take turns on both threads, and with one
 off-policy step, where each has one. Time goes from the end of the first step to the end of the last one; of an off-policy run the last
 step, which samples nothing beside it, is left out as well. In bfloat16 the peers' parameters and moments are bfloat16 too, ours have
-float32 master weights.
+float32 master weights. At 262k tokens ours keeps its logits (`learner.kept_logits_bytes`).
 
 Each prompt says how long its completions are, so that all sides sample the same number of tokens in each step: ours by
 `sampling.ignore_eos` and `sampling.columns`, peers by a logits processor that forbids the end before the last token and forces it there.
@@ -52,6 +52,8 @@ class Case:
     """By the peer, trajectories that it learns from in one pass."""
     num_steps: int
     """That are timed; one comes before."""
+    kept_logits_bytes: int = 0
+    """Ours; the peers keep logits as they are made."""
     aim: str
 
     @property
@@ -110,6 +112,7 @@ CASES = (
         lengths=(32,) * 4,
         choices={"TRL": (8, 32), "torchrl": (4, 8, 16)},  # 32 would take torchrl more than 16 GB
         num_steps=2,
+        kept_logits_bytes=2 * 1024**3,
         aim=">= 8",
     ),
 )  # fmt: skip
@@ -176,7 +179,7 @@ def _our_speed(case: Case, run_dir: Path, task: dict[str, Any], *, bound: int) -
             "max_off_policy_steps": bound,
         },
         "rollout": {"kv_cache_bytes": 512 * 1024**2, **place},
-        "learner": place,
+        "learner": place | {"kept_logits_bytes": case.kept_logits_bytes},
         "checkpoint": {"every_steps": None, "every_s": None},
         "metrics": {"sinks": ["jsonl"]},
     }

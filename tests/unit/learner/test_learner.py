@@ -24,6 +24,7 @@ from cluster.record.storage import Storage
 from cluster.weights.delta import LoadedCopy
 from cluster.weights.manifest import Canary, WeightManifest, unpack
 from cluster.weights.process_group import Incoming, Receiver
+from learner import learner as learner_module
 from learner import memory
 from learner.checkpoint import saving
 from learner.checkpoint.model_folder import ModelFolder
@@ -731,10 +732,20 @@ def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
     learner = Learner(make_config(model_path))
     num_parameters = sum(parameter.numel() for parameter in learner.policy.parameters())
     learner.update(*_groups(learner))
-    monkeypatch.setattr(saving, "free_bytes", lambda device: 16 * num_parameters)  # masters, moments and the model
+    done: list[str] = []
+    monkeypatch.setattr(saving, "return_freed_memory", lambda: done.append("returned"))
+    room = 16 * num_parameters  # masters, moments and the model
+    monkeypatch.setattr(saving, "free_bytes", lambda device: done.append("counted") or room)
     learner.save(str(tmp_path / "step-000001"), {})
-    assert learner._saver._writing is None
+    assert learner._saver._writing is None and done == ["returned", "counted"]
     verify(Place.of(tmp_path / "step-000001"))
+
+
+def test_a_single_rank_on_a_cpu_keeps_the_memory_that_steps_free(model_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept: list[bool] = []
+    monkeypatch.setattr(learner_module, "keep_freed_memory", lambda: kept.append(True))
+    Learner(make_config(model_path))
+    assert kept == [True]
 
 
 def test_the_save_after_the_last_step_is_written_at_once(model_path: Path, tmp_path: Path):
