@@ -136,7 +136,7 @@ class Learner:
         self._publisher = Publisher(
             self.networks, config=config, ranks=self._ranks, phases=self._phases, probe_token_ids=probe_token_ids
         )
-        if device.type == "cpu" and self._ranks.size == 1:
+        if device.type == "cpu" and self._ranks.mesh is None:
             keep_freed_memory()
         self._phases.enter("waiting")
 

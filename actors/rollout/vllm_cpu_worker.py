@@ -31,8 +31,7 @@ class CpuExtension(ReceiverRegistration):
     """vLLM mixes this into its worker class on CPUs."""
 
     def speed_up(self) -> None:
-        """Once the model is loaded. For an engine whose log-probs are of the mode `processed_logprobs`. Truncation and all before it stay
-        vLLM's."""
+        """Call it once the model is loaded, in an engine with `processed_logprobs`. Truncation and all before it stay vLLM's."""
         keep_freed_memory()
         sampler = self.model_runner.sampler
         sampler.topk_topp_sampler.forward = Drawing().draw

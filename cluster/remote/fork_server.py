@@ -119,7 +119,7 @@ def main() -> None:
     listening, answering, first, *more = sys.argv[1:]
     with socket.socket(fileno=int(listening)) as listener:
         listener.set_inheritable(False)
-        # Workers keep freed blocks (`keep_freed_memory`), large ones only in the first thread's arena.
+        # Workers keep freed memory (`cluster.freed_memory`), large blocks only in the first thread's arena.
         share_one_arena()
         # Ray reads the environment once, when it is imported, and only a worker's own environment names its job.
         with hidden("ray"):

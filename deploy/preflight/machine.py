@@ -90,7 +90,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         is_quantized=config.rollout.quantization is not None,
     )
     worker = served + (0 if on_gpus else extra)
-    reference = weights * (1 + len(config.reference.by_source)) if needs_reference(config, needs=needs) else None
+    reference = memory.of_reference(config) if needs_reference(config, needs=needs) else None
     judging, on_cpu = dict[str, int](), 0
     for name, model in config.reward.models.items() if config.recorded is None else ():
         size = judging[f"reward model {name}"] = num_bytes(model, field=f"reward.models.{name}")

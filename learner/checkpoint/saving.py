@@ -107,14 +107,20 @@ class Saver:
         """Writes in the background; at once if a rank has no room for a copy."""
         if not self._is_room_for_copies():
             return self._write(snapshot)
-        copy = replace(
-            snapshot,
-            # Directly to the CPU: a second copy on the device may not fit.
-            state={name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()},
-            weights=self._kept(snapshot.weights),
-            adapter=self._kept(snapshot.adapter),
-        )
-        self._writing = self._thread.submit(self._write, copy)
+        # Directly to the CPU: a second copy on the device may not fit.
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in snapshot.state.items()}
+        weights, adapter = self._kept(snapshot.weights), self._kept(snapshot.adapter)
+        copy = replace(snapshot, state=state, weights=weights, adapter=adapter)
+
+        def write() -> None:
+            try:
+                self._write(copy)
+            finally:
+                for kept in (state, weights, adapter):
+                    kept.clear()
+                return_freed_memory()
+
+        self._writing = self._thread.submit(write)
 
     def _kept(self, gathered: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
         """Copies, on the rank that writes them. Gathered now, because the writing thread must not use training's process group."""
@@ -270,7 +276,12 @@ class Saver:
 
     def _is_room_for_copies(self) -> bool:
         """Whether every machine has memory for the copies of all its ranks. All ranks get the same answer."""
+        if self._do_copies_fit():
+            return True
         return_freed_memory()
+        return self._do_copies_fit()
+
+    def _do_copies_fit(self) -> bool:
         size_bytes = sum(tensor.nbytes for tensor in self._state().values())
         if self._ranks.rank == 0:
             size_bytes += self._model.size_bytes()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from learner.model.compute_type import is_onednn_faster, multiplies_in_float32
-from learner.model.products import linear_by_onednn, product
+from learner.model.products import linear_by_onednn, product_by_onednn
 
 
 class CpuLinear(nn.Linear):
@@ -22,22 +22,26 @@ class CpuLinear(nn.Linear):
 
     factors: torch.dtype
     linear: Callable[..., Tensor]
-    """Multiplies them in float32."""
+    """Multiplies them in float32, with a bias."""
+    product: Callable[[Tensor, Tensor], Tensor]
+    """As `linear`, of plain matrices."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dtype != self.factors or self.weight.dtype != self.factors or input.is_cuda:
             return super().forward(input)
-        return _Product.apply(input, self.weight, self.bias, self.linear)  # pyright: ignore[reportReturnType]
+        return _Product.apply(input, self.weight, self.bias, self.linear, self.product)  # pyright: ignore[reportReturnType]
 
 
 class WideLinear(CpuLinear):
     factors = torch.bfloat16
     linear = staticmethod(F.linear)
+    product = staticmethod(torch.mm)
 
 
 class OneDnnLinear(CpuLinear):
     factors = torch.float32
     linear = staticmethod(linear_by_onednn)
+    product = staticmethod(product_by_onednn)
 
 
 def multiply_fast(module: nn.Module) -> None:
@@ -56,22 +60,30 @@ def replace_layers(module: nn.Module, kind: type[CpuLinear]) -> None:
 
 
 class _Product(torch.autograd.Function):
-    """In float32 by `linear`, rounded to the inputs' type. Shapes: N rows, I inputs, O outputs."""
+    """In float32 by `linear` and `product`, rounded to the inputs' type. Shapes: N rows, I inputs, O outputs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, linear: Callable[..., Tensor]) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        linear: Callable[..., Tensor],
+        product: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
+        ctx.product = product
         return linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_OI = ctx.saved_tensors
-        needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        needs_input, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         gradient_NO = gradients[0].reshape(-1, weight_OI.shape[0]).float()
         x_NI = x.reshape(-1, x.shape[-1])
         return (
-            product(gradient_NO, weight_OI.float()).to(x.dtype).view(x.shape) if needs_input else None,
-            product(gradient_NO.t(), x_NI.float()).to(weight_OI.dtype) if needs_weight else None,
+            ctx.product(gradient_NO, weight_OI.float()).to(x.dtype).view(x.shape) if needs_input else None,
+            ctx.product(gradient_NO.t(), x_NI.float()).to(weight_OI.dtype) if needs_weight else None,
             gradient_NO.sum(0).to(x.dtype) if needs_bias else None,
-            None,
+            *[None] * 2,
         )

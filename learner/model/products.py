@@ -12,11 +12,16 @@ from learner.model.compute_type import is_onednn_faster
 
 
 def product(left_NI: Tensor, right_IO: Tensor) -> Tensor:
-    """The matrix product [N, O], in the factors' type."""
-    if not uses_onednn(left_NI, right_IO):
-        return torch.mm(left_NI, right_IO)
-    # oneDNN's first factor is copied if it is a transposed view, by one thread. Of two such factors the smaller one comes first.
-    if left_NI.is_contiguous() or left_NI.numel() <= right_IO.numel():
+    """The matrix product [N, O], in the factors' type. It may be a transposed view."""
+    return (product_by_onednn if uses_onednn(left_NI, right_IO) else torch.mm)(left_NI, right_IO)
+
+
+def product_by_onednn(left_NI: Tensor, right_IO: Tensor) -> Tensor:
+    """As `product`, for float32 factors on a CPU. It has no gradient."""
+    if not left_NI.shape[1]:
+        return torch.mm(left_NI, right_IO)  # oneDNN refuses a sum of nothing
+    # Torch copies a first factor that is not contiguous, by one thread. Of two transposed factors the smaller one comes first.
+    if left_NI.is_contiguous() or not left_NI.t().is_contiguous() or left_NI.numel() <= right_IO.numel():
         return linear_by_onednn(left_NI, right_IO.t())
     return linear_by_onednn(right_IO.t(), left_NI).t()
 

@@ -29,6 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from cluster.contracts.config import RunConfig
+from cluster.freed_memory import return_large_blocks
 from learner.learner import Learner
 from tests.models import make_tokenizer
 from tests.unit.learner.trajectories import make_group
@@ -223,6 +224,8 @@ def resident_mb() -> float:
 
 def _ours(task: dict[str, Any], groups: list[pa.RecordBatch], watch: Watch) -> list[float]:
     learner = Learner(make_config(task["path"]))
+    if task.get("watches"):
+        return_large_blocks()
     seconds = []
     for step in range(NUM_STEPS):
         if step:

@@ -24,6 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cluster.contracts.sockets import bound
+from cluster.freed_memory import return_large_blocks
 from learner.learner import Learner
 from tests.benchmarks.peers import (
     ROOT,
@@ -113,7 +114,7 @@ def _ranks(path: str, *, num_ranks: int) -> dict[str, float]:
         "rendezvous": rendezvous,
         "listener": listener.fileno(),
     }
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps(task | {"rank": rank})],
@@ -189,6 +190,7 @@ def _rank(task: dict[str, Any]) -> dict[str, float]:
     with Watch(True) as watch:
         listener = socket.socket(fileno=task["listener"]) if task["rank"] == 0 else None
         learner = Learner(config, rank=task["rank"], rendezvous=task["rendezvous"], listener=listener)
+        return_large_blocks()  # a single rank would keep them: resident memory is what lives
         learner.update(*groups)
         watch.begin(list)
         seconds = [learner.update(*groups).seconds for _ in range(NUM_STEPS - 1)]

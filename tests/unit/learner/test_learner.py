@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import weakref
 from concurrent.futures import Future, wait
 from pathlib import Path
 from threading import Event
@@ -737,7 +738,7 @@ def test_a_copy_that_has_no_room_is_not_made_and_the_save_is_written_at_once(
     room = 16 * num_parameters  # masters, moments and the model
     monkeypatch.setattr(saving, "free_bytes", lambda device: done.append("counted") or room)
     learner.save(str(tmp_path / "step-000001"), {})
-    assert learner._saver._writing is None and done == ["returned", "counted"]
+    assert learner._saver._writing is None and done == ["counted", "returned", "counted"]
     verify(Place.of(tmp_path / "step-000001"))
 
 
@@ -746,6 +747,23 @@ def test_a_single_rank_on_a_cpu_keeps_the_memory_that_steps_free(model_path: Pat
     monkeypatch.setattr(learner_module, "keep_freed_memory", lambda: kept.append(True))
     Learner(make_config(model_path))
     assert kept == [True]
+
+
+def test_memory_of_a_copy_that_is_written_is_returned(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    learner = Learner(make_config(model_path))
+    copied: list[weakref.ref[torch.Tensor]] = []
+    is_freed: list[bool] = []
+    write = learner._saver._write
+    noted = lambda snapshot: copied.extend(map(weakref.ref, snapshot.state.values())) or write(snapshot)
+    monkeypatch.setattr(learner._saver, "_write", noted)
+    monkeypatch.setattr(
+        saving, "return_freed_memory", lambda: is_freed.extend(reference() is None for reference in copied)
+    )
+    learner.save(str(tmp_path / "step-000001"), {})
+    learner.finish_saving()
+    assert is_freed and all(is_freed)
 
 
 def test_the_save_after_the_last_step_is_written_at_once(model_path: Path, tmp_path: Path):

@@ -41,6 +41,22 @@ def test_the_processes_of_an_engine_hold_a_share_each_and_a_copy_of_weights_that
     assert worker(rollout=two, learner={"lora": {"publish": "adapter"}}) == weights + 2**30
 
 
+def test_a_reference_counts_with_its_own_weights_and_a_pass(tmp_path):
+    """1,777,088,000 parameters of 2 bytes, whatever the policy's size. A pass takes less than a quarter as much again."""
+    policy, own = (
+        write("Qwen/Qwen2.5-0.5B-Instruct", tmp_path),
+        write("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", tmp_path),
+    )
+    settings = {
+        "model": {"path": str(policy), "dtype": "bfloat16"},
+        "prompts": "file",
+        "reference": {"path": str(own)},
+        "algorithm": {"kl": {"loss": {"coefficient": 0.1}}},
+    }
+    reference = machine.estimate(validated(settings), frozenset({"reference_logprobs"}), is_local=False).reference
+    assert reference is not None and 2 * 1_777_088_000 < reference < 2.5 * 1_777_088_000
+
+
 def test_the_version_that_the_first_rank_keeps_for_groups_counts_once_whatever_the_number_of_ranks(tmp_path):
     path = write("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
 

@@ -84,20 +84,31 @@ def test_another_type_is_multiplied_as_it_is(kind: type[nn.Linear], dtype: torch
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "is_transposed", "copied"), [(96, False, 0), (96, True, 70 * 40), (30, True, 30 * 70)]
+    ("left", "copied"),
+    [
+        (torch.randn(96, 70), 0),
+        (torch.randn(70, 96).t(), 40 * 70),
+        (torch.randn(70, 30).t(), 30 * 70),
+        (torch.randn(96, 140)[:, :70], 96 * 70),
+        (torch.randn(1, 1).expand(96, 70), 96 * 70),
+    ],
+    ids=["as it is", "transposed, larger", "transposed, smaller", "a slice", "expanded"],
 )
 def test_a_product_by_onednn_is_exact_up_to_the_order_of_the_sum_and_copies_only_the_smaller_transposed_factor(
-    monkeypatch: pytest.MonkeyPatch, num_rows: int, is_transposed: bool, copied: int
+    monkeypatch: pytest.MonkeyPatch, left: torch.Tensor, copied: int
 ):
     first: list[torch.Tensor] = []
     by_onednn = products.linear_by_onednn
     monkeypatch.setattr(products, "is_onednn_faster", lambda: True)  # any processor has its operator
     monkeypatch.setattr(products, "linear_by_onednn", lambda x, weight: first.append(x) or by_onednn(x, weight))
-    torch.manual_seed(0)
-    left = torch.randn(70, num_rows).t() if is_transposed else torch.randn(num_rows, 70)
     right = torch.randn(70, 40)
     assert_close(product(left, right).double(), left.double() @ right.double(), rtol=1e-5, atol=1e-4)
     assert sum(each.numel() for each in first if not each.is_contiguous()) == copied and len(first) == 1
+
+
+def test_a_product_by_onednn_over_nothing_is_zero(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(products, "is_onednn_faster", lambda: True)
+    assert torch.equal(product(torch.randn(0, 3).t(), torch.randn(0, 2)), torch.zeros(3, 2))
 
 
 @pytest.mark.parametrize(
