@@ -101,8 +101,10 @@ def test_a_product_by_onednn_is_exact_up_to_the_order_of_the_sum_and_copies_only
     by_onednn = products.linear_by_onednn
     monkeypatch.setattr(products, "is_onednn_faster", lambda: True)  # any processor has its operator
     monkeypatch.setattr(products, "linear_by_onednn", lambda x, weight: first.append(x) or by_onednn(x, weight))
-    right = torch.randn(70, 40)
-    assert_close(product(left, right).double(), left.double() @ right.double(), rtol=1e-5, atol=1e-4)
+    torch.manual_seed(0)
+    for right in (torch.randn(40, 70).t(), torch.randn(70, 40)):
+        first.clear()
+        assert_close(product(left, right).double(), left.double() @ right.double(), rtol=1e-5, atol=1e-4)
     assert sum(each.numel() for each in first if not each.is_contiguous()) == copied and len(first) == 1
 
 
