@@ -48,12 +48,13 @@ class RecordedGroups:
     ) -> "RecordedGroups":
         """`place` is a run directory, a folder of .arrow files, or one file. Trajectories with one `group_id` in one file are a group.
 
-        As in `train`, groups with too few known rewards are left out, and so are groups for which `dropped_by` names a filter. Raises
-        ConfigError if no group is left, or if only some trajectories have log-probs of the policy that sampled them; DataError that names
-        file, row and field if a file breaks the schema.
+        As in `train`, aborted trajectories are left out, groups with too few known rewards, and groups for which `dropped_by` names a
+        filter. Raises ConfigError if no group is left, or if only some trajectories have log-probs of the policy that sampled them;
+        DataError that names file, row and field if a file breaks the schema.
         """
         digest = hashlib.sha256()
-        found = [(group, summarize(group)) for group in _read(place, seen=digest.update)]
+        whole = filter(len, map(_finished, _read(place, seen=digest.update)))
+        found = [(group, summarize(group)) for group in whole]
         trains = lambda summary: summary.can_train(max_failed_share=max_failed_share) and not dropped_by(summary)
         kept = [(group, summary) for group, summary in found if trains(summary)]
         if not kept:
@@ -194,6 +195,18 @@ def _row(prompt: Prompt, formatter: "ChatFormatter", *, group: int, sample: int)
         "finished_at": now,
         "seed": 0,
     }
+
+
+def _finished(group: pa.RecordBatch) -> pa.RecordBatch:
+    """The group without trajectories that have a reward though they were aborted: the learner leaves them out."""
+    statuses, reasons = group["reward_status"].to_pylist(), group["finish_reason"].to_pylist()
+    kept = [
+        row
+        for rows in episodes(group)
+        if statuses[rows.start] != RewardStatus.OK or all(reasons[each] != FinishReason.ABORTED for each in rows)
+        for row in rows
+    ]
+    return group if len(kept) == len(group) else group.take(pa.array(kept, type=pa.int64()))
 
 
 def _refuse_mixed_samplers(groups: Sequence[pa.RecordBatch], *, place: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat
 
 from actors.environments.numbers import first_number
 from cluster.contracts.episodes import Episode
-from cluster.contracts.errors import DataError, ToolError
+from cluster.contracts.errors import DataError, EpisodeOver, ToolError
 from cluster.contracts.tools import Tool, tool
 
 _MAX_LENGTH = 100
@@ -44,11 +44,15 @@ async def calculator(
     """
     if "answer" not in episode.columns:
         raise DataError("calculator needs a column `answer` with the right number; give the prompts one")
-    said = await episode.ask(tools=[calculate if tool == "working" else _broken(episode.seed)])
-    is_right = first_number(said.text) == int(episode.columns["answer"])
-    episode.log("called", float(said.num_calls > 0))
+    try:
+        said = await episode.ask(tools=[calculate if tool == "working" else _broken(episode.seed)])
+        is_right = first_number(said.text) == int(episode.columns["answer"])
+    except EpisodeOver:
+        # Calls cost here too: else an episode of calls alone would pay more than a wrong answer.
+        is_right = False
+    episode.log("called", float(episode.num_calls > 0))
     episode.log("right", float(is_right))
-    return float(is_right) - price * said.num_calls
+    return float(is_right) - price * episode.num_calls
 
 
 def _broken(seed: int) -> Tool:

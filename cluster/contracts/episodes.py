@@ -181,6 +181,11 @@ class EpisodeFacts(Protocol):
         ...
 
     @property
+    def num_calls(self) -> int:
+        """Number of tool calls so far."""
+        ...
+
+    @property
     def num_context_tokens(self) -> int:
         """Tokens of the context after the last turn; 0 before the first."""
         ...

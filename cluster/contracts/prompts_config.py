@@ -35,8 +35,8 @@ class PromptsConfig(Plugin, Section, mark=Mark.MATHEMATICS):
     params: dict[str, Any] = Field(default={})
     """The parameters of the source: all keys of the run file's mapping that are not settings of this section."""
     sources: dict[str, WeightedSource] = Field(default={})
-    """Several sources by name, each with a `weight`: its share of the groups. Each prompt's column `reward.source_column` holds the
-    name."""
+    """Several sources by name, each with a `weight`: its share of the groups that are sampled, whichever of them `algorithm.filters` drop.
+    Each prompt's column `reward.source_column` holds the name."""
     deduplicate: bool = False
     """Keeps only the first of prompts with the same text or messages, system prompt included; other columns are not compared. Opening
     the source then makes every prompt once."""

@@ -14,6 +14,7 @@ from deploy.preflight.engine_memory import (
     EngineMemory,
     check_divisible,
     of_engine,
+    on_cpus_bytes,
     weights_bytes,
 )
 from deploy.preflight.machine import GIB, arriving_bytes, gib, kept_bytes, stored_bytes
@@ -81,7 +82,7 @@ def demands(config: RunConfig, *, gpu_bytes: int, needs: Collection[str], proble
     served = weights_bytes(
         text, num_parameters=rank.num_parameters, item=config.model.item_bytes, is_quantized=quantized
     )
-    of_actors = _ranks(config, rank, weights=weights) | _workers(config, gpu_bytes, weights, served=served)
+    of_actors = _ranks(config, rank, weights=weights) | _workers(config, text, gpu_bytes, weights, served=served)
     if needs_reference(config, needs=needs):
         size = (problems.attempt(memory.of_reference, config) or 0) + CONTEXT_BYTES
         of_actors["reference_scorer-0"] = _on(config.reference.gpus, size)
@@ -124,7 +125,9 @@ def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[s
     }
 
 
-def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, served: int) -> dict[str, Demand]:
+def _workers(
+    config: RunConfig, text: "PretrainedConfig", gpu_bytes: int, weights: int, *, served: int
+) -> dict[str, Demand]:
     """`served`: bytes of the weights in an engine, quantized or not."""
     rollout, copies = config.rollout, arriving_bytes(config, weights)
     if rollout.gpus_per_worker:
@@ -136,8 +139,7 @@ def _workers(config: RunConfig, gpu_bytes: int, weights: int, *, served: int) ->
             asleep=ENGINE_CONTEXT_BYTES,
         )
     else:
-        # Each of its processes holds a share of weights and cache.
-        demand = Demand(host=served + rollout.cpu_cache_bytes + copies)
+        demand = Demand(host=on_cpus_bytes(text, rollout, weights=served) + copies)
     return {f"rollout_worker-{index}": demand for index in range(rollout.num_workers)}
 
 

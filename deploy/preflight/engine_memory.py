@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.rollout_config import RolloutConfig
 from learner.shape import head_size, inner_size, largest, num_key_heads, sizes
 
 if TYPE_CHECKING:
@@ -72,6 +73,16 @@ def weights_bytes(text: "PretrainedConfig", *, num_parameters: int, item: int, i
     return item * num_kept + (num_parameters - num_kept)
 
 
+def logits_bytes(text: "PretrainedConfig", num_sequences: int) -> int:
+    """At a pass's end: float32 logits, probabilities, and their logarithms or a sorted copy."""
+    return 3 * 4 * num_sequences * text.vocab_size
+
+
+def on_cpus_bytes(text: "PretrainedConfig", rollout: RolloutConfig, *, weights: int) -> int:
+    """An engine on CPUs, all its processes together: weights, cache, and logits, whose memory it keeps."""
+    return weights + rollout.cpu_cache_bytes + logits_bytes(text, rollout.max_concurrent_sequences)
+
+
 def _only(found: set[int]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None
 
@@ -91,17 +102,16 @@ def of_engine(
     """`text` is the language model's configuration, `item` the bytes of a number in its compute type.
 
     A token has a key and a value in each layer and key-value head (arXiv:2309.06180). Tensor parallelism splits the heads, and copies
-    them if there are fewer heads than GPUs. A pass keeps one layer's inputs and MLP, and at its end three float32 arrays: logits,
-    probabilities and a sorted copy. Raises ConfigError as `check_divisible` does.
+    them if there are fewer heads than GPUs. A pass keeps one layer's inputs and MLP, and at its end logits. Raises ConfigError as
+    `check_divisible` does.
     """
     check_divisible(text, tensor_parallel)
     layer = 4 * text.hidden_size + 3 * inner_size(text) // tensor_parallel
-    logits = 3 * 4 * num_sequences * text.vocab_size
     weights = weights_bytes(text, num_parameters=num_parameters, item=item, is_quantized=is_quantized)
     return EngineMemory(
         taken_bytes=int(utilization * gpu_bytes),
         weights_bytes=weights // tensor_parallel,
-        passes_bytes=_PREFILL_TOKENS * item * layer + logits + ENGINE_CONTEXT_BYTES,
+        passes_bytes=_PREFILL_TOKENS * item * layer + logits_bytes(text, num_sequences) + ENGINE_CONTEXT_BYTES,
         bytes_per_sequence=item
         * _cached_numbers(text, tensor_parallel=tensor_parallel)
         * _cached_tokens(text, max_context),

@@ -11,7 +11,7 @@ from cluster.machine import free_memory_bytes, num_cpus
 from cluster.supervision.asked_nodes import plan_asked
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, needs_reference, plan, plan_learning
 from deploy.cluster_up.ahead import named
-from deploy.preflight.engine_memory import weights_bytes
+from deploy.preflight.engine_memory import on_cpus_bytes, weights_bytes
 
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
@@ -82,14 +82,15 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
     weights = rank.num_parameters * config.model.item_bytes
     num_workers = config.rollout.num_workers if config.recorded is None else 0
     on_gpus = config.rollout.gpus_per_worker > 0 and num_workers > 0
-    extra = config.rollout.cpu_cache_bytes + arriving_bytes(config, weights)
+    text = read_config(config.model).get_text_config()
     served = weights_bytes(
-        read_config(config.model).get_text_config(),
+        text,
         num_parameters=rank.num_parameters,
         item=config.model.item_bytes,
         is_quantized=config.rollout.quantization is not None,
     )
-    worker = served + (0 if on_gpus else extra)
+    on_cpus = on_cpus_bytes(text, config.rollout, weights=served) + arriving_bytes(config, weights)
+    worker = served if on_gpus else on_cpus
     reference = memory.of_reference(config) if needs_reference(config, needs=needs) else None
     judging, on_cpu = dict[str, int](), 0
     for name, model in config.reward.models.items() if config.recorded is None else ():

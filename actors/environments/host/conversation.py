@@ -63,6 +63,7 @@ class Conversation:
         self.id, self.prompt, self.columns = task.id, task.prompt, task.columns
         self.messages, self.seed, self.index = task.messages, task.seed, task.index
         self.num_turns = 0
+        self.num_calls = 0
         self.num_context_tokens = 0
         self.sampling = task.sampling
         self.context: list[Message] | None = [*task.messages]
@@ -74,7 +75,6 @@ class Conversation:
         self._endpoint = endpoint
         self._run_blocking = run_blocking
         self._events: list[Event] = []
-        self._num_calls = 0
         self._num_malformed_calls = 0
         self._asking: asyncio.Task[Any] | None = None
         self._asks_for_endpoint = False
@@ -160,7 +160,7 @@ class Conversation:
             said = replace(said, text=said.text.removesuffix(said.ending), ending="")
             self.context[-1] = _message(said)
         known = {schema["function"]["name"] for schema in asked.tools}
-        self._num_calls += len(said.tool_calls)
+        self.num_calls += len(said.tool_calls)
         self._num_malformed_calls += sum(
             isinstance(call.arguments, str) or call.name not in known for call in said.tool_calls
         )
@@ -206,7 +206,7 @@ class Conversation:
         return replace(
             self._failure or end,
             events=tuple(self._events),
-            num_calls=self._num_calls,
+            num_calls=self.num_calls,
             num_malformed_calls=self._num_malformed_calls,
         )
 
@@ -270,7 +270,7 @@ class Conversation:
         self._events.insert(0, Withdrawn(num_turns=self.num_turns))
 
     async def _called(self, call: ToolCall, tools: Mapping[str, Tool]) -> Message:
-        self._num_calls += 1
+        self.num_calls += 1
         try:
             text = await answer_of(call, tools, self._run_blocking)
         except ToolError as error:

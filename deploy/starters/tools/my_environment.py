@@ -3,7 +3,7 @@
 import math
 import re
 
-from treadwheel import Episode, ToolError, tool
+from treadwheel import Episode, EpisodeOver, ToolError, tool
 
 
 @tool(timeout_s=5)
@@ -18,8 +18,11 @@ def calculate(expression: str) -> str:
 
 async def with_multiplication(episode: Episode, *, price: float = 0.0) -> float:
     """1 for the right number in the model's last reply, less `price` for each call."""
-    said = await episode.ask(tools=[calculate])  # answers calls, and returns the first reply without one
-    number = re.search(r"-?\d+", said.text)
-    is_right = number is not None and number[0] == str(episode.columns["answer"])
-    episode.log("called", float(said.num_calls > 0))
-    return float(is_right) - price * said.num_calls
+    try:
+        said = await episode.ask(tools=[calculate])  # answers calls, and returns the first reply without one
+        number = re.search(r"-?\d+", said.text)
+        is_right = number is not None and number[0] == str(episode.columns["answer"])
+    except EpisodeOver:  # at a limit calls cost too: else calling without end would pay more than a wrong answer
+        is_right = False
+    episode.log("called", float(episode.num_calls > 0))
+    return float(is_right) - price * episode.num_calls

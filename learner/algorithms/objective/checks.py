@@ -25,6 +25,7 @@ def refuse_contradictions(parts: Parts) -> None:
         _refuse_empty_ranges,
         _refuse_parameters_above_their_limit,
         _require_an_advantage_of_the_changed_reward,
+        _require_an_advantage_of_negative_rewards,
         _require_another_teacher,
         _require_an_old_policy,
         _refuse_a_kl_summed_twice,
@@ -91,6 +92,18 @@ def _require_an_advantage_of_the_changed_reward(parts: Parts) -> None:
             "let the judge return that change as a component, credit a KL to tokens (kl.reward.credit: to_go), or use an "
             "advantage of the reward"
         )
+
+
+def _require_an_advantage_of_negative_rewards(parts: Parts) -> None:
+    """A KL makes rewards of 0 negative. Shaping may raise them before; only the rewards then tell."""
+    config, advantage = parts.config, parts.advantage
+    changing = _changing_the_reward(config)
+    if changing is None or config.reward_shaping or advantage.requires != ("rewards_G",):
+        return
+    try:
+        advantage.call(rewards_G=torch.tensor([1.0, -0.5]))
+    except ValueError as error:
+        raise ConfigError(f"{changing} makes rewards of 0 negative: {error}") from error
 
 
 def _require_another_teacher(parts: Parts) -> None:

@@ -168,6 +168,19 @@ def test_a_group_with_a_larger_share_of_failed_rewards_than_the_run_allows_is_le
     assert [len(opened(place, max_failed_share=share)) for share in (0.59, 0.6)] == [1, 2]
 
 
+def test_aborted_trajectories_count_no_more_than_they_do_in_the_learner(tmp_path):
+    """Else {1, aborted} would pass for a pair. One that failed as well counts as failed: one of three that are left."""
+    ends = ("stop", "aborted", "stop", "aborted")
+    group = make_group(0, rewards=(1.0, 0.0, 0.5, None), finish_reason=ends)
+    all_aborted = make_group(1, rewards=(1.0, 0.0), finish_reason=("aborted", "aborted"))
+    place = write(tmp_path / "a.arrow", group, all_aborted)
+    data = opened(place)
+    assert len(data) == 1 and data.smallest == 2
+    assert data.group(0)["reward"].to_pylist() == [1.0, 0.5, None]
+    with pytest.raises(ConfigError, match="has 1 groups, and none to learn from"):
+        opened(place, max_failed_share=0.3)
+
+
 def test_groups_that_teach_nothing_are_left_out_and_a_place_without_any_is_refused(tmp_path):
     known, failed, filtered = make_group(0), make_group(1, rewards=(None, None)), make_group(2, rewards=(1.0, 1.0))
     of_no_variance = lambda summary: "zero_variance" if len(set(summary.rewards)) == 1 else None

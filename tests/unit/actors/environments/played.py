@@ -19,6 +19,7 @@ class ScriptedEpisode:
         self.seed, self.columns = seed, columns or {}
         self.heard: list[Any] = []
         self.logged: dict[str, float | str] = {}
+        self.num_calls = 0
         self._lines = iter(lines)
 
     async def ask(self, messages: Any = None, *, tools: Any = ()) -> Said:

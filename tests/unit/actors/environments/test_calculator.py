@@ -1,9 +1,7 @@
-from dataclasses import replace
-
 import pytest
 
 from actors.environments.calculator import calculate, calculator
-from cluster.contracts.errors import DataError, ToolError
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, ToolError
 from tests.unit.actors.environments.played import ScriptedEpisode, play
 
 
@@ -37,7 +35,8 @@ class CallingEpisode(ScriptedEpisode):
     async def ask(self, messages=None, *, tools=()):
         [calculator] = tools
         self.tool, self.answers = calculator, [calculator("123 * 456"), calculator("123 * 456")]
-        return replace(await super().ask(messages), num_calls=2)
+        self.num_calls += 2
+        return await super().ask(messages)
 
 
 @pytest.mark.parametrize(("said", "reward"), [("56088", 1.0), ("It is 56088.", 1.0), ("56089", 0.0), ("no idea", 0.0)])
@@ -53,6 +52,12 @@ def test_a_call_has_its_price_whether_it_helped_or_not():
     assert episode.answers == ["56088", "56088"]
     assert episode.logged == {"called": 1.0, "right": 1.0}
     assert play(calculator, CallingEpisode(["7"], columns={"answer": "56088"}), price=0.1) == pytest.approx(-0.2)
+
+
+def test_calls_cost_as_much_at_a_limit():
+    episode = CallingEpisode([EpisodeOver("full", limit=Limit.CONTEXT)], columns={"answer": "56088"})
+    assert play(calculator, episode, price=0.1) == pytest.approx(-0.2)
+    assert episode.logged == {"called": 1.0, "right": 0.0}
 
 
 def test_a_broken_calculator_looks_as_the_other_one_does_and_answers_anything():

@@ -27,7 +27,7 @@ def test_a_run_that_learns_from_recorded_trajectories_does_not_wait():
 
 
 def test_the_processes_of_an_engine_hold_a_share_each_and_a_copy_of_weights_that_arrive_as_one_list(tmp_path):
-    """494,032,768 parameters of 2 bytes and a cache of 1 GiB, however many processes they are dealt out to."""
+    """494,032,768 parameters of 2 bytes, a cache of 1 GiB and three arrays of logits, however many processes they are dealt out to."""
     path = write("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
 
     def worker(**sections) -> int:
@@ -35,10 +35,12 @@ def test_the_processes_of_an_engine_hold_a_share_each_and_a_copy_of_weights_that
         return machine.estimate(config, frozenset(), is_local=False).worker
 
     weights, two = 2 * 494_032_768, {"tensor_parallel_size": 2}
-    assert worker() == weights + 2**30
-    assert worker(rollout=two) == weights + 2**30 + 3 * weights
-    assert worker(rollout=two, weights={"transport": "collective"}) == weights + 2**30
-    assert worker(rollout=two, learner={"lora": {"publish": "adapter"}}) == weights + 2**30
+    engine = weights + 2**30 + 3 * 4 * 256 * 151_936
+    assert worker() == engine
+    assert worker(rollout={"max_concurrent_sequences": 1}) == engine - 3 * 4 * 255 * 151_936
+    assert worker(rollout=two) == engine + 3 * weights
+    assert worker(rollout=two, weights={"transport": "collective"}) == engine
+    assert worker(rollout=two, learner={"lora": {"publish": "adapter"}}) == engine
 
 
 def test_a_reference_counts_with_its_own_weights_and_a_pass(tmp_path):

@@ -226,6 +226,17 @@ def test_gdpo_refuses_what_acts_on_the_reward_that_it_does_not_read(fields, mess
         make(advantage="gdpo", **fields)
 
 
+def test_max_rl_refuses_a_kl_that_makes_rewards_of_0_negative_unless_shaping_may_raise_them():
+    kl = {"reward": {"coefficient": 0.1, "credit": "trajectory"}}
+    with pytest.raises(
+        ConfigError, match=r"kl\.reward\.credit='trajectory' makes rewards of 0 negative: max_rl is defined"
+    ):
+        make(advantage="max_rl", kl=kl)
+    make(advantage="max_rl", kl=kl, reward_shaping=[{"name": "reward_scale", "factor": 1.0, "offset": 10.0}])
+    make(advantage="max_rl", kl={"reward": {"coefficient": 0.1, "credit": "to_go"}})
+    make(advantage="pass_at_k", kl=kl)
+
+
 def test_max_rl_names_the_group_whose_rewards_are_negative():
     batch = batch_of([[0.0, 0.0]] * 4, rewards=[1.0, 0.0, -1.0, -3.0])
     with pytest.raises(DataError, match=r"group g1 \(trajectory t3, t2\): rewards: max_rl is defined for .* got -3"):
