@@ -17,6 +17,7 @@ from cluster.record.run_directory import RunDirectory
 from cluster.record.writer import Writer
 from cluster.supervision.placement import ClusterResources, Node
 from cluster.supervision.supervisor import Supervisor
+from cluster.supervision.tasks import background
 from cluster.supervision.timesheet import Timesheet
 from deploy.cluster_up import start_up
 from deploy.cluster_up.stopping import saved_when_stopped
@@ -229,13 +230,15 @@ class Started:
         self.draining: dict[str, float | None] = {}
         self.waits_for_nodes = False
         self.waits = asyncio.Event()
+        self.hang_s = 1e6
 
     @contextlib.asynccontextmanager
     async def seats(self, placement, *, start_s, events, reserved):
         if self.waits_for_nodes:
             self.waits.set()
             await asyncio.Event().wait()
-        yield None
+        async with background():  # as the real ones have
+            yield None
 
     async def publish(self) -> type[Sent]:
         return Sent
@@ -245,7 +248,7 @@ class Started:
 
     def wire(self, config: RunConfig, *, tasks: asyncio.TaskGroup, **more: Any) -> Cluster:
         self.workers.tasks = tasks
-        supervision = SupervisionConfig(heartbeat_s=0.001, hang_s=0.01 if self.is_watched else 1e6)
+        supervision = SupervisionConfig(heartbeat_s=0.001, hang_s=self.hang_s)
         return Cluster(
             production=self.workers,
             learner=self.learner,
@@ -254,9 +257,6 @@ class Started:
             supervisor=Supervisor(supervision, self.log),
             timesheet=Timesheet(lambda lines: None),
         )
-
-    is_watched = False
-    """Whether a rank that is silent for 10 ms hangs."""
 
     async def run(self, *, recorded_steps: int = 2) -> None:
         """Ends when all is up."""
@@ -325,6 +325,6 @@ async def test_a_run_that_waits_for_nodes_ends_as_preempted_when_the_drivers_own
 
 async def test_a_rank_that_is_frozen_in_the_restore_is_found_by_its_silence(start):
     """Seen in review: only the deadline of the restore found it, after two hours. The restore goes on when the rank is killed."""
-    start.is_watched = True
+    start.hang_s = 0.01
     await start.run()
     assert start.log.kinds() == ["starting", "hang", "published", "started"]
