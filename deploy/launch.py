@@ -205,13 +205,17 @@ async def _train(
         log.event("quantized_sampling", quantization=config.rollout.quantization, message=note)
     log.add(provenance := RunProvenance(run_dir))
     waits = _wait_for_nodes_s(config, address)
-    making = cluster(config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits, provenance=provenance.at)
+    stop_s = config.checkpoint.stop_timeout_s
+    saved = partial(saved_when_stopped, interrupted=interrupted, timeout_s=stop_s, log=log)
+    making = cluster(
+        config, run_dir, ledger, log, office=office, wait_for_nodes_s=waits, provenance=provenance.at, saved=saved
+    )
     log.event("connecting", address=named(address))
     async with (
         connected(address, run_dir=run_dir, ahead=ahead),
         noting_the_end(log),
         making as made,
-        saved_when_stopped(made.learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
+        saved(made.learner),
         Steering(config, cluster=made, run_dir=run_dir, log=log).steering(),
     ):
         await _evaluate_what_was_broken_off(config, made, evaluator, provenance, log)

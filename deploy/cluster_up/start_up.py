@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import TypeVar
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
@@ -28,10 +29,13 @@ from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbea
 from cluster.supervision.tasks import background, together
 from cluster.supervision.timesheet import Timesheet
 from deploy.cluster_up.actor_specs import ActorSpecs
+from deploy.cluster_up.notices import ended_by_notices
 from deploy.cluster_up.seats import seats
 from deploy.cluster_up.waiting import AwaitedNodes, available
 from deploy.cluster_up.wiring import Cluster, learning, timesheet_of, wire
 from deploy.reports.passport import write_passport
+
+T = TypeVar("T")
 
 _LAST_WORDS_S = 0.5
 _SILENT_S = 30.0
@@ -48,12 +52,14 @@ async def cluster(
     office: TicketOffice | None = None,
     wait_for_nodes_s: float | None = None,
     provenance: Callable[[int], Provenance] = unknown,
+    saved: Callable[[LearnerGroup], contextlib.AbstractAsyncContextManager[None]] | None = None,
 ) -> AsyncIterator[Cluster]:
     """In the block all actors are up, the learner is restored, and the workers have attested its weights. Its end ends all actors.
 
     A failure outside the block that no restart heals cancels the block and is raised as itself. `office` hands out the groups to train
     on; without it the cluster only evaluates. `wait_for_nodes_s` is the setting, for a cluster that nodes can join. `provenance` as for
-    the `LearnerGroup`.
+    the `LearnerGroup`. `saved` is for a run that can be resumed: it surrounds the start of one that has recorded steps, which are learned
+    again there. Such a start also raises PreemptedError when the node of the driver or of a learner rank announces its end.
     """
     if wait_for_nodes_s is None:
         placement, reserved = placement_of(config), None
@@ -63,8 +69,13 @@ async def cluster(
     for note in placement.notes():
         log.event("placement", message=note)
     start_s = config.supervision.start_s
+
+    def noticed(ranks: Callable[[], Sequence[RemoteActor]]) -> contextlib.AbstractAsyncContextManager[None]:
+        return ended_by_notices(ranks, events=log) if saved else contextlib.nullcontext()
+
+    reserving = seats(placement, start_s=start_s, events=log, reserved=reserved)
     async with (
-        seats(placement, start_s=start_s, events=log, reserved=reserved) as taken,
+        _entered_in(noticed(list), reserving) as taken,
         contextlib.AsyncExitStack() as at_the_end,
         background() as tasks,
     ):
@@ -81,27 +92,25 @@ async def cluster(
             provenance=provenance,
         )
         at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace ended actors
-        telling = tasks.create_task(_tell_starts(run_dir, made.places, log, every_s=config.supervision.heartbeat_s))
-        log.event("starting")
-        learner_up = asyncio.Event()
-        # A worker takes longest to start. If actors share cores, learner and reference load their models in turn, to leave it one core.
-        waits_for = learner_up if placement.is_time_shared else None
-        await together(
-            made.production.start(reference_waits_for=waits_for),
-            _learn_and_publish(config, made, run_dir, log, learner_up=learner_up),
-        )
-        telling.cancel()
+        restoring = saved(made.learner) if saved and ledger.version else contextlib.nullcontext()
+        async with restoring, noticed(made.learner.actors):
+            await _start(config, made, run_dir, log, in_turn=placement.is_time_shared, tasks=tasks)
         made.production.run(tasks)
         pids = {actor.name: actor.pid for actor in _living(made.learner, made.places())}
         log.event("started", policy_version=made.learner.version, actors=pids)
-        production = made.production
-        tasks.create_task(
-            _watch(
-                run_dir, made.learner, made.places, made.supervisor, made.timesheet, tasks=tasks, production=production
-            )
-        )
         async with _told_to_the_end(lambda: _living(made.learner, made.places()), made.timesheet):
             yield made
+
+
+@contextlib.asynccontextmanager
+async def _entered_in(
+    around: contextlib.AbstractAsyncContextManager[None], entered: contextlib.AbstractAsyncContextManager[T]
+) -> AsyncIterator[T]:
+    """`entered`, with only its entry surrounded by `around`."""
+    async with contextlib.AsyncExitStack() as at_the_end:
+        async with around:
+            value = await at_the_end.enter_async_context(entered)
+        yield value
 
 
 @contextlib.asynccontextmanager
@@ -156,6 +165,31 @@ def _needs(config: RunConfig) -> Collection[str]:
     from learner.algorithms.objective import Objective
 
     return Objective.of_run(config).needs
+
+
+async def _start(
+    config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log, *, in_turn: bool, tasks: asyncio.TaskGroup
+) -> None:
+    """Starts all actors, the learner and the reference `in_turn`, and restores the learner. When it is up, `tasks` begin to watch the
+    actors: a rank that hangs in the restore is found as soon as later."""
+    telling = tasks.create_task(_tell_starts(run_dir, made.places, log, every_s=config.supervision.heartbeat_s))
+    log.event("starting")
+    learner_up = asyncio.Event()
+
+    async def watch() -> None:
+        # Not earlier: the start of the learner itself replaces a rank that dies in it.
+        await learner_up.wait()
+        telling.cancel()
+        parts = made.learner, made.places, made.supervisor, made.timesheet
+        await _watch(run_dir, *parts, tasks=tasks, production=made.production)
+
+    tasks.create_task(watch())
+    # A worker takes longest to start. If actors share cores, learner and reference load their models in turn, to leave it one core.
+    waits_for = learner_up if in_turn else None
+    await together(
+        made.production.start(reference_waits_for=waits_for),
+        _learn_and_publish(config, made, run_dir, log, learner_up=learner_up),
+    )
 
 
 async def _learn_and_publish(
@@ -246,7 +280,7 @@ async def _told_to_the_end(actors: Callable[[], Sequence[RemoteActor]], timeshee
 async def _tell_starts(
     run_dir: RunDirectory, places: Callable[[], Sequence[SupervisedActor]], events: Events, *, every_s: float
 ) -> None:
-    """Writes to status.json which places wait for an actor and since when, until all actors are up and can be asked."""
+    """Writes to status.json which places wait for an actor and since when, until the learner is up and actors are asked."""
     while True:
         _write_status(run_dir, [place.progress() for place in places()], events)
         await asyncio.sleep(every_s)

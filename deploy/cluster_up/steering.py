@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
@@ -13,10 +12,10 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ClaimLostError, PreemptedError, TreadwheelError
 from cluster.metrics import MetricLog
 from cluster.record.run_directory import RunDirectory
-from cluster.remote.nodes import draining_nodes, drivers_node
-from cluster.rollouts.departures import notice_of
+from cluster.remote.nodes import draining_nodes
 from cluster.supervision.autoscaling import Decision, Fleet, StepLoad, decide, most_loads
 from cluster.supervision.tasks import background
+from deploy.cluster_up.notices import check_notices
 from deploy.cluster_up.orders import Order, check, order_of, waiting_orders
 from deploy.cluster_up.wiring import Cluster
 
@@ -138,14 +137,6 @@ class Steering:
 
     async def _leave_draining_nodes(self, tasks: asyncio.TaskGroup) -> None:
         draining = await draining_nodes()
-        for node_id in {drivers_node(), *(rank.node_id for rank in self._learner.actors())} & draining.keys():
-            raise self._preempted(node_id, draining[node_id])
+        check_notices(draining, self._learner.actors(), events=self._log)
         # As a task, so that looks go on: copies may take a minute, and the learner's own node may drain next.
         tasks.create_task(self._take(partial(self._production.leave, draining)))
-
-    def _preempted(self, node_id: str, deadline: float | None) -> PreemptedError:
-        owner = "the driver's" if node_id == drivers_node() else "a learner's"
-        left_s, notice = notice_of(node_id, deadline, now=time.time())
-        message = f"{owner} {notice}"
-        self._log.event("preempted", node_id=node_id, deadline=deadline, seconds_left=left_s, message=message)
-        return PreemptedError(message, deadline=deadline)

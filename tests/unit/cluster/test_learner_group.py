@@ -953,6 +953,23 @@ async def test_a_run_that_is_stopped_in_an_update_saves_the_step_that_the_update
     assert scene.saves == [2] and scene.group.saved_version == 2 and list(scene.kept) == ["step 1", "step 2"]
 
 
+async def test_a_run_that_is_stopped_in_its_restore_saves_the_step_that_it_has_learned_again():
+    before = Scene()
+    await before.group.start()
+    await before.learn(3)
+    scene = Scene(journal=before.journal)
+    scene.recorded = before.recorded
+    await scene.group.start()
+    restoring = asyncio.create_task(scene.group.restore())
+    while len(scene.learned) < 2:
+        await asyncio.sleep(0)
+    restoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await restoring
+    assert await scene.stopped() == [(2, [rewarded(0)])]
+    assert scene.saves == [2] and scene.group.saved_version == 2
+
+
 async def test_a_run_that_is_stopped_tells_its_last_step_also_without_a_record_of_learning():
     """Seen in review: the step was saved, and said to be not saved, and no line of metrics told of it."""
     scene = Scene()

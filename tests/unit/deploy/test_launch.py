@@ -210,6 +210,33 @@ def save_step_2(run_dir: Path, *, metric: float | None) -> Path:
     return saved
 
 
+async def test_a_run_that_is_stopped_while_its_actors_start_saves_the_steps_that_it_has_learned_again(
+    tmp_path, monkeypatch
+):
+    done = []
+
+    class Learner:
+        async def save_progress(self, tell):
+            done.append("saved")
+
+    @contextlib.asynccontextmanager
+    async def cluster(*args, saved, **more):
+        async with saved(Learner()):
+            raise asyncio.CancelledError
+        yield
+
+    for name, fake in {
+        "cluster": cluster,
+        "connected": lambda *args, **more: contextlib.nullcontext(),
+        "ticket_office": lambda config, ledger: None,
+    }.items():
+        monkeypatch.setattr(launch, name, fake)
+    run_dir = RunDirectory(str(tmp_path))
+    with pytest.raises(asyncio.CancelledError), MetricLog([]) as log:
+        await launch._train(run_config(num_steps=3), run_dir, log, interrupted=asyncio.Event(), address=None)
+    assert done == ["saved"]
+
+
 async def test_a_run_that_is_stopped_in_its_last_evaluation_saves_what_it_has_and_hears_of_nodes_that_go_away(
     tmp_path, monkeypatch
 ):

@@ -2,19 +2,28 @@
 
 import asyncio
 import contextlib
+import math
 import threading
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from cluster.contracts.types import StepStats
+from cluster.contracts.config import RunConfig, SupervisionConfig
+from cluster.contracts.errors import DeadlineError, PreemptedError, WeightsError
+from cluster.contracts.types import ActorKind, StepStats
 from cluster.record.run_directory import RunDirectory
 from cluster.record.writer import Writer
 from cluster.supervision.placement import ClusterResources, Node
+from cluster.supervision.supervisor import Supervisor
+from cluster.supervision.tasks import background
+from cluster.supervision.timesheet import Timesheet
 from deploy.cluster_up import start_up
+from deploy.cluster_up.stopping import saved_when_stopped
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import validated
-from tests.fakes import ListedEvents, group_summary
+from tests.fakes import ListedEvents, actor_spec, group_summary
 
 
 async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch, tmp_path):
@@ -116,3 +125,206 @@ async def test_a_run_whose_actors_share_cpus_says_so(monkeypatch, cpus, said):
         async with start_up.cluster(config, None, None, log):
             pass
     assert [event["message"] for event in log.events] == said
+
+
+class FrozenRank:
+    """A learner rank that is up and answers nothing."""
+
+    spec, name, pid, node_id = actor_spec("learner-0", ActorKind.LEARNER), "learner-0", 7, "learns"
+
+    def __init__(self) -> None:
+        self.is_hung, self.last_seen, self.silent_since, self.last_progress = False, 0.0, -math.inf, None
+        self.is_killed = asyncio.Event()
+
+    async def progress(self, *, deadline_s: float) -> None:
+        raise DeadlineError("learner-0 does not answer", actor=self.name)
+
+    async def kill(self) -> None:
+        self.is_killed.set()
+
+    def drain_phases(self) -> list[Any]:
+        return []
+
+
+class Restoring:
+    """A learner whose restore hangs with its rank. It notes how it ends."""
+
+    formula, chosen, version = {}, {}, 2
+
+    def __init__(self) -> None:
+        self.ranks: list[FrozenRank] = []
+        self.is_restoring = asyncio.Event()
+        self.ended: list[str] = []
+
+    async def start(self) -> None:
+        self.ranks = [FrozenRank()]
+
+    async def restore(self, tell: Any) -> None:
+        self.is_restoring.set()
+        await self.ranks[0].is_killed.wait()
+
+    def owes_a_save(self) -> bool:
+        return False
+
+    async def heal(self, rank: FrozenRank, error: Exception) -> None: ...
+
+    def actors(self) -> list[FrozenRank]:
+        return self.ranks
+
+    async def save_progress(self, tell: Any) -> None:
+        self.ended.append("saved")
+
+    async def stop(self) -> None:
+        self.ended.append("ranks killed")
+
+
+class Recorder:
+    actor = None
+
+    async def ready(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def progress(self) -> None: ...
+
+
+class Workers:
+    """A production. If it has an `error`, a worker that joins fails with it while the learner is restored."""
+
+    error: Exception | None = None
+
+    def __init__(self, learner: Restoring) -> None:
+        self._learner = learner
+        self.tasks: asyncio.TaskGroup | None = None
+
+    async def start(self, *, reference_waits_for: asyncio.Event | None) -> None:
+        if self.error is not None:
+            self.tasks.create_task(self._fail())
+
+    async def _fail(self) -> None:
+        await self._learner.is_restoring.wait()
+        raise self.error
+
+    def places(self) -> list[Any]:
+        return []
+
+    def pool_of(self, kind: ActorKind) -> None: ...
+
+    def note_progress(self) -> None: ...
+
+    def run(self, tasks: asyncio.TaskGroup) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Sent:
+    policy_version, digest = 2, "d2"
+
+
+class Started:
+    """A start, with all that it does elsewhere."""
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self.log, self.learner = ListedEvents(), Restoring()
+        self.workers, self._run_dir = Workers(self.learner), run_dir
+        self.draining: dict[str, float | None] = {}
+        self.waits_for_nodes = False
+        self.waits = asyncio.Event()
+        self.hang_s = 1e6
+
+    @contextlib.asynccontextmanager
+    async def seats(self, placement, *, start_s, events, reserved):
+        if self.waits_for_nodes:
+            self.waits.set()
+            await asyncio.Event().wait()
+        async with background():  # as the real ones have
+            yield None
+
+    async def publish(self) -> type[Sent]:
+        return Sent
+
+    async def draining_nodes(self) -> dict[str, float | None]:
+        return self.draining
+
+    def wire(self, config: RunConfig, *, tasks: asyncio.TaskGroup, **more: Any) -> Cluster:
+        self.workers.tasks = tasks
+        supervision = SupervisionConfig(heartbeat_s=0.001, hang_s=self.hang_s)
+        return Cluster(
+            production=self.workers,
+            learner=self.learner,
+            recorder=Recorder(),
+            weights=self,
+            supervisor=Supervisor(supervision, self.log),
+            timesheet=Timesheet(lambda lines: None),
+        )
+
+    async def run(self, *, recorded_steps: int = 2) -> None:
+        """Ends when all is up."""
+        config = validated({"model": {"path": "some/model"}, "prompts": "file"})
+        saved = partial(saved_when_stopped, interrupted=asyncio.Event(), timeout_s=60, log=self.log)
+        ledger = SimpleNamespace(version=recorded_steps)
+        async with asyncio.timeout(120), start_up.cluster(config, self._run_dir, ledger, self.log, saved=saved):
+            pass
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path) -> Started:
+    (tmp_path / "passport.json").write_text("{}")
+    made = Started(RunDirectory(str(tmp_path)))
+    monkeypatch.setattr(start_up, "seats", made.seats)
+    monkeypatch.setattr(start_up, "wire", made.wire)
+    monkeypatch.setattr(start_up, "ActorSpecs", lambda *args: None)
+    monkeypatch.setattr(start_up, "available", lambda elastic: ClusterResources(nodes=(Node(cpus=8.0),)))
+    monkeypatch.setattr("deploy.cluster_up.notices._LOOK_S", 0.0)
+    monkeypatch.setattr("deploy.cluster_up.notices.draining_nodes", made.draining_nodes)
+    monkeypatch.setattr("deploy.cluster_up.notices.drivers_node", lambda: "drives")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("recorded_steps", "ended"), [(2, ["saved", "ranks killed"]), (0, ["ranks killed"])], ids=["resumed", "new"]
+)
+async def test_a_resume_that_is_stopped_saves_the_steps_that_it_has_learned_again(start, recorded_steps, ended):
+    """Seen in review: SIGTERM in the restore killed the ranks at once. A run without a recorded step has nothing to save."""
+    running = asyncio.create_task(start.run(recorded_steps=recorded_steps))
+    await start.learner.is_restoring.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert start.learner.ended == ended
+
+
+async def test_a_resume_whose_worker_refuses_the_weights_saves_the_steps_that_it_has_learned_again(start):
+    start.workers.error = WeightsError("rollout-0: digest d1, not d2")
+    with pytest.raises(WeightsError, match="digest d1, not d2"):
+        await start.run()
+    assert start.learner.ended == ["saved", "ranks killed"]
+
+
+@pytest.mark.parametrize("node_id", ["learns", "drives"])
+async def test_a_resume_whose_node_goes_away_saves_and_ends_as_preempted(start, node_id):
+    """Seen in review: steering heard of it only when all actors were up, and the node ended with the run."""
+    running = asyncio.create_task(start.run())
+    await start.learner.is_restoring.wait()
+    start.draining = {node_id: None}
+    with pytest.raises(PreemptedError, match=f"node {node_id} goes away"):
+        await running
+    assert start.learner.ended == ["saved", "ranks killed"]
+    assert start.log.kinds() == ["starting", "preempted", "stopping"]
+
+
+async def test_a_run_that_waits_for_nodes_ends_as_preempted_when_the_drivers_own_goes_away(start):
+    start.waits_for_nodes = True
+    running = asyncio.create_task(start.run())
+    await start.waits.wait()
+    start.draining = {"drives": None}
+    with pytest.raises(PreemptedError, match="the driver's node drives goes away"):
+        await running
+    assert start.log.kinds() == ["preempted"]
+
+
+async def test_a_rank_that_is_frozen_in_the_restore_is_found_by_its_silence(start):
+    """Seen in review: only the deadline of the restore found it, after two hours. The restore goes on when the rank is killed."""
+    start.hang_s = 0.01
+    await start.run()
+    assert start.log.kinds() == ["starting", "hang", "published", "started"]

@@ -143,7 +143,7 @@ def steering(tmp_path, fleet, services, departures, deterministic, elastic, monk
     """Of a run with two workers and a reward service, that looks as often as it can."""
     monkeypatch.setattr("deploy.cluster_up.steering._POLL_S", 0.0)
     monkeypatch.setattr("deploy.cluster_up.steering._CLUSTER_POLL_S", 0.0)
-    monkeypatch.setattr("deploy.cluster_up.steering.drivers_node", lambda: "drives")
+    monkeypatch.setattr("deploy.cluster_up.notices.drivers_node", lambda: "drives")
     config = validated(
         {
             "model": {"path": "m"},
