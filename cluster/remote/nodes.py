@@ -40,6 +40,32 @@ class Seat(NamedTuple):
     index: int
 
 
+class _Asked(Generic[T]):
+    """A question that was asked at `at`, by the event loop's clock."""
+
+    def __init__(self, question: Callable[[], T], *, at: float) -> None:
+        self.at = at
+        self._call = _THREADS.submit(question)
+        self.answer = asyncio.wrap_future(self._call)
+        # Reads the error, so that asyncio does not log it when all waiters have left.
+        self.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        self._num_waiting = 0
+
+    @property
+    def is_withdrawn(self) -> bool:
+        return self._call.cancelled()
+
+    async def waited_for(self) -> T:
+        self._num_waiting += 1
+        try:
+            return await asyncio.shield(self.answer)  # a waiter that is cancelled does not cancel the others
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                # Leaves the queue, if no thread has begun it: after the run's end, Ray would start a cluster of its own to answer.
+                self._call.cancel()
+
+
 class SharedAnswer(Generic[T]):
     """A question to Ray's head node, asked once for all callers within `_MAX_AGE_S`.
 
@@ -49,26 +75,28 @@ class SharedAnswer(Generic[T]):
     def __init__(self, question: Callable[[], T]) -> None:
         """`question` is asked in a thread."""
         self._question = question
-        self._asked: asyncio.Future[T] | None = None
-        self._asked_at = 0.0
+        self._asked: _Asked[T] | None = None
 
     async def get(self) -> T:
         """Raises DeadlineError when the head node does not answer this caller within `_ANSWER_S`: Ray itself waits long for a head node
         that is gone."""
-        loop = asyncio.get_running_loop()
-        is_old = self._asked is not None and self._asked.done() and loop.time() - self._asked_at > _MAX_AGE_S
-        if self._asked is None or self._asked.get_loop() is not loop or is_old:
-            self._asked, self._asked_at = ask_in_thread(self._question), loop.time()
-            # Reads the error, so that asyncio does not log it when all waiters have left.
-            self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
-        waiting = asyncio.shield(self._asked)  # a waiter that is cancelled does not cancel the others
+        if (asked := self._asked) is None or not self._is_good(asked):
+            asked = self._asked = _Asked(self._question, at=asyncio.get_running_loop().time())
+        waiting = asked.waited_for()
         return await answer_of(waiting, actor="Ray's head node", stage="describe nodes", deadline_s=_ANSWER_S)
 
     async def newer(self) -> T:
         """As `get`, but newer than the answers that calls have returned already."""
-        if self._asked and self._asked.done():
+        if self._asked and self._asked.answer.done():
             self._asked = None
         return await self.get()
+
+    def _is_good(self, asked: _Asked[T]) -> bool:
+        """Whether its answer is still to come, or young."""
+        loop = asyncio.get_running_loop()
+        if asked.answer.get_loop() is not loop or asked.is_withdrawn:
+            return False
+        return not asked.answer.done() or loop.time() - asked.at <= _MAX_AGE_S
 
 
 def ask_in_thread(question: Callable[[], T]) -> asyncio.Future[T]:

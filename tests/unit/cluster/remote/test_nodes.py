@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,6 +191,26 @@ async def test_a_question_without_an_answer_is_not_asked_again_and_later_callers
     answers.set()
     assert await last == 1
     assert await shared.get() == 2, "an answered question is asked again"
+
+
+async def test_a_question_that_nobody_waits_for_is_not_begun(monkeypatch):
+    """After the end of a run Ray would start a cluster of its own to answer it."""
+    answers, asked = threading.Event(), list[str]()
+    left, asked_again = (nodes.SharedAnswer(partial(asked.append, name)) for name in ("left", "asked again"))
+    with ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(nodes, "_THREADS", threads)
+        before = asyncio.create_task(nodes.SharedAnswer(lambda: answers.wait(60)).get())
+        leaving = [asyncio.create_task(each.get()) for each in (left, asked_again)]
+        await asyncio.sleep(0)
+        for each in leaving:
+            each.cancel()
+        await asyncio.wait(leaving)
+        last = asyncio.create_task(asked_again.get())
+        await asyncio.sleep(0)
+        answers.set()
+        assert await before
+        await last
+    assert asked == ["asked again"]
 
 
 @pytest.mark.parametrize("kind", ["draining nodes", "lost groups", "a group to remove"])
