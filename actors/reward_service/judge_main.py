@@ -12,6 +12,7 @@ replaces the list, and a synchronous judge skips the rest of the request.
 import asyncio
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
 from actors.processes.confinement import allow_cpu_s, limit_resources
@@ -89,11 +90,14 @@ async def _serve_in_loop(judge: Judge, requests: TextIO, answers: TextIO, brief:
             judged = [failed(error)] * size
         _answer(answers, number, judged, is_spent=is_spent)
 
-    async with asyncio.TaskGroup() as tasks:
-        while line := await asyncio.to_thread(requests.readline):
-            request = json.loads(line)
-            for call in request["calls"]:
-                tasks.create_task(serve(request["shared"], *call))
+    # The judge may fill the event loop's own threads: a request that is not read has no deadline here, and the parent's ends this process.
+    with ThreadPoolExecutor(1, thread_name_prefix="requests") as reading:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            while line := await loop.run_in_executor(reading, requests.readline):
+                request = json.loads(line)
+                for call in request["calls"]:
+                    tasks.create_task(serve(request["shared"], *call))
 
 
 def _answer(answers: TextIO, number: int, judged: Judged | UnavailableError, *, is_spent: bool) -> None:

@@ -20,7 +20,7 @@ from cluster.contracts.phases import Phase, cut
 from cluster.contracts.types import ActorKind, GroupSummary, Progress, Refusal
 from cluster.remote.failures import answer_of
 from cluster.remote.host import Host, PackedArguments
-from cluster.remote.nodes import Seat, is_seat_lost, kill_on_node
+from cluster.remote.nodes import Seat, ask_in_thread, is_seat_lost, kill_on_node
 
 T = TypeVar("T")
 
@@ -265,7 +265,8 @@ async def _next_object_ref(stream: Any) -> Any:
 
 async def _identified(spec: ActorSpec, options: Mapping[str, Any], made: list[Any]) -> Any:
     """Creates the actor and returns its `Host.identify`. Appends its handle to `made` as soon as there is one."""
-    made.append(await asyncio.to_thread(_created, spec, options))  # Ray's head node is asked whether the name is free
+    # The head node is asked whether the name is free.
+    made.append(await ask_in_thread(functools.partial(_created, spec, options)))
     return await made[0].identify.remote()
 
 

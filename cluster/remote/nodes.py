@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -28,6 +29,9 @@ _EXIT_S = 1.0
 _SLACK_S = 5.0
 """How far a node's clock may be set meanwhile."""
 
+_THREADS = ThreadPoolExecutor(8, thread_name_prefix="ray-head")
+"""Wait for the head node, for minutes when it is gone. The event loop's own threads stay free for records, saves and kills."""
+
 
 class Seat(NamedTuple):
     """An actor's place in a placement group."""
@@ -36,35 +40,73 @@ class Seat(NamedTuple):
     index: int
 
 
+class _Asked(Generic[T]):
+    """A question that was asked at `at`, by the event loop's clock."""
+
+    def __init__(self, question: Callable[[], T], *, at: float) -> None:
+        self.at = at
+        self._call = _THREADS.submit(question)
+        self.answer = asyncio.wrap_future(self._call)
+        # Reads the error, so that asyncio does not log it when all waiters have left.
+        self.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        self._num_waiting = 0
+
+    @property
+    def is_withdrawn(self) -> bool:
+        return self._call.cancelled()
+
+    async def waited_for(self) -> T:
+        self._num_waiting += 1
+        try:
+            return await asyncio.shield(self.answer)  # a waiter that is cancelled does not cancel the others
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                # Leaves the queue, if no thread has begun it: after the run's end, Ray would start a cluster of its own to answer.
+                self._call.cancel()
+
+
 class SharedAnswer(Generic[T]):
-    """A question to Ray's head node, asked once for all callers within `_MAX_AGE_S`."""
+    """A question to Ray's head node, asked once for all callers within `_MAX_AGE_S`.
+
+    It is not asked again before it is answered, which may take minutes: later callers wait for the same answer.
+    """
 
     def __init__(self, question: Callable[[], T]) -> None:
         """`question` is asked in a thread."""
         self._question = question
-        self._asked: asyncio.Task[T] | None = None
-        self._asked_at = 0.0
+        self._asked: _Asked[T] | None = None
 
     async def get(self) -> T:
-        """Raises DeadlineError when the head node does not answer."""
-        loop = asyncio.get_running_loop()
-        is_of_this_loop = self._asked is not None and self._asked.get_loop() is loop
-        if self._asked is None or not is_of_this_loop or loop.time() - self._asked_at > _MAX_AGE_S:
-            self._asked, self._asked_at = loop.create_task(answer_of_head(self._question)), loop.time()
-            # Reads the error, so that asyncio does not log it when all waiters were cancelled.
-            self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
-        return await asyncio.shield(self._asked)  # a waiter that is cancelled does not cancel the others
+        """Raises DeadlineError when the head node does not answer this caller within `_ANSWER_S`: Ray itself waits long for a head node
+        that is gone."""
+        if (asked := self._asked) is None or not self._is_good(asked):
+            asked = self._asked = _Asked(self._question, at=asyncio.get_running_loop().time())
+        waiting = asked.waited_for()
+        return await answer_of(waiting, actor="Ray's head node", stage="describe nodes", deadline_s=_ANSWER_S)
 
     async def newer(self) -> T:
-        """As `get`, but newer than the answers that calls of `get` have returned already."""
-        if self._asked and self._asked.done():
+        """As `get`, but newer than the answers that calls have returned already."""
+        if self._asked and self._asked.answer.done():
             self._asked = None
         return await self.get()
+
+    def _is_good(self, asked: _Asked[T]) -> bool:
+        """Whether its answer is still to come, or young."""
+        loop = asyncio.get_running_loop()
+        if asked.answer.get_loop() is not loop or asked.is_withdrawn:
+            return False
+        return not asked.answer.done() or loop.time() - asked.at <= _MAX_AGE_S
+
+
+def ask_in_thread(question: Callable[[], T]) -> asyncio.Future[T]:
+    """Starts a call that waits for Ray's head node. A cancel ends the wait, and not the thread."""
+    return asyncio.get_running_loop().run_in_executor(_THREADS, question)
 
 
 async def draining_nodes() -> dict[str, float | None]:
     """Nodes that announced their end (spot termination, scale-down), with its Unix seconds; None: unknown."""
-    ends_ms = await answer_of_head(_draining_nodes)
+    ends_ms = await _DRAINING.newer()
     return {node_id: end_ms / 1000 if end_ms else None for node_id, end_ms in ends_ms.items()}
 
 
@@ -92,12 +134,16 @@ class LostGroups:
 
     def __init__(self, groups: Iterable[Any]) -> None:
         self._node_of = dict.fromkeys(groups, "")
+        self._looked = SharedAnswer(self._look)
 
     async def take(self) -> set[Any]:
         """The groups that are lost now, which are not checked again. Raises DeadlineError when Ray's head does not answer."""
-        # A copy, because the look goes on in its thread after the deadline: it would bring back groups that later calls have taken.
-        self._node_of, lost = await answer_of_head(partial(_looked_up, dict(self._node_of)))
+        self._node_of, lost = await self._looked.newer()
         return lost
+
+    def _look(self) -> tuple[dict[Any, str], set[Any]]:
+        # A copy, because a look whose answer nobody takes must not take groups away.
+        return _looked_up(dict(self._node_of))
 
 
 def _looked_up(node_of: dict[Any, str]) -> tuple[dict[Any, str], set[Any]]:
@@ -116,7 +162,12 @@ def _looked_up(node_of: dict[Any, str]) -> tuple[dict[Any, str], set[Any]]:
 
 async def give_back(group: Any) -> None:
     """Removes the placement group, and so ends its actors."""
-    await answer_of_head(partial(remove_placement_group, group))
+    await _removal_of(group).newer()
+
+
+@lru_cache(maxsize=1024)  # placement groups of the runs of this process
+def _removal_of(placement_group: Any) -> SharedAnswer[None]:
+    return SharedAnswer(partial(remove_placement_group, placement_group))
 
 
 @lru_cache(maxsize=1024)  # placement groups of the runs of this process
@@ -153,6 +204,9 @@ def _draining_nodes() -> dict[str, int]:
     return state.get_draining_nodes()
 
 
+_DRAINING = SharedAnswer(_draining_nodes)
+
+
 async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
     """Sends SIGKILL if the process is still there after a moment. A younger process has the pid of one that is gone, and is left alone."""
     if node_id == drivers_node():
@@ -160,7 +214,12 @@ async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
         return
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = _killing().options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
-    await answer_of(task.remote(pid, known_for_s), actor=f"node {node_id[:8]}", stage="kill", deadline_s=10.0)
+
+    async def killed() -> None:
+        # In a thread, because the head node stores the function before its first call.
+        await (await ask_in_thread(partial(task.remote, pid, known_for_s)))
+
+    await answer_of(killed(), actor=f"node {node_id[:8]}", stage="kill", deadline_s=10.0)
 
 
 @cache
@@ -178,9 +237,3 @@ def _kill_process(pid: int, known_for_s: float) -> None:
         with contextlib.suppress(psutil.TimeoutExpired):
             process.wait(timeout=_EXIT_S)
         process.kill()
-
-
-async def answer_of_head(question: Callable[[], T]) -> T:
-    """Asks in a thread, with a deadline of ours: Ray itself waits long for a head node that is gone."""
-    call = asyncio.to_thread(question)
-    return await answer_of(call, actor="Ray's head node", stage="describe nodes", deadline_s=_ANSWER_S)

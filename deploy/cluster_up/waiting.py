@@ -14,7 +14,7 @@ from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.remote.actor import ActorSpec
 from cluster.remote.autoscaler import AutoscalerReport, autoscaler_report
-from cluster.remote.nodes import answer_of_head
+from cluster.remote.nodes import SharedAnswer
 from cluster.supervision.asked_nodes import autoscaler_in_words, what_is_missing
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, SeatGroup, without_room
 from cluster.supervision.supervisor import note_waiting
@@ -45,7 +45,7 @@ class AwaitedNodes:
 
     def __init__(self, placement: PlacementPlan, *, elastic: ElasticConfig, wait_s: float, events: Events) -> None:
         self._placement = placement
-        self._elastic = elastic
+        self._there = SharedAnswer(partial(available, elastic))
         self._wait_s = wait_s
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ class AwaitedNodes:
 
     async def _missing(self, group_id: str) -> str:
         try:
-            there = await answer_of_head(partial(available, self._elastic))
+            there = await self._there.newer()
             report = await autoscaler_report()
         except TreadwheelError as error:
             return f"Ray's head node does not say what is missing: {error}"

@@ -20,24 +20,29 @@ from learner.checkpoint.scratch import Scratch
 class FolderTarget:
     """One rank's end of one save, on a disk or a shared file system that all ranks mount."""
 
-    def __init__(self, directory: str, *, is_first: bool) -> None:
-        self._directory, self._is_first = Path(directory), is_first
+    def __init__(self, directory: str, *, is_first: bool, save_id: str) -> None:
+        self._directory, self._is_first, self._save_id = Path(directory), is_first, save_id
 
     def begin(self, manifest: Manifest) -> bool:
         """Prepares the save; every rank calls it. False on the first rank if the checkpoint of this version exists and stays."""
         if self._is_first:
-            writing.begin(self._directory)
+            writing.remove_unfinished(self._directory.parent)
+            writing.begin(self._directory, save_id=self._save_id)
         return True
 
     def folder(self) -> Path:
         """The folder that this rank writes its files into."""
-        return writing.aside_of(self._directory)
+        return writing.aside_of(self._directory, save_id=self._save_id)
 
     def deliver(self, files: Iterable[str]) -> None:
         """Brings this rank's files, named by path below `folder`, to the checkpoint's place."""
 
     def commit(self, manifest: Manifest) -> None:
         """Makes the files a checkpoint. The first rank calls it after all ranks have delivered."""
+        if not self.folder().is_dir():
+            raise CheckpointError(
+                f"checkpoint {self._directory} was not saved: a save that began later removed its files; the last good one stands"
+            )
         written = Storage(str(self.folder()))
         for name, entry in manifest.files.items():
             if written.size_bytes(name) != entry.size_bytes:
@@ -49,7 +54,7 @@ class FolderTarget:
         writing.commit(self.folder(), self._directory, manifest)
 
     def prune(self, *, keep_last: int, keep_best: bool) -> None:
-        """Removes checkpoints that are not kept, and leftovers of killed saves."""
+        """Removes checkpoints that are not kept, and leftovers of removals that were killed."""
         writing.prune(self._directory.parent, keep_last=keep_last, keep_best=keep_best)
 
     def abandon(self) -> None:
@@ -136,4 +141,4 @@ def target_of(directory: str, *, is_first: bool, save_id: str) -> Target:
     """`directory` is a path or a URL, `is_first` is true for the rank that commits, and `save_id` is the same on all ranks."""
     if "://" in directory:
         return StoreTarget(directory, is_first=is_first, save_id=save_id)
-    return FolderTarget(directory, is_first=is_first)
+    return FolderTarget(directory, is_first=is_first, save_id=save_id)

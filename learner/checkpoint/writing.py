@@ -33,18 +33,30 @@ def saving(directory: "Path | str") -> Iterator[None]:
         raise CheckpointError(f"checkpoint {directory} was not saved: {error}; the last good one stands") from error
 
 
-def aside_of(directory: Path) -> Path:
-    """The hidden folder next to `directory` into which its checkpoint is written."""
-    return directory.with_name(f".{directory.name}{_SAVING}")
+def aside_of(directory: Path, *, save_id: str | None = None) -> Path:
+    """The hidden folder next to `directory` into which its files are written. Saves that may overlap have a `save_id` each."""
+    own = "" if save_id is None else f".{save_id}"
+    return directory.with_name(f".{directory.name}{own}{_SAVING}")
 
 
-def begin(directory: Path) -> Path:
-    """Makes `aside_of(directory)`, empty."""
-    aside = aside_of(directory)
+def begin(directory: Path, *, save_id: str | None = None) -> Path:
+    """Makes `aside_of` these, empty."""
+    aside = aside_of(directory, save_id=save_id)
     shutil.rmtree(aside, ignore_errors=True)
     make_folder(os.path.abspath(aside.parent))
     aside.mkdir()
     return aside
+
+
+def remove_unfinished(root: Path) -> None:
+    """Removes the folders of saves that were begun and not finished. Their processes were killed, or were given up and may still write:
+    then their save fails."""
+    for left in root.glob(f".*{_SAVING}"):
+        # Renamed first: a process that commits at this moment makes a whole checkpoint or none.
+        with contextlib.suppress(OSError):
+            _hide(left, suffix=_REMOVING)
+    for left in root.glob(f".*{_REMOVING}"):
+        discard(left)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, in_blocks: bool = False) -> FileEntry:
@@ -102,10 +114,11 @@ def adopt(root: Path) -> None:
 
 
 def prune(root: Path, *, keep_last: int, keep_best: bool) -> None:
-    """Removes checkpoints that are not kept, and leftovers of killed saves."""
+    """Removes checkpoints that are not kept, and leftovers of removals that were killed."""
     adopt(root)
     replaced = (hidden for hidden in root.glob(f".*{_REPLACED}") if (root / hidden.name[1 : -len(_REPLACED)]).exists())
-    for left in (*root.glob(f".*{_SAVING}"), *root.glob(f".*{_REMOVING}"), *replaced):
+    # Folders of unfinished saves stay: the ranks that took the place of these ones may write them.
+    for left in (*root.glob(f".*{_REMOVING}"), *replaced):
         discard(left)
     with contextlib.suppress(StorageError):  # the save has succeeded; the next one prunes again
         for place in superfluous(Storage(str(root)), keep_last=keep_last, keep_best=keep_best):

@@ -6,7 +6,7 @@ import subprocess
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ray._private.state import state
 
 from cluster.contracts.errors import DeadlineError, WorkerError
 from cluster.contracts.types import ActorKind
-from cluster.remote import nodes
+from cluster.remote import actor, nodes
 from cluster.remote.actor import ActorSpec, RemoteActor
 
 
@@ -138,13 +138,109 @@ async def test_a_head_node_that_does_not_answer_is_an_error_for_each_that_asked(
 
 async def test_other_work_goes_on_while_rays_head_is_asked_and_no_longer_than_its_deadline(monkeypatch):
     answers = threading.Event()
+    asked = nodes.SharedAnswer(lambda: answers.wait(60))
     asyncio.get_running_loop().call_soon(answers.set)
-    assert await nodes.answer_of_head(lambda: answers.wait(60))
+    assert await asked.get()
     answers.clear()
     monkeypatch.setattr(nodes, "_ANSWER_S", 0.0)
     with pytest.raises(DeadlineError, match=r"^Ray's head node did not finish 'describe nodes'"):
-        await nodes.answer_of_head(lambda: answers.wait(60))
+        await asked.newer()
     answers.set()
+
+
+async def test_the_loops_own_threads_are_free_while_rays_head_answers_nobody(monkeypatch):
+    """Seen in review: all threads of the loop waited for the head after three minutes, and no record and no checkpoint was written."""
+    answers, loop = threading.Event(), asyncio.get_running_loop()
+
+    def created(spec: ActorSpec, options: object) -> object:
+        assert answers.wait(60)
+        return SimpleNamespace(identify=SimpleNamespace(remote=identity))
+
+    async def identity() -> tuple[int, str]:
+        return 7, "stays"
+
+    monkeypatch.setattr(actor, "_created", created)
+    spec = ActorSpec(name="a", kind=ActorKind.LEARNER, factory="f:f", arguments={})
+    with ThreadPoolExecutor(1) as threads:
+        loop.set_default_executor(threads)
+        asked = asyncio.create_task(nodes.SharedAnswer(lambda: answers.wait(60)).get())
+        spawned = asyncio.create_task(RemoteActor.spawn(spec, deadline_s=None))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(answers.set)
+        assert await asked and (await spawned).pid == 7
+
+
+async def test_a_question_without_an_answer_is_not_asked_again_and_later_callers_wait_for_its_answer(monkeypatch):
+    """Seen in review: each caller that came 3 s later asked again, in one more thread."""
+    answers, asked = threading.Event(), list[str]()
+
+    def question() -> int:
+        asked.append("nodes")
+        assert answers.wait(60)
+        return len(asked)
+
+    shared = nodes.SharedAnswer(question)
+    monkeypatch.setattr(nodes, "_MAX_AGE_S", -1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(nodes, "_ANSWER_S", 0.0)
+        for ask in (shared.get, shared.newer, shared.get):
+            with pytest.raises(DeadlineError):
+                await ask()
+    last = asyncio.create_task(shared.get())
+    await asyncio.sleep(0)
+    answers.set()
+    assert await last == 1
+    assert await shared.get() == 2, "an answered question is asked again"
+
+
+async def test_a_question_that_nobody_waits_for_is_not_begun(monkeypatch):
+    """After the end of a run Ray would start a cluster of its own to answer it."""
+    answers, asked = threading.Event(), list[str]()
+    left, asked_again = (nodes.SharedAnswer(partial(asked.append, name)) for name in ("left", "asked again"))
+    with ThreadPoolExecutor(1) as threads:
+        monkeypatch.setattr(nodes, "_THREADS", threads)
+        before = asyncio.create_task(nodes.SharedAnswer(lambda: answers.wait(60)).get())
+        leaving = [asyncio.create_task(each.get()) for each in (left, asked_again)]
+        await asyncio.sleep(0)
+        for each in leaving:
+            each.cancel()
+        await asyncio.wait(leaving)
+        last = asyncio.create_task(asked_again.get())
+        await asyncio.sleep(0)
+        answers.set()
+        assert await before
+        await last
+    assert asked == ["asked again"]
+
+
+@pytest.mark.parametrize("kind", ["draining nodes", "lost groups", "a group to remove"])
+async def test_no_kind_of_question_is_asked_twice_while_rays_head_does_not_answer(kind, head, monkeypatch):
+    answers = threading.Event()
+
+    def late(*args: object) -> Any:
+        head.asked.append(kind)
+        assert answers.wait(60)
+        return {}
+
+    monkeypatch.setattr(state, "get_draining_nodes", late)
+    monkeypatch.setattr(nodes, "placement_group_table", lambda group: late() or {"state": "RESCHEDULING"})
+    monkeypatch.setattr(nodes, "remove_placement_group", late)
+    group = object()
+    watched = nodes.LostGroups([group])
+    ask, answer = {
+        "draining nodes": (nodes.draining_nodes, {}),
+        "lost groups": (watched.take, {group}),
+        "a group to remove": (lambda: nodes.give_back(group), {}),
+    }[kind]
+    with monkeypatch.context() as patched:
+        patched.setattr(nodes, "_ANSWER_S", 0.0)
+        for _ in range(3):
+            with pytest.raises(DeadlineError):
+                await ask()
+    last = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    answers.set()
+    assert (await last or {}) == answer and head.asked.count(kind) == 1
 
 
 async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_another_one(monkeypatch):
@@ -167,29 +263,32 @@ async def test_a_group_is_lost_once_its_node_is_dead_and_ray_has_not_found_anoth
     assert await watched.take() == set() and len(asked) == 5
 
 
-async def test_a_look_that_ends_after_its_deadline_brings_back_no_group_that_was_taken_meanwhile(monkeypatch):
-    """A deadline cancels the wait for the thread, and not the thread."""
-    states, begun, may_end = iter(["CREATED"]), threading.Event(), threading.Event()
+async def test_a_look_whose_answer_came_after_its_deadline_takes_no_group_away(monkeypatch):
+    """A deadline ends the wait for the thread, and not the thread."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def table(group: str) -> dict[str, object]:
-        if (state := next(states, "RESCHEDULING")) == "CREATED":
-            begun.set()
-            may_end.wait(60)
-        return {"state": state, "bundles_to_node_id": {0: "dead"}}
+        begun.set()
+        assert may_end.wait(60)
+        return {"state": "RESCHEDULING"}
 
+    whole = nodes._looked_up
+
+    def looked_up(node_of: dict[Any, str]) -> tuple[dict[Any, str], set[Any]]:
+        found = whole(node_of)
+        ended.set()
+        return found
+
+    monkeypatch.setattr(nodes, "_looked_up", looked_up)
     monkeypatch.setattr(nodes, "placement_group_table", table)
     monkeypatch.setattr(ray, "nodes", list)
-    watched, loop = nodes.LostGroups(["group"]), asyncio.get_running_loop()
-    with ThreadPoolExecutor(2) as threads:
-        loop.set_default_executor(threads)
-        late = asyncio.create_task(watched.take())
-        assert await asyncio.to_thread(begun.wait, 60)
-        late.cancel()
-        assert await watched.take() == {"group"}
-        may_end.set()
-    with ThreadPoolExecutor(1) as threads:
-        loop.set_default_executor(threads)
-        assert await watched.take() == set()
+    watched = nodes.LostGroups(["group"])
+    late = asyncio.create_task(watched.take())
+    assert await asyncio.to_thread(begun.wait, 60)
+    late.cancel()
+    may_end.set()
+    assert await asyncio.to_thread(ended.wait, 60)
+    assert [await watched.take(), await watched.take()] == [{"group"}, set()]
 
 
 async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
@@ -217,6 +316,26 @@ async def test_all_kills_are_of_one_function_of_rays(monkeypatch):
     assert places == [("0" * 56, False)] * 2, "on another node the number is another process's"
     await nodes.kill_on_node(3, "head", known_for_s=5.0)
     assert len(made) == 1 and here == [(3, 5.0)], "on its own node the driver needs no task"
+
+
+async def test_the_loop_goes_on_while_rays_head_stores_the_function_of_the_first_kill(monkeypatch):
+    """Ray stores a function as soon as it is called for the first time, in the calling thread."""
+    is_stored = threading.Event()
+
+    async def killed() -> None: ...
+
+    class Task:
+        def options(self, **options: object) -> "Task":
+            return self
+
+        def remote(self, *args: object) -> Any:
+            assert is_stored.wait(60)
+            return killed()
+
+    monkeypatch.setattr(nodes, "_killing", Task)
+    monkeypatch.setattr(nodes, "drivers_node", lambda: "head")
+    asyncio.get_running_loop().call_soon(is_stored.set)
+    await nodes.kill_on_node(1, "0" * 56, known_for_s=0.0)
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -49,7 +49,7 @@ class World:
         self.error: WorkerError | DeadlineError | None = None
         self.num_looks = 0
 
-    async def answer(self, question):
+    async def newer(self):
         self.num_looks += 1
         if self.error:
             raise self.error
@@ -62,7 +62,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch):
     made = World()
-    monkeypatch.setattr(waiting, "answer_of_head", made.answer)
+    monkeypatch.setattr(waiting, "SharedAnswer", lambda question: made)
     monkeypatch.setattr(waiting, "autoscaler_report", made.autoscaler)
     monkeypatch.setattr(waiting, "_LOOK_S", 0.001)
     return made

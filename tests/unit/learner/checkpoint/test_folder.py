@@ -13,7 +13,17 @@ from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, read_manifest, superfluous, verify, verify_model
 from learner.checkpoint.states import States
 from learner.checkpoint.targets import FolderTarget
-from learner.checkpoint.writing import aside_of, begin, commit, discard, place, prune, saving, write_tensors
+from learner.checkpoint.writing import (
+    aside_of,
+    begin,
+    commit,
+    discard,
+    place,
+    prune,
+    remove_unfinished,
+    saving,
+    write_tensors,
+)
 from tests.unit.learner.disk import largest_file
 
 
@@ -112,7 +122,7 @@ def test_the_best_of_altered_checkpoints_is_unknown_and_fails_no_save(tmp_path: 
 def test_ranks_that_do_not_share_the_directory_save_nothing(tmp_path: Path, there: bytes | None):
     """Two machines with a disk each: the first rank's folder has its own files alone. The last good checkpoint stands."""
     standing, directory = _save(tmp_path / "step-000001"), tmp_path / "step-000002"
-    target = FolderTarget(str(directory), is_first=True)
+    target = FolderTarget(str(directory), is_first=True, save_id="a")
     manifest = read_manifest(Place.of(standing))
     target.begin(manifest)
     own, others = state_name(0, 2), state_name(1, 2)
@@ -265,6 +275,7 @@ def test_a_checkpoint_whose_replacement_was_killed_gets_its_name_back(tmp_path: 
         patched.setattr(os, "rename", _killed_after(1, os.rename))
         _save(directory, metric=0.7)
     assert not directory.exists()
+    remove_unfinished(tmp_path)
     _save(tmp_path / "step-000002")
     prune(tmp_path, keep_last=2, keep_best=False)
     assert verify(Place.of(directory)).metric == 0.5
@@ -289,11 +300,89 @@ def _killed_after(num_times: int, work: Callable[..., None]) -> Callable[..., No
     return killed
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path):
-    begin(tmp_path / "step-000001")
+class _Save:
+    """A save by one rank. All saves have files of the same names and sizes."""
+
+    def __init__(self, directory: Path, *, value: float) -> None:
+        self._value, self._name = value, state_name(0, 1)
+        self._manifest = Manifest(
+            policy_version=1, num_ranks=1, parameters_digest="p", metric=None, learner={}, extra={}, files={}
+        )
+        self.target = FolderTarget(str(directory), is_first=True, save_id=f"save-{value:g}")
+
+    def begin(self) -> None:
+        self.target.begin(self._manifest)
+
+    def write(self) -> None:
+        tensors = {"weight/w": torch.full((4,), self._value)}
+        entry = write_tensors(self.target.folder() / self._name, tensors, in_blocks=True)
+        self._manifest = self._manifest.sealed({self._name: entry})
+
+    def commit(self) -> None:
+        self.target.commit(self._manifest)
+        self.target.prune(keep_last=1, keep_best=False)
+        self.target.close()
+
+    def fail(self) -> None:
+        with pytest.raises(CheckpointError, match="was not saved: a save that began later removed its files"):
+            self.target.commit(self._manifest)
+        self.target.abandon()
+        self.target.close()
+
+
+def _saved_value(directory: Path) -> float:
+    place = Place.of(directory)
+    return States(place, verify(place)).rows("weight/w")[0].item()
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_save_of_ranks_that_were_given_up_makes_no_checkpoint_of_the_files_of_their_successors(
+    tmp_path: Path, is_late: bool
+):
+    """Seen in review: both wrote into one folder, and the first one gave the files of the second its own manifest."""
+    directory = tmp_path / "step-000001"
+    given_up, successor = _Save(directory, value=1), _Save(directory, value=2)
+    given_up.begin()
+    given_up.write()
+    successor.begin()
+    successor.write()
+    for each in (successor.commit, given_up.fail) if is_late else (given_up.fail, successor.commit):
+        each()
+    assert _saved_value(directory) == 2.0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+def test_a_save_of_ranks_that_were_given_up_whose_files_are_all_its_own_is_a_whole_checkpoint(tmp_path: Path):
+    """It wrote nothing before its successors began."""
+    directory = tmp_path / "step-000001"
+    given_up, successor = _Save(directory, value=1), _Save(directory, value=2)
+    given_up.begin()
+    successor.begin()
+    given_up.write()
+    given_up.commit()
+    assert _saved_value(directory) == 1.0
+    successor.write()
+    successor.commit()
+    assert _saved_value(directory) == 2.0
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_save_of_a_process_that_was_killed_is_no_checkpoint_and_its_files_go_before_the_next_one_writes(
+    tmp_path: Path, step: int
+):
+    """Otherwise a disk that has room for no more than one save would take none."""
+    killed = _Save(tmp_path / f"step-{step:06d}", value=1)
+    killed.begin()
+    killed.write()
+    (tmp_path / ".step-000004.saving").mkdir()  # of an earlier version of treadwheel
     (tmp_path / ".step-000000.removing").mkdir()
-    _save(tmp_path / "step-000002")
-    prune(tmp_path, keep_last=1, keep_best=False)
+    assert checkpoints(Storage(str(tmp_path))) == []
+    following = _Save(tmp_path / "step-000002", value=2)
+    following.begin()
+    assert list(tmp_path.iterdir()) == [following.target.folder()]
+    following.write()
+    following.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["step-000002"]
 
 
