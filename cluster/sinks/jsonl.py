@@ -16,8 +16,9 @@ _FIRST_LOOK = 64
 
 
 class JsonLines:
-    """The line of a step that is learned again is appended too. Once all of these steps are there, or at the next start, the file has one
-    line for each version again: only the lines from the first repeated version on are made anew, once."""
+    """The line of a step that is learned again is appended too, and the last line of each version is complete. Once all of these steps are
+    there, or at a later step of the next driver, each version has one line again: only the lines from the first repeated version on are
+    made anew, once."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -26,6 +27,8 @@ class JsonLines:
         self._last = -1
         self._repeated: int | None = None
         """The first version that has more than one line, or that comes after a later one. Earlier versions are in order."""
+        self._latest: dict[int, dict[str, Any]] = {}
+        """The last line of each version from a repeated one on; empty while none is repeated."""
         for line in directory.read_json_lines(METRICS):
             self._note(line["policy_version"])
 
@@ -50,12 +53,26 @@ class JsonLines:
 
     def _write_waiting(self) -> None:
         while self._waiting:
-            version = self._waiting[0]["policy_version"]
-            self._directory.append_json(METRICS, self._waiting[0])
+            line = self._waiting[0]
+            version = line["policy_version"]
+            if version <= self._last:
+                line = self._completed(line)
+            self._directory.append_json(METRICS, line)
             self._note(version)
+            if self._latest:
+                self._latest[version] = line
             del self._waiting[0]
             if version == self._last:  # all steps that are learned again are there
                 self._put_in_order()
+
+    def _completed(self, line: dict[str, Any]) -> dict[str, Any]:
+        """The line with what only earlier lines of its version have."""
+        version = line["policy_version"]
+        if version < min(self._latest, default=self._last + 1):
+            since = version if self._repeated is None else min(version, self._repeated)
+            self._latest = {each["policy_version"]: each for each in _joined(self._lines_from(since))}
+        before = self._latest.get(version)
+        return _joined([before, line])[0] if before else line
 
     def _put_in_order(self) -> None:
         """Gives each version one line, in order."""
@@ -63,7 +80,7 @@ class JsonLines:
             return
         lines = self._lines_from(self._repeated)
         self._directory.replace_last_lines(METRICS, len(lines), [json.dumps(each) for each in _joined(lines)])
-        self._repeated = None
+        self._repeated, self._latest = None, {}
 
     def _lines_from(self, version: int) -> list[dict[str, Any]]:
         """The last lines, up to one of an earlier version."""

@@ -6,8 +6,7 @@ from typing import Any
 
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.phases import Phase
-from cluster.record.run_directory import EVENTS, PHASES, RunDirectory
-from cluster.sinks.jsonl import read_lines
+from cluster.record.run_directory import EVENTS, METRICS, PHASES, RunDirectory
 from cluster.supervision.timesheet import CONTROLLER
 from deploy.step_range import step_range
 from deploy.viewer import fleet
@@ -78,7 +77,7 @@ def _instant(mark: Line, *, pid: int, begin: float) -> dict[str, Any]:
 def _window(directory: RunDirectory, phases: Sequence[Line], steps: str) -> tuple[float, float]:
     """From the time when the step before the first was logged to the time when the last was."""
     first, last = step_range(steps)
-    logged = {line["policy_version"]: line["time"] for line in read_lines(directory)}
+    logged = {line["policy_version"]: line["time"] for line in directory.read_json_lines(METRICS)}
     if not (found := [version for version in logged if max(first, 1) <= version <= last]):
         known = f"it logged steps {min(logged)} to {max(logged)}" if logged else "it has logged none yet"
         raise ConfigError(f"--steps={steps!r}: {directory.url!r} has none of them; {known}")
