@@ -77,11 +77,16 @@ def test_an_object_store_that_is_away_for_a_while_gets_all_numbers_later(monkeyp
 
 
 class Counted(RunDirectory):
-    """Counts how often lines were made anew, and how many."""
+    """Counts how often the last lines were read, and how many were made anew each time."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
+        self.num_looks = 0
         self.made_anew: list[int] = []
+
+    def read_last_lines(self, name, count):
+        self.num_looks += 1
+        return super().read_last_lines(name, count)
 
     def replace_lines(self, name, lines):
         raise AssertionError("the whole file")
@@ -106,6 +111,7 @@ def test_of_a_long_file_only_the_lines_of_steps_that_are_learned_again_are_made_
         assert counted.made_anew == []
         sink.step(version, {"a": 2.0})
     assert counted.made_anew == [80], "each of the 40 steps has two lines then"
+    assert counted.num_looks == 3, "at 64 lines for step 60, and at 64 and 256 for the 80"
     sink.step(100, {"a": 3.0})
     assert counted.made_anew == [80]
     found = counted.read_json_lines(METRICS)
@@ -144,13 +150,18 @@ def test_lines_that_cannot_be_put_in_order_now_are_at_the_next_step_or_at_the_en
         raise StorageError("busy")
 
     sink = JsonLines(directory)
-    for version in (1, 2):
+    for version in (1, 1, 2):
         sink.step(version, {"a": 1.0})
     with monkeypatch.context() as patch:
         patch.setattr(directory, "replace_last_lines", refuse)
-        sink.step(2, {"a": 2.0})
+        sink.step(2, {"b": 2.0})
+        sink.step(2, {"a": 3.0})
         with pytest.raises(StorageError, match="busy"):
             sink.close()
-    assert lines(directory)[1:] == [{"policy_version": 2, "a": 1.0}, {"policy_version": 2, "a": 2.0}]
+    assert lines(directory)[1:] == [
+        {"policy_version": 2, "a": 1.0},
+        {"policy_version": 2, "a": 1.0, "b": 2.0},
+        {"policy_version": 2, "a": 3.0, "b": 2.0},
+    ]
     sink.close()
-    assert lines(directory) == [{"policy_version": 1, "a": 1.0}, {"policy_version": 2, "a": 2.0}]
+    assert lines(directory) == [{"policy_version": 1, "a": 1.0}, {"policy_version": 2, "a": 3.0, "b": 2.0}]
