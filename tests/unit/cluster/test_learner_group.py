@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,11 +26,15 @@ from cluster.contracts.errors import (
 from cluster.contracts.provenance import KEY, Provenance, unknown
 from cluster.contracts.types import ActorKind, Group, GroupSummary, RankGroup, StepStats
 from cluster.learner_group import LearnerGroup
+from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import RemoteActor
 from cluster.saving import SavingRules
+from cluster.sinks.jsonl import JsonLines, read_steps
 from cluster.supervision.supervisor import SupervisedActor, Supervisor
 from tests.fakes import ListedEvents, actor_spec, death, group_summary, run_config
+from tests.object_store import s3
 
 
 class Lines:
@@ -184,7 +188,7 @@ class Scene:
         turns: Any = None,
         pass_rates: Callable[[int], dict[str, float]] | None = None,
         provenance: Callable[[int], Provenance] = unknown,
-        written: "Written | None" = None,
+        written: Callable[..., Awaitable[None]] | None = None,
         **config: Any,
     ) -> None:
         self.turns = turns
@@ -1289,6 +1293,31 @@ async def test_each_step_that_is_learned_again_is_logged_before_the_log_is_writt
     await scene.group.start()
     await scene.group.restore(lambda stats, _: told.append((stats.policy_version, len(written.saved_before))))
     assert told == [(1, 0), (2, 0), (3, 1)] and scene.saves == [2]
+
+
+async def test_a_run_in_a_store_that_is_stopped_leaves_the_line_of_the_step_that_it_saves():
+    with s3("bucket"):
+        directory, found = RunDirectory("s3://bucket/stopped"), RunDirectory("s3://bucket/stopped")
+        with MetricLog([JsonLines(directory)], directory=directory) as log:
+            scene = Scene(written=log.written)
+            await scene.group.start()
+            await scene.learn(1)
+            await scene.group.save_progress(lambda stats, _: log.step(stats.policy_version, {"loss": 0.5}), log_s=60.0)
+            assert scene.saves == [1] and read_steps(found)[1]["loss"] == 0.5
+
+
+async def test_a_step_that_a_dead_learner_saves_on_its_way_back_has_its_line_though_its_end_is_still_to_come(tmp_path):
+    """Seen in review: the save came due by time while a slow worker still loaded the weights of that step."""
+    directory = RunDirectory(str(tmp_path))
+    with MetricLog([JsonLines(directory)], directory=directory) as log:
+        scene = Scene(written=log.written, checkpoint={"every_steps": None, "every_s": 600})
+        await scene.group.start()
+        await scene.learn(1)
+        log.pending(1, {"loss": 0.5})
+        scene.now_s = 600.0
+        scene.failures.append(("update", 1, death("learner-0", "update")))
+        await scene.learn(1)
+        assert scene.saves == [1] and read_steps(directory)[1]["loss"] == 0.5
 
 
 async def test_a_log_that_hangs_does_not_keep_a_run_that_is_stopped_from_its_checkpoint():
