@@ -147,5 +147,7 @@ class Steering:
         owner = "the driver's" if node_id == drivers_node() else "a learner's"
         left_s, notice = notice_of(node_id, deadline, now=time.time())
         message = f"{owner} {notice}"
+        # An earlier event that the disk did not take must not come up in place of the preemption.
+        self._log.keep_errors()
         self._log.event("preempted", node_id=node_id, deadline=deadline, seconds_left=left_s, message=message)
         return PreemptedError(message, deadline=deadline)
