@@ -66,7 +66,7 @@ class JsonLines:
                 self._put_in_order()
 
     def _completed(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The line with what only earlier lines of its version have."""
+        """The line, and the numbers that only earlier lines of its version have."""
         version = line["policy_version"]
         if version < min(self._latest, default=self._last + 1):
             since = version if self._repeated is None else min(version, self._repeated)
