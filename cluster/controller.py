@@ -124,8 +124,17 @@ class Log(Events, Protocol):
 
     def step(self, version: int, metrics: dict[str, float]) -> None: ...
 
-    async def written(self) -> None:
-        """Returns once the steps so far are as durable as a checkpoint of the last one. A resumed run does not log them again."""
+    def pending(self, version: int, metrics: dict[str, float]) -> None:
+        """Takes the numbers of a step that is not over yet. `written` logs them if it comes before `step` of this version."""
+        ...
+
+    async def written(self, *, within_s: float | None = None) -> None:
+        """Returns once the steps so far are as durable as a checkpoint of the last one. A resumed run does not log them again. Raises
+        TimeoutError after `within_s`."""
+        ...
+
+    def keep_errors(self) -> None:
+        """From now on no call raises an error of an earlier write. The end of the log does: a run that ends saves first."""
         ...
 
 
@@ -269,7 +278,6 @@ async def train(
             if learner.is_save_due():
                 # Only its own evaluation may rate it: an older one would keep the wrong checkpoint as the best.
                 timesheet.enter("saving", step=version)
-                await log.written()
                 await learner.save(held_out.get("eval/reward"))
             if config.rollout.colocated:
                 ends.let_start(sent)  # engines sleep while the learner saves
@@ -296,6 +304,8 @@ class _StepEnds:
     def start(self, stats: StepStats, published: BroadcastStats, metrics: dict[str, float]) -> None:
         """Returns at once. The next end waits until this one is `over`."""
         assert self._tasks is not None, "ends come beside an open block"
+        # The learner may die beside the end, and save this step on its way back.
+        self._log.pending(stats.policy_version, metrics)
         self._coming = self._tasks.create_task(self._come(stats, published, metrics))
 
     @property
@@ -324,6 +334,8 @@ class _StepEnds:
         try:
             sent = await self._weights.finish_broadcast(self._fleet, published)
         except asyncio.CancelledError:
+            # The run ends, and its own reason is to be raised.
+            self._log.keep_errors()
             # If the next step is saved, no later driver logs this step again.
             self._log.step(stats.policy_version, metrics)
             self._tell_published(published)

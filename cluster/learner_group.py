@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import (
@@ -37,8 +37,15 @@ from cluster.supervision.supervisor import Start, SupervisedActor, Supervisor
 from cluster.supervision.tasks import together
 from cluster.supervision.turns import GpuTurns
 
-Tell = Callable[[StepStats, list[GroupSummary]], Awaitable[None]]
-"""Called with a step. Returns once the step's log is as durable as a checkpoint of it."""
+Tell = Callable[[StepStats, list[GroupSummary]], None]
+"""Logs a step."""
+
+
+class Written(Protocol):
+    def __call__(self, *, within_s: float | None) -> Awaitable[None]:
+        """Returns once the log of all steps so far is as durable as a checkpoint. Raises TimeoutError after `within_s`."""
+        ...
+
 
 _GIVE_UP_S = 10.0
 """Deadline of a message to a rank that answers while it learns."""
@@ -60,13 +67,14 @@ class LearnerGroup:
         ledger: Ledger,
         checkpoints: str,
         saving: SavingRules,
+        written: Written,
         pass_rates: Callable[[int], dict[str, float]] | None = None,
         provenance: Callable[[int], Provenance] = unknown,
         turns: GpuTurns | None = None,
     ) -> None:
-        """`checkpoints`: the directory in which every rank saves and restores. `pass_rates`: those of the step that ends before an index,
-        for its record. `provenance`: the run's facts for a checkpoint of a version. `turns`: the ranks' turns with the workers on their
-        GPUs; None if the ranks have the GPUs alone."""
+        """`checkpoints`: the directory in which every rank saves and restores. Each save waits for `written`. `pass_rates`: those of the
+        step that ends before an index, for its record. `provenance`: the run's facts for a checkpoint of a version. `turns`: the ranks'
+        turns with the workers on their GPUs; None if the ranks have the GPUs alone."""
         self._chooses = config.algorithm.selection is not None
         self._num_learned_groups = config.record.learned_groups
         self._update_s, self._publish_s = config.learner.timeout_s, config.weights.timeout_s
@@ -108,6 +116,7 @@ class LearnerGroup:
         self._tell: Tell | None = None
         """Called with the steps that `restore` learns again."""
         self._saving = saving
+        self._written = written
         self._is_writing = False
         """Whether a save was begun that nobody has waited for yet."""
         self._pass_rates = pass_rates
@@ -131,7 +140,7 @@ class LearnerGroup:
         """Restores the newest checkpoint, then learns the recorded steps after it again. Returns the results of those steps. The last one
         may not be saved yet: see `owes_a_save`.
 
-        `tell` gets each step before a checkpoint of it exists. If a death interrupts the restore, it begins again at the newest checkpoint,
+        `tell` logs each step before a checkpoint of it exists. If a death interrupts the restore, it begins again at the newest checkpoint,
         and the steps before that are not returned. Raises LedgerError for a checkpoint of a step that is not recorded.
         """
         async with self._turn:
@@ -236,13 +245,14 @@ class LearnerGroup:
                 except (WorkerError, DeadlineError) as error:
                     is_saved = bool(await self._recover(error))  # a step that is learned again is saved on the way
 
-    async def save_progress(self, tell: Callable[[StepStats, list[GroupSummary]], None]) -> None:
+    async def save_progress(self, tell: Tell, *, log_s: float | None = None) -> None:
         """Saves the checkpoint of a run that is stopped at any moment: of the step under way if there is one, else of the last step. On
         return it is on the disk, or an event says that it failed.
 
-        `tell` gets that step first, since a driver that resumes from its checkpoint does not log it again. Nothing is saved if the step
-        failed between its updates, or while the ranks are being restarted, which may have to wait for a node. Then the last checkpoint
-        stands, and the steps after it are learned again.
+        `tell` logs that step first, since a driver that resumes from its checkpoint does not log it again. After `log_s` the save no longer
+        waits for a log that is not durable, and an event says so. Nothing is saved if the step failed between its updates, or while the
+        ranks are being restarted, which may have to wait for a node. Then the last checkpoint stands, and the steps after it are learned
+        again.
         """
         if not self._are_up:
             return
@@ -255,7 +265,7 @@ class LearnerGroup:
             asked_for = stats if stats and stats.policy_version == step else None
             if asked_for:
                 tell(asked_for, summaries)
-            await self._save_last_step(stats)
+            await self._save_last_step(stats, log_s=log_s)
             if asked_for:
                 try:
                     await self._record_learned()
@@ -355,16 +365,17 @@ class LearnerGroup:
             "learned_not_recorded", policy_version=self._held, reason=str(error), message=str(error)
         )
 
-    async def _save_last_step(self, stats: StepStats | None) -> None:
+    async def _save_last_step(self, stats: StepStats | None, *, log_s: float | None = None) -> None:
         """Saves the step with these results; None: there is no whole step. On return it is on the disk, or an event says that it failed."""
         await self._finish_saving()
         if stats is not None:
             self._hold(stats.policy_version)
             if self._held != self.saved_version:
-                await self._save()
+                await self._save(log_s=log_s)
                 await self._finish_saving()
 
-    async def _save(self) -> None:
+    async def _save(self, *, log_s: float | None = None) -> None:
+        await self._log_first(within_s=log_s)
         self._ledger.check_claim()
         await self._begin_turn(ends_with_broadcast=False)  # first: a rank that died at rest restarts on these GPUs
         await self._finish_saving()
@@ -386,6 +397,15 @@ class LearnerGroup:
         self._is_writing = True
         self._saved_before, self.saved_version, self.saved_metric = self.saved_version, self._held, metric
         self._supervisor.events.event("checkpoint", policy_version=self._held, metric=metric)
+
+    async def _log_first(self, *, within_s: float | None) -> None:
+        """Waits until the log has all steps, which no driver logs again that resumes from the checkpoint."""
+        try:
+            await self._written(within_s=within_s)
+        except TimeoutError:
+            reason = f"the log was not written in {within_s:.1f} s"
+            message = f"{reason}; the checkpoint is saved all the same, and metrics.jsonl may lack its last steps"
+            self._supervisor.events.event("storage_failed", reason=reason, message=message)
 
     async def _finish_saving(self) -> None:
         """Waits for the last save that was begun. If it failed, its version is not saved."""
@@ -506,7 +526,7 @@ class LearnerGroup:
         for record in await asyncio.to_thread(self._ledger.after, self._held):
             learned.append(await self._learn_again(record))
             if self._tell is not None:
-                await self._tell(*learned[-1])
+                self._tell(*learned[-1])
             # The caller saves the last step, unless it was evaluated already and its save was lost.
             is_before_last = self._held < self._ledger.version
             if self._held in self._evaluations or (is_before_last and self._saving.is_due(self._held)):

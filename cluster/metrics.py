@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
+from types import TracebackType
 from typing import Any, Protocol, Self
 
 from cluster.contracts.config import MetricsConfig
-from cluster.contracts.errors import StorageError
+from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import SINKS, resolve
 from cluster.contracts.types import GroupSummary, StepStats, mean_of
@@ -198,13 +199,22 @@ class MetricLog:
         self._directory = directory
         self._now = now
         self._version = 0
+        self._pending: tuple[int, dict[str, float]] | None = None
         self._has_ended = False
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """An error of ours that ends the block takes precedence over one of the log, which is then only printed."""
+        try:
+            self.close()
+        except StorageError as failed:
+            if not isinstance(error, TreadwheelError):
+                raise
+            print(f"treadwheel: {failed}", file=sys.stderr, flush=True)
 
     def add(self, listener: Sink) -> None:
         """Adds a sink that is called at once, in the caller's thread. It must not block."""
@@ -213,10 +223,16 @@ class MetricLog:
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         """Logs the numbers of one step. It may be called again for a version: later numbers are added or replace earlier ones."""
         self._version = version
+        if self._pending and self._pending[0] == version:
+            self._pending = None
         numbers = {name: float(value) for name, value in metrics.items()}
         self._report_failures()
         for sink in (*self._listeners, *self._sinks):
             sink.step(version, dict(numbers))  # a copy for each, since a callback may change it
+
+    def pending(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Takes the numbers of a step that is not over yet. `written` logs them if it comes before `step` of this version."""
+        self._pending = version, dict(metrics)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Logs one event, without secrets. A field `message` is for people: the console shows it."""
@@ -230,11 +246,14 @@ class MetricLog:
     def end(self, kind: str, **fields: Any) -> None:
         """Logs the run's end, one of `ENDS`; only the first call counts. On return every sink has it, or is left out.
 
-        A run whose events a disk did not take is not `finished`: then this raises StorageError, and logs nothing.
+        A run whose events a disk did not take is not `finished`: then this raises StorageError, and logs nothing. For another end `close`
+        raises it.
         """
         if self._has_ended:
             return
-        if kind == "finished" and self._directory:
+        if kind != "finished":
+            self.keep_errors()
+        elif self._directory:
             self._directory.writer.flush()
         self._has_ended = True
         self._report_failures()
@@ -246,20 +265,32 @@ class MetricLog:
             if why := sink.drain_failure():
                 self.event("sink_left_out", sink=sink.name, message=f"metrics sink {sink.name} is left out: {why}")
 
-    async def written(self) -> None:
-        """Returns once all that was logged is on the disk or in the object store.
+    async def written(self, *, within_s: float | None = None) -> None:
+        """Returns once all that was logged is on the disk or in the object store. Raises TimeoutError after `within_s`, of which the sinks
+        may take half.
 
         A store that fails does not stop the run: the lines are kept and written later, and an event says so."""
+        if self._pending:
+            self.step(*self._pending)
         directory = self._directory
         if directory is None:
             return
         # Late sinks are not waited for again before the run's end, unless they have caught up.
-        await asyncio.to_thread(self._late, [sink for sink in self._sinks if not sink.is_late])
-        await asyncio.to_thread(directory.writer.flush)
-        try:
-            await asyncio.to_thread(directory.flush_lines)
-        except StorageError as error:
-            self.event("storage_failed", reason=str(error), message=f"{error}; lines wait until the store takes them")
+        sinks = [sink for sink in self._sinks if not sink.is_late]
+        patience_s = self._patience_s if within_s is None else min(self._patience_s, within_s / 2)
+        async with asyncio.timeout(within_s):
+            await asyncio.to_thread(self._late, sinks, patience_s)
+            await asyncio.to_thread(directory.writer.flush)
+            try:
+                await asyncio.to_thread(directory.flush_lines)
+            except StorageError as error:
+                message = f"{error}; lines wait until the store takes them"
+                self.event("storage_failed", reason=str(error), message=message)
+
+    def keep_errors(self) -> None:
+        """From now on a disk that did not take an event is raised by `close`, and by nothing before: a run that ends saves first."""
+        if self._directory:
+            self._directory.writer.keep_errors()
 
     def close(self) -> None:
         """Returns when everything is written, except by sinks that are late. May be called twice."""
@@ -268,16 +299,16 @@ class MetricLog:
             sink.close()
         self._leave_behind(sinks)
         if self._directory:
-            self._directory.writer.flush()
+            self._directory.writer.finish()
 
-    def _late(self, sinks: "Sequence[_InThread]") -> "list[_InThread]":
+    def _late(self, sinks: "Sequence[_InThread]", patience_s: float) -> "list[_InThread]":
         """The sinks that have not done all of their calls after the patience, which runs for all sinks at once."""
         waits = [(sink, sink.mark()) for sink in sinks]
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + patience_s
         return [sink for sink, mark in waits if not sink.is_done(mark, within_s=max(until - time.monotonic(), 0.0))]
 
     def _leave_behind(self, sinks: "Sequence[_InThread]") -> None:
-        for sink in self._late(sinks):
+        for sink in self._late(sinks, self._patience_s):
             sink.leave_out(f"it was not done {self._patience_s:g} s after the run's end")
 
 

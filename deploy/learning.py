@@ -83,7 +83,6 @@ async def _learn(
             metrics = step_metrics(summaries, stats)
             log.step(stats.policy_version, metrics | {"time/step_s": time.monotonic() - began})
             if learner.is_save_due():
-                await log.written()
                 await learner.save(None)
                 await _published(config, learner, log)
         if learner.saved_version != learner.version:

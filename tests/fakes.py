@@ -21,6 +21,8 @@ class ListedEvents:
         self.events: list[dict[str, Any]] = []
         self.steps: list[tuple[int, dict[str, float]]] = []
         self.num_written_steps = 0
+        self.pending_steps: list[int] = []
+        self.keeps_errors = False
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
@@ -28,8 +30,14 @@ class ListedEvents:
     def step(self, version: int, metrics: dict[str, float]) -> None:
         self.steps.append((version, metrics))
 
-    async def written(self) -> None:
+    def pending(self, version: int, metrics: dict[str, float]) -> None:
+        self.pending_steps.append(version)
+
+    async def written(self, *, within_s: float | None = None) -> None:
         self.num_written_steps = len(self.steps)
+
+    def keep_errors(self) -> None:
+        self.keeps_errors = True
 
     def kinds(self) -> list[str]:
         return [event["kind"] for event in self.events]

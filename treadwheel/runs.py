@@ -12,7 +12,8 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.schema import SCHEMA
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import CHECKPOINTS, EVENTS, METRICS, PASSPORT, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, PASSPORT, RunDirectory
+from cluster.sinks.jsonl import read_lines
 
 if TYPE_CHECKING:
     from deploy.replay import Replay
@@ -73,7 +74,7 @@ class Run:
     @property
     def metrics(self) -> pa.Table:
         """One row for each step, whose number is `policy_version`; null where a step lacks a metric. docs/metrics.md explains them."""
-        lines = self._directory.read_json_lines(METRICS)
+        lines = read_lines(self._directory)
         names = dict.fromkeys(["policy_version", "time", *(name for line in lines for name in line)])
         kinds = {name: pa.int64() if name == "policy_version" else pa.float64() for name in names}
         columns = {name: pa.array([line.get(name) for line in lines], type=kind) for name, kind in kinds.items()}

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import posixpath
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ _ADVICE = {
 _OTHER_ADVICE = "mend that, then start the same command again"
 _ABANDONED_S = 3600.0
 """A temporary file that was not written to for this long is abandoned."""
+_PIECE_BYTES = 1 << 20
+"""Bytes read at a time to find the last lines of a file."""
 
 
 class LocalFiles:
@@ -130,6 +133,29 @@ class LocalFiles:
     def replace_appended(self, name: str, text: str) -> None:
         self.write(name, text.encode())
 
+    def read_last(self, name: str, count: int) -> str:
+        if not self.exists(name):
+            return ""
+        with naming(self.path(name)), open(self.path(name), "rb") as file:
+            begin, end = _span_of_last(file.fileno(), count)
+            return os.pread(file.fileno(), end - begin, begin).decode()
+
+    def replace_last(self, name: str, count: int, text: str) -> None:
+        if not self.exists(name):
+            return self.write(name, text.encode())
+        path = self.path(name)
+        with naming(path), self._aside(name) as aside:
+            # The system copies the earlier lines, of which a run of weeks has gigabytes: they do not pass through Python.
+            shutil.copyfile(path, aside)
+            with open(aside, "r+b") as file:
+                begin, _ = _span_of_last(file.fileno(), count)
+                file.truncate(begin)
+                file.seek(begin)
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+
     def flush(self) -> None:
         for path in tuple(self._unsynced):
             self._unsynced.discard(path)  # before the sync: a line that comes meanwhile adds the path again
@@ -162,6 +188,17 @@ def remove_leftovers(folder: str) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _ABANDONED_S:
                 path.unlink()
+
+
+def _span_of_last(file: int, count: int) -> tuple[int, int]:
+    """Begin and end of the last `count` whole lines, or of all lines if there are fewer. A torn last line comes after the end."""
+    begin, ends = os.fstat(file).st_size, list[int]()
+    while begin > 0 and len(ends) <= count:
+        length = min(_PIECE_BYTES, begin)
+        begin -= length
+        piece = os.pread(file, length, begin)
+        ends += [begin + each.end() for each in re.finditer(b"\n", piece)][::-1]
+    return ends[count] if len(ends) > count else 0, ends[0] if ends else 0
 
 
 def write_synced(path: str | os.PathLike[str], content: "pa.Buffer | bytes") -> None:

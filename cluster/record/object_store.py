@@ -184,6 +184,12 @@ class ObjectStore:
     def replace_appended(self, name: str, text: str) -> None:
         self._lines.replace(name, text)
 
+    def read_last(self, name: str, count: int) -> str:
+        return self._lines.read_last(name, count)
+
+    def replace_last(self, name: str, count: int, text: str) -> None:
+        self._lines.replace_last(name, count, text)
+
     def flush(self) -> None:
         self._lines.flush()
 

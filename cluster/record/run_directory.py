@@ -177,7 +177,7 @@ class RunDirectory(Storage):
             last.callback(self._give_back)
             is_lost = isinstance(self._claim, StoreClaim) and self._claim.is_lost
             last.callback(self.compact_lines if self.is_claimed and not is_lost else self.flush_lines)
-            self.writer.flush()
+            self.writer.finish()
 
     def _give_back(self) -> None:
         claim, self._claim = self._claim, None

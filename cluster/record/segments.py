@@ -97,6 +97,19 @@ class Segments:
         with self._writing:
             self._put_in_place_of(name, self._spans(name), text.encode())
 
+    def read_last(self, name: str, count: int) -> str:
+        """The last `count` lines, or all if there are fewer."""
+        self.flush()
+        _, lines = self._last(name, count)
+        return "".join(lines[max(len(lines) - count, 0) :])
+
+    def replace_last(self, name: str, count: int, text: str) -> None:
+        """Replaces the last `count` lines by `text`. Segments without one of them stay."""
+        self.flush()
+        with self._writing:
+            spans, lines = self._last(name, count)
+            self._put_in_place_of(name, spans, "".join([*lines[: max(len(lines) - count, 0)], text]).encode())
+
     def compact(self) -> None:
         """Merges the last unmerged segments of each name that was appended to here. Merged ones stay: they may hold gigabytes."""
         self.flush()
@@ -183,6 +196,21 @@ class Segments:
         whole = (min(first for first, _ in spans), max(1, *(last for _, last in spans)))
         self._objects.write(_object(name, whole), content)
         self._objects.delete([_object(name, span) for span in spans if span != whole])
+
+    def _last(self, name: str, count: int) -> tuple[list[Span], list[str]]:
+        """The last segments that have `count` lines together, also those that a merged one replaces; and their lines."""
+        spans = self._spans(name)
+        lines: list[str] = []
+        first = None
+        for span in reversed(_live(spans)):
+            if len(lines) >= count:
+                break
+            (found,) = self._objects.read_many([_object(name, span)])
+            if found is None:  # segments were merged after they were listed
+                return self._last(name, count)
+            first = span[0]
+            lines[:0] = [f"{line}\n" for line in _whole(found).decode().split("\n")[:-1]]
+        return [span for span in spans if first is not None and span[0] >= first], lines
 
     def _spans(self, name: str) -> list[Span]:
         """All existing segments in order, also those that a merged one replaces."""

@@ -148,7 +148,15 @@ class Storage:
         return records
 
     def replace_lines(self, name: str, lines: Sequence[str]) -> None:
-        self._files.replace_appended(name, "".join(f"{line}\n" for line in lines))
+        self._files.replace_appended(name, _text(lines))
+
+    def read_last_lines(self, name: str, count: int) -> list[str]:
+        """The last `count` lines, or all if there are fewer, without a torn one. Of a long file it reads only the end."""
+        return self._files.read_last(name, count).split("\n")[:-1]
+
+    def replace_last_lines(self, name: str, count: int, lines: Sequence[str]) -> None:
+        """Replaces the last `count` lines, and a torn one after them: all of it or nothing, durable when this returns."""
+        self._files.replace_last(name, count, _text(lines))
 
     def remove_torn_line(self, name: str) -> None:
         """Removes a last line that a crash left without an end. In an object store no reader sees such a line."""
@@ -166,6 +174,10 @@ class Storage:
             return self._files.read_appended(name)
         except UnicodeDecodeError as error:
             raise DamagedError(f"{self.path(name)} was damaged: {error}; bring it back from a copy") from error
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def finite(value: Any) -> Any:

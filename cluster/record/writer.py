@@ -13,6 +13,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
         self._latest: dict[str, Callable[[], None]] = {}
         self._error: BaseException | None = None
+        self._keeps_errors = False
         self._lock = threading.Lock()
         self._clock = clock
         self._began: float | None = None
@@ -40,6 +41,17 @@ class Writer:
         """Returns when all calls are made."""
         self._thread.submit(lambda: None).result()
         _raise(self._taken_error())
+
+    def keep_errors(self) -> None:
+        """From now on only `finish` raises the first error of a call, also one of an earlier call."""
+        self._keeps_errors = True
+
+    def finish(self) -> None:
+        """As `flush`, and also raises an error that was kept. Later calls may still be put."""
+        self._thread.submit(lambda: None).result()
+        with self._lock:
+            error, self._error = self._error, None
+        _raise(error)
 
     def drain_silence(self, *, longer_than_s: float) -> float | None:
         """Seconds that the call which is being made has taken, if they are more than `longer_than_s`; only once for each call. Touches no
@@ -70,6 +82,8 @@ class Writer:
 
     def _taken_error(self) -> BaseException | None:
         with self._lock:
+            if self._keeps_errors:
+                return None
             error, self._error = self._error, None
         return error
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from cluster.contracts.errors import PreemptedError, TreadwheelError
-from cluster.contracts.protocols import Events
+from cluster.controller import Log
 from cluster.remote.actor import RemoteActor
 from cluster.remote.nodes import draining_nodes, drivers_node
 from cluster.rollouts.departures import notice_of
@@ -17,14 +17,14 @@ _LOOK_S = 1.0
 
 
 @contextlib.asynccontextmanager
-async def ended_by_notices(ranks: Callable[[], Sequence[RemoteActor]], *, events: Events) -> AsyncIterator[None]:
+async def ended_by_notices(ranks: Callable[[], Sequence[RemoteActor]], *, log: Log) -> AsyncIterator[None]:
     """If the node of the driver or of one of the learner's `ranks` announces its end, the block is cancelled and PreemptedError raised."""
     async with background() as tasks:
-        tasks.create_task(_look(ranks, events))
+        tasks.create_task(_look(ranks, log))
         yield
 
 
-def check_notices(draining: Mapping[str, float | None], ranks: Sequence[RemoteActor], *, events: Events) -> None:
+def check_notices(draining: Mapping[str, float | None], ranks: Sequence[RemoteActor], *, log: Log) -> None:
     """Raises PreemptedError, and logs it, if the node of the driver or of one of the learner's `ranks` is among the `draining` nodes.
     `draining` as from `draining_nodes`."""
     driver = drivers_node()
@@ -32,16 +32,18 @@ def check_notices(draining: Mapping[str, float | None], ranks: Sequence[RemoteAc
         owner, deadline = "the driver's" if node_id == driver else "a learner's", draining[node_id]
         left_s, notice = notice_of(node_id, deadline, now=time.time())
         message = f"{owner} {notice}"
-        events.event("preempted", node_id=node_id, deadline=deadline, seconds_left=left_s, message=message)
+        # An earlier event that the disk did not take must not come up in place of the preemption.
+        log.keep_errors()
+        log.event("preempted", node_id=node_id, deadline=deadline, seconds_left=left_s, message=message)
         raise PreemptedError(message, deadline=deadline)
 
 
-async def _look(ranks: Callable[[], Sequence[RemoteActor]], events: Events) -> None:
+async def _look(ranks: Callable[[], Sequence[RemoteActor]], log: Log) -> None:
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
             draining = await draining_nodes()
         except TreadwheelError as error:  # the next look tries again: the run does not depend on it
-            events.event("steering_failed", reason=f"{type(error).__name__}: {error}")
+            log.event("steering_failed", reason=f"{type(error).__name__}: {error}")
         else:
-            check_notices(draining, ranks(), events=events)
+            check_notices(draining, ranks(), log=log)

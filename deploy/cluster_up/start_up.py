@@ -13,7 +13,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.protocols import Events
 from cluster.contracts.provenance import Provenance, unknown
-from cluster.contracts.types import GroupSummary, Progress, StepStats
+from cluster.contracts.types import Progress
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import step_metrics
@@ -71,7 +71,7 @@ async def cluster(
     start_s = config.supervision.start_s
 
     def noticed(ranks: Callable[[], Sequence[RemoteActor]]) -> contextlib.AbstractAsyncContextManager[None]:
-        return ended_by_notices(ranks, events=log) if saved else contextlib.nullcontext()
+        return ended_by_notices(ranks, log=log) if saved else contextlib.nullcontext()
 
     reserving = seats(placement, start_s=start_s, events=log, reserved=reserved)
     async with (
@@ -141,6 +141,7 @@ async def learner_alone(
             supervisor=supervisor,
             checkpoints=checkpoints,
             provenance=provenance,
+            written=log.written,
         )
         spec = specs.reference_scorer()
         reference = SupervisedActor(spec, start=taken.start, supervisor=supervisor) if spec else None
@@ -205,13 +206,8 @@ async def _learn_and_publish(
 
 
 async def restore(learner: LearnerGroup, log: Log) -> None:
-    """Restores the learner to the last recorded step. Steps that are learned again are logged before a checkpoint covers them."""
-
-    async def tell(stats: StepStats, summaries: list[GroupSummary]) -> None:
-        log.step(stats.policy_version, step_metrics(summaries, stats))
-        await log.written()
-
-    await learner.restore(tell)
+    """Restores the learner to the last recorded step, and logs the steps that are learned again."""
+    await learner.restore(lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats)))
     if learner.owes_a_save():
         await learner.save(None)
 

@@ -137,6 +137,6 @@ class Steering:
 
     async def _leave_draining_nodes(self, tasks: asyncio.TaskGroup) -> None:
         draining = await draining_nodes()
-        check_notices(draining, self._learner.actors(), events=self._log)
+        check_notices(draining, self._learner.actors(), log=self._log)
         # As a task, so that looks go on: copies may take a minute, and the learner's own node may drain next.
         tasks.create_task(self._take(partial(self._production.leave, draining)))

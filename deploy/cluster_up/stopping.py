@@ -23,6 +23,8 @@ _ANSWERS = {1: "stopping; a second Ctrl-C skips what takes long", 2: "stopping a
 """Answers to the first signal, and to later ones."""
 _ENDING_S = 2.0
 """Part of a draining node's time that is kept for the driver to end."""
+_LOG_SHARE = 0.25
+"""Largest part of the time to save that is spent on waiting for a log that is not durable."""
 _TELL_IF_GONE = """trap '' HUP INT TERM; read -r _ || printf '%s\\n' "$0" >&2"""
 """Shell script that reads a pipe from this process. It prints its argument if the pipe closes before it has a line."""
 
@@ -138,12 +140,14 @@ async def saved_when_stopped(
 ) -> AsyncIterator[None]:
     """When the block is cancelled or preempted, its learned steps are saved first, within `timeout_s` (0: never) and within the node's
     time. When it fails, the checkpoint that is being written is finished, within the same time.
+    From then on the log raises nothing before it is closed: it may be the part that fails.
 
     `interrupted` is set if a signal cancels the block, and not if a failure outside the block does.
     """
     try:
         yield
     except (asyncio.CancelledError, PreemptedError) as ended:
+        log.keep_errors()
         stopped = _preempted_before(ended) or ended
         if isinstance(stopped, PreemptedError) and stopped.deadline is not None:
             timeout_s = max(min(timeout_s, stopped.deadline - time.time() - _ENDING_S), 0.0)
@@ -152,7 +156,8 @@ async def saved_when_stopped(
             log.event("stopping", message=f"saves a checkpoint, in at most {timeout_s:g} s; {why}")
             # The loop may have been stopped before it could log this step.
             saving = learner.save_progress(
-                lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats))
+                lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats)),
+                log_s=_LOG_SHARE * timeout_s,
             )
             within = _within(
                 timeout_s, saving, log, otherwise="no checkpoint was saved", limit=_limit(stopped, timeout_s)
@@ -166,6 +171,7 @@ async def saved_when_stopped(
     except ClaimLostError:
         raise
     except TreadwheelError as failed:
+        log.keep_errors()
         if timeout_s:
             otherwise = "the checkpoint under way may not be whole"
             within = _within(

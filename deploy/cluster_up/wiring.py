@@ -11,7 +11,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import StorageError, TreadwheelError
 from cluster.contracts.provenance import Provenance
 from cluster.controller import Log
-from cluster.learner_group import LearnerGroup
+from cluster.learner_group import LearnerGroup, Written
 from cluster.record.ledger import Ledger
 from cluster.record.run_directory import CHECKPOINTS, PHASES, RunDirectory
 from cluster.record.verdicts import Verdicts
@@ -92,6 +92,7 @@ def wire(
         supervisor=supervisor,
         checkpoints=run_dir.path(CHECKPOINTS),
         provenance=provenance,
+        written=log.written,
         pass_rates=office.pass_rates.of_step if office and office.pass_rates else None,
         turns=turns,
     )
@@ -171,10 +172,11 @@ def learning(
     supervisor: Supervisor,
     checkpoints: str,
     provenance: Callable[[int], Provenance],
+    written: Written,
     pass_rates: Callable[[int], dict[str, float]] | None = None,
     turns: GpuTurns | None = None,
 ) -> tuple[SupervisedActor, LearnerGroup]:
-    """The recorder and the learner. `checkpoints`, `provenance`, `pass_rates` and `turns` as for the `LearnerGroup`."""
+    """The recorder and the learner. `checkpoints`, `provenance`, `written`, `pass_rates` and `turns` as for the `LearnerGroup`."""
     recorder = SupervisedActor(specs.recorder(), start=seats.start, supervisor=supervisor)
     learner = LearnerGroup(
         config=config,
@@ -185,6 +187,7 @@ def learning(
         ledger=ledger,
         checkpoints=checkpoints,
         saving=SavingRules(config),
+        written=written,
         pass_rates=pass_rates,
         provenance=provenance,
         turns=turns,

@@ -145,6 +145,29 @@ def test_lines_come_back_in_order_each_once(files):
     assert not files.exists("metrics.jsonl") and files.read_appended("metrics.jsonl") == ""
 
 
+def test_the_last_lines_are_read_and_replaced_alone(files):
+    assert files.read_last("metrics.jsonl", 2) == ""
+    for number in range(10):
+        files.append("metrics.jsonl", f"{number}", is_durable=False)
+        if number in (3, 6):
+            files.flush()
+    assert [files.read_last("metrics.jsonl", count) for count in (1, 4)] == ["9\n", "6\n7\n8\n9\n"]
+    assert (
+        files.read_last("metrics.jsonl", 10)
+        == files.read_last("metrics.jsonl", 99)
+        == files.read_appended("metrics.jsonl")
+    )
+    files.replace_last("metrics.jsonl", 5, "five\nsix\n")
+    assert files.read_appended("metrics.jsonl") == "0\n1\n2\n3\n4\nfive\nsix\n"
+    files.append("metrics.jsonl", "7", is_durable=False)
+    files.replace_last("metrics.jsonl", 99, "all\n")
+    files.append("metrics.jsonl", "8", is_durable=True)
+    files.flush()
+    assert files.read_appended("metrics.jsonl") == "all\n8\n"
+    files.replace_last("events.jsonl", 3, "first\n")
+    assert files.read_appended("events.jsonl") == "first\n"
+
+
 def test_of_two_who_change_one_version_the_first_succeeds(files):
     if isinstance(files, LocalFiles):
         pytest.skip("a disk has locks instead")

@@ -41,8 +41,8 @@ class Scene:
         self.saved: list[int] = []
         self.saved_with: list[float | None] = []
         self.rated: list[tuple[int, float]] = []
-        self.num_unwritten = 0
-        """Steps that a save came before the writing of."""
+        self.num_unlogged = 0
+        """Saves that came before the log of their step."""
         self._mismatch, self._lost, self._age = differs_by, set(lost), age
         self._waits_for_nodes = waits_for_nodes
 
@@ -122,7 +122,7 @@ class Scene:
     async def save(self, metric: float | None) -> None:
         self.saved.append(self.version)
         self.saved_with.append(metric)
-        self.num_unwritten += len(self.log.steps) - self.log.num_written_steps
+        self.num_unlogged += self.log.steps[-1][0] != self.version
 
     # weights
 
@@ -139,7 +139,7 @@ class Scene:
 async def test_every_step_consumes_its_groups_and_is_saved_when_that_is_due():
     scene = Scene()
     await scene.run()
-    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.saved == [2, 3] and scene.num_unwritten == 0
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.saved == [2, 3] and scene.num_unlogged == 0
 
 
 class ScriptedEvaluator:
@@ -379,6 +379,7 @@ async def test_a_step_that_lost_groups_began_before_it_lost_them(loop_clock):
 async def test_a_steps_line_is_written_when_all_workers_serve_its_weights_and_only_then_further_groups_start():
     scene = SlowScene(bound=1)
     written: list[tuple[float, int, int]] = []
+    pending: list[tuple[float, int, int]] = []
     write = scene.log.step
 
     def step(version: int, metrics: dict[str, float]) -> None:
@@ -386,8 +387,12 @@ async def test_a_steps_line_is_written_when_all_workers_serve_its_weights_and_on
         written.append((asyncio.get_running_loop().time(), version, scene.buffer.version))
 
     scene.log.step = step
+    scene.log.pending = lambda version, metrics: pending.append(
+        (asyncio.get_running_loop().time(), version, scene.buffer.version)
+    )
     await scene.run()
     assert written == [(16, 1, 1), (27, 2, 2), (38, 3, 3)]
+    assert pending == [(11, 1, 0), (22, 2, 1), (33, 3, 2)], "a save on the way back from a death logs it before its end"
     assert told_of(scene, "weights/canary_error") == [1, 2, 3]
     assert told_of(scene, "staleness/max") == [0, 1, 1], "the groups of step 3 started when version 1 was loaded"
     broadcasts = [event for event in scene.log.events if event["kind"] == "broadcast"]
@@ -412,7 +417,7 @@ async def test_a_save_and_an_evaluation_wait_until_all_workers_serve_the_step():
     await scene.run(ScriptedEvaluator())
     assert scene.told("load") == [(11, 16), (29, 34), (45, 50)] and scene.told("save") == [(16, 18)]
     assert scene.told("learn") == [(0, 10), (18, 28), (34, 44)]
-    assert scene.num_unwritten == 0
+    assert scene.num_unlogged == 0
     evaluated = {version: numbers["eval/reward"] for version, numbers in scene.log.steps if "eval/reward" in numbers}
     assert evaluated == {0: 0.0, 2: 2.0, 3: 3.0}
 
@@ -471,6 +476,7 @@ async def test_a_run_that_is_stopped_while_weights_travel_writes_the_line_of_the
     assert version == 1 and metrics["reward/mean"] == 0.5 and "weights/canary_error" not in metrics
     assert scene.buffer.version == 0 and "broadcast" not in scene.log.kinds()
     told = [(event["kind"], event["policy_version"], event["digest"]) for event in scene.log.events]
+    assert scene.log.keeps_errors
     assert told == [("published", 1, "d1")], "a replay compares with it"
 
 
@@ -593,4 +599,4 @@ async def test_no_group_starts_on_engines_that_sleep_while_the_learner_saves(is_
     scene.begun = []
     await scene.run()
     assert scene.saved == [2, 3] and scene.begun == begun and scene.buffer.version == 3
-    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.num_unwritten == 0
+    assert scene.learned == [[0, 1], [2, 3], [4, 5]] and scene.num_unlogged == 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,11 +26,15 @@ from cluster.contracts.errors import (
 from cluster.contracts.provenance import KEY, Provenance, unknown
 from cluster.contracts.types import ActorKind, Group, GroupSummary, RankGroup, StepStats
 from cluster.learner_group import LearnerGroup
+from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
+from cluster.record.run_directory import RunDirectory
 from cluster.remote.actor import RemoteActor
 from cluster.saving import SavingRules
+from cluster.sinks.jsonl import JsonLines, read_steps
 from cluster.supervision.supervisor import SupervisedActor, Supervisor
 from tests.fakes import ListedEvents, actor_spec, death, group_summary, run_config
+from tests.object_store import s3
 
 
 class Lines:
@@ -184,6 +188,7 @@ class Scene:
         turns: Any = None,
         pass_rates: Callable[[int], dict[str, float]] | None = None,
         provenance: Callable[[int], Provenance] = unknown,
+        written: Callable[..., Awaitable[None]] | None = None,
         **config: Any,
     ) -> None:
         self.turns = turns
@@ -231,6 +236,7 @@ class Scene:
             ledger=Ledger(self.journal, num_steps=read_only),
             checkpoints="there",
             saving=SavingRules(config, clock=lambda: self.now_s),
+            written=written or self.events.written,
             pass_rates=pass_rates,
             provenance=provenance,
             turns=turns,
@@ -837,7 +843,7 @@ async def test_each_step_that_is_learned_again_is_told_before_it_is_saved():
     scene.recorded = before.recorded
     told: list[tuple[int, list[int]]] = []
 
-    async def tell(stats: StepStats, summaries: list[GroupSummary]) -> None:
+    def tell(stats: StepStats, summaries: list[GroupSummary]) -> None:
         told.append((stats.policy_version, list(scene.saves)))
 
     await scene.group.start()
@@ -1244,6 +1250,118 @@ async def test_a_run_that_is_stopped_while_a_dead_learner_waits_for_a_node_does_
         assert await scene.stopped() == []
         await scene.group.finish_saving()
     healing.cancel()
+
+
+# A checkpoint and the log
+
+
+class Written:
+    """A log that is written when it is let. It notes the version of the newest checkpoint each time."""
+
+    def __init__(self) -> None:
+        self.scene: Scene | None = None
+        self.saved_before: list[int] = []
+        self.is_free = asyncio.Event()
+        self.is_free.set()
+
+    async def __call__(self, *, within_s: float | None) -> None:
+        async with asyncio.timeout(within_s):
+            await self.is_free.wait()
+        assert self.scene is not None
+        self.saved_before.append(self.scene.saved)
+
+
+def logged(*failures: tuple[str, int, Exception], **more: Any) -> tuple[Scene, Written]:
+    written = Written()
+    scene = Scene(*failures, written=written, **more)
+    written.scene = scene
+    return scene, written
+
+
+@pytest.mark.parametrize("way", ["asked for", "stopped", "on the way back", "before a step that cannot be learned"])
+async def test_no_checkpoint_is_made_before_the_log_of_its_steps_is_written(way: str):
+    """Seen in review: a stopped run, and one whose learner came back, saved steps whose lines waited in memory. SIGKILL then lost these
+    lines for ever: a driver that resumes from the checkpoint does not log them again."""
+    scene, written = logged(num_steps=9, checkpoint={"every_steps": 2})
+    await scene.group.start()
+    await scene.learn(2)
+    match way:
+        case "asked for":
+            await scene.group.save(None)
+        case "stopped":
+            await scene.stopped()
+        case "on the way back":
+            scene.failures.append(("update", 2, death("learner-0", "update")))
+            await scene.learn(1)
+        case _:
+            scene.failures.append(("update", 2, DataError("row 3 cannot be trained on")))
+            with pytest.raises(DataError):
+                await scene.learn(1)
+    assert scene.saves == [2] and written.saved_before == [0]
+
+
+async def test_each_step_that_is_learned_again_is_logged_before_the_log_is_written_for_its_checkpoint():
+    before = Scene()
+    await before.group.start()
+    await before.learn(3)
+    scene, written = logged(journal=before.journal, checkpoint={"every_steps": 2})
+    scene.recorded = before.recorded
+    told: list[tuple[int, int]] = []
+    await scene.group.start()
+    await scene.group.restore(lambda stats, _: told.append((stats.policy_version, len(written.saved_before))))
+    assert told == [(1, 0), (2, 0), (3, 1)] and scene.saves == [2]
+
+
+async def test_a_run_in_a_store_that_is_stopped_leaves_the_line_of_the_step_that_it_saves():
+    with s3("bucket"):
+        directory, found = RunDirectory("s3://bucket/stopped"), RunDirectory("s3://bucket/stopped")
+        with MetricLog([JsonLines(directory)], directory=directory) as log:
+            scene = Scene(written=log.written)
+            await scene.group.start()
+            await scene.learn(1)
+            await scene.group.save_progress(lambda stats, _: log.step(stats.policy_version, {"loss": 0.5}), log_s=60.0)
+            assert scene.saves == [1] and read_steps(found)[1]["loss"] == 0.5
+
+
+async def test_a_step_that_a_dead_learner_saves_on_its_way_back_has_its_line_though_its_end_is_still_to_come(tmp_path):
+    """Seen in review: the save came due by time while a slow worker still loaded the weights of that step."""
+    directory = RunDirectory(str(tmp_path))
+    with MetricLog([JsonLines(directory)], directory=directory) as log:
+        scene = Scene(written=log.written, checkpoint={"every_steps": None, "every_s": 600})
+        await scene.group.start()
+        await scene.learn(1)
+        log.pending(1, {"loss": 0.5})
+        scene.now_s = 600.0
+        scene.failures.append(("update", 1, death("learner-0", "update")))
+        await scene.learn(1)
+        assert scene.saves == [1] and read_steps(directory)[1]["loss"] == 0.5
+
+
+async def test_a_log_that_hangs_does_not_keep_a_run_that_is_stopped_from_its_checkpoint():
+    scene, written = logged()
+    await scene.group.start()
+    await scene.learn(1)
+    written.is_free.clear()
+    await scene.group.save_progress(lambda stats, summaries: None, log_s=0.01)
+    assert scene.saves == [1] and written.saved_before == []
+    (told,) = [event for event in scene.events.events if event["kind"] == "storage_failed"]
+    assert told["reason"] == "the log was not written in 0.0 s" and "metrics.jsonl may lack" in told["message"]
+
+
+async def test_a_save_of_a_run_that_goes_on_waits_for_the_log_as_long_as_it_takes():
+    scene, written = logged()
+    await scene.group.start()
+    await scene.learn(1)
+    written.is_free.clear()
+    saving = asyncio.create_task(scene.group.save(None))
+    while not scene.group._turn.locked():
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert scene.saves == []
+    written.is_free.set()
+    await saving
+    assert scene.saves == [1]
 
 
 # GPUs that are shared in turns

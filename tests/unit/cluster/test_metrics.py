@@ -2,18 +2,19 @@ import asyncio
 import math
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cluster.contracts.config import MetricsConfig
-from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.errors import ConfigError, MismatchError, PreemptedError, StorageError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import StepStats
 from cluster.metrics import MetricLog, _InThread, open_log, step_metrics
 from cluster.record.run_directory import EVENTS, RunDirectory
-from cluster.sinks.jsonl import read_steps
+from cluster.sinks.jsonl import JsonLines, read_steps
 from tests.fakes import group_summary
 from tests.object_store import s3
 
@@ -213,9 +214,10 @@ def test_all_hear_that_a_run_failed_though_a_disk_takes_no_events(directory, mon
     monkeypatch.setattr(directory, "append_json", full)
     log.event("checkpoint")
     directory.writer._thread.submit(lambda: None).result()
-    with pytest.raises(StorageError, match="disk full"):
-        log.end("failed")
+    log.end("failed")
     assert [record["kind"] for record in listener.seen] == ["checkpoint", "failed"]
+    with pytest.raises(StorageError, match="disk full"):
+        log.close()
 
 
 def test_an_event_after_one_that_was_lost_is_not_lost_too(directory, monkeypatch):
@@ -488,7 +490,9 @@ async def test_a_late_sink_holds_what_is_written_once_and_catches_up(monkeypatch
         log.step(1, {})
         await log.written()
         waits, wait = [], log._late
-        monkeypatch.setattr(log, "_late", lambda sinks: waits.append(late in sinks) or wait(sinks))
+        monkeypatch.setattr(
+            log, "_late", lambda sinks, patience_s: waits.append(late in sinks) or wait(sinks, patience_s)
+        )
         monkeypatch.setattr(log, "_patience_s", 60.0)  # it hangs no more
         await log.written()
         is_free.set()
@@ -497,3 +501,81 @@ async def test_a_late_sink_holds_what_is_written_once_and_catches_up(monkeypatch
         assert waits == [False, True]
         log.close()
     assert slow.seen == seen.seen == [(1, {}), "closed"]
+
+
+async def test_the_numbers_of_a_step_that_is_not_over_are_written_for_a_checkpoint_that_comes_before_its_end():
+    """Seen in review: the learner died beside the end of step 1, and saved step 1 on its way back. SIGKILL then lost its line for ever."""
+    sink = Listed()
+    with MetricLog([sink], directory=None) as log:
+        log.pending(1, {"loss": 1.0})
+        log.event("broadcast")
+        await log.written()
+        await log.written()
+        log.step(1, {"loss": 1.0, "weights/canary_error": 0.5})
+        log.pending(2, {"loss": 2.0})
+        log.step(2, {"loss": 2.5})
+        await log.written()
+    assert [seen for seen in sink.seen if not isinstance(seen, dict)] == [
+        (1, {"loss": 1.0}),
+        (1, {"loss": 1.0, "weights/canary_error": 0.5}),
+        (2, {"loss": 2.5}),
+        "closed",
+    ]
+
+
+def taking_no_events(directory: RunDirectory) -> MetricLog:
+    """A log whose first event was not taken."""
+    Path(directory.path(EVENTS)).mkdir(parents=True)
+    log = MetricLog([], directory=directory)
+    log.event("launched")
+    directory.writer._thread.submit(lambda: None).result()
+    return log
+
+
+async def test_a_log_that_keeps_its_errors_raises_them_when_it_is_closed(directory):
+    done = []
+    with pytest.raises(StorageError, match=r"events\.jsonl: Is a directory"), taking_no_events(directory) as log:
+        log.keep_errors()
+        log.event("stopping")
+        log.step(1, {})
+        await log.written()
+        done.append("saved")
+        log.end("stopped")
+        done.append("ended")
+    assert done == ["saved", "ended"]
+    log.close()
+
+
+@pytest.mark.parametrize("error", [PreemptedError("its node goes away"), MismatchError("0.5 nats")])
+def test_an_error_of_the_log_does_not_hide_why_a_run_ended(error, directory, capsys):
+    with pytest.raises(type(error), match=str(error)), taking_no_events(directory) as log:
+        try:
+            raise error
+        finally:
+            log.end("stopped")
+    assert capsys.readouterr().err.startswith(f"treadwheel: {directory.path(EVENTS)}: Is a directory; ")
+
+
+async def test_a_tracker_that_hangs_leaves_time_to_write_the_lines_of_a_run_that_is_stopped():
+    is_free = threading.Event()
+
+    class Hanging(Listed):
+        def step(self, version, metrics):
+            assert is_free.wait(timeout=60)
+
+    with s3("bucket"):
+        directory, found = RunDirectory("s3://bucket/hangs"), RunDirectory("s3://bucket/hangs")
+        with MetricLog([Hanging(), JsonLines(directory)], directory=directory, patience_s=60) as log:
+            log.step(1, {"loss": 1.0})
+            await log.written(within_s=2.0)
+            assert read_steps(found)[1]["loss"] == 1.0
+            is_free.set()
+
+
+async def test_a_directory_that_does_not_answer_is_waited_for_within_a_limit(directory):
+    is_free = threading.Event()
+    directory.writer.put(lambda: is_free.wait(60))
+    with MetricLog([], directory=directory) as log:
+        with pytest.raises(TimeoutError):
+            await log.written(within_s=0.01)
+        is_free.set()

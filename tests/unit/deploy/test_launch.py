@@ -243,7 +243,7 @@ async def test_a_run_that_is_stopped_in_its_last_evaluation_saves_what_it_has_an
     seen = []
 
     class Learner(Saved):
-        async def save_progress(self, tell):
+        async def save_progress(self, tell, *, log_s):
             seen.append("saved")
 
     class Stopped:
@@ -329,6 +329,23 @@ def test_a_release_that_fails_does_not_hide_how_the_run_ended(ended, monkeypatch
     assert capsys.readouterr().err == "treadwheel: metrics/000001.jsonl: the store was busy\n"
     with pytest.raises(StorageError, match="busy"):
         ended(None)
+
+
+def test_events_that_cannot_be_written_do_not_hide_that_a_run_is_preempted(tmp_path, monkeypatch, capsys):
+    """Seen in review: the command ended with 1 in place of 75, and nothing started it again."""
+
+    async def work(config, run_dir, log, *, interrupted, address, ahead):
+        run_dir.writer.flush()
+        run_dir.remove("events.jsonl")
+        (tmp_path / "events.jsonl").mkdir()
+        log.event("preempted")
+        raise PreemptedError("its node goes away")
+
+    monkeypatch.setattr(launch, "_train", work)
+    config = validated({"model": {"path": "m"}, "prompts": "file", "run_dir": str(tmp_path), "metrics": {"sinks": []}})
+    with pytest.raises(PreemptedError, match="its node goes away; stopped before the first step"):
+        launch.train(config)
+    assert capsys.readouterr().err.startswith(f"treadwheel: {tmp_path}/events.jsonl: Is a directory; ")
 
 
 def test_a_ctrl_c_that_falls_on_a_destructor_stops_the_run_and_gives_its_directory_back(tmp_path, monkeypatch):

@@ -66,6 +66,13 @@ def test_metrics_are_a_table_with_null_where_a_step_has_no_such_number(run, tmp_
     }
 
 
+def test_a_step_that_is_being_learned_again_is_one_row(run, tmp_path):
+    directory = RunDirectory(str(tmp_path))
+    for version, reward in ((1, 0.25), (2, 0.5), (1, 0.75)):
+        directory.append_json(METRICS, {"policy_version": version, "time": float(version), "reward/mean": reward})
+    assert run.metrics.to_pydict() == {"policy_version": [1, 2], "time": [1.0, 2.0], "reward/mean": [0.75, 0.5]}
+
+
 def test_a_run_that_has_not_begun_has_empty_tables(tmp_path):
     RunDirectory(str(tmp_path)).write_file("run.yaml", resolved_yaml(CONFIG).encode())
     run = treadwheel.open_run(str(tmp_path))

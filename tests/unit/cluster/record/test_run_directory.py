@@ -13,7 +13,7 @@ import yaml
 
 from cluster.contracts.errors import ConfigError, DamagedError, StorageError
 from cluster.contracts.hiding import hidden
-from cluster.record import lock
+from cluster.record import local_files, lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
 from cluster.record.local_files import LocalFiles, sync_files
@@ -413,6 +413,30 @@ def test_of_a_line_of_which_a_disk_takes_a_part_nothing_stays(tmp_path):
     with largest_file(6), pytest.raises(StorageError, match="No space left on device"):
         files.append(EVENTS, "def", is_durable=False)
     assert files.read(EVENTS).to_pybytes() == b"abc\n"
+
+
+@pytest.mark.parametrize("piece_bytes", [3, 1 << 20])
+def test_the_last_lines_of_a_long_file_are_replaced_in_whole_or_not_at_all(tmp_path, monkeypatch, piece_bytes):
+    monkeypatch.setattr(local_files, "_PIECE_BYTES", piece_bytes)
+    directory, file = RunDirectory(str(tmp_path)), tmp_path / METRICS
+    file.write_bytes("eins\nzwei\ndrei\nfünf\n".encode() + b"f\xc3")  # torn within a character
+    assert directory.read_last_lines(METRICS, 2) == ["drei", "fünf"]
+    before = file.read_bytes()
+    with largest_file(len(before)), pytest.raises(StorageError, match=r"metrics\.jsonl: File too large"):
+        directory.replace_last_lines(METRICS, 2, ["too long a line"])
+    assert file.read_bytes() == before and directory.names() == [METRICS]
+    directory.replace_last_lines(METRICS, 2, ["vier", "fünf", "sechs"])
+    assert file.read_text(encoding="utf-8") == "eins\nzwei\nvier\nfünf\nsechs\n"
+    directory.replace_last_lines(METRICS, 9, [])
+    assert file.read_bytes() == b""
+
+
+def test_last_lines_that_were_replaced_outlast_a_power_cut(tmp_path, monkeypatch):
+    (tmp_path / METRICS).write_text("a\nb\n")
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    LocalFiles(str(tmp_path)).replace_last(METRICS, 1, "c\n")
+    assert synced == [f"{tmp_path}/{METRICS}.tmp-{os.getpid()}", str(tmp_path)]
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,46 @@ def test_other_text_takes_the_place_of_all_lines_however_few_there_are(store):
     assert store.read_appended(NAME) == "d\n"
 
 
+def test_the_last_lines_are_replaced_without_a_touch_of_earlier_segments(store):
+    write(store, _000001_000064=["a", "b"], _000065=["c"], _000066=["d", "e"])
+    write(store, _000064=["b"])  # a process that merged was killed before it removed this one
+    untouched = store.versions("metrics")["000001-000064.jsonl"]
+    store._lines.replace_last(NAME, 2, "D\nE\n")
+    assert store.read("metrics/000066.jsonl").to_pybytes() == b"D\nE\n"
+    store._lines.replace_last(NAME, 3, "X\n")
+    assert store.names("metrics") == ["000001-000064.jsonl", "000064.jsonl", "000065-000066.jsonl"]
+    assert store.read_appended(NAME) == "a\nb\nX\n" and store.versions("metrics")["000001-000064.jsonl"] == untouched
+    store._lines.replace_last(NAME, 2, "Y\n")
+    assert store.names("metrics") == ["000001-000066.jsonl"] and store.read_appended(NAME) == "a\nY\n"
+    append(store, "z")
+    assert store.read_last(NAME, 2) == "Y\nz\n" and store.names("metrics")[-1] == "000067.jsonl"
+
+
+def test_a_process_that_is_killed_while_it_replaces_the_last_lines_leaves_the_old_or_the_new_ones(store, monkeypatch):
+    write(store, _000001=["a"], _000002=["b"], _000003=["c"])
+    for step, left in (("write", "a\nb\nc\n"), ("delete", "a\nnew\n")):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, step, refuse)
+            with pytest.raises(StorageError, match="busy"):
+                store._lines.replace_last(NAME, 2, "new\n")
+        assert store.read_appended(NAME) == left
+    assert store.names("metrics") == ["000001.jsonl", "000002-000003.jsonl", "000002.jsonl", "000003.jsonl"]
+
+
+def test_last_lines_that_were_merged_after_they_were_listed_are_found(store, monkeypatch):
+    write(store, _000001=["a"], _000002=["b"])
+    read_many, other = store.read_many, ObjectStore("s3://memory/run", store=store._store)
+
+    def merged_meanwhile(names):
+        monkeypatch.setattr(store, "read_many", read_many)
+        other._lines._names.add(NAME)
+        other.compact()
+        return read_many(names)
+
+    monkeypatch.setattr(store, "read_many", merged_meanwhile)
+    assert store.read_last(NAME, 2) == "a\nb\n"
+
+
 def test_nothing_comes_after_lines_that_were_removed(store, monkeypatch):
     append(store, "in the store")
     store.flush()

@@ -134,3 +134,25 @@ def test_a_call_that_takes_long_is_told_once():
     assert told_at(240.0) == 40.0
     stuck.let_go()
     writer.flush()
+
+
+def test_errors_that_are_kept_come_up_at_the_finish_alone_and_once():
+    """Seen in review: an event that the disk had not taken ended a stopped run before its checkpoint was saved."""
+
+    def fail(message: str) -> None:
+        raise StorageError(message)
+
+    writer, disk = Writer(), SlowDisk()
+    disk.let_go()
+    writer.put(lambda: fail("disk full"))
+    writer._thread.submit(lambda: None).result()
+    writer.keep_errors()
+    writer.put(lambda: fail("still full"))
+    writer.put_latest("status.json", lambda: disk.write("status"))
+    writer.flush()
+    assert disk.written == ["status"]
+    with pytest.raises(StorageError, match="disk full"):
+        writer.finish()
+    writer.put(lambda: disk.write("after"))
+    writer.finish()
+    assert disk.written == ["status", "after"]

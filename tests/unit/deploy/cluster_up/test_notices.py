@@ -46,7 +46,7 @@ async def test_a_node_that_the_run_cannot_do_without_ends_it_with_the_nodes_dead
     announce(monkeypatch, {}, {"other": 1010.0, node_id: deadline})
     log = ListedEvents()
     with pytest.raises(PreemptedError, match=message) as ended:
-        async with asyncio.timeout(120), ended_by_notices(lambda: ranks, events=log):
+        async with asyncio.timeout(120), ended_by_notices(lambda: ranks, log=log):
             await asyncio.Event().wait()
     assert ended.value.deadline == deadline
     (event,) = log.events
@@ -57,7 +57,7 @@ async def test_a_node_that_the_run_cannot_do_without_ends_it_with_the_nodes_dead
 async def test_other_nodes_that_go_away_end_nothing(monkeypatch):
     """A node where no rank is yet is one of them."""
     heard, log = announce(monkeypatch, {"other": 1010.0}, {"learns": None}), ListedEvents()
-    async with asyncio.timeout(120), ended_by_notices(list, events=log):
+    async with asyncio.timeout(120), ended_by_notices(list, log=log):
         await heard.wait()
     assert not log.events
 
@@ -66,7 +66,7 @@ async def test_a_head_node_that_does_not_answer_is_asked_again(monkeypatch):
     announce(monkeypatch, DeadlineError("Ray's head node does not answer"), {"drives": None})
     log = ListedEvents()
     with pytest.raises(PreemptedError, match="the driver's node drives goes away"):
-        async with asyncio.timeout(120), ended_by_notices(list, events=log):
+        async with asyncio.timeout(120), ended_by_notices(list, log=log):
             await asyncio.Event().wait()
     assert log.kinds() == ["steering_failed", "preempted"]
     assert log.events[0]["reason"] == "DeadlineError: Ray's head node does not answer"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster.contracts.config import RolloutConfig
-from cluster.contracts.errors import ClaimLostError, ConfigError, PreemptedError
+from cluster.contracts.errors import ClaimLostError, ConfigError, PreemptedError, StorageError
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.supervisor import Supervisor
 from deploy.cluster_up.orders import scale, waiting_orders
@@ -322,6 +322,26 @@ async def test_a_run_ends_when_a_node_that_it_cannot_do_without_goes_away(
     assert preempted.value.deadline == 1030.0 and departures.empty()
     (event,) = steering._log.events
     assert (event["kind"], event["node_id"], event["seconds_left"]) == ("preempted", node_id, 30.0)
+
+
+async def test_events_that_the_disk_does_not_take_do_not_hide_that_the_node_goes_away(steering, monkeypatch):
+    class Full(ListedEvents):
+        def add(self, sink: object) -> None: ...
+
+        def event(self, kind: str, **fields: object) -> None:
+            if not self.keeps_errors:
+                raise StorageError("events.jsonl: Input/output error")
+            super().event(kind, **fields)
+
+    async def draining() -> dict[str, float | None]:
+        return {"drives": None}
+
+    monkeypatch.setattr(steering, "_log", Full())
+    monkeypatch.setattr("deploy.cluster_up.steering.draining_nodes", draining)
+    with pytest.raises(PreemptedError, match="the driver's node drives goes away"):
+        async with asyncio.timeout(120), steering.steering():
+            await asyncio.Event().wait()
+    assert steering._log.kinds() == ["preempted"]
 
 
 async def test_copies_that_take_long_do_not_keep_the_end_of_the_learners_node_from_being_seen(steering, monkeypatch):

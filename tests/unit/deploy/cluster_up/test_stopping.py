@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from cluster.contracts.errors import ClaimLostError, DataError, MismatchError, PreemptedError, WorkerError
+from cluster.contracts.errors import ClaimLostError, DataError, MismatchError, PreemptedError, StorageError, WorkerError
 from cluster.contracts.types import StepStats
+from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.supervision.tasks import background
 from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
+from deploy.launch import noting_the_end
 from tests.fakes import ListedEvents, group_summary
 
 pytestmark = pytest.mark.usefixtures("in_a_terminal")
@@ -49,7 +51,7 @@ class ScriptedLearner:
             await asyncio.Event().wait()
         self.is_finished = True
 
-    async def save_progress(self, tell: Any) -> None:
+    async def save_progress(self, tell: Any, *, log_s: float) -> None:
         if self._is_stuck:
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
@@ -67,7 +69,7 @@ class Asked(ScriptedLearner):
         super().__init__()
         self._ask = ask
 
-    async def save_progress(self, tell: Any) -> None:
+    async def save_progress(self, tell: Any, *, log_s: float) -> None:
         self._ask()
         await asyncio.sleep(0)  # the loop hears of it
         await asyncio.sleep(0)
@@ -77,7 +79,7 @@ class Asked(ScriptedLearner):
 class Stuck(ScriptedLearner):
     """Is stopped again while it saves, and looks how the next signal would be heard."""
 
-    async def save_progress(self, tell: Any) -> None:
+    async def save_progress(self, tell: Any, *, log_s: float) -> None:
         _terminate()
         try:
             await asyncio.Event().wait()
@@ -92,7 +94,7 @@ class Pressed(ScriptedLearner):
         super().__init__()
         self._num_signals = num_signals
 
-    async def save_progress(self, tell: Any) -> None:
+    async def save_progress(self, tell: Any, *, log_s: float) -> None:
         for _ in range(self._num_signals):
             _terminate()
             await asyncio.sleep(0)  # the loop hears of it
@@ -190,7 +192,7 @@ async def test_a_run_whose_node_goes_away_saves_if_the_node_has_the_time(seconds
 
 async def test_a_step_that_the_node_has_no_time_for_is_not_saved_and_it_is_said(monkeypatch):
     class Slow(ScriptedLearner):
-        async def save_progress(self, tell):
+        async def save_progress(self, tell, *, log_s):
             await asyncio.Event().wait()
 
     monkeypatch.setattr("time.time", lambda: 1000.0)
@@ -380,7 +382,7 @@ def test_a_run_that_is_to_stop_at_once_saves_nothing():
 
 async def test_saving_ends_with_its_deadline_and_the_run_is_still_stopped():
     class Slow:
-        async def save_progress(self, tell: Any) -> None:
+        async def save_progress(self, tell: Any, *, log_s: float) -> None:
             await asyncio.Event().wait()
 
     log = ListedEvents()
@@ -388,6 +390,63 @@ async def test_saving_ends_with_its_deadline_and_the_run_is_still_stopped():
         async with saved_when_stopped(Slow(), interrupted=asyncio.Event(), timeout_s=0.01, log=log):
             raise asyncio.CancelledError
     assert log.events[-1]["message"].endswith("it takes longer than checkpoint.stop_timeout_s=0.01")
+
+
+def _taking_no_events(directory: RunDirectory) -> MetricLog:
+    """A log whose first event the disk did not take."""
+    Path(directory.path(EVENTS)).mkdir(parents=True)
+    log = MetricLog([], directory=directory)
+    log.event("launched")
+    directory.writer._thread.submit(lambda: None).result()
+    return log
+
+
+@pytest.mark.parametrize(
+    ("why", "raised"),
+    [
+        (PreemptedError("its node goes away"), PreemptedError),
+        (asyncio.CancelledError(), StorageError),
+        (MismatchError("0.5 nats"), MismatchError),
+    ],
+)
+async def test_a_log_that_takes_no_events_does_not_keep_a_run_that_ends_from_its_checkpoint(why, raised, tmp_path):
+    """Seen in review: the error of an earlier event came up in place of the save, and in place of the preemption, after which nothing
+    started the run again."""
+
+    class Learner(ScriptedLearner):
+        async def save_progress(self, tell: Any, *, log_s: float) -> None:
+            log.event("checkpoint")
+            await log.written()
+            await super().save_progress(tell, log_s=log_s)
+
+        async def finish_saving(self) -> None:
+            log.event("checkpoint_failed")
+            await super().finish_saving()
+
+    learner, directory = Learner(), RunDirectory(str(tmp_path))
+    with pytest.raises(raised), _taking_no_events(directory) as log:
+        async with (
+            noting_the_end(log),
+            saved_when_stopped(learner, interrupted=asyncio.Event(), timeout_s=60, log=log),
+        ):
+            raise why
+    assert learner.is_saved or learner.is_finished
+    directory.release()
+
+
+async def test_the_save_of_a_stopped_run_waits_for_its_log_for_a_quarter_of_its_time(monkeypatch):
+    waits: list[float] = []
+
+    class Learner(ScriptedLearner):
+        async def save_progress(self, tell: Any, *, log_s: float) -> None:
+            waits.append(log_s)
+
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    for deadline in (None, 1030.0):
+        with pytest.raises(PreemptedError):
+            async with saved_when_stopped(Learner(), interrupted=asyncio.Event(), timeout_s=60, log=ListedEvents()):
+                raise PreemptedError("its node goes away", deadline=deadline)
+    assert waits == [15.0, 7.0]
 
 
 @pytest.mark.parametrize(
