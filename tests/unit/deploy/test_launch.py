@@ -216,7 +216,7 @@ async def test_a_run_that_is_stopped_while_its_actors_start_saves_the_steps_that
     done = []
 
     class Learner:
-        async def save_progress(self, tell):
+        async def save_progress(self, tell, *, log_s):
             done.append("saved")
 
     @contextlib.asynccontextmanager

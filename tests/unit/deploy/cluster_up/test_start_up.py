@@ -169,7 +169,7 @@ class Restoring:
     def actors(self) -> list[FrozenRank]:
         return self.ranks
 
-    async def save_progress(self, tell: Any) -> None:
+    async def save_progress(self, tell: Any, *, log_s: float) -> None:
         self.ended.append("saved")
 
     async def stop(self) -> None:
