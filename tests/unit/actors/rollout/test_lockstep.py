@@ -122,12 +122,15 @@ async def test_places_are_given_in_order_whoever_came_first_or_went():
     await settled()
     tasks[1].cancel()
     await asyncio.gather(tasks[1], return_exceptions=True)
+    table.steps.leave((1, 0))
     again = asyncio.create_task(table.seat(1))
     await settled()
-    for place in (0, 1, 2):
-        table.steps.leave((1, place))
-        await settled()
-    assert table.playing == [0, 1, 2, 3] and again.done()
+    assert table.playing == [0, 2]
+    table.steps.leave((1, 2))
+    await again
+    table.steps.leave((1, 1))
+    await settled()
+    assert table.playing == [0, 2, 1, 3]
 
 
 async def test_one_that_is_cancelled_as_it_gets_its_place_gives_it_to_the_next():
