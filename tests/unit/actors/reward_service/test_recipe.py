@@ -54,7 +54,9 @@ def test_a_group_that_a_part_left_and_another_does_not_judge_has_no_reward():
     why = (
         "judge:right left the recipe: no verdict on any trajectory; judge:style left the recipe: ValueError: no opinion"
     )
-    for reward in reward_of({right: None, style: [Reward(value=1.0), BROKEN]}, size=2):
+    rewards = reward_of({right: None, style: [Reward(value=1.0), BROKEN]}, size=2)
+    assert len(rewards) == 2
+    for reward in rewards:
         assert reward.value is None and reward.message is not None and reward.message.endswith(why)
 
 
@@ -75,3 +77,21 @@ def test_a_prompt_without_a_source_has_no_recipe_even_if_one_has_that_name(colum
     of = config(parts={"right": {"judge": "exact_match"}}, by_source={"None": ["right"]}, source_column="level")
     with pytest.raises(DataError, match=r"no entry for the source None \(column 'level'\); it has: None"):
         names_for(of, columns)
+
+
+def test_a_single_part_with_a_name_is_weighed_and_is_a_component():
+    (part,) = parts_of(config(parts={"right": {"judge": "exact_match", "weight": 3.0}}))
+    assert reward_of({part: [Reward(value=0.5)]}, size=1) == [Reward(value=1.5, components={"right": 0.5})]
+
+
+def test_a_judge_without_a_name_gives_the_reward_itself():
+    (part,) = parts_of(config(judge="exact_match"))
+    judged = [Reward(value=0.5, components={"digits": 3.0}), BROKEN]
+    assert reward_of({part: judged}, size=2) == judged
+
+
+def test_a_weighted_part_that_overflows_is_a_failed_reward():
+    """3 x 1e308 is infinite."""
+    (part,) = parts_of(config(parts={"right": {"judge": "exact_match", "weight": 3.0}}))
+    (reward,) = reward_of({part: [Reward(value=1e308)]}, size=1)
+    assert (reward.value, reward.status) == (None, RewardStatus.ERROR) and "is not finite: inf" in str(reward.message)

@@ -123,11 +123,11 @@ async def test_places_are_given_in_order_whoever_came_first_or_went():
     tasks[1].cancel()
     await asyncio.gather(tasks[1], return_exceptions=True)
     table.steps.leave((1, 0))
-    again = asyncio.create_task(table.seat(1))
+    tasks[1] = asyncio.create_task(table.seat(1))
     await settled()
     assert table.playing == [0, 2]
     table.steps.leave((1, 2))
-    await again
+    await settled()
     table.steps.leave((1, 1))
     await settled()
     assert table.playing == [0, 2, 1, 3]
