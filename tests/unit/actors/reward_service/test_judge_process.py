@@ -1,0 +1,115 @@
+"""Calls of one judge process, at the service's side; the process is scripted."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.reward_service.judge_process import JudgeProcess
+from actors.reward_service.judgement import JudgeFacts
+from actors.reward_service.recipe import parts_of
+from cluster.contracts.reward_config import RewardConfig
+from cluster.contracts.types import Reward, RewardStatus
+from tests.unit.actors.clock import pass_time
+
+TIMEOUT_S = 60.0
+
+
+class Scripted:
+    """A process that answers as it is told. None: it has ended."""
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self.sent: list[Any] = []
+        self.num_kills = 0
+        self.lines: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> Any:
+        return await self.lines.get()
+
+    async def wait(self) -> None:
+        self.exit_code = 3
+
+    async def kill(self) -> None:
+        self.num_kills += 1
+        self.exit_code = -9 if self.exit_code is None else self.exit_code
+        self.lines.put_nowait(None)
+
+    def answer(self, number: int, *values: float, is_spent: bool = False) -> None:
+        self.lines.put_nowait([number, [[value, "ok", {}, None] for value in values], is_spent])
+
+
+def begun(*, is_async: bool = False) -> tuple[JudgeProcess, Any]:
+    facts = JudgeFacts(asks=frozenset(), is_of_groups=True, is_async=is_async, keeps_verdicts=False, digest="")
+    (part,) = parts_of(RewardConfig.model_validate({"judge": "exact_match", "timeout_s": TIMEOUT_S}))
+    process: Any = Scripted()
+    return JudgeProcess(process, part, facts), process
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def statuses(judged: Any) -> list[list[RewardStatus]]:
+    return [[reward.status for reward in each] for each in judged]
+
+
+async def test_a_process_that_has_ended_takes_no_call():
+    judge, process = begun()
+    process.lines.put_nowait(None)
+    await settled()
+    async with asyncio.timeout(10):
+        assert await judge.judge("{}", [(1, {})]) == []
+    assert process.sent == [] and process.num_kills == 1, "its children may still run"
+
+
+async def test_each_call_of_a_request_has_a_deadline_of_its_own_and_the_late_one_gets_a_reward_for_each_trajectory():
+    judge, process = begun()
+    judging = asyncio.create_task(judge.judge("{}", [(1, {}), (2, {}), (3, {}), (4, {})]))
+    await settled()
+    for number, values in enumerate([(1.0,), (2.0, 3.0)]):
+        pass_time(0.9 * TIMEOUT_S)
+        process.answer(number, *values)
+        await settled()
+    pass_time(TIMEOUT_S)
+    first, second, third = await judging
+    assert (first, second) == ([Reward(value=1.0)], [Reward(value=2.0), Reward(value=3.0)])
+    assert statuses([third]) == [[RewardStatus.TIMEOUT] * 3] and process.num_kills >= 1
+
+
+async def test_a_process_whose_call_is_cancelled_is_killed():
+    judge, process = begun()
+    judging = asyncio.create_task(judge.judge("{}", [(1, {})]))
+    await settled()
+    judging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await judging
+    assert not judge.is_alive
+
+
+async def test_a_process_that_ran_out_of_memory_stays_spent_when_it_answers_another_request():
+    judge, process = begun(is_async=True)
+    first = asyncio.create_task(judge.judge("{}", [(1, {}), (1, {})]))
+    second = asyncio.create_task(judge.judge("{}", [(1, {})]))
+    await settled()
+    process.answer(0, 1.0, is_spent=True)
+    process.answer(1, 2.0)
+    await settled()
+    process.answer(2, 3.0)
+    assert await first == [[Reward(value=1.0)]], "the second call is asked again, in another process"
+    assert await second == [[Reward(value=3.0)]]
+    assert judge.is_spent
+
+
+async def test_calls_that_wait_when_the_process_ends_fail_and_only_the_first_of_a_request_is_answered():
+    judge, process = begun()
+    judging = asyncio.create_task(judge.judge("{}", [(2, {}), (1, {})]))
+    await settled()
+    process.lines.put_nowait(None)
+    (failed,) = await judging
+    assert statuses([failed]) == [[RewardStatus.ERROR] * 2]
+    assert "the judge ended its process (exit code 3)" in str(failed[0].message)
