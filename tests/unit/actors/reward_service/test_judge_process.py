@@ -8,6 +8,7 @@ import pytest
 from actors.reward_service.judge_process import JudgeProcess
 from actors.reward_service.judgement import JudgeFacts
 from actors.reward_service.recipe import parts_of
+from cluster.contracts.errors import UnavailableError
 from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.types import Reward, RewardStatus
 from tests.unit.actors.clock import pass_time
@@ -37,6 +38,7 @@ class Scripted:
         self.num_kills += 1
         self.exit_code = -9 if self.exit_code is None else self.exit_code
         self.lines.put_nowait(None)
+        await settled()  # the answers are read on meanwhile
 
     def answer(self, number: int, *values: float, is_spent: bool = False) -> None:
         self.lines.put_nowait([number, [[value, "ok", {}, None] for value in values], is_spent])
@@ -61,7 +63,7 @@ def statuses(judged: Any) -> list[list[RewardStatus]]:
 async def test_a_process_that_has_ended_takes_no_call():
     judge, process = begun()
     process.lines.put_nowait(None)
-    await settled()
+    await asyncio.wait([judge._reading])
     async with asyncio.timeout(10):
         assert await judge.judge("{}", [(1, {})]) == []
     assert process.sent == [] and process.num_kills == 1, "its children may still run"
@@ -79,10 +81,11 @@ async def test_each_call_of_a_request_has_a_deadline_of_its_own_and_the_late_one
     first, second, third = await judging
     assert (first, second) == ([Reward(value=1.0)], [Reward(value=2.0), Reward(value=3.0)])
     assert statuses([third]) == [[RewardStatus.TIMEOUT] * 3] and process.num_kills >= 1
+    assert judge._waiting == {}
 
 
 async def test_a_process_whose_call_is_cancelled_is_killed():
-    judge, process = begun()
+    judge, _ = begun()
     judging = asyncio.create_task(judge.judge("{}", [(1, {})]))
     await settled()
     judging.cancel()
@@ -113,3 +116,37 @@ async def test_calls_that_wait_when_the_process_ends_fail_and_only_the_first_of_
     (failed,) = await judging
     assert statuses([failed]) == [[RewardStatus.ERROR] * 2]
     assert "the judge ended its process (exit code 3)" in str(failed[0].message)
+
+
+async def test_the_answers_end_where_the_server_is_away():
+    judge, process = begun()
+    judging = asyncio.create_task(judge.judge("{}", [(1, {}), (1, {}), (1, {})]))
+    await settled()
+    process.answer(0, 1.0)
+    process.lines.put_nowait([1, {"away": "refused", "endpoint": "http://here"}, False])
+    process.answer(2, 3.0)
+    first, away = await judging
+    assert first == [Reward(value=1.0)] and isinstance(away, UnavailableError) and away.endpoint == "http://here"
+
+
+async def test_an_asynchronous_judges_process_has_five_seconds_more_to_tell_of_its_own_deadline():
+    judge, process = begun(is_async=True)
+    judging = asyncio.create_task(judge.judge("{}", [(1, {})]))
+    await settled()
+    pass_time(TIMEOUT_S + 4.0)
+    await settled()
+    process.lines.put_nowait([0, [[None, "timeout", {}, "late"]], False])
+    assert await judging == [[Reward(value=None, status=RewardStatus.TIMEOUT, message="late")]] and judge.is_alive
+
+
+async def test_a_request_beside_one_that_overran_its_deadline_fails_with_the_process():
+    judge, _ = begun(is_async=True)
+    late = asyncio.create_task(judge.judge("{}", [(1, {})]))
+    await settled()
+    pass_time(TIMEOUT_S)
+    other = asyncio.create_task(judge.judge("{}", [(1, {})]))
+    await settled()
+    pass_time(6.0)
+    assert statuses(await late) == [[RewardStatus.TIMEOUT]]
+    async with asyncio.timeout(10):
+        assert statuses(await other) == [[RewardStatus.ERROR]]
