@@ -24,6 +24,8 @@ class Scripted:
         self.sent: list[Any] = []
         self.num_kills = 0
         self.lines: asyncio.Queue[Any] = asyncio.Queue()
+        self.last_words: list[Any] = []
+        """Answers that come while it is killed."""
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -37,7 +39,8 @@ class Scripted:
     async def kill(self) -> None:
         self.num_kills += 1
         self.exit_code = -9 if self.exit_code is None else self.exit_code
-        self.lines.put_nowait(None)
+        for line in (*self.last_words, None):
+            self.lines.put_nowait(line)
         await settled()  # the answers are read on meanwhile
 
     def answer(self, number: int, *values: float, is_spent: bool = False) -> None:
@@ -140,7 +143,8 @@ async def test_an_asynchronous_judges_process_has_five_seconds_more_to_tell_of_i
 
 
 async def test_a_request_beside_one_that_overran_its_deadline_fails_with_the_process():
-    judge, _ = begun(is_async=True)
+    judge, process = begun(is_async=True)
+    process.last_words = [[0, [[1.0, "ok", {}, None]], False]]
     late = asyncio.create_task(judge.judge("{}", [(1, {})]))
     await settled()
     pass_time(TIMEOUT_S)
@@ -149,4 +153,5 @@ async def test_a_request_beside_one_that_overran_its_deadline_fails_with_the_pro
     pass_time(6.0)
     assert statuses(await late) == [[RewardStatus.TIMEOUT]]
     async with asyncio.timeout(10):
-        assert statuses(await other) == [[RewardStatus.ERROR]]
+        (failed,) = await other
+    assert statuses([failed]) == [[RewardStatus.ERROR]] and "ended its process" in str(failed[0].message)
