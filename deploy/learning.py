@@ -100,7 +100,8 @@ def _ignored(config: RunConfig) -> list[str]:
 
 def _refuse_other_data(recorded: str | None, data: RecordedGroups, run_dir: RunDirectory) -> None:
     """Raises ConfigError if the files have changed since the run began: the order of the groups depends on all files."""
-    before = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "recorded"]
+    # The first version logged no digest.
+    before = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "recorded" and "digest" in event]
     if not before or before[-1]["digest"] == data.digest:
         return
     raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import FailureKind, WorkerError
 from cluster.contracts.types import ActorKind, Attestation, GroupSummary, Prompt, Refusal, Ticket
+from cluster.record.line_checks import wrong_event
 from cluster.remote.actor import ActorSpec
 from cluster.supervision.tasks import background
 
@@ -25,6 +26,8 @@ class ListedEvents:
         self.keeps_errors = False
 
     def event(self, kind: str, **fields: Any) -> None:
+        wrong = wrong_event({"time": 0.0, "policy_version": 0, "kind": kind, **fields})
+        assert wrong is None, f"readers refuse this event: it {wrong}"
         self.events.append({"kind": kind, **fields})
 
     def step(self, version: int, metrics: dict[str, float]) -> None:

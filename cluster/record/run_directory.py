@@ -19,7 +19,7 @@ from cluster.contracts.hiding import hidden
 from cluster.record import store_claim
 from cluster.record.learned_files import LEARNED
 from cluster.record.ledger import NAME as LEDGER
-from cluster.record.line_checks import wrong_event, wrong_phase, wrong_step, wrong_verdict
+from cluster.record.line_checks import wrong_event, wrong_phase, wrong_status, wrong_step, wrong_verdict
 from cluster.record.local_files import make_folder, naming, reason, remove_leftovers
 from cluster.record.lock import Claim, in_use, owner_of
 from cluster.record.resume_rules import check_same_run, differing
@@ -44,7 +44,13 @@ CHECKPOINTS = "checkpoints"
 TRAJECTORIES = "trajectories"
 TENSORBOARD, QUARANTINE = "tensorboard", "quarantine"
 CHECKPOINT_MANIFEST = "manifest.json"
-_CHECKS = {METRICS: wrong_step, EVENTS: wrong_event, PHASES: wrong_phase, VERDICTS: wrong_verdict}
+_CHECKS = {
+    METRICS: wrong_step,
+    EVENTS: wrong_event,
+    PHASES: wrong_phase,
+    VERDICTS: wrong_verdict,
+    STATUS: wrong_status,
+}
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
 _OWNER_ONLY = 0o700
@@ -54,7 +60,7 @@ SpelledOut = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def wrong_in(name: str, line: Mapping[str, Any]) -> str | None:
-    """A mistake in a line of this file, in words; None: readers can rely on it."""
+    """A mistake in a line of this file, or in the one object that it holds, in words; None: readers can rely on it."""
     check = _CHECKS.get(name)
     return check and check(line)
 
@@ -123,6 +129,13 @@ class RunDirectory(Storage):
         if not isinstance(found, dict):
             raise DamagedError(damaged)
         return found
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Also raises DamagedError for content that is `wrong_in` the file."""
+        content = super().read_json(name)
+        if why := wrong_in(name, content):
+            raise DamagedError(f"{self.path(name)} {why}; remove the file, or bring it back from a copy")
+        return content
 
     def read_json_lines(self, name: str) -> list[dict[str, Any]]:
         """Also raises DamagedError for a line that is `wrong_in` the file."""

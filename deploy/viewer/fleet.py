@@ -101,11 +101,13 @@ def words(event: Event) -> str:
         case "hang":
             return f"{event['actor']} was silent for {event['silent_s']:.0f} s"
         case "worker_joined":
-            return f"{event['actor']} joined after {event['seconds']:.1f} s"
+            after = f" after {event['seconds']:.1f} s" if "seconds" in event else ""
+            return f"{event['actor']} joined{after}"
         case "worker_left":
             return f"{event['actor']} left"
         case "scale":
-            return f"{event['before']} to {event['num_workers']} {event['actors'].replace('_', ' ')}: {reason}"
+            actors = event.get("actors", "rollout_workers").replace("_", " ")
+            return f"{event['before']} to {event['num_workers']} {actors}: {reason}"
         case "checkpoint":
             return f"checkpoint of step {event['policy_version']}"
         case "resumed":

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what cannot work ends before anything starts, with one message and exit code 2."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -126,7 +127,8 @@ def test_what_cannot_work_ends_with_one_message_before_anything_starts(command, 
     )
     (folder / "other").mkdir()
     (folder / "other" / "run.yaml").write_text(resolved_yaml(load(run_file, ["seed=1"])))
-    (folder / "other" / "events.jsonl").write_text('{"kind": "broadcast", "policy_version": 1}\n')
+    broadcast = {"kind": "broadcast", "time": 1.0, "policy_version": 1, "digest": "d"}
+    (folder / "other" / "events.jsonl").write_text(json.dumps(broadcast) + "\n")
     places = {"EMPTY": "empty.jsonl", "LONG": "long.jsonl", "OTHER": "other", "HERE": ""}
     for place, name in places.items():
         override, message = (text.replace(place, str(folder / name)) for text in (override, message))

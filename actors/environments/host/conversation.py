@@ -68,6 +68,8 @@ class Conversation:
         self.sampling = task.sampling
         self.context: list[Message] | None = [*task.messages]
         """All messages since the start or the last rewrite. None after a raw prompt, which has no messages."""
+        self.needs_no_messages = True
+        """The next turn may add no messages: none was answered since the start or the last rewrite. A refused ask changes nothing."""
         self.shown_tools: Sequence[Mapping[str, Any]] = ()
         """Tool schemas at the beginning of the context."""
         self._config = config
@@ -105,11 +107,6 @@ class Conversation:
     def api_key(self) -> str:
         return self._endpoint(self).api_key
 
-    @property
-    def needs_no_messages(self) -> bool:
-        """The next turn may add no messages: it is the first one, or the first after a rewrite."""
-        return not self.num_turns or any(isinstance(event, Rewritten) for event in self._events)
-
     def earn(self, reward: float, name: str | None = None) -> None:
         if not self.num_turns:
             raise DataError(f"earn({reward!r}) before the first turn: a reward is for the turn before it")
@@ -122,6 +119,7 @@ class Conversation:
         checked = _checked(messages)
         self._events.append(Rewritten(messages=checked))
         self.context = [*checked]
+        self.needs_no_messages = True
 
     def log(self, name: str, value: float | str) -> None:
         known = writable(value) if isinstance(value, str) else finite(value, f"value of {name!r}", by="the environment")
@@ -257,6 +255,7 @@ class Conversation:
             raise
         self.num_turns += 1
         self.num_context_tokens = said.num_context_tokens
+        self.needs_no_messages = any(isinstance(event, Rewritten) for event in self._events)
         if begins_anew:
             self.shown_tools = asked.tools
         if asked.raw is not None:

@@ -143,10 +143,10 @@ async def test_a_disk_that_takes_no_numbers_for_a_while_gets_them_later(director
 def test_events_know_when_who_and_which_version(directory):
     log = MetricLog([], directory=directory, now=lambda: 12.5)
     log.step(3, {})
-    log.event("failure", actor="rollout-0")
+    log.event("worker_left", actor="rollout-0")
     log.close()
     (event,) = directory.read_json_lines(EVENTS)
-    assert event["kind"] == "failure" and event["actor"] == "rollout-0"
+    assert event["kind"] == "worker_left" and event["actor"] == "rollout-0"
     assert event["time"] == 12.5 and event["policy_version"] == 3 and event["pid"] > 0
 
 
@@ -162,9 +162,9 @@ def test_a_slow_sink_delays_neither_the_run_nor_its_events(directory):
     log = MetricLog([slow, seen], directory=directory)
     for version in range(3):
         log.step(version, {})
-    log.event("failure")
+    log.event("checkpoint")
     directory.writer.flush()
-    assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["failure"]
+    assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["checkpoint"]
     assert slow.seen == []
     is_free.set()
     log.close()
@@ -181,7 +181,7 @@ def test_a_listener_hears_at_once():
 def test_an_event_that_cannot_be_written_stops_the_run(directory):
     directory.write_file(f"{EVENTS}/in the way", b"")
     log = MetricLog([], directory=directory)
-    log.event("failure")
+    log.event("checkpoint")
     with pytest.raises(StorageError, match=r"events\.jsonl"):
         log.close()
 
@@ -199,7 +199,7 @@ def test_a_run_whose_events_a_disk_did_not_take_has_failed_and_all_hear_of_it(di
     log.event("checkpoint")
     with pytest.raises(StorageError, match="disk full"):
         log.end("finished")
-    log.end("failed")
+    log.end("failed", reason="disk full")
     log.close()
     assert [record["kind"] for record in listener.seen] == ["checkpoint", "failed"]
     assert [record["kind"] for record in directory.read_json_lines(EVENTS)] == ["failed"]
@@ -229,10 +229,10 @@ def test_an_event_after_one_that_was_lost_is_not_lost_too(directory, monkeypatch
     directory.writer._thread.submit(lambda: None).result()
     monkeypatch.setattr(directory, "append_json", append)
     with pytest.raises(AttributeError):
-        log.event("failure")
+        log.event("checkpoint")
     log.close()
-    assert [record["kind"] for record in listener.seen] == ["lost", "failure"]
-    assert [record["kind"] for record in directory.read_json_lines(EVENTS)] == ["failure"]
+    assert [record["kind"] for record in listener.seen] == ["lost", "checkpoint"]
+    assert [record["kind"] for record in directory.read_json_lines(EVENTS)] == ["checkpoint"]
 
 
 def test_an_unknown_sink_names_its_setting(directory):
@@ -341,12 +341,12 @@ async def test_what_is_written_of_a_run_in_a_store_another_process_reads():
         config = MetricsConfig(sinks=(Plugin(name="jsonl"),))
         with open_log(config, directory=RunDirectory("s3://bucket/run"), num_steps=2) as log:
             log.step(1, {"reward/mean": 0.5})
-            log.event("broadcast")
+            log.event("checkpoint")
             assert read_steps(RunDirectory("s3://bucket/run")) == {}
             await log.written()
             found = RunDirectory("s3://bucket/run")
             assert read_steps(found)[1]["reward/mean"] == 0.5
-            assert [event["kind"] for event in found.read_json_lines(EVENTS)] == ["broadcast"]
+            assert [event["kind"] for event in found.read_json_lines(EVENTS)] == ["checkpoint"]
             log.step(1, {"eval/accuracy": 0.25})
             await log.written()
             assert read_steps(found)[1].items() >= {"reward/mean": 0.5, "eval/accuracy": 0.25}.items()
@@ -365,7 +365,7 @@ async def test_what_is_written_of_a_run_on_a_disk_has_left_the_threads_that_writ
     slow = Slow()
     directory.writer.put(lambda: is_free.wait(60) and time.sleep(0.1))
     with MetricLog([slow], directory=directory) as log:
-        log.event("broadcast")
+        log.event("checkpoint")
         log.step(1, {})
         writing = asyncio.create_task(log.written())
         assert await asyncio.to_thread(is_begun.wait, 60)
@@ -373,7 +373,7 @@ async def test_what_is_written_of_a_run_on_a_disk_has_left_the_threads_that_writ
         is_free.set()
         await writing
         assert not done_before and slow.seen[-1] == (1, {})
-        assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["broadcast"]
+        assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["checkpoint"]
 
 
 async def test_a_store_that_takes_no_lines_is_an_event_and_stops_nothing(monkeypatch):

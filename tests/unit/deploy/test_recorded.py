@@ -380,6 +380,27 @@ def test_a_resumed_run_is_refused_other_data_than_its_steps_were_learned_from(tm
         learn(config)
 
 
+def test_a_run_of_a_version_that_logged_no_digest_of_its_data_goes_on(tmp_path, model, no_actors):
+    place = str(tmp_path / "a.arrow")
+    add = lambda *texts: imported(
+        rows(tmp_path / "in.jsonl", *({"prompt": "a", "completion": text, "reward": 1.0} for text in texts)),
+        place,
+        model,
+    )
+    add("4", "5")
+    config = run(place, model, tmp_path, proximal="recompute")
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config)
+    directory = RunDirectory(config.run_dir)
+    events = [{name: event[name] for name in event if name != "digest"} for event in directory.read_json_lines(EVENTS)]
+    directory.replace_lines(EVENTS, [json.dumps(event) for event in events])
+    Ledger(directory).append(groups=[0], trajectories="file", trajectories_digest="digest")
+    (tmp_path / "a.arrow").unlink()
+    add("4", "6")
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config)
+
+
 def test_sections_that_act_on_nothing_where_nothing_is_sampled_are_named(tmp_path, model, no_actors):
     place = str(tmp_path / "a.arrow")
     imported(

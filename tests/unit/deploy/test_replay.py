@@ -53,6 +53,10 @@ def test_a_step_that_published_nothing_is_not_called_different():
     assert (other.differs, other.verdict) == (True, "not equal: the run published b")
 
 
+def broadcast(version: int, digest: str) -> dict[str, Any]:
+    return {"kind": "broadcast", "time": 1.0, "policy_version": version, "digest": digest}
+
+
 def recorded(folder: Path, *, steps: int) -> RunDirectory:
     directory = RunDirectory(str(folder))
     ledger = Ledger(directory)
@@ -96,8 +100,8 @@ def test_a_record_of_learning_goes_into_the_run_unless_the_weights_are_not_the_r
 ):
     directory = recorded(tmp_path / "run", steps=3)
     if digest:
-        directory.append_json("events.jsonl", {"kind": "broadcast", "policy_version": 2, "digest": digest})
-    directory.append_json("events.jsonl", {"kind": "broadcast", "policy_version": 3, "digest": "of another step"})
+        directory.append_json("events.jsonl", broadcast(2, digest))
+    directory.append_json("events.jsonl", broadcast(3, "of another step"))
     asked = learned_again(monkeypatch)
     done, place = replay_learned(directory, validated(CONFIG), step=2)
     assert asked == [2] and done.differs is not written

@@ -56,11 +56,14 @@ def test_an_object_store_gives_the_same():
 
 
 def test_metrics_are_a_table_with_null_where_a_step_has_no_such_number(run, tmp_path):
-    for line in ({"policy_version": 0, "eval/reward": 0.5}, {"policy_version": 1, "time": 9.0, "reward/mean": 1}):
+    for line in (
+        {"policy_version": 0, "time": 1.0, "eval/reward": 0.5},
+        {"policy_version": 1, "time": 9.0, "reward/mean": 1},
+    ):
         RunDirectory(str(tmp_path)).append_json(METRICS, line)
     assert run.metrics.to_pydict() == {
         "policy_version": [0, 1],
-        "time": [None, 9.0],
+        "time": [1.0, 9.0],
         "eval/reward": [0.5, None],
         "reward/mean": [None, 1.0],
     }

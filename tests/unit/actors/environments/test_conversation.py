@@ -107,6 +107,40 @@ async def agents_turn(conversation: Conversation, answer: Said | EpisodeOver, **
     await asking
 
 
+async def test_a_rewrite_that_is_refused_changes_nothing():
+    conversation, lines = begun()
+    first = await asked(conversation, lines)
+    conversation.hear(Said(text="1"))
+    await first
+    with pytest.raises(DataError, match="must be a text or a dict with a role"):
+        conversation.rewrite([PROMPT, {"content": "no role"}])
+    assert conversation.context == [PROMPT, {"role": "assistant", "content": "1"}] and conversation._events == []
+    with pytest.raises(DataError, match="no messages after the model's last turn"):
+        await conversation.converse()
+
+
+async def test_a_rewritten_history_is_asked_with_again_after_an_ask_that_was_refused():
+    """Seen before: the next ask was refused as one that adds nothing, and its tools were not those of the context."""
+    conversation, lines = begun()
+    await agents_turn(conversation, Said(text="1"))
+    conversation.rewrite([PROMPT])
+    refused = await asked(conversation, lines)
+    conversation.hear(DataError("these messages are too long"))
+    with pytest.raises(DataError, match="are too long"):
+        await refused
+    tools = ({"type": "function", "function": {"name": "t", "description": "", "parameters": {}}},)
+    asking = asyncio.create_task(conversation.turn_at_endpoint(Asked(messages=(), tools=tools)))
+    while len(lines) < 3:
+        assert not asking.done(), asking
+        await asyncio.sleep(0)
+    conversation.hear(Said(text="2"))
+    await asking
+    assert conversation.shown_tools == tools
+    assert conversation.context == [PROMPT, {"role": "assistant", "content": "2"}]
+    with pytest.raises(DataError, match="no messages after the model's last turn"):
+        await conversation.converse()
+
+
 async def test_a_limit_that_an_agent_got_over_does_not_excuse_a_later_failure():
     conversation, _ = begun()
     with pytest.raises(EpisodeOver):

@@ -115,6 +115,55 @@ async def test_a_later_call_begins_when_all_of_the_earlier_one_have_ended():
     assert table.rounds == [["0.0", "1.0"], ["7.0"]]
 
 
+async def test_places_are_given_in_order_whoever_came_first_or_went():
+    table, _ = await seated(1, 1)
+    await settled()
+    tasks = {place: asyncio.create_task(table.seat(place)) for place in (3, 1, 2)}
+    await settled()
+    tasks[1].cancel()
+    await asyncio.gather(tasks[1], return_exceptions=True)
+    table.steps.leave((1, 0))
+    tasks[1] = asyncio.create_task(table.seat(1))
+    await settled()
+    assert table.playing == [0, 2]
+    table.steps.leave((1, 2))
+    await settled()
+    table.steps.leave((1, 1))
+    await settled()
+    assert table.playing == [0, 2, 1, 3]
+
+
+async def test_one_that_is_cancelled_as_it_gets_its_place_gives_it_to_the_next():
+    table, tasks = await seated(1, 3)
+    await settled()
+    table.steps.leave((1, 0))
+    tasks[1].cancel()
+    await settled()
+    assert table.playing == [0, 2] and tasks[1].cancelled()
+    table.ask(2, 0)
+    assert table.rounds == [["2.0"]]
+
+
+async def test_one_that_ends_while_it_asks_is_not_sampled():
+    table, _ = await seated(2, 2)
+    await settled()
+    table.ask(0, 0)
+    table.steps.leave((1, 0))
+    table.ask(1, 0)
+    table.steps.leave((1, 1))
+    assert table.rounds == [["1.0"]]
+
+
+async def test_all_places_are_given_at_once_to_a_later_call():
+    table, _ = await seated(2, 1)
+    later = [asyncio.create_task(table.seat(place, call=2)) for place in (5, 6, 7)]
+    await settled()
+    assert table.playing == [0]
+    table.steps.leave((1, 0))
+    await settled()
+    assert table.playing == [0, 5, 6] and not later[2].done()
+
+
 async def test_without_rounds_each_turn_goes_at_once():
     rounds: list[list[str]] = []
     pace, submit = AtOnce(num_places=1), lambda requests: rounds.append([each.request_id for each in requests])
@@ -124,3 +173,19 @@ async def test_without_rounds_each_turn_goes_at_once():
     pace.withdraw((1, 0))
     pace.leave((1, 0))
     assert rounds == [["a"], ["b"]]
+
+
+async def test_without_rounds_too_no_more_play_than_there_are_places():
+    pace, playing = AtOnce(num_places=2), []
+
+    async def seat(place: int) -> None:
+        await pace.enter((1, place))
+        playing.append(place)
+
+    tasks = [asyncio.create_task(seat(place)) for place in range(4)]
+    await settled()
+    assert playing == [0, 1]
+    pace.leave((1, 1))
+    await settled()
+    assert playing == [0, 1, 2]
+    tasks[3].cancel()

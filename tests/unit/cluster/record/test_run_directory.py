@@ -17,7 +17,7 @@ from cluster.record import local_files, lock
 from cluster.record.ledger import NAME as LEDGER
 from cluster.record.ledger import Ledger
 from cluster.record.local_files import LocalFiles, sync_files
-from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, VERDICTS, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, PHASES, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from tests.unit.learner.disk import largest_file
 
 CONFIG = yaml.safe_dump({"seed": 1, "num_steps": 10, "optimizer": {"learning_rate": 0.1}})
@@ -71,8 +71,8 @@ def test_a_last_line_that_lost_only_its_newline_is_torn_though_it_reads_as_whole
 
 
 def test_a_last_event_without_its_newline_is_left_out(directory):
-    directory.write_file(EVENTS, b'{"kind": "started"}\n{"kind": "finished"}')
-    assert directory.read_json_lines(EVENTS) == [{"kind": "started"}]
+    directory.write_file(EVENTS, b'{"kind": "stopped", "time": 1.0}\n{"kind": "finished"}')
+    assert directory.read_json_lines(EVENTS) == [{"kind": "stopped", "time": 1.0}]
 
 
 def test_no_json_has_nan_or_infinity_which_other_languages_refuse(directory):
@@ -90,11 +90,15 @@ def test_what_is_not_there_reads_as_nothing(directory):
 
 
 OTHER = CONFIG.replace("0.1", "0.2")
+BROADCAST = {"kind": "broadcast", "time": 1.0, "policy_version": 1, "digest": "d"}
+HANG = {"kind": "hang", "time": 1.0, "actor": "rollout-0", "silent_s": 9.0}
+SCALE = {"kind": "scale", "time": 1.0, "num_workers": 2, "before": 1}
+DOING = {"actor": "rollout-0", "phase": "sampling", "since": 1.0, "policy_version": 3}
 
 
 def test_another_configuration_is_refused_by_the_setting_that_differs(directory):
     directory.claim(CONFIG)
-    directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
+    directory.append_json(EVENTS, BROADCAST)
     with pytest.raises(ConfigError, match=r"optimizer.learning_rate is 0.1 there and 0.2 here.*name another run_dir"):
         directory.check(OTHER)
 
@@ -107,7 +111,7 @@ def test_a_run_that_never_finished_a_step_starts_again_with_anything(directory):
     for page in ("report.html", "curves.png"):
         directory.write_file(page, b"of another run")
     directory.append_line(VERDICTS, '{"key": "of another judge", "verdict": [[1.0, {}]]}')
-    directory.append_json(EVENTS, {"kind": "failure", "policy_version": 0})
+    directory.append_json(EVENTS, {"kind": "launched", "time": 1.0, "policy_version": 0})
     for file in ("tensorboard/events.out.tfevents.1.node", "quarantine/step-000001.arrow"):
         directory.write_file(file, b"of another run")
     directory.release()
@@ -125,7 +129,7 @@ def test_a_run_goes_on_where_an_earlier_version_wrote_a_secret_that_is_hidden_no
     without_token = {"seed": 1, "environment": {"name": "chat"}}
     written = {"seed": 1, "environment": {"name": "chat", "session_token": "abc"}, "base": "https://me:pass@host"}
     directory.claim(yaml.safe_dump(written))
-    directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
+    directory.append_json(EVENTS, BROADCAST)
     directory.release()
     directory.claim(yaml.safe_dump(hidden(written)))
     assert directory.settings() == hidden(written) != written
@@ -184,7 +188,7 @@ def test_a_disk_that_is_full_when_a_run_begins_keeps_no_later_one_out(directory,
 
 def test_a_busy_directory_is_refused_by_a_check_already_whatever_else_is_wrong(directory):
     directory.claim(CONFIG)
-    directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
+    directory.append_json(EVENTS, BROADCAST)
     with pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on "):
         RunDirectory(directory.url).check(OTHER)
 
@@ -234,7 +238,7 @@ def test_nobody_else_on_the_machine_reads_a_run(directory):
 
 def test_a_claim_that_is_refused_leaves_the_directory_free(directory):
     directory.claim(CONFIG)
-    directory.append_json(EVENTS, {"kind": "broadcast", "policy_version": 1})
+    directory.append_json(EVENTS, BROADCAST)
     directory.release()
     other = RunDirectory(directory.url)
     with pytest.raises(ConfigError, match="belongs to another configuration"):
@@ -278,10 +282,10 @@ def test_a_dead_drivers_claim_is_taken_over(directory):
 
 
 def test_a_torn_last_line_is_cut_when_a_run_goes_on(directory):
-    directory.write_file(EVENTS, b'{"kind": "a"}\n{"kind": "b')
-    assert directory.read_json_lines(EVENTS) == [{"kind": "a"}]
+    directory.write_file(EVENTS, b'{"kind": "a", "time": 1.0}\n{"kind": "b')
+    assert directory.read_json_lines(EVENTS) == [{"kind": "a", "time": 1.0}]
     directory.claim(CONFIG)
-    directory.append_json(EVENTS, {"kind": "c"})
+    directory.append_json(EVENTS, {"kind": "c", "time": 2.0})
     assert [event["kind"] for event in directory.read_json_lines(EVENTS)] == ["a", "c"]
 
 
@@ -511,14 +515,19 @@ def test_an_empty_name_is_not_the_current_folder(empty):
     ("file", "line", "why"),
     [
         (METRICS, {"time": 1.0}, "has no 'policy_version'"),
-        (METRICS, {"policy_version": 1.5}, "has policy_version=1.5, which is not a whole number"),
+        (METRICS, {"policy_version": 1}, "has no 'time'"),
+        (METRICS, {"policy_version": 1.5, "time": 1.0}, "has policy_version=1.5, which is not a whole number"),
         (METRICS, {"policy_version": 1, "time": None}, "has time=None, which is not a number"),
-        (METRICS, {"policy_version": 1, "a/b": [1]}, "has a/b=[1], which is not a number or null"),
+        (METRICS, {"policy_version": 1, "time": 1.0, "a/b": [1]}, "has a/b=[1], which is not a number or null"),
         (EVENTS, {"time": 1.0}, "has no 'kind'"),
-        (EVENTS, {"kind": 1}, "has kind=1, which is not a text"),
-        (EVENTS, {"kind": "hang", "silent_s": "long"}, "has silent_s='long', which is not a number"),
-        (EVENTS, {"kind": "started", "actors": ["a"]}, "has actors=['a'], which is not an object"),
-        (EVENTS, {"kind": "scale", "actors": {"a": 1}}, "has actors={'a': 1}, which is not a text"),
+        (EVENTS, {"kind": "finished"}, "has no 'time'"),
+        (EVENTS, {"kind": "failed", "time": 1.0}, "has no 'reason'"),
+        (EVENTS, {"kind": "worker_left", "time": 1.0, "actor": None}, "has actor=None, which is not a text"),
+        (EVENTS, {"kind": "reward_failure", "time": 1.0, "failures": [7]}, "has failures[0]=7, which is not an object"),
+        (EVENTS, {"kind": 1, "time": 1.0}, "has kind=1, which is not a text"),
+        (EVENTS, HANG | {"silent_s": "long"}, "has silent_s='long', which is not a number"),
+        (EVENTS, {"kind": "started", "time": 1.0, "actors": ["a"]}, "has actors=['a'], which is not an object"),
+        (EVENTS, SCALE | {"actors": {"a": 1}}, "has actors={'a': 1}, which is not a text"),
         (PHASES, {"actor": "a", "phase": "b", "start": 1.0}, "has no 'end'"),
         (PHASES, {"actor": "a", "phase": 1, "start": 1.0, "end": 2.0}, "has phase=1, which is not a text"),
         (VERDICTS, {"key": "a"}, "has no 'verdict'"),
@@ -529,6 +538,7 @@ def test_a_line_with_which_no_reader_can_compute_is_named(file, line, why, tmp_p
     """Seen before: `verify`, `info`, `trace`, `report` and `view` ended with Python's own errors."""
     good = {
         "policy_version": 1,
+        "time": 1.0,
         "kind": "a",
         "actor": "a",
         "phase": "b",
@@ -537,8 +547,73 @@ def test_a_line_with_which_no_reader_can_compute_is_named(file, line, why, tmp_p
         "key": "a",
         "verdict": 0.5,
     }
-    whole = {name: value for name, value in good.items() if file != METRICS or name == "policy_version"}
+    whole = {name: value for name, value in good.items() if file != METRICS or name in ("policy_version", "time")}
     directory = RunDirectory(str(tmp_path))
     directory.replace_lines(file, [json.dumps(whole), json.dumps(line)])
     with pytest.raises(DamagedError, match=rf"{file} line 2 {re.escape(why)}; take that line out, or bring the file"):
         directory.read_json_lines(file)
+
+
+@pytest.mark.parametrize(
+    "kind", ["failure", "hang", "recovery", "worker_joined", "worker_left", "worker_not_joined", "attested"]
+)
+def test_an_event_of_an_actor_names_it(kind, directory):
+    """Seen before: pages of the viewer, `report` and `trace` ended with Python's own errors."""
+    facts = {"failure": "death", "decision": "restart", "silent_s": 1.0, "seconds": 1.0}
+    line = {"kind": kind, "time": 1.0, "actor": "rollout-0", **facts}
+    directory.append_json(EVENTS, line)
+    assert directory.read_json_lines(EVENTS) == [line]
+    directory.append_json(EVENTS, {name: value for name, value in line.items() if name != "actor"})
+    with pytest.raises(DamagedError, match=r"events\.jsonl line 2 has no 'actor'; take that line out"):
+        directory.read_json_lines(EVENTS)
+
+
+@pytest.mark.parametrize("missing", ["kind", "message", "count"])
+def test_each_failure_of_a_reward_has_a_kind_a_message_and_a_number(missing, directory):
+    failures = [{"kind": "KeyError", "message": "KeyError: 'a'", "count": number} for number in (1, 2)]
+    line = {"kind": "reward_failure", "time": 1.0, "failures": failures}
+    directory.append_json(EVENTS, line)
+    assert directory.read_json_lines(EVENTS) == [line]
+    del failures[1][missing]
+    directory.append_json(EVENTS, line)
+    with pytest.raises(DamagedError, match=rf"events\.jsonl line 2 has no 'failures\[1\]\.{missing}'; take that line"):
+        directory.read_json_lines(EVENTS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "worker_joined", "time": 1.0, "actor": "rollout-0"},
+        {"kind": "scale", "time": 1.0, "num_workers": 2, "before": 1},
+        {"kind": "recorded", "time": 1.0, "num_groups": 8},
+        {"kind": "reward_failure", "time": 1.0},
+        {"kind": "of a later version", "time": 1.0},
+    ],
+)
+def test_an_event_of_another_version_may_lack_fields_that_this_one_writes(line, directory):
+    directory.append_json(EVENTS, line)
+    assert directory.read_json_lines(EVENTS) == [line]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"actors": []}, "has no 'time'"),
+        ({"time": 1.0}, "has no 'actors'"),
+        ({"time": 1.0, "actors": None}, "has actors=None, which is not a list"),
+        ({"time": 1.0, "actors": [DOING, "a"]}, "has actors[1]='a', which is not an object"),
+        (
+            {"time": 1.0, "actors": [DOING, {"actor": "a", "phase": "b", "since": 1.0}]},
+            "has no 'actors[1].policy_version'",
+        ),
+        ({"time": 1.0, "actors": [DOING | {"since": "now"}]}, "has actors[0].since='now', which is not a number"),
+    ],
+)
+def test_a_status_with_which_no_reader_can_compute_is_named(status, why, directory):
+    """Seen before: `info` ended with Python's own error."""
+    assert directory.read_json(STATUS) == {}
+    directory.write_json(STATUS, {"time": 1.0, "actors": [DOING]})
+    assert directory.read_json(STATUS)["actors"] == [DOING]
+    directory.write_json(STATUS, status)
+    with pytest.raises(DamagedError, match=rf"status\.json {re.escape(why)}; remove the file, or bring it back from a"):
+        directory.read_json(STATUS)

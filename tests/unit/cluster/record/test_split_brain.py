@@ -156,14 +156,14 @@ def test_a_run_directory_in_a_store_has_one_owner_and_one_run(url):
     with pytest.raises(InUseError, match="is in use by process"):
         other.check(CONFIG)
     record(Ledger(directory), 0)
-    directory.append_json(EVENTS, {"kind": "started"})
-    directory.append_json(METRICS, {"policy_version": 1})
+    directory.append_json(EVENTS, {"kind": "stopped", "time": 1.0})
+    directory.append_json(METRICS, {"policy_version": 1, "time": 1.0})
     directory.release()
     assert other.owner() is None
     other.claim(CONFIG)
-    other.append_json(EVENTS, {"kind": "resumed"})
+    other.append_json(EVENTS, {"kind": "launched", "time": 2.0})
     other.release()
-    assert [each["kind"] for each in directory.read_json_lines(EVENTS)] == ["started", "resumed"]
+    assert [each["kind"] for each in directory.read_json_lines(EVENTS)] == ["stopped", "launched"]
     assert directory.names("events") == ["000001-000002.jsonl"]
     assert other.exists(RUN_YAML) and not other.is_claimed
 

@@ -45,7 +45,7 @@ def test_lines_are_in_order_and_a_reader_gets_the_last_of_each_version_without_n
         sink.step(version, {"a": float(version), "b": math.nan})
     sink.close()
     assert [line["policy_version"] for line in lines(directory)] == [1, 2, 3]
-    directory.append_json(METRICS, {"policy_version": 2, "a": 7.0})
+    directory.append_json(METRICS, {"policy_version": 2, "time": 1.0, "a": 7.0})
     found = {version: numbers | {"time": 0.0} for version, numbers in read_steps(directory).items()}
     assert list(found.items()) == [
         (1, {"a": 1.0, "time": 0.0}),

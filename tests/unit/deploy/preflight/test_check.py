@@ -331,7 +331,8 @@ def test_a_checkpoints_model_in_an_object_store_is_looked_at_as_one_on_a_disk(tm
         begun = RunDirectory(config.run_dir)
         begun.claim(resolved_yaml(config))
         begun.release()
-        begun.append_json("events.jsonl", {"kind": "broadcast", "policy_version": 1})
+        broadcast = {"kind": "broadcast", "time": 1.0, "policy_version": 1, "digest": "d"}
+        begun.append_json("events.jsonl", broadcast)
         assert shown(config), (
             "it goes on with the model that its run.yaml names, and not with the folder of the download"
         )

@@ -213,7 +213,9 @@ def test_a_run_that_cannot_be_reported_ends_as_it_would_have(run, tmp_path, caps
     leave(run)
     assert not run.exists(REPORT)
     assert capsys.readouterr().err.splitlines() == [
-        f"treadwheel: {name} was not written: KeyError: 'actor'" for name in ("curves.png", "report.html")
+        f"treadwheel: {name} was not written: DamagedError: {run.path('events.jsonl')} line 6 has no 'actor'; take that line out, or bring "
+        "the file back from a copy"
+        for name in ("curves.png", "report.html")
     ]
 
 

@@ -5,13 +5,15 @@ import math
 import pytest
 from rich.console import Console
 
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, DamagedError
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
 from deploy.preflight.settings import check_run_dir
 from deploy.reports.passport import is_mathematical
 from deploy.reports.run_info import passport_differences, table
 from tests.fakes import run_config
+
+FAILURE = {"kind": "failure", "time": 2.0, "actor": "rollout-0", "failure": "death", "decision": "restart"}
 
 
 @pytest.fixture
@@ -31,8 +33,8 @@ def shown(directory: RunDirectory) -> str:
 def test_a_run_tells_where_it_stands(directory):
     directory.append_json(METRICS, {"policy_version": 1, "time": 1.0, "reward/mean": 0.125, "eval/accuracy": 0.25})
     directory.append_json(METRICS, {"policy_version": 7, "time": 2.0, "reward/mean": 0.5})
-    directory.append_json(EVENTS, {"kind": "failure", "time": 1.0, "reason": "rollout-1 died"})
-    directory.append_json(EVENTS, {"kind": "failure", "time": 2.0, "reason": "x", "message": "rollout-0 died"})
+    directory.append_json(EVENTS, {**FAILURE, "time": 1.0, "reason": "rollout-1 died"})
+    directory.append_json(EVENTS, {**FAILURE, "reason": "x", "message": "rollout-0 died"})
     for _ in range(2):
         directory.append_json(VERDICTS, {})
     rows = [" ".join(line.split()) for line in shown(directory).splitlines()]
@@ -43,7 +45,7 @@ def test_a_run_tells_where_it_stands(directory):
 
 def test_what_a_model_wrote_into_an_error_does_nothing_to_the_terminal(directory):
     reason = "judge said \x1b[2J\x1b]0;owned\x07\x1b[31m[/INST]\x9b1m\x7f\ud83d, twice\nsecond line"
-    directory.append_json(EVENTS, {"kind": "failure", "time": 2.0, "reason": reason})
+    directory.append_json(EVENTS, {**FAILURE, "reason": reason})
     directory.append_json(EVENTS, {"kind": "failed", "time": 3.0, "reason": reason})
     text = shown(directory)
     assert text.count("judge said [/INST]1m?, twice") == 2 and "second line" in text
@@ -84,7 +86,7 @@ def test_only_whole_checkpoints_are_listed(directory, tmp_path):
 
 def test_a_living_run_tells_what_everyone_does(directory):
     actor = {"actor": "rollout-0", "phase": "sampling", "since": 0.0, "policy_version": 3}
-    directory.write_json(STATUS, {"actors": [actor]})
+    directory.write_json(STATUS, {"time": 1.0, "actors": [actor]})
     assert "sampling for" in shown(directory)
 
 
@@ -100,9 +102,9 @@ def test_a_living_run_tells_what_everyone_does(directory):
 def test_a_run_without_a_driver_tells_how_it_ended(directory, end, told):
     directory.append_json(EVENTS, {"kind": "launched", "time": 0.0})
     directory.append_json(EVENTS, {**end, "time": 1.0})
-    directory.append_json(EVENTS, {"kind": "broadcast", "time": 2.0})
+    directory.append_json(EVENTS, {"kind": "preempted", "time": 2.0})
     actor = {"actor": "rollout-0", "phase": "sampling", "since": 0.0, "policy_version": 3}
-    directory.write_json(STATUS, {"actors": [actor]})
+    directory.write_json(STATUS, {"time": 1.0, "actors": [actor]})
     directory.release()
     assert told in shown(directory) and "sampling" not in shown(directory)
 
@@ -152,3 +154,10 @@ def test_a_reward_that_lacks_a_part_did_not_fail(directory):
     directory.append_json(EVENTS, {"kind": "reward_failure", "time": 1.0, "failures": [left]})
     text = shown(directory)
     assert "rewards without a part" in text and "8 times kind left the recipe" in text and "failed rewards" not in text
+
+
+def test_a_status_that_is_damaged_is_named(directory):
+    """Seen before: `info` ended with a TypeError."""
+    directory.write_json(STATUS, {"time": 1.0, "actors": None})
+    with pytest.raises(DamagedError, match=r"status\.json has actors=None, which is not a list; remove the file"):
+        shown(directory)

@@ -52,7 +52,7 @@ def test_a_run_is_one_line_of_its_last_numbers(tmp_path):
         ([{"kind": "launched"}, {"kind": "stopped"}], "stopped"),
         ([{"kind": "launched"}, {"kind": "preempted", "message": "node leaves"}, {"kind": "stopped"}], "preempted"),
         ([{"kind": "preempted"}, {"kind": "stopped"}, {"kind": "launched"}, {"kind": "stopped"}], "stopped"),
-        ([{"kind": "finished"}, {"kind": "launched"}, {"kind": "broadcast"}], "dead"),
+        ([{"kind": "finished"}, {"kind": "launched"}, {"kind": "checkpoint"}], "dead"),
         ([], "new"),
     ],
 )
@@ -62,7 +62,7 @@ def test_the_state_is_that_of_the_last_driver(tmp_path, events, state):
 
 
 def test_a_driver_was_killed_also_where_its_events_are_too_long_to_be_read_to_its_start(tmp_path, monkeypatch):
-    made(tmp_path / "a", {"kind": "launched"}, *[{"kind": "broadcast"}] * 20)
+    made(tmp_path / "a", {"kind": "launched"}, *[{"kind": "checkpoint"}] * 20)
     monkeypatch.setattr(run_list, "_MOST_BYTES", 200)
     assert listed([str(tmp_path / "a")], now=NOW)[0].state == "dead"
 
@@ -100,7 +100,8 @@ def test_damaged_and_foreign_folders_break_nothing(tmp_path):
         (tmp_path / name / RUN_YAML).write_text(text)
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / RUN_YAML).write_text(YAML)
-    (tmp_path / "lines" / METRICS).write_bytes(b'\xff\xfe\n[1]\n{"policy_version": 3}\n{"policy_version": "4"}\n{torn')
+    damaged = b'\xff\xfe\n[1]\n{"policy_version": 3, "time": 1.0}\n{"policy_version": "4", "time": 1.0}\n{torn'
+    (tmp_path / "lines" / METRICS).write_bytes(damaged)
     (tmp_path / "folder" / RUN_YAML).mkdir(parents=True)
     found = {os.path.basename(run.run_dir): run for run in listed(run_directories(str(tmp_path)), now=NOW)}
     assert {name: run.state for name, run in found.items()} == {

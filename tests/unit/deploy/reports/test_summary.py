@@ -66,7 +66,7 @@ def test_the_first_step_took_as_long_as_the_process_that_made_it(tmp_path):
     """One that failed began at 0, the one that made the step at 1000, one that went on at 1100."""
     directory = RunDirectory(str(tmp_path))
     for started_at in (0.0, 1000.0, 1100.0):
-        directory.append_json(EVENTS, {"kind": "launched", "started_at": started_at})
+        directory.append_json(EVENTS, {"kind": "launched", "time": started_at, "started_at": started_at})
     assert summarize(directory).seconds_to_first_step is None
     directory.append_json(METRICS, {"policy_version": 1, "time": 1030.0})
     directory.append_json(METRICS, {"policy_version": 2, "time": 1200.0})

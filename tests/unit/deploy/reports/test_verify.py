@@ -42,14 +42,14 @@ def test_a_run_without_metrics_is_clean(directory):
 @pytest.mark.parametrize(("logged", "problems"), [((0, 1, 2), 0), ((2, 3), 0), ((0, 2, 3), 0), ((0, 1, 3), 1)])
 def test_metrics_that_are_there_have_no_gap(directory, logged, problems):
     for version in logged:
-        directory.append_json(METRICS, {"policy_version": version})
+        directory.append_json(METRICS, {"policy_version": version, "time": 1.0})
     found = verify(directory, CONFIG).problems
     assert len(found) == problems and all(line == "metrics.jsonl: steps [2] are missing" for line in found)
 
 
 def test_damaged_metrics_are_one_problem_among_the_others(directory):
     """Seen before: the verdict was that line alone, and said nothing of steps and checkpoints."""
-    directory.write_file(METRICS, b'{"policy_version": 1}\n\0\0\0\n{"policy_version": 2}\n')
+    directory.write_file(METRICS, b'{"policy_version": 1, "time": 1.0}\n\0\0\0\n{"policy_version": 2, "time": 2.0}\n')
     directory.write_file("trajectories/step-000002.arrow", b"other")
     verdict = verify(directory, CONFIG)
     of_step, of_metrics = verdict.problems
@@ -111,7 +111,7 @@ def test_a_ledger_that_contradicts_itself_is_one_problem_among_those_of_the_chec
 def test_a_step_that_was_logged_and_that_the_ledger_does_not_have_is_a_problem(directory):
     """Seen before: a run without a checkpoint was clean when its ledger was not copied."""
     for version in (1, 2, 3, 4):
-        directory.append_json(METRICS, {"policy_version": version})
+        directory.append_json(METRICS, {"policy_version": version, "time": 1.0})
     assert verify(directory, CONFIG).problems == (f"{NAME}: it ends at step 3, and {METRICS} has step 4",)
 
 

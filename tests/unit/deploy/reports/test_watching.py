@@ -145,7 +145,8 @@ def test_the_owner_is_asked_for_at_every_fifth_look(directory, monkeypatch):
 def test_what_the_actors_do_is_shown(directory):
     standing = standing_of(directory)
     directory.append_json(EVENTS, {"kind": "launched", "time": 1.0})
-    directory.write_json(STATUS, {"time": 2.0, "actors": [{"actor": "learner-0", "phase": "learning", "since": 2.0}]})
+    doing = {"actor": "learner-0", "phase": "learning", "since": 2.0, "policy_version": 0}
+    directory.write_json(STATUS, {"time": 2.0, "actors": [doing]})
     Watched(directory, standing).look()
     assert [(each.actor, each.phase) for each in standing.actors] == [("learner-0", "learning")]
 

@@ -119,3 +119,10 @@ def test_what_happened_after_a_resume_stands_at_its_step_on_every_page(tmp_path)
     assert [mark["kind"] for mark in step_page(run, asking(step="8"))["marks"]][-2:] == ["failure", "reward_failure"]
     (failed,) = rewards(run, asking())["failures"]
     assert (failed["first"], failed["last"]) == (8, 8)
+
+
+def test_events_of_an_earlier_version_are_told_with_the_facts_that_they_have():
+    joined, scaled = event("worker_joined", 1.0, actor="rollout-2"), event("scale", 2.0, before=1, num_workers=3)
+    assert fleet.words(joined) == "rollout-2 joined" and fleet.words(scaled) == "1 to 3 rollout workers: "
+    assert fleet.words({**joined, "seconds": 1.25}) == "rollout-2 joined after 1.2 s"
+    assert fleet.words({**scaled, "actors": "reward_services"}) == "1 to 3 reward services: "

@@ -116,7 +116,7 @@ def test_secrets_of_a_configuration_are_not_shown(tmp_path):
     assert Run("run", RunDirectory(str(folder))).config() == {"prompts": {"api_key": "<hidden>"}}
 
 
-@pytest.mark.parametrize("status", [b'{"time": 1', b"\xff", b"[1]"])
+@pytest.mark.parametrize("status", [b'{"time": 1', b"\xff", b"[1]", b'{"time": 1, "actors": null}'])
 def test_a_run_whose_status_cannot_be_read_tells_of_no_actor(status, tmp_path):
     folder = write_run(tmp_path / "run")
     (folder / "status.json").write_bytes(status)

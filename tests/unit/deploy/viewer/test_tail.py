@@ -174,6 +174,6 @@ def test_a_segment_that_was_merged_while_it_was_read_waits_for_the_next_look(mon
     ],
 )
 def test_a_damaged_line_is_said_in_a_sentence(tmp_path, line, why):
-    (tmp_path / "events.jsonl").write_text(f'{{"kind": "a"}}\n{line}\n')
+    (tmp_path / "events.jsonl").write_text(f'{{"kind": "a", "time": 1.0}}\n{line}\n')
     with pytest.raises(DamagedError, match=rf"events\.jsonl {why}"):
         Tail(RunDirectory(str(tmp_path)), "events.jsonl").records()
