@@ -102,7 +102,8 @@ def _refuse_other_data(recorded: str | None, data: RecordedGroups, run_dir: RunD
     """Raises ConfigError if the files have changed since the run began: the order of the groups depends on all files."""
     # The first version logged no digest.
     before = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "recorded" and "digest" in event]
-    if not before or before[-1]["digest"] == data.digest:
+    # Files of one digest may have fewer groups: an older version kept aborted trajectories.
+    if not before or (before[-1]["digest"], before[-1]["num_groups"]) == (data.digest, len(data)):
         return
     raise ConfigError(
         f"recorded={recorded!r} has changed since this run began: {before[-1]['num_groups']} groups of digest "

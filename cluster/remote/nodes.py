@@ -30,7 +30,9 @@ _SLACK_S = 5.0
 """How far a node's clock may be set meanwhile."""
 
 _THREADS = ThreadPoolExecutor(8, thread_name_prefix="ray-head")
-"""Wait for the head node, for minutes when it is gone. The event loop's own threads stay free for records, saves and kills."""
+"""Wait for the head node, for minutes when it is gone. The event loop's own threads stay free for records and saves."""
+_KILLING_THREADS = ThreadPoolExecutor(4, thread_name_prefix="kill")
+"""Not the same: a kill must not wait behind questions that the head node does not answer."""
 
 
 class Seat(NamedTuple):
@@ -217,7 +219,8 @@ async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:
 
     async def killed() -> None:
         # In a thread, because the head node stores the function before its first call.
-        await (await ask_in_thread(partial(task.remote, pid, known_for_s)))
+        send = partial(task.remote, pid, known_for_s)
+        await (await asyncio.get_running_loop().run_in_executor(_KILLING_THREADS, send))
 
     await answer_of(killed(), actor=f"node {node_id[:8]}", stage="kill", deadline_s=10.0)
 

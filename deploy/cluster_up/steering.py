@@ -65,7 +65,8 @@ class Steering:
     # A metric sink, for the load of the steps.
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
-        if "buffer/learner_wait_s" not in metrics:
+        is_logged_again = version <= self._version
+        if is_logged_again or "buffer/learner_wait_s" not in metrics:
             return
         self._version = version
         buffer = self._config.buffer

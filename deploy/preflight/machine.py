@@ -176,7 +176,9 @@ def check_batch(config: RunConfig, *, is_local: bool) -> None:
 def _check_total(config: RunConfig, total: int, free: int, *, num_workers: int) -> None:
     if total * _LEAST_OF_ESTIMATE > free:
         workers, cache = (
-            (f"rollout.num_workers={num_workers}, ", "rollout.kv_cache_bytes or ") if num_workers else ("", "")
+            (f"rollout.num_workers={num_workers}, ", "rollout.kv_cache_bytes or rollout.max_concurrent_sequences or ")
+            if num_workers
+            else ("", "")
         )
         cache += "reward.servers.<name>.kv_cache_bytes or " if config.reward.servers else ""
         raise ConfigError(

@@ -184,12 +184,15 @@ def _check_deltas(config: RunConfig) -> None:
 
 
 def check_mathematics(config: RunConfig) -> "Objective":
+    """Rewards are not checked for a run that resumes: it knows its own."""
     with importing():  # torch
         from learner.algorithms.objective import Objective
 
     try:
         objective = Objective.of_run(config)
         objective.check_group_size(config.buffer.trajectories_per_group, num_candidates=config.judged_per_group)
+        if not RunDirectory(config.run_dir).exists(RUN_YAML):
+            objective.check_rewards()
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
     return objective

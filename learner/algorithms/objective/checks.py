@@ -25,7 +25,6 @@ def refuse_contradictions(parts: Parts) -> None:
         _refuse_empty_ranges,
         _refuse_parameters_above_their_limit,
         _require_an_advantage_of_the_changed_reward,
-        _require_an_advantage_of_negative_rewards,
         _require_another_teacher,
         _require_an_old_policy,
         _refuse_a_kl_summed_twice,
@@ -94,8 +93,8 @@ def _require_an_advantage_of_the_changed_reward(parts: Parts) -> None:
         )
 
 
-def _require_an_advantage_of_negative_rewards(parts: Parts) -> None:
-    """A KL makes rewards of 0 negative. Shaping may raise them before; only the rewards then tell."""
+def refuse_negative_rewards(parts: Parts) -> None:
+    """Raises ConfigError if a KL makes rewards of 0 negative and the advantage takes none of these. Not where shaping may raise them."""
     config, advantage = parts.config, parts.advantage
     changing = _changing_the_reward(config)
     if changing is None or config.reward_shaping or advantage.requires != ("rewards_G",):

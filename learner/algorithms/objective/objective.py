@@ -69,6 +69,10 @@ class Objective:
             self._parts, trajectories_per_group=trajectories_per_group, num_candidates=num_candidates
         )
 
+    def check_rewards(self) -> None:
+        """Raises ConfigError when the advantage cannot use rewards of 0 as the other parts change them."""
+        checks.refuse_negative_rewards(self._parts)
+
     def check_recorded(self, *, smallest_group: int, is_sampler_known: bool) -> None:
         """Raises ConfigError when this algorithm cannot learn from these groups, recorded by another run or imported.
 

@@ -380,6 +380,22 @@ def test_a_resumed_run_is_refused_other_data_than_its_steps_were_learned_from(tm
         learn(config)
 
 
+def test_a_resumed_run_is_refused_where_other_groups_of_the_same_files_train(tmp_path, model, no_actors):
+    """Places are those of another order then."""
+    source = rows(tmp_path / "in.jsonl", *({"prompt": "a", "completion": text, "reward": 1.0} for text in ("4", "5")))
+    place = str(tmp_path / "a.arrow")
+    imported(source, place, model)
+    config = run(place, model, tmp_path, proximal="recompute")
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config)
+    directory = RunDirectory(config.run_dir)
+    events = [event | {"num_groups": 2} for event in directory.read_json_lines(EVENTS)]
+    directory.replace_lines(EVENTS, [json.dumps(event) for event in events])
+    Ledger(directory).append(groups=[0], trajectories="file", trajectories_digest="digest")
+    with pytest.raises(ConfigError, match=r"has changed since this run began: 2 groups .* then, 1 of .* now"):
+        learn(config)
+
+
 def test_a_run_of_a_version_that_logged_no_digest_of_its_data_goes_on(tmp_path, model, no_actors):
     place = str(tmp_path / "a.arrow")
     add = lambda *texts: imported(

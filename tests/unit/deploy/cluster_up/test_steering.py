@@ -366,6 +366,12 @@ def test_what_is_logged_between_steps_is_no_step(steering):
     assert not steering._loads
 
 
+def test_a_step_that_is_logged_twice_counts_once(steering):
+    for version in (1, 2, 2):
+        steering.step(version, step_metrics(waited=float(version)))
+    assert [load.wait_seconds for load in steering._loads] == [1.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("buffer", "num_ready", "is_full"),
     [

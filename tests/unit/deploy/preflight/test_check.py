@@ -14,7 +14,7 @@ from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Prompt
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import RUN_YAML, RunDirectory
 from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
@@ -432,6 +432,13 @@ def test_a_group_of_one_teaches_nothing_whatever_its_components_weigh(tmp_path, 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "gpg", "raw_reward"])
 def test_a_group_of_one_may_teach_where_its_reward_counts_by_itself_or_in_the_batch(tmp_path, model, advantage):
     check(run(tmp_path, model, "buffer.trajectories_per_group=1", f"algorithm.advantage={advantage}"))
+
+
+def test_an_advantage_without_negative_rewards_is_refused_a_kl_in_them_unless_the_run_has_begun(tmp_path, model):
+    config = run(tmp_path, model, "algorithm.advantage=max_rl", "algorithm.kl={reward: {coefficient: 0.1}}")
+    assert "kl.reward.credit='trajectory' makes rewards of 0 negative" in refusal(config)
+    RunDirectory(config.run_dir).write_file(RUN_YAML, resolved_yaml(config).encode())
+    check(config)
 
 
 def test_a_batch_that_cannot_fit_memory_is_refused(tmp_path, model):

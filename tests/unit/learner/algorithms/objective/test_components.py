@@ -231,10 +231,11 @@ def test_max_rl_refuses_a_kl_that_makes_rewards_of_0_negative_unless_shaping_may
     with pytest.raises(
         ConfigError, match=r"kl\.reward\.credit='trajectory' makes rewards of 0 negative: max_rl is defined"
     ):
-        make(advantage="max_rl", kl=kl)
-    make(advantage="max_rl", kl=kl, reward_shaping=[{"name": "reward_scale", "factor": 1.0, "offset": 10.0}])
-    make(advantage="max_rl", kl={"reward": {"coefficient": 0.1, "credit": "to_go"}})
-    make(advantage="pass_at_k", kl=kl)
+        make(advantage="max_rl", kl=kl).check_rewards()
+    shaping = [{"name": "reward_scale", "factor": 1.0, "offset": 10.0}]
+    make(advantage="max_rl", kl=kl, reward_shaping=shaping).check_rewards()
+    make(advantage="max_rl", kl={"reward": {"coefficient": 0.1, "credit": "to_go"}}).check_rewards()
+    make(advantage="pass_at_k", kl=kl).check_rewards()
 
 
 def test_max_rl_names_the_group_whose_rewards_are_negative():
