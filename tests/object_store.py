@@ -55,9 +55,16 @@ def s3(*buckets: str) -> Iterator[Proxy]:
 
 
 _MOTO = """
-import ctypes, signal, sys
+import ctypes, signal, sys, threading
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with the thread that started it: pytest's processes may end without a word to atexit
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication as Application
 from moto.server import main
+# Unlike S3, moto looks whether an object exists and then writes it: of two who create one at the same moment, both would succeed.
+serve, lock = Application.__call__, threading.Lock()
+def one_at_a_time(*request):
+    with lock:
+        return serve(*request)
+Application.__call__ = one_at_a_time
 main(["-H", "127.0.0.1", "-p", sys.argv[1]])
 """
 
