@@ -1,7 +1,8 @@
 """Ray's own metrics, exported at its Prometheus endpoint: `ray_treadwheel_reward_mean` and so on, tagged with the run.
 
 A gauge keeps its last number until the run ends. Events are counted by kind, `launched` and the run's end (`finished`, `stopped` or
-`failed`) among them, so a driver that died shows as a launch without an end.
+`failed`) among them, so a driver that died shows as a launch without an end. An actor that leaves its node counts as `drain`, not as
+`failure`.
 """
 
 import re
@@ -42,7 +43,7 @@ class RayMetrics:
         self.repeat()
 
     def event(self, record: Mapping[str, Any]) -> None:
-        kind = str(record["kind"])
+        kind = "drain" if record.get("decision") == "drain" else str(record["kind"])
         with self._lock:
             self._waiting.append(kind)
         self.repeat()

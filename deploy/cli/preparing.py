@@ -1,6 +1,9 @@
 """Verbs that prepare a run: they list variants, check settings and machine, convert files, and play environments."""
 
 import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -63,7 +66,9 @@ def init(
 
         names = starting.start(folder, kind=kind)
         typer.echo(f"{folder}: {', '.join(names)}")
-        typer.echo(f"next: cd {shlex.quote(folder)} && treadwheel train run.yaml")
+        # Without an activated environment its folder is not on the path.
+        program = "treadwheel" if shutil.which("treadwheel") else str(Path(sys.executable).with_name("treadwheel"))
+        typer.echo(f"next: cd {shlex.quote(folder)} && {shlex.quote(program)} train run.yaml")
 
 
 @app.command(rich_help_panel="Prepare")

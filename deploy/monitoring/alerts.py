@@ -56,16 +56,17 @@ def came(kind: str, *, within: str) -> str:
 
 _STILL_S = f"(time() - {series('last_step_time')})"
 _ASYNCHRONOUS = f"and on (run) {series('staleness/bound')} > 0"
-_SAVED = f'{EVENTS}{{kind="checkpoint"}}'
 _HELD, _RESUMED = (f'sum by (run, WorkerId) ({EVENTS}{{kind="reward_{each}"}})' for each in ("held", "resumed"))
 
 ALERTS = (
     Alert(
         name="TreadwheelNoProgress",
-        expression=f"{_STILL_S} > 900 unless on (run) {_STILL_S} < 5 * {series('time/step_s')}",
+        # A step is logged after its evaluation.
+        expression=f"{_STILL_S} > 900 unless on (run) {_STILL_S} < 5 * {series('time/step_s')} "
+        f"unless on (run) {_STILL_S} < 5 * ({series('time/step_s')} + {series('time/eval_s')})",
         lasts="2m",
         severity="critical",
-        summary="no step for {{ $value | humanizeDuration }}, more than five times as long as the last step took",
+        summary="no step for {{ $value | humanizeDuration }}, more than five times as long as the last step and evaluation took",
         advice="`treadwheel info RUN_DIR` shows what each actor does and since when. A start that loads a large model or waits for nodes "
         "is not a fault. Otherwise the driver's log and events.jsonl name the actor that others wait for. The run ends by itself after "
         "a time without progress as long as all its deadlines together: `supervision.start_s`, `rollout.timeout_s`, `reward.hold_s` and "
@@ -83,6 +84,17 @@ ALERTS = (
         advice="The last line of events.jsonl is `failed` with the reason, if the driver could still write it. Start the same command "
         "again: it goes on after the last recorded step. If Prometheus lost the head, repair that. The alert ends six hours after the "
         "run's end.",
+    ),
+    Alert(
+        name="TreadwheelNotResumed",
+        # The newest driver of the run, if it was preempted, and unless a driver is alive.
+        expression=f"max by (run) (topk by (run) (1, max by (run, WorkerId) (max_over_time({LAST_STEP_TIME}[6h]))) "
+        f'and on (run, WorkerId) max_over_time({EVENTS}{{kind="preempted"}}[6h])) unless on (run) {LAST_STEP_TIME}',
+        lasts="30m",
+        severity="critical",
+        summary="its node went away, and no other driver has taken over",
+        advice="The run was saved and ended with exit code 75. Start the same command again, or raise the `backoffLimit` of its RayJob: "
+        "each preemption counts. The alert ends six hours after the run's end.",
     ),
     Alert(
         name="TreadwheelLearnerStarved",
@@ -194,8 +206,7 @@ ALERTS = (
     ),
     Alert(
         name="TreadwheelCheckpointStale",
-        expression=f"(sum by (run) ({_SAVED}) - sum by (run) ({_SAVED} offset 6h) == 0 "
-        f"or max by (run) ({LAST_STEP_TIME} offset 6h) unless on (run) max_over_time({_SAVED}[6h])) "
+        expression=f"max by (run) ({LAST_STEP_TIME} offset 6h) unless on (run) {came('checkpoint', within='6h')} "
         f"and on (run) {series('last_step_time')}",
         severity="warning",
         summary="no checkpoint for six hours",
@@ -230,7 +241,10 @@ ALERTS = (
     Alert(
         name="TreadwheelEvaluationRegressed",
         expression=f"max_over_time({series('eval/reward')}[1d:1m]) - {series('eval/reward')} "
-        f"> 0.2 * abs(max_over_time({series('eval/reward')}[1d:1m]))",
+        f"> 0.2 * abs(max_over_time({series('eval/reward')}[1d:1m])) "
+        # Near 0 a fifth is noise.
+        f"unless on (run) max_over_time({series('eval/reward')}[1d:1m]) - {series('eval/reward')} "
+        f"< 2 * max_over_time({series('eval/reward_stderr')}[1d:1m])",
         lasts="1m",
         severity="warning",
         summary="held-out reward is {{ $value | humanize }} below its best of the day",

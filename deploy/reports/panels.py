@@ -119,7 +119,7 @@ def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
     """Interruptions among `versioned` events, the last `_MOST_MARKS` of them."""
     found: dict[tuple[int, bool], Mark] = {}
     for event in events:
-        if event["kind"] in ("resumed", "failure", "hang"):
+        if event["kind"] in ("resumed", "failure", "hang") and event.get("decision") != "drain":
             step, is_failure = event["policy_version"], event["kind"] != "resumed"
             found[step, is_failure] = Mark(step=step, is_failure=is_failure, words=words(event)[:_MOST_WORDS])
     return sorted(found.values(), key=lambda mark: (mark.step, mark.is_failure))[-_MOST_MARKS:]

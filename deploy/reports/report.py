@@ -78,6 +78,8 @@ def html(directory: RunDirectory) -> str:
 
 
 def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
+    # Asked before the events are read: a driver that ends meanwhile has logged its end by then.
+    owner = directory.owner()
     # An error of a judge or server may quote the URL or header of its request.
     events = fleet.versioned(hidden(directory.read_json_lines(EVENTS)))
     steps, passport = read_lines(directory), directory.read_json(PASSPORT)
@@ -85,7 +87,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
     return {
         "name": directory.name,
         "place": directory.path(),
-        "state": state_of(events, directory),
+        "state": state_of(events, owner=owner),
         "written_at": time.time(),
         "config": config,
         "in_words": list(in_words(config)),
@@ -94,7 +96,9 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "evaluations": [step for step in steps if step.get("eval/reward") is not None],
         "drawings": _drawings(steps, events, config),
         "frame": {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
-        "num_interruptions": sum(event["kind"] in ("failure", "resumed") for event in events),
+        "num_interruptions": sum(
+            event["kind"] in ("failure", "resumed") and event.get("decision") != "drain" for event in events
+        ),
         "samples": samples(directory),
         "num_completions": NUM_COMPLETIONS,
         "happened": happened[-_MOST_EVENTS:],
@@ -110,12 +114,12 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
     }
 
 
-def state_of(events: Sequence[Mapping[str, Any]], directory: RunDirectory) -> str:
-    """`finished`, `stopped`, `failed`, `running`, `killed` or `starting`. Looks for a living driver only if the last one logged no end."""
+def state_of(events: Sequence[Mapping[str, Any]], *, owner: str | None) -> str:
+    """`finished`, `stopped`, `failed`, `running`, `killed` or `starting`. `owner` is the driver that lived before the events were read."""
     last = fleet.last_told(events)
     if last is None:
         return "starting"
-    return last["kind"] if last["kind"] != "launched" else "running" if directory.owner() else "killed"
+    return last["kind"] if last["kind"] != "launched" else "running" if owner else "killed"
 
 
 def _drawings(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]], config: RunConfig) -> list[Any]:

@@ -46,10 +46,12 @@ def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConf
 def table(directory: RunDirectory) -> Table:
     """Progress, numbers, failures and checkpoints."""
     config = config_of(directory)
+    # First: a driver that ends meanwhile has logged its end by the time the events are read.
+    owner = directory.owner()
     steps = read_steps(directory)
     events = directory.read_json_lines(EVENTS)
     shown = Table(title=directory.url, show_header=False, box=None, title_justify="left")
-    for name, value in _rows(config, steps, events, directory):
+    for name, value in _rows(config, steps, events, directory, owner=owner):
         shown.add_row(for_terminal(name), for_terminal(value))
     return shown
 
@@ -73,12 +75,16 @@ def passport_differences(left: str, right: str) -> dict[str, tuple[Any, Any]]:
 
 
 def _rows(
-    config: RunConfig, steps: Mapping[int, Mapping[str, float]], events: list[dict[str, Any]], directory: RunDirectory
+    config: RunConfig,
+    steps: Mapping[int, Mapping[str, float]],
+    events: list[dict[str, Any]],
+    directory: RunDirectory,
+    *,
+    owner: str | None,
 ) -> Iterator[tuple[str, str]]:
     done = max(steps, default=0)
     yield "model", config.model.path
     yield "steps", f"{done} of {config.num_steps}"
-    owner = directory.owner()
     yield "driver", owner or f"none: {_end(events)}"
     if steps:
         latest: dict[str, float] = {}

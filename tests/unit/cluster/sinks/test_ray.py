@@ -88,6 +88,13 @@ def test_what_comes_before_ray_is_connected_waits_for_it(there):
     assert there.drained() == {"treadwheel_last_step_time of r": 100.0}
 
 
+def test_an_actor_that_leaves_its_node_is_no_failure(there):
+    metrics = RayMetrics("r")
+    for decision in ("drain", "restart", "drain"):
+        metrics.event({"kind": "failure", "decision": decision})
+    assert there.counts == {"treadwheel_events drain of r": 2, "treadwheel_events failure of r": 1}
+
+
 def test_a_thread_sets_the_numbers_again_until_the_end(there, monkeypatch, tmp_path):
     is_set = threading.Event()
     monkeypatch.setattr(ray, "REPEAT_S", 0.001)

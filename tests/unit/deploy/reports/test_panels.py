@@ -88,6 +88,11 @@ def test_a_new_drivers_trouble_stands_where_it_began():
     assert found[1] == Mark(step=7, is_failure=False, words="resumed after 7 recorded steps")
 
 
+def test_an_actor_that_leaves_its_node_is_no_trouble():
+    left = {"actor": "rollout-0", "failure": "termination", "reason": "node n1 goes away", "decision": "drain"}
+    assert not marks(versioned([event("launched", 1.0), event("failure", 10.0, **left)]))
+
+
 def test_of_very_many_interruptions_the_last_are_marked():
     failed = {"actor": "rollout-0", "failure": "death", "reason": "signal 9", "decision": "restart"}
     found = marks({**event("failure", 1.0, **failed), "policy_version": at} for at in range(1, 100))

@@ -1,6 +1,7 @@
 import io
 import json
 import math
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -107,6 +108,20 @@ def test_a_run_without_a_driver_tells_how_it_ended(directory, end, told):
     directory.write_json(STATUS, {"time": 1.0, "actors": [actor]})
     directory.release()
     assert told in shown(directory) and "sampling" not in shown(directory)
+
+
+def test_a_run_that_ends_while_it_is_read_was_not_killed(directory, monkeypatch):
+    """It logs its end before it gives the directory back."""
+    directory.append_json(EVENTS, {"kind": "launched", "time": 0.0})
+    read = RunDirectory.read_json_lines
+
+    def ending(itself: RunDirectory, name: str) -> list[dict[str, Any]]:
+        lines = read(itself, name)
+        directory.release()
+        return lines
+
+    monkeypatch.setattr(RunDirectory, "read_json_lines", ending)
+    assert "driver          process" in shown(directory)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
