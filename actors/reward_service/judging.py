@@ -191,8 +191,8 @@ class Judging:
         return False
 
     async def _answers(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
-        """As `JudgeProcess.judge`. An interrupted call is asked once more. The killed process may have begun it, so its costs and side effects
-        may come twice."""
+        """As `JudgeProcess.judge`. An interrupted call is asked once more. Its costs and side effects may come twice: the killed process
+        may have begun it."""
         with contextlib.suppress(InterruptedCallError):
             return await self._answers_of_one(shared, calls)
         try:
