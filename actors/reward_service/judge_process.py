@@ -25,6 +25,10 @@ _Answer = tuple[Judged | UnavailableError, bool]
 """The answer to a call, and whether its process has run out of memory."""
 
 
+class InterruptedCallError(Exception):
+    """The process was killed at the deadline of another call. Nobody knows whether it had begun this one."""
+
+
 class JudgeProcess:
     """The counterpart of `actors.reward_service.judge_main`."""
 
@@ -34,6 +38,8 @@ class JudgeProcess:
         self.facts = facts
         self.is_spent = False
         """It ran out of memory and gets no further call."""
+        self._was_overrun = False
+        """It was killed at the deadline of a call."""
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[_Answer | Reward]] = {}
         """Answers by number. A Reward: the process ended, and each trajectory of the call gets this failed reward."""
@@ -65,7 +71,8 @@ class JudgeProcess:
 
     async def judge(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
         """Answers to all calls, or to the first ones up to and including the call that overran its deadline, ended this process, ran out of
-        memory or found its server away. An empty list if the process had already ended.
+        memory or found its server away. An empty list if the process had already ended. Raises InterruptedCallError if the call of another
+        request overran its deadline before these calls could.
 
         `shared` is JSON of the arguments of all calls. A synchronous judge's process gets one request at a time.
         """
@@ -77,6 +84,8 @@ class JudgeProcess:
         timeout_s = self._part.timeout_s
         # An asynchronous judge's process enforces the deadline itself, unless the judge blocks its event loop.
         allowed_s = timeout_s + (_BLOCKED_S if self.facts.is_async else 0)
+        late = timed_out(timeout_s, setting=f"{self._part.setting}.timeout_s")
+        began = asyncio.get_running_loop().time()
         judged: list[Judged | UnavailableError] = []
         try:
             async with asyncio.timeout(allowed_s) as deadline:
@@ -87,6 +96,9 @@ class JudgeProcess:
                         deadline.reschedule(asyncio.get_running_loop().time() + allowed_s)
                     answer = await waiting
                     if isinstance(answer, Reward):
+                        if self._was_overrun and asyncio.get_running_loop().time() - began < timeout_s:
+                            raise InterruptedCallError
+                        answer = late if self._was_overrun else answer
                         return [*judged, [answer] * size]
                     verdict, is_spent = answer
                     judged.append(verdict)
@@ -94,8 +106,8 @@ class JudgeProcess:
                     if is_spent or isinstance(verdict, UnavailableError):
                         break
         except TimeoutError:
+            self._was_overrun = True
             await self.kill()
-            late = timed_out(timeout_s, setting=f"{self._part.setting}.timeout_s")
             judged.append([late] * calls[len(judged)][0])
         except asyncio.CancelledError:
             await self.kill()  # it would go on with calls that are no longer needed

@@ -13,7 +13,7 @@ from typing import Any
 
 from actors.processes.printed import PrintedLines
 from actors.reward_service.breaker import Breaker
-from actors.reward_service.judge_process import Call, JudgeProcess
+from actors.reward_service.judge_process import Call, InterruptedCallError, JudgeProcess
 from actors.reward_service.judgement import Judged, failed
 from actors.reward_service.recipe import Part
 from cluster.contracts.errors import ConfigError, UnavailableError, WorkerError
@@ -191,6 +191,20 @@ class Judging:
         return False
 
     async def _answers(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
+        """As `JudgeProcess.judge`. An interrupted call is asked once more. Its costs and side effects may come twice: the killed process
+        may have begun it."""
+        with contextlib.suppress(InterruptedCallError):
+            return await self._answers_of_one(shared, calls)
+        try:
+            return await self._answers_of_one(shared, calls)
+        except InterruptedCallError:
+            error = WorkerError(
+                "twice, another call of this asynchronous judge blocked beyond its deadline, and the judge's process was killed; let the "
+                "judge await, or make it synchronous"
+            )
+            return [[failed(error)] * calls[0][0]]
+
+    async def _answers_of_one(self, shared: str, calls: Sequence[Call]) -> list[Judged | UnavailableError]:
         process = await self._take()
         if "servers" in self.asks:
             shared = json.dumps(json.loads(shared) | {"servers": self.servers})

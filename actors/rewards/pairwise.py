@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import PositiveInt
 
-from actors.rubrics.asking import Asking, ChatEndpoint, ChatJudge, Grades, prompt_text
+from actors.rubrics.asking import Asking, ChatEndpoint, ChatJudge, Grades
 from actors.rubrics.rubric import PairRubric
+from actors.rubrics.turns import apart
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.supervision.tasks import together
 
@@ -56,16 +57,17 @@ class Pairwise:
         columns: Mapping[str, Any],
         servers: Mapping[str, Sequence[str]],
     ) -> list[dict[str, float | None]]:
-        texts = [str(messages[-1]["content"]) for messages in all_messages]
-        if len(texts) < 2:
+        if len(all_messages) < 2:
             raise DataError(
                 "pairwise compares completions, and the group has one; raise buffer.trajectories_per_group, and "
                 "evaluation.num_samples for held-out prompts"
             )
 
+        prompt, texts = apart(all_messages, columns)
+
         async def ask(first: str, second: str) -> Grades:
             filled = {"first": first, "second": second}
-            question = self._rubric.conversation(filled, prompt=prompt_text(all_messages[0]), columns=columns)
+            question = self._rubric.conversation(filled, prompt=prompt, columns=columns)
             return await self._chat.grades(question, seed=self._asking.seed, servers=servers)
 
         pairs = _pairs(len(texts), self._opponents, seed=seeds[0])

@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from actors.http import CHARACTERS_PER_TOKEN, Endpoint, HttpClient, HttpError
 from actors.rubrics.rubric import Rubric
+from actors.rubrics.turns import Message
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from cluster.contracts.settings import Section
 
@@ -119,9 +120,7 @@ class ChatJudge:
         return await self._client.post("/chat/completions", body, urls=urls, num_tokens=num_tokens)
 
 
-def prompt_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The text before the completion, which is the last of `messages`: the only message's text, or all messages with their roles."""
-    asked = messages[:-1]
-    if len(asked) == 1:
-        return str(asked[0]["content"])
-    return "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in asked)
+# Named as in llm_judge.py: that file's bytes are part of the keys of kept verdicts, which a change there would ask for again.
+def prompt_text(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages before the completion, which is the last of `messages`. `Rubric.conversation` makes the prompt's text of them."""
+    return messages[:-1]

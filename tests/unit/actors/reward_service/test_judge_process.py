@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from actors.reward_service.judge_process import JudgeProcess
+from actors.reward_service.judge_process import InterruptedCallError, JudgeProcess
 from actors.reward_service.judgement import JudgeFacts
 from actors.reward_service.recipe import parts_of
 from cluster.contracts.errors import UnavailableError
@@ -142,16 +142,22 @@ async def test_an_asynchronous_judges_process_has_five_seconds_more_to_tell_of_i
     assert await judging == [[Reward(value=None, status=RewardStatus.TIMEOUT, message="late")]] and judge.is_alive
 
 
-async def test_a_request_beside_one_that_overran_its_deadline_fails_with_the_process():
+async def test_of_the_calls_beside_one_that_overran_its_deadline_the_late_are_timeouts_and_the_others_interrupted():
+    """The process is killed at second 65, when the calls of seconds 5 and 6 are 60 and 59 s old, with 60 s for each."""
     judge, process = begun(is_async=True)
     process.last_words = [[0, [[1.0, "ok", {}, None]], False]]
     late = asyncio.create_task(judge.judge("{}", [(1, {})]))
     await settled()
-    pass_time(TIMEOUT_S)
+    pass_time(5.0)
+    as_late = asyncio.create_task(judge.judge("{}", [(2, {})]))
+    await settled()
+    pass_time(1.0)
     other = asyncio.create_task(judge.judge("{}", [(1, {})]))
     await settled()
-    pass_time(6.0)
+    pass_time(59.0)
     assert statuses(await late) == [[RewardStatus.TIMEOUT]]
     async with asyncio.timeout(10):
-        (failed,) = await other
-    assert statuses([failed]) == [[RewardStatus.ERROR]] and "ended its process" in str(failed[0].message)
+        assert statuses(await as_late) == [[RewardStatus.TIMEOUT] * 2]
+        with pytest.raises(InterruptedCallError):
+            await other
+    assert judge._waiting == {}

@@ -208,6 +208,21 @@ async def test_an_asynchronous_judge_that_blocks_meets_its_deadline_and_is_repla
         assert (await rewards.score(batch_of(["good"])))[0]["reward"].to_pylist() == [1.0]
 
 
+async def test_a_call_that_comes_while_another_one_blocks_is_asked_again_in_the_next_process(monkeypatch, tmp_path):
+    """It comes 1.9 deadlines after the blocking one, which ends the process after two."""
+    monkeypatch.setattr("actors.reward_service.judge_process._BLOCKED_S", TIMEOUT_S)
+    async with service(ASYNC, timeout_s=TIMEOUT_S) as rewards:
+        begun = tmp_path / "begun"
+        blocking = asyncio.create_task(rewards.score(batch_of(["block"], columns={"begun": str(begun)})))
+        await until(begun.exists)
+        pass_time(1.9 * TIMEOUT_S)
+        innocent = asyncio.create_task(rewards.score(batch_of(["good"])))
+        await answers_are_read()
+        pass_time(0.1 * TIMEOUT_S)
+        assert (await blocking)[0]["reward_status"].to_pylist() == ["timeout"]
+        assert (await innocent)[0]["reward"].to_pylist() == [1.0]
+
+
 async def test_an_asynchronous_judge_that_ends_its_process_fails_what_it_had_and_is_replaced(shared):
     rewards = shared[ASYNC]
     scored, _ = await rewards.score(batch_of(["exit"]))
