@@ -58,6 +58,51 @@ def test_a_parameter_of_a_default_variant_can_be_set_alone():
     assert config.algorithm.advantage.model_dump() == {"name": "grpo", "epsilon": 1e-4}
 
 
+@pytest.mark.parametrize(
+    ("preset", "override", "variant"),
+    [
+        ("dapo", "policy_loss.epsilon_low=0.1", {"name": "ppo_clip", "epsilon_low": 0.1, "epsilon_high": 0.28}),
+        (
+            "verl_grpo",
+            "policy_loss.epsilon_high=0.28",
+            {"name": "ppo_clip", "dual_clip": 3.0, "log_ratio_clamp": 20.0, "epsilon_high": 0.28},
+        ),
+        (
+            "torchtune_ppo",
+            "policy_loss.epsilon_high=0.3",
+            {"name": "ppo_clip", "epsilon_low": 0.1, "epsilon_high": 0.3},
+        ),
+        (
+            "trl_grpo",
+            "advantage.zero_variance=rounding",
+            {"name": "grpo", "epsilon": 1e-4, "zero_variance": "rounding"},
+        ),
+        ("lite_ppo", "advantage.epsilon=1e-4", {"name": "group_mean_batch_std", "epsilon": 1e-4}),
+        ("ppo", "advantage.lambda_=1.0", {"name": "gae", "gamma": 1.0, "lambda_": 1.0}),
+        ("gspo", "policy_loss.epsilon_low=1e-3", {"name": "gspo", "epsilon_low": 1e-3, "epsilon_high": 4e-4}),
+        ("torchtune_ppo", "value.loss.clip_range=0.5", {"name": "value_clip", "clip_range": 0.5}),
+        # No preset sets this field: the variant is the field's default.
+        ("ppo", "value.aggregation.empty_rows=exclude", {"name": "token_mean", "empty_rows": "exclude"}),
+    ],
+)
+def test_an_overridden_parameter_keeps_the_presets_variant_and_its_other_parameters(preset, override, variant):
+    chosen, changed = f"algorithm.preset={preset}", f"algorithm.{override}"
+    in_file = smallest() | {"algorithm": {"preset": preset}}
+    field = override.partition("=")[0].split(".")[:-1]
+    for values, overrides in ((smallest(), [chosen, changed]), (smallest(), [changed, chosen]), (in_file, [changed])):
+        made = validated(values, overrides).model_dump()["algorithm"]
+        for key in field:
+            made = made[key]
+        assert made == variant, overrides
+
+
+def test_a_parameter_overrides_the_default_variant_where_the_preset_is_taken_out():
+    values = smallest() | {"algorithm": {"preset": "ppo"}}
+    for nothing in ("algorithm.preset=null", "algorithm={entropy_coefficient: 0.1}", "algorithm=null"):
+        config = validated(values, [nothing, "algorithm.advantage.epsilon=1e-4"])
+        assert config.algorithm.advantage.model_dump() == {"name": "grpo", "epsilon": 1e-4}, nothing
+
+
 def test_a_preset_on_the_command_line_replaces_the_files_algorithm():
     config = load("deploy/runs/quickstart.yaml", ["algorithm.preset=ppo", "algorithm.kl.reward.coefficient=0.5"])
     assert config.algorithm.advantage.name == "gae" and config.algorithm.value is not None
@@ -107,6 +152,37 @@ def test_a_setting_that_is_refused_does_not_hide_the_others():
     values = smallest() | {"environment": "guess", "episodes": {"max_turns": "x"}, "sampling": {"max_tokens": -1}}
     told = refusal(values | {"algorithm": {"preset": "dr_grpo", "entropy_coefficient": "y"}})
     assert all(name in told for name in ("episodes.max_turns", "sampling.max_tokens", "entropy_coefficient"))
+
+
+@pytest.mark.parametrize(
+    ("preset", "setting", "kept", "way_out"),
+    [
+        ("grpo", "kl", "{'loss': {'coefficient': 0.04, 'estimator': 'k3'}}", "algorithm.kl.loss=null"),
+        ("dapo", "filters", "['zero_variance', 'overlong_mask']", "algorithm.filters=[]"),
+        ("ppo", "advantage_shaping", "['whiten']", "algorithm.advantage_shaping=[]"),
+        ("gspo", "proximal", "'recompute'", "algorithm.proximal=rollout"),
+        ("torchrl_grpo", "entropy_coefficient", "0.01", "algorithm.entropy_coefficient=0.0"),
+        ("on_policy_distillation", "kl.reward.credit", "'token'", "algorithm.kl.reward.credit=trajectory"),
+        ("grpo", "kl.loss.coefficient", "0.04", "algorithm.kl.loss.coefficient=VALUE"),
+    ],
+)
+def test_null_is_refused_where_the_presets_value_would_stay(preset, setting, kept, way_out):
+    told = f"algorithm.{setting}=null leaves {kept} of algorithm.preset={preset!r} in force; write {way_out} instead"
+    assert told in refusal(smallest() | {"algorithm": {"preset": preset}}, f"algorithm.{setting}=null")
+    assert told in refusal(smallest(), f"algorithm.{setting}=null", f"algorithm.preset={preset}")
+
+
+def test_the_ways_out_of_null_under_a_preset_leave_its_kl_and_its_filters_out():
+    of_grpo = validated(smallest() | {"algorithm": {"preset": "grpo"}}, ["algorithm.kl.loss=null"])
+    assert of_grpo.algorithm.kl.loss is None
+    of_dapo = validated(smallest() | {"algorithm": {"preset": "dapo"}}, ["algorithm.filters=[]"])
+    assert of_dapo.algorithm.filters == ()
+
+
+def test_null_resets_a_section_or_list_that_the_preset_does_not_set():
+    own = {"preset": "dapo", "kl": {"loss": {"coefficient": 0.1}}, "reward_shaping": ["clip"]}
+    config = validated(smallest() | {"algorithm": own}, ["algorithm.kl=null", "algorithm.reward_shaping=null"])
+    assert config.algorithm.kl.loss is None and config.algorithm.reward_shaping == ()
 
 
 def test_null_does_not_stand_for_what_is_required():
