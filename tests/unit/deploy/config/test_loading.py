@@ -211,6 +211,22 @@ def test_a_missing_file_says_so(tmp_path):
         ),
         ("learning_rate=1", "learning_rate=1 is not a setting; did you mean optimizer.learning_rate?"),
         ("num_steps=many", "num_steps='many' is not valid: it must be a whole number"),
+        ("num_steps=true", "num_steps=True is not valid: it must be a whole number (Length of the run in steps)"),
+        ("record.keep_trajectories=true", "record.keep_trajectories=True is not valid: it must be a whole number ("),
+        ("record.learned_groups=false", "record.learned_groups=False is not valid: it must be a whole number ("),
+        ("optimizer.target_kl=true", "optimizer.target_kl=True is not valid: it must be a number ("),
+        ("learner.stop_at_kl=true", "learner.stop_at_kl=True is not valid: it must be a number ("),
+        ("optimizer.betas=[0.9, true]", "optimizer.betas.1=True is not valid: it must be a number"),
+        ("sampling.logit_bias={5: true}", "sampling.logit_bias.5=True is not valid: it must be a number"),
+        ("sampling.logit_bias={true: 5}", "sampling.logit_bias.1=True is not valid: it must be a whole number"),
+        (
+            "algorithm.kl.loss={coefficient: 0.1, log_ratio_clamp: true}",
+            "algorithm.kl.loss.log_ratio_clamp=True is not valid: it must be a number (Clamp of the log-ratio",
+        ),
+        (
+            "prompts={sources: {a: {name: file, weight: true}}}",
+            "prompts.sources.a.weight=True is not valid: it must be a number",
+        ),
         ("num_steps=2.5", "num_steps=2.5 is not valid: it must be a whole number"),
         ("optimizer.learning_rate=low", "optimizer.learning_rate='low' is not valid: it must be a number"),
         ("deterministic=maybe", "deterministic='maybe' is not valid: it must be true or false"),
@@ -260,6 +276,18 @@ def test_a_missing_file_says_so(tmp_path):
 )
 def test_a_mistake_names_field_value_and_way_out(override, advice):
     assert advice in refusal(smallest(), override)
+
+
+def test_true_and_false_that_stand_for_numbers_hide_no_other_mistake():
+    told = refusal(smallest(), "record.keep_trajectories=true", "record.learned_groups=-1", "optimizer.target_kl=false")
+    assert told.startswith("the configuration: 3 problems")
+
+
+def test_true_and_false_are_read_where_a_setting_is_one_of_them():
+    config = validated(
+        smallest() | {"reward": {"parts": {"right": {"judge": "regex", "cache": True}}}}, ["deterministic=true"]
+    )
+    assert config.deterministic is True and config.reward.parts["right"].cache is True
 
 
 def test_a_name_with_dots_in_a_file_is_a_mapping_of_settings():
