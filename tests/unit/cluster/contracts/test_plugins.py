@@ -244,12 +244,22 @@ def test_a_parameter_with_which_no_completion_is_right_is_refused(judge, param):
             {"urls": ["http://host"], "max_concurrency": 0},
             "my.field.endpoint.max_concurrency=0: Input should be greater",
         ),
+        (
+            {"urls": ["http://host"], "max_concurrency": True},
+            "my.field.endpoint.max_concurrency=True: Input should be a valid integer",
+        ),
     ],
 )
 def test_a_mistake_in_an_endpoint_names_its_setting_and_shows_no_secret(endpoint, message):
     with pytest.raises(ConfigError, match=message) as caught:
         resolve(Plugin(name="remote", params={"endpoint": endpoint}), home=REWARDS, field="my.field")
     assert "secret" not in str(caught.value)
+
+
+def test_a_limit_of_the_sandbox_is_not_true():
+    judge = Plugin(name="code_stdin", params={"sandbox": {"time_s": True}})
+    with pytest.raises(ConfigError, match=r"my\.field\.sandbox\.time_s=True: Input should be a valid number"):
+        resolve(judge, home=REWARDS, field="my.field")
 
 
 def test_a_function_of_any_keywords_takes_any():
