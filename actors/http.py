@@ -26,9 +26,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import ConfigDict, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from actors.reward_service.deadline import is_late, note_answer, remaining_s
+from cluster.contracts.checked import Checked
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 
 CHARACTERS_PER_TOKEN = 3
@@ -50,7 +51,7 @@ _SHOWN = 200
 """Characters of an answer in a message."""
 
 
-class Endpoint(BaseModel):
+class Endpoint(Checked):
     """Equal servers and their limits. A text or a list in its place gives only the URLs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, PositiveFloat, PositiveInt
 
 from actors.sandbox.confinement import Bounds
 from actors.sandbox.host_process import HostProcess, memory_files, text_of
 from actors.sandbox.roles import OUT_OF_MEMORY, decode
+from cluster.contracts.checked import Checked
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 
 _log = logging.getLogger(__name__)
@@ -35,8 +36,10 @@ class Verdict(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
-class SandboxConfig(BaseModel, frozen=True, extra="forbid"):
+class SandboxConfig(Checked):
     """Confinement and limits of programs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     level: Literal["auto", "landlock", "bwrap", "none"] = "auto"
     """`auto` uses Landlock if the kernel has it, inside bubblewrap if that works, and refuses to run without either. `none` runs programs

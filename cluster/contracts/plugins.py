@@ -18,6 +18,7 @@ from typing import Any, TypeGuard, cast
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
@@ -25,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from cluster.contracts.checked import Checked, refuse_bool_as_number
 from cluster.contracts.discovery import Takes, callables
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.hiding import is_secret, shown
@@ -96,13 +98,13 @@ TRANSPORTS = Home(package="cluster.weights", called_with=("timeout_s",))
 SINKS = Home(package="cluster.sinks", called_with=("directory", "num_steps"))
 
 
-class Plugin(BaseModel):
+class Plugin(Checked):
     """A variant's name and parameters. YAML: `grpo`, or `{name: grpo, epsilon: 1e-6}`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -318,6 +320,7 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
     # A model has its own configuration.
     config = None if _is_model(hint) else ConfigDict(arbitrary_types_allowed=True)
     try:
+        refuse_bool_as_number(value, hint)
         return TypeAdapter(hint, config=config).validate_python(value)
     except ValidationError as error:
         kind = _in_words(hint)

@@ -14,6 +14,8 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
+from cluster.contracts.checked import Checked
+
 T = TypeVar("T")
 
 
@@ -34,7 +36,7 @@ NumActors = Annotated[int, Field(gt=0, le=100_000)]
 """The limit catches typing mistakes, which would fill the driver's memory with plans."""
 
 
-class Section(BaseModel):
+class Section(Checked):
     """A part of the configuration."""
 
     model_config = ConfigDict(

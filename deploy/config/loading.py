@@ -28,7 +28,8 @@ _NAMED_BY_USERS = ("sources", "by_source", "parts", "models", "servers")
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The run that `path` and `overrides` (`optimizer.learning_rate=3e-4`) describe.
 
-    An override of null resets a setting that cannot be null to its default. `algorithm.preset=ppo` replaces the file's algorithm section.
+    An override of null resets a setting that cannot be null to its default, and a variant that a preset sets to the preset's. It is refused
+    where another value of the preset would stay. `algorithm.preset=ppo` replaces the file's algorithm section.
 
     Raises one ConfigError for all mistakes: setting, value, way out.
     """
@@ -61,9 +62,10 @@ def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the 
     if any(name == "algorithm.preset" and value is not None for name, value in settings):
         # The preset replaces the whole section, not only the settings that the file leaves out.
         values = values | {"algorithm": {}}
+    preset = _preset(values, settings)
     for name, value in settings:
         with _noting(problems):
-            _set(name, value, values)
+            _set(name, value, values, preset=preset)
     algorithm = values.get("algorithm")
     if isinstance(algorithm, dict):
         values = {name: section for name, section in values.items() if name != "algorithm"}
@@ -129,12 +131,35 @@ def parsed(override: str) -> tuple[str, Any]:
     return name, parse(text, source=f"override {hidden(override)!r}")
 
 
-def _set(name: str, value: Any, values: dict[str, Any]) -> None:
+def _preset(values: Mapping[str, Any], settings: Sequence[tuple[str, Any]]) -> str | None:
+    """The preset that is in force after all overrides, since it may come after an override of one of its settings."""
+    section = values.get("algorithm")
+    for name, value in settings:
+        if name in ("algorithm", "algorithm.preset"):
+            section = value if name == "algorithm" else {"preset": value}
+    preset = section.get("preset") if isinstance(section, dict) else None
+    return preset if isinstance(preset, str) else None
+
+
+def _of_preset(preset: str | None, name: str) -> Any:
+    """The preset's value of a setting; None if it leaves the setting out."""
+    if preset is None:
+        return None
+    from learner.algorithms.registry.presets import PRESETS
+
+    value: Any = {"algorithm": PRESETS.get(preset, {})}
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _set(name: str, value: Any, values: dict[str, Any], *, preset: str | None) -> None:
     keys = name.split(".")
     place = values
     for depth, key in enumerate(keys[:-1]):
-        place = _enter(place, key, name=".".join(keys[: depth + 1]))
+        place = _enter(place, key, name=".".join(keys[: depth + 1]), preset=preset)
     if value is None and not _takes_null(name):
+        _refuse_to_keep(name, preset)
         place.pop(keys[-1], None)  # back to the default
     else:
         place[keys[-1]] = value
@@ -145,12 +170,29 @@ def _takes_null(name: str) -> bool:
     return field is None or type(None) in typing.get_args(field.annotation)
 
 
-def _enter(place: dict[str, Any], key: str, *, name: str) -> dict[str, Any]:
+def _refuse_to_keep(name: str, preset: str | None) -> None:
+    """Raises ConfigError if the preset sets the setting, unless to a variant: null would seem to take it out."""
+    field, kept = dict(fields(RunConfig))[name], _of_preset(preset, name)
+    if kept is None or isinstance(field.default, Plugin):
+        return
+    if isinstance(kept, Mapping):
+        way_out = " ".join(f"{name}.{key}=null" for key in kept)
+    elif field.is_required():
+        way_out = f"{name}=VALUE"
+    else:
+        way_out = f"{name}={[*field.default] if isinstance(field.default, tuple) else field.default}"
+    raise ConfigError(
+        f"{name}=null leaves {_short(kept)} of algorithm.preset={preset!r} in force; write {way_out} instead"
+    )
+
+
+def _enter(place: dict[str, Any], key: str, *, name: str, preset: str | None) -> dict[str, Any]:
     inner = place.get(key)
     if isinstance(inner, str):
         inner = {"name": inner}  # a plug-in's short form: `advantage: grpo`, then algorithm.advantage.epsilon=1e-4
     elif inner is None:
-        inner = _default_plugin(name)
+        # A parameter without a name belongs to the preset's variant; the default's name would replace that variant.
+        inner = {} if _of_preset(preset, name) is not None else _default_plugin(name)
     if not isinstance(inner, dict):
         raise ConfigError(f"{name}={inner!r} has no settings below it; override {name} itself")
     place[key] = own = {**inner}  # a copy: other places of a YAML anchor keep their values

@@ -68,11 +68,11 @@ _DEFAULTS: dict[str, Any] = {
     _COMPUTED: None,
     **_at(f"{_ACTOR}.fsdp_config.qat", enable=False),
     **_at(f"{_ACTOR}.qat", enable=False),
-    **_at(f"{_ACTOR}.optim", lr=1e-6, num_cycles=0.5, **_OPTIM),
+    **_at(f"{_ACTOR}.optim", lr=1e-6, num_cycles=0.5, zero_indexed_step=True, **_OPTIM),
     **_at("critic", enable=None, cliprange_value=0.5, ppo_epochs=None, ppo_mini_batch_size=None),
     **_at("critic", loss_agg_mode=None, loss_scale_factor=None),
     **_at("critic.model", path=None, trust_remote_code=False, lora_rank=0),
-    **_at("critic.optim", lr=1e-5, **_OPTIM),
+    **_at("critic.optim", lr=1e-5, zero_indexed_step=True, **_OPTIM),
     **_at("algorithm", adv_estimator="gae", gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True, use_pf_ppo=False),
     **_at("algorithm", use_kl_in_reward=False, kl_penalty="kl"),
     **_at("algorithm.kl_ctrl", type="fixed", kl_coef=0.001),
@@ -131,7 +131,7 @@ _DROPPED = {
         f"{_ROLLOUT}.disable_log_stats {_ROLLOUT}.trace.* {_ROLLOUT}.prometheus.* {_ROLLOUT}.moe_load_balance_*"
     ),
     "without effect on a single turn of text, or set by verl itself": (
-        "*_target_ *.rollout_n *.data_loader_seed *.optim.total_training_steps *.zero_indexed_step "
+        "*_target_ *.rollout_n *.data_loader_seed *.optim.total_training_steps "
         "data.image_* data.video_key data.audio_key data.reward_fn_key data.return_* data.dataloader_num_workers "
         "data.val_batch_size data.filter_overlong_prompts_workers data.validation_shuffle data.tool_config_path "
         "data.function_tool_path data.mm_processor_kwargs* data.trust_remote_code data.custom_cls.name *freeze_vision_tower "
@@ -545,6 +545,7 @@ def _critic(given: Given) -> Made:
             given.refuse(
                 f"critic.{name}", f"is not the actor's, {actors!r}, and both are one setting here; use the actor's"
             )
+    _refuse_steps_from_1(given, "critic.optim")
     value: dict[str, Any] = {
         "loss": {"name": "value_clip", "clip_range": given["critic.cliprange_value"]},
         "coefficient": 1.0,
@@ -562,10 +563,23 @@ def _critic(given: Given) -> Made:
     return {"algorithm.value": value}
 
 
+def _schedule(given: Given, optim: str) -> str:
+    kind = given[f"{optim}.lr_scheduler_type"]
+    return given[f"{optim}.warmup_style"] or kind
+
+
+def _refuse_steps_from_1(given: Given, optim: str) -> None:
+    if _schedule(given, optim) == "cosine" and not given[f"{optim}.zero_indexed_step"]:
+        given.refuse(
+            f"{optim}.zero_indexed_step",
+            "counts the cosine's steps from 1, which moves it by one step; use true, verl's default",
+        )
+
+
 def _optimizer(given: Given) -> Made:
     optim = f"{_ACTOR}.optim"
-    kind, warmup = given[f"{optim}.lr_scheduler_type"], given[f"{optim}.lr_warmup_steps"]
-    kind = given[f"{optim}.warmup_style"] or kind
+    kind, warmup = _schedule(given, optim), given[f"{optim}.lr_warmup_steps"]
+    _refuse_steps_from_1(given, optim)
     if kind not in ("constant", "cosine"):
         given.refuse(f"{optim}.lr_scheduler_type", "is not supported; use constant or cosine")
     if warmup is None or warmup <= 0:
@@ -729,7 +743,7 @@ VERL = Peer(
         ),
         Row(
             of=f"algorithm.adv_estimator trainer.critic_warmup {_MODEL}.path "
-            f"{_below('critic', 'enable model.path model.trust_remote_code cliprange_value optim.lr')} "
+            f"{_below('critic', 'enable model.path model.trust_remote_code cliprange_value optim.lr optim.zero_indexed_step')} "
             f"{_below('critic', ' '.join(_AS_THE_ACTOR))} {_below(_ACTOR, ' '.join(_AS_THE_ACTOR))}",
             ours="algorithm.value",
             make=_critic,
@@ -739,7 +753,7 @@ VERL = Peer(
         ),
         Row(
             of=f"{_below(f'{_ACTOR}.optim', 'lr betas weight_decay lr_scheduler_type warmup_style min_lr_ratio')} {_ACTOR}.grad_clip "
-            f"{_below(f'{_ACTOR}.optim', 'clip_grad lr_warmup_steps lr_warmup_steps_ratio')} {_LENGTH}",
+            f"{_below(f'{_ACTOR}.optim', 'clip_grad lr_warmup_steps lr_warmup_steps_ratio zero_indexed_step')} {_LENGTH}",
             ours=_below(
                 "optimizer",
                 "learning_rate betas weight_decay max_grad_norm schedule warmup_steps min_learning_rate_share",

@@ -1,10 +1,11 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import (
@@ -37,6 +38,10 @@ def of_every_kind(
     mode: Literal["soft", "hard"] = "soft",
     words: Sequence[str] = (),
     label: Annotated[str, "shown"] = "",
+    bound: Annotated[int, Field(gt=0)] | None = None,
+    scales: Sequence[float] | Mapping[str, float] = (),
+    switch: bool | float = False,
+    free: Any = None,
 ) -> float:
     return factor
 
@@ -71,6 +76,11 @@ def refusal(plugin: Plugin) -> str:
         ({"factor": 1.0, "mode": "x"}, "one of 'soft', 'hard'"),
         ({"factor": 1.0, "words": 5}, "a list"),
         ({"factor": 1.0, "label": 5}, "a text"),
+        ({"factor": True}, "a number"),
+        ({"factor": 1.0, "clip": False}, "a number or null"),
+        ({"factor": 1.0, "bound": True}, "a whole number or null"),
+        ({"factor": 1.0, "scales": [1.0, True]}, "a list or a mapping"),
+        ({"factor": 1.0, "scales": {"a": True}}, "a list or a mapping"),
     ],
 )
 def test_what_a_parameter_must_be_is_said_in_words(params, kind):
@@ -91,6 +101,14 @@ def test_short_and_long_forms_mean_the_same():
 def test_parameters_are_bound_and_converted():
     bound = resolve(Plugin(name="scaled", params={"factor": "2"}), home=HERE, field="my.field")
     assert bound(3.0) == 6.0
+
+
+def test_true_and_false_are_no_numbers_unless_the_parameter_takes_both():
+    told = refusal(Plugin(name="scaled", params={"factor": True}))
+    assert told == "my.field.factor=True is not valid: Input should be a valid number; it must be a number"
+    given = {"factor": 1.0, "switch": True, "free": [True]}
+    bound = resolve(Plugin(name=f"{__name__}:of_every_kind", params=given), home=HERE, field="my.field")
+    assert bound.keywords["switch"] is True and bound.keywords["free"] == [True]
 
 
 def test_a_full_path_needs_no_home():
@@ -226,12 +244,22 @@ def test_a_parameter_with_which_no_completion_is_right_is_refused(judge, param):
             {"urls": ["http://host"], "max_concurrency": 0},
             "my.field.endpoint.max_concurrency=0: Input should be greater",
         ),
+        (
+            {"urls": ["http://host"], "max_concurrency": True},
+            "my.field.endpoint.max_concurrency=True: Input should be a valid integer",
+        ),
     ],
 )
 def test_a_mistake_in_an_endpoint_names_its_setting_and_shows_no_secret(endpoint, message):
     with pytest.raises(ConfigError, match=message) as caught:
         resolve(Plugin(name="remote", params={"endpoint": endpoint}), home=REWARDS, field="my.field")
     assert "secret" not in str(caught.value)
+
+
+def test_a_limit_of_the_sandbox_is_not_true():
+    judge = Plugin(name="code_stdin", params={"sandbox": {"time_s": True}})
+    with pytest.raises(ConfigError, match=r"my\.field\.sandbox\.time_s=True: Input should be a valid number"):
+        resolve(judge, home=REWARDS, field="my.field")
 
 
 def test_a_function_of_any_keywords_takes_any():

@@ -58,6 +58,51 @@ def test_a_parameter_of_a_default_variant_can_be_set_alone():
     assert config.algorithm.advantage.model_dump() == {"name": "grpo", "epsilon": 1e-4}
 
 
+@pytest.mark.parametrize(
+    ("preset", "override", "variant"),
+    [
+        ("dapo", "policy_loss.epsilon_low=0.1", {"name": "ppo_clip", "epsilon_low": 0.1, "epsilon_high": 0.28}),
+        (
+            "verl_grpo",
+            "policy_loss.epsilon_high=0.28",
+            {"name": "ppo_clip", "dual_clip": 3.0, "log_ratio_clamp": 20.0, "epsilon_high": 0.28},
+        ),
+        (
+            "torchtune_ppo",
+            "policy_loss.epsilon_high=0.3",
+            {"name": "ppo_clip", "epsilon_low": 0.1, "epsilon_high": 0.3},
+        ),
+        (
+            "trl_grpo",
+            "advantage.zero_variance=rounding",
+            {"name": "grpo", "epsilon": 1e-4, "zero_variance": "rounding"},
+        ),
+        ("lite_ppo", "advantage.epsilon=1e-4", {"name": "group_mean_batch_std", "epsilon": 1e-4}),
+        ("ppo", "advantage.lambda_=1.0", {"name": "gae", "gamma": 1.0, "lambda_": 1.0}),
+        ("gspo", "policy_loss.epsilon_low=1e-3", {"name": "gspo", "epsilon_low": 1e-3, "epsilon_high": 4e-4}),
+        ("torchtune_ppo", "value.loss.clip_range=0.5", {"name": "value_clip", "clip_range": 0.5}),
+        # No preset sets this field: the variant is the field's default.
+        ("ppo", "value.aggregation.empty_rows=exclude", {"name": "token_mean", "empty_rows": "exclude"}),
+    ],
+)
+def test_an_overridden_parameter_keeps_the_presets_variant_and_its_other_parameters(preset, override, variant):
+    chosen, changed = f"algorithm.preset={preset}", f"algorithm.{override}"
+    in_file = smallest() | {"algorithm": {"preset": preset}}
+    field = override.partition("=")[0].split(".")[:-1]
+    for values, overrides in ((smallest(), [chosen, changed]), (smallest(), [changed, chosen]), (in_file, [changed])):
+        made = validated(values, overrides).model_dump()["algorithm"]
+        for key in field:
+            made = made[key]
+        assert made == variant, overrides
+
+
+def test_a_parameter_overrides_the_default_variant_where_the_preset_is_taken_out():
+    values = smallest() | {"algorithm": {"preset": "ppo"}}
+    for nothing in ("algorithm.preset=null", "algorithm={entropy_coefficient: 0.1}", "algorithm=null"):
+        config = validated(values, [nothing, "algorithm.advantage.epsilon=1e-4"])
+        assert config.algorithm.advantage.model_dump() == {"name": "grpo", "epsilon": 1e-4}, nothing
+
+
 def test_a_preset_on_the_command_line_replaces_the_files_algorithm():
     config = load("deploy/runs/quickstart.yaml", ["algorithm.preset=ppo", "algorithm.kl.reward.coefficient=0.5"])
     assert config.algorithm.advantage.name == "gae" and config.algorithm.value is not None
@@ -109,6 +154,37 @@ def test_a_setting_that_is_refused_does_not_hide_the_others():
     assert all(name in told for name in ("episodes.max_turns", "sampling.max_tokens", "entropy_coefficient"))
 
 
+@pytest.mark.parametrize(
+    ("preset", "setting", "kept", "way_out"),
+    [
+        ("grpo", "kl", "{'loss': {'coefficient': 0.04, 'estimator': 'k3'}}", "algorithm.kl.loss=null"),
+        ("dapo", "filters", "['zero_variance', 'overlong_mask']", "algorithm.filters=[]"),
+        ("ppo", "advantage_shaping", "['whiten']", "algorithm.advantage_shaping=[]"),
+        ("gspo", "proximal", "'recompute'", "algorithm.proximal=rollout"),
+        ("torchrl_grpo", "entropy_coefficient", "0.01", "algorithm.entropy_coefficient=0.0"),
+        ("on_policy_distillation", "kl.reward.credit", "'token'", "algorithm.kl.reward.credit=trajectory"),
+        ("grpo", "kl.loss.coefficient", "0.04", "algorithm.kl.loss.coefficient=VALUE"),
+    ],
+)
+def test_null_is_refused_where_the_presets_value_would_stay(preset, setting, kept, way_out):
+    told = f"algorithm.{setting}=null leaves {kept} of algorithm.preset={preset!r} in force; write {way_out} instead"
+    assert told in refusal(smallest() | {"algorithm": {"preset": preset}}, f"algorithm.{setting}=null")
+    assert told in refusal(smallest(), f"algorithm.{setting}=null", f"algorithm.preset={preset}")
+
+
+def test_the_ways_out_of_null_under_a_preset_leave_its_kl_and_its_filters_out():
+    of_grpo = validated(smallest() | {"algorithm": {"preset": "grpo"}}, ["algorithm.kl.loss=null"])
+    assert of_grpo.algorithm.kl.loss is None
+    of_dapo = validated(smallest() | {"algorithm": {"preset": "dapo"}}, ["algorithm.filters=[]"])
+    assert of_dapo.algorithm.filters == ()
+
+
+def test_null_resets_a_section_or_list_that_the_preset_does_not_set():
+    own = {"preset": "dapo", "kl": {"loss": {"coefficient": 0.1}}, "reward_shaping": ["clip"]}
+    config = validated(smallest() | {"algorithm": own}, ["algorithm.kl=null", "algorithm.reward_shaping=null"])
+    assert config.algorithm.kl.loss is None and config.algorithm.reward_shaping == ()
+
+
 def test_null_does_not_stand_for_what_is_required():
     assert "model.path is missing" in refusal(smallest(), "model.path=null")
 
@@ -135,6 +211,22 @@ def test_a_missing_file_says_so(tmp_path):
         ),
         ("learning_rate=1", "learning_rate=1 is not a setting; did you mean optimizer.learning_rate?"),
         ("num_steps=many", "num_steps='many' is not valid: it must be a whole number"),
+        ("num_steps=true", "num_steps=True is not valid: it must be a whole number (Length of the run in steps)"),
+        ("record.keep_trajectories=true", "record.keep_trajectories=True is not valid: it must be a whole number ("),
+        ("record.learned_groups=false", "record.learned_groups=False is not valid: it must be a whole number ("),
+        ("optimizer.target_kl=true", "optimizer.target_kl=True is not valid: it must be a number ("),
+        ("learner.stop_at_kl=true", "learner.stop_at_kl=True is not valid: it must be a number ("),
+        ("optimizer.betas=[0.9, true]", "optimizer.betas.1=True is not valid: it must be a number"),
+        ("sampling.logit_bias={5: true}", "sampling.logit_bias.5=True is not valid: it must be a number"),
+        ("sampling.logit_bias={true: 5}", "sampling.logit_bias.1=True is not valid: it must be a whole number"),
+        (
+            "algorithm.kl.loss={coefficient: 0.1, log_ratio_clamp: true}",
+            "algorithm.kl.loss.log_ratio_clamp=True is not valid: it must be a number (Clamp of the log-ratio",
+        ),
+        (
+            "prompts={sources: {a: {name: file, weight: true}}}",
+            "prompts.sources.a.weight=True is not valid: it must be a number",
+        ),
         ("num_steps=2.5", "num_steps=2.5 is not valid: it must be a whole number"),
         ("optimizer.learning_rate=low", "optimizer.learning_rate='low' is not valid: it must be a number"),
         ("deterministic=maybe", "deterministic='maybe' is not valid: it must be true or false"),
@@ -184,6 +276,18 @@ def test_a_missing_file_says_so(tmp_path):
 )
 def test_a_mistake_names_field_value_and_way_out(override, advice):
     assert advice in refusal(smallest(), override)
+
+
+def test_true_and_false_that_stand_for_numbers_hide_no_other_mistake():
+    told = refusal(smallest(), "record.keep_trajectories=true", "record.learned_groups=-1", "optimizer.target_kl=false")
+    assert told.startswith("the configuration: 3 problems")
+
+
+def test_true_and_false_are_read_where_a_setting_is_one_of_them():
+    config = validated(
+        smallest() | {"reward": {"parts": {"right": {"judge": "regex", "cache": True}}}}, ["deterministic=true"]
+    )
+    assert config.deterministic is True and config.reward.parts["right"].cache is True
 
 
 def test_a_name_with_dots_in_a_file_is_a_mapping_of_settings():

@@ -486,6 +486,20 @@ def test_verls_schedule_is_of_all_its_training_steps():
     assert run.optimizer.min_learning_rate_share == pytest.approx(0.5 + 0.5 * math.cos(math.pi * 34 / 95))
 
 
+def test_a_cosine_of_verl_that_counts_its_steps_from_1_is_refused_and_a_constant_rate_has_no_steps_to_count():
+    actor, critic = "actor_rollout_ref.actor.optim", "critic.optim"
+    constant = run_of("verl_gsm8k.sh", f"{actor}.zero_indexed_step=false")
+    assert constant.optimizer.schedule == "constant"
+    decayed = [f"{actor}.lr_scheduler_type=cosine", "trainer.total_training_steps=100"]
+    from_0 = run_of("verl_gsm8k.sh", *decayed, f"{actor}.zero_indexed_step=true", f"{critic}.zero_indexed_step=false")
+    assert from_0.optimizer == run_of("verl_gsm8k.sh", *decayed).optimizer
+    said = refused("verl_gsm8k.sh", *decayed, f"{actor}.zero_indexed_step=false")
+    assert f"{actor}.zero_indexed_step=False counts the cosine's steps from 1, which moves it by one step" in said
+    both = [*decayed, f"{critic}.lr_scheduler_type=cosine"]
+    said = refused("verl_ppo.yaml", *both, f"{critic}.zero_indexed_step=false")
+    assert f"{critic}.zero_indexed_step=False counts the cosine's steps from 1" in said
+
+
 def test_a_reward_of_a_package_keeps_its_whole_name():
     for path in ("pkg://my.rewards.gsm8k", "pkg://my/rewards/gsm8k"):
         run = run_of("verl_gsm8k.sh", f"reward.custom_reward_function.path={path}")
