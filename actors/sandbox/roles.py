@@ -151,7 +151,8 @@ def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any
     of_python = {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
     is_tested = len(of_python) == 1 and words.isdisjoint(set(found) - of_python)
     for name in found:
-        if name in ("inf", "nan") or (hasattr(builtins, name) and not is_tested):
+        # The program can make its process name __builtins__, which would replace Python's in the tests.
+        if name in ("inf", "nan") or name.startswith("__") or (hasattr(builtins, name) and not is_tested):
             continue
         is_module = name in sys.stdlib_module_names and any(f"{name}." in question for question in questions)
         yield name, importlib.import_module(name) if is_module else program.ask("global", name)
@@ -183,11 +184,14 @@ class _Program:
 
         Raises the program's exception as its nearest builtin base class that takes a message, else as RuntimeError."""
         value, changed = self._ask("call", function, args, kwargs)
+        # The program can make its process send changes with any value.
+        if value is not None:
+            return value
         for kept, left in zip((*args, *kwargs.values()), changed, strict=False):
             if isinstance(kept, _CHANGEABLE) and isinstance(left, _CHANGEABLE):
                 kept.clear()
                 (kept.extend if isinstance(kept, list | deque) else kept.update)(left)
-        return value
+        return None
 
     def _ask(self, *what: Any) -> tuple[Any, Any]:
         """The answer, and for a call that returned None its arguments."""
