@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -143,12 +143,18 @@ def _test(source: str) -> None:
         _say(results, result)
 
 
+def words_of_python(questions: Sequence[str]) -> set[str]:
+    """The words of the questions that name builtins, without keywords."""
+    words = {word for question in questions for word in re.findall(r"\w+", question)}
+    return {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
+
+
 def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any]]:
     """The program's globals that the tests mention. Builtins, and modules whose attributes the tests use, keep Python's meaning. But if the
     tests mention a single builtin and none of the program's other names, they test the program's function of that name."""
     found = [name for name in program.ask("names") if any(name in question for question in questions)]
     words = {word for question in questions for word in re.findall(r"\w+", question)}
-    of_python = {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
+    of_python = words_of_python(questions)
     is_tested = len(of_python) == 1 and words.isdisjoint(set(found) - of_python)
     for name in found:
         # The program can make its process name __builtins__, which would replace Python's in the tests.

@@ -215,6 +215,37 @@ def test_tests_that_do_not_compile_are_an_error_of_the_data():
 
 
 @pytest.mark.parametrize(
+    "tests",
+    [
+        "def check(candidate):\n    assert candidate(2) == 4\n",
+        ["import math", "def test_f():\n    assert f(2) == 4\n"],
+        "def test_f():\n    assert f(2) == 4\n\nif __name__ == '__main__':\n    test_f()\n",
+    ],
+)
+@pytest.mark.parametrize("completion", ["", "```\npass\n```", "```\ndef f(x): return x * x\n```"])
+def test_tests_that_use_nothing_of_the_program_are_an_error_of_the_data(tests, completion):
+    """Every program earned 1 by them, even `pass`."""
+    reward = judged_text("code_asserts", completion, {"tests": tests})
+    assert reward.status is RewardStatus.ERROR
+    assert "the tests in the column 'tests' use nothing of the program" in reward.message
+    assert "in reward.judge.entry_point" in reward.message
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        ("ANSWER = 42", "assert ANSWER == 42"),
+        ("class Stack:\n    size = 0", "assert Stack.size == 0"),
+        ("def f(): print('a')", "assert callable(f)"),
+        ("def sum(a, b): return 6", "assert sum(10, 15) == 6"),
+    ],
+)
+def test_tests_may_look_at_a_program_without_calling_it(program, test):
+    assert judged("code_asserts", program, {"tests": test}).value == 1.0
+    assert judged("code_asserts", "pass", {"tests": test}).value == 0.0
+
+
+@pytest.mark.parametrize(
     "test", ["assert f(lambda x: x, 1) == 1", "class Node: pass\nassert f(Node(), 1) == 1", "assert f(len, 1) == 1"]
 )
 def test_tests_that_cannot_pass_their_arguments_to_the_program_are_an_error_of_the_data(test):
