@@ -24,6 +24,7 @@ from actors.sandbox.judging import (
 )
 from actors.sandbox.roles import PROGRAM
 from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
+from actors.sandbox.used_names import use_program
 from cluster.contracts.errors import DataError
 
 
@@ -120,8 +121,8 @@ def code_asserts(
     function returns None, its in-place changes to a list, dict, set or deque are copied back to the tests. A name that the tests neither
     import nor define, and that is not a Python builtin, is the program's: so tests that use np.allclose or Counter must import them. If the
     tests use one builtin and no other name of the program, and the program defines that name, it is the program's, as in
-    `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests that do not compile, and for tests that pass a lambda
-    or another value that is not plain to the program.
+    `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests that do not compile, for tests that use nothing of the
+    program, such as functions that are never called, and for tests that pass a lambda or another value that is not plain to the program.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests
@@ -136,6 +137,12 @@ def code_asserts(
             compile(test, "<test>", "exec")
         except SyntaxError as error:
             raise DataError(f"a test in the column {column!r} does not compile: {error}") from None
+    if not use_program(tuple(tests)):
+        raise DataError(
+            f"the tests in the column {column!r} use nothing of the program, so they cannot judge it: call the functions that the tests "
+            "define, outside of `if __name__ == '__main__'`, and import none of the program's; if they define check(candidate), name the "
+            "column with the function's name in reward.judge.entry_point"
+        )
     if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason)) is None:
         return reward_of(None, score=score)
     answers = _sandbox(sandbox or SandboxConfig()).ask(program, tests)

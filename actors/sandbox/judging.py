@@ -23,17 +23,19 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?", re.ASCII | r
 
 def program_of(completion: str, *, prompt: str = "", finish_reason: str = "", language: str = "python") -> str | None:
     """The last fenced block after the reasoning that is marked with the language. If none is marked, the last unmarked one, since an
-    unmarked block after a program is often its output. An unclosed block does not count: it was cut off."""
+    unmarked block after a program is often its output. A fence of at least as many backticks closes a block. An unclosed block does not
+    count: it was cut off."""
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
     marks = _PYTHON if language == "python" else (language.lower(),)
-    found, unmarked, block, mark, margin = None, None, None, "", ""
+    found, unmarked, block, fence, mark, margin = None, None, None, "", "", ""
     for line in answer.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()
         # A line with more backticks is inline code.
         if block is None and stripped.startswith(_FENCE) and "`" not in stripped.lstrip("`"):
-            block, mark = [], next(iter(stripped.strip("`").lower().split()), "")
+            words = stripped.lstrip("`")
+            block, mark, fence = [], next(iter(words.lower().split()), ""), stripped.removesuffix(words)
             margin = line[: len(line) - len(line.lstrip())]  # of a block in a list
-        elif block is not None and stripped == _FENCE:
+        elif block is not None and stripped.startswith(fence) and not stripped.strip("`"):
             text, block = "\n".join(block) + "\n", None
             found, unmarked = (text if mark in marks else found), (unmarked if mark else text)
         elif block is not None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from fractions import Fraction
@@ -143,15 +143,22 @@ def _test(source: str) -> None:
         _say(results, result)
 
 
+def words_of_python(questions: Sequence[str]) -> set[str]:
+    """The words of the questions that name builtins, without keywords."""
+    words = {word for question in questions for word in re.findall(r"\w+", question)}
+    return {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
+
+
 def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any]]:
     """The program's globals that the tests mention. Builtins, and modules whose attributes the tests use, keep Python's meaning. But if the
     tests mention a single builtin and none of the program's other names, they test the program's function of that name."""
     found = [name for name in program.ask("names") if any(name in question for question in questions)]
     words = {word for question in questions for word in re.findall(r"\w+", question)}
-    of_python = {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
+    of_python = words_of_python(questions)
     is_tested = len(of_python) == 1 and words.isdisjoint(set(found) - of_python)
     for name in found:
-        if name in ("inf", "nan") or (hasattr(builtins, name) and not is_tested):
+        # The program can make its process name __builtins__, which would replace Python's in the tests.
+        if name in ("inf", "nan") or name.startswith("__") or (hasattr(builtins, name) and not is_tested):
             continue
         is_module = name in sys.stdlib_module_names and any(f"{name}." in question for question in questions)
         yield name, importlib.import_module(name) if is_module else program.ask("global", name)
@@ -183,11 +190,14 @@ class _Program:
 
         Raises the program's exception as its nearest builtin base class that takes a message, else as RuntimeError."""
         value, changed = self._ask("call", function, args, kwargs)
+        # The program can make its process send changes with any value.
+        if value is not None:
+            return value
         for kept, left in zip((*args, *kwargs.values()), changed, strict=False):
             if isinstance(kept, _CHANGEABLE) and isinstance(left, _CHANGEABLE):
                 kept.clear()
                 (kept.extend if isinstance(kept, list | deque) else kept.update)(left)
-        return value
+        return None
 
     def _ask(self, *what: Any) -> tuple[Any, Any]:
         """The answer, and for a call that returned None its arguments."""

@@ -37,6 +37,11 @@ def judged_text(name, completion, columns, **params):
         ("```print(1)```\n```python\na\n```", "a\n"),
         ("```python\ns = 'a\x0cb\u2028c'\r\n```\r\n", "s = 'a\x0cb\u2028c'\n"),
         ("1. Twice:\n   ```python\n   if a:\n       b\n   ```\n", "if a:\n    b\n"),
+        ("````python\na\n````", "a\n"),
+        ('````python\nd = """\n```\n"""\n`````', 'd = """\n```\n"""\n'),
+        ("```python\na\n````\n```python\nb\n``", "a\n"),
+        ("```python\na\n``` b\n```", "a\n``` b\n"),
+        ("````python\na\n```", None),
         ("```python\na", None),
         ("a", None),
     ],
@@ -207,6 +212,37 @@ def test_a_program_does_not_end_the_loop_of_its_test(test: str):
 def test_tests_that_do_not_compile_are_an_error_of_the_data():
     reward = judged("code_asserts", "def f(x): return x", {"tests": ["assert f(2"]})
     assert reward.status is RewardStatus.ERROR and "does not compile" in reward.message
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "def check(candidate):\n    assert candidate(2) == 4\n",
+        ["import math", "def test_f():\n    assert f(2) == 4\n"],
+        "def test_f():\n    assert f(2) == 4\n\nif __name__ == '__main__':\n    test_f()\n",
+    ],
+)
+@pytest.mark.parametrize("completion", ["", "```\npass\n```", "```\ndef f(x): return x * x\n```"])
+def test_tests_that_use_nothing_of_the_program_are_an_error_of_the_data(tests, completion):
+    """Every program earned 1 by them, even `pass`."""
+    reward = judged_text("code_asserts", completion, {"tests": tests})
+    assert reward.status is RewardStatus.ERROR
+    assert "the tests in the column 'tests' use nothing of the program" in reward.message
+    assert "in reward.judge.entry_point" in reward.message
+
+
+@pytest.mark.parametrize(
+    ("program", "test"),
+    [
+        ("ANSWER = 42", "assert ANSWER == 42"),
+        ("class Stack:\n    size = 0", "assert Stack.size == 0"),
+        ("def f(): print('a')", "assert callable(f)"),
+        ("def sum(a, b): return 6", "assert sum(10, 15) == 6"),
+    ],
+)
+def test_tests_may_look_at_a_program_without_calling_it(program, test):
+    assert judged("code_asserts", program, {"tests": test}).value == 1.0
+    assert judged("code_asserts", "pass", {"tests": test}).value == 0.0
 
 
 @pytest.mark.parametrize(

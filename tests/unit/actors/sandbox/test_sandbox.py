@@ -375,6 +375,48 @@ def test_no_program_passes_by_changing_what_it_is_compared_with_or_by_saying_tha
     assert answer.verdict is not Verdict.OK, answer
 
 
+FORGES_ITS_ANSWER = """
+import sys
+roles = sys.modules["actors.sandbox.roles"]
+def f(x):
+    def say(to, message, truly=roles._say):
+        roles._say = truly
+        truly(to, {said!r})
+    roles._say = say
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "test", "verdict"),
+    [
+        ('["ok", ["list", []], ["list", [["list", []]]]]', "x = [3, 1]\nassert f(x) == sorted(x)", "wrong"),
+        ('["ok", ["list", []], ["list", [["list", []]]]]', "x = [3, 1]\nassert f(x=x) == sorted(x)", "wrong"),
+        ('["ok", 0, ["list", [["dict", []]]]]', "x = {1: 2}\nassert f(x) == sum(x)", "wrong"),
+        ('["ok", null, ["list", [["list", [1, 3]]]]]', "x = [3, 1]\nassert f(x) is None and x == [1, 3]", "ok"),
+    ],
+)
+def test_only_a_call_that_returns_none_changes_its_arguments_whatever_the_program_says(said, test, verdict, sandbox):
+    (answer,) = sandbox.ask(FORGES_ITS_ANSWER.format(said=said), [test])
+    assert answer.verdict == verdict, answer
+
+
+FORGES_ITS_NAMES = """
+import sys
+roles = sys.modules["actors.sandbox.roles"]
+def say(to, message, truly=roles._say):
+    roles._say = truly
+    truly(to, '["ok", ["list", ["__builtins__", "f"]], ["list", []]]')
+roles._say = say
+def f(x): return 0
+__builtins__ = {"abs": lambda x: 0}
+"""
+
+
+def test_a_program_does_not_replace_the_builtins_of_its_tests(sandbox):
+    (answer,) = sandbox.ask(FORGES_ITS_NAMES, ["assert abs(f(3) - 7) < 1e-6  # not of __builtins__"])
+    assert answer.verdict == Verdict.WRONG
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -57,6 +57,12 @@ def test_a_judge_that_fails_on_all_samples_is_refused_with_its_reason(judge, mes
         samples(f"{JUDGES}:{judge}", Says("2"))
 
 
+def test_tests_that_never_call_the_program_are_refused_before_a_program_runs():
+    uncalled = Prompt(prompt_id="p0", text="?", columns={"tests": "def test_f():\n    assert f(2) == 4\n"})
+    with pytest.raises(ConfigError, match=r"fails on each of 1 samples, .* use nothing of the program"):
+        samples("code_asserts", [uncalled])
+
+
 def test_a_part_whose_server_is_away_is_refused_at_once(tmp_path):
     judge = {"name": f"{JUDGES}:away_while", "file": str(tmp_path)}
     config = RewardConfig.model_validate({"parts": {"style": {"judge": judge}}, "hold_s": 600.0})

@@ -1,0 +1,83 @@
+import time
+
+import pytest
+
+from actors.sandbox.used_names import use_program
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def check(candidate):\n    assert abs(candidate(2) - 4) < 1e-6",
+        "METADATA = {'author': 'jt', 'n': -1}\n\ndef check(candidate):\n    assert candidate(2) == 4",
+        "import math\nN = 3\nCASES = [math.sqrt(abs(n)) for n in range(N)]\ndef test_f():\n    assert f(N) == CASES",
+        "async def test_f():\n    assert await f(2) == 4",
+        "def square(x): return x * x\nEXPECTED = square(2)\ndef test_f(): assert f(2) == EXPECTED",
+        "import unittest\nclass TestF(unittest.TestCase):\n    n = 2\n    def test_f(self): self.assertEqual(f(self.n), 4)",
+        "def test_f():\n    assert f(2) == 4\nif __name__ == '__main__':\n    test_f()",
+        "if '__main__' == __name__:\n    assert f(2) == 4",
+        "def f(x): return x * x\nassert f(2) == 4",
+        "from math import sqrt as f\nassert f(4) == 2",
+        "double = lambda x: 2 * x\nassert double(2) == 4",
+        "from solution import f\nassert f(2) == 4",
+        "assert 2 + 2 == 4",
+        "pass",
+        "",
+    ],
+)
+def test_tests_that_call_nothing_of_the_program_do_not_use_it(test):
+    assert not use_program((test,))
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f(2) == 4",
+        "assert ANSWER == 42",
+        "assert Stack.size == 0",
+        "assert callable(f)",
+        "assert sum(10, 15) == 6",
+        "x = f(2)",
+        "x = [3, 1]; assert f(x) == sorted(x)",
+        "f = f",
+        "total = 0\nfor x in x: total += x",
+        "assert [f for f in (1, 2)] == [1, 2]\nassert f(2) == 4",
+        "def check(candidate):\n    assert candidate(2) == 4\ncheck(f)",
+        "def test_f():\n    assert f(2) == 4\ntest_f()",
+        "def inner():\n    assert f(2) == 4\ndef outer():\n    inner()\nouter()",
+        "def check(x=f(2)):\n    assert x == 4",
+        "tests = []\n@tests.append\ndef test_f():\n    assert f(2) == 4\nfor test in tests: test()",
+        "class Test:\n    def test_f(self): assert f(2) == 4\nTest().test_f()",
+        "class Test:\n    assert f(2) == 4",
+        "class Mine(Base):\n    pass",
+        "try:\n    f\nexcept NameError:\n    f = None",
+        "try:\n    from solution import f\nexcept ImportError:\n    pass\nassert f(2) == 4",
+        "def test_f(): assert f(2) == 4\nfor name, test in list(globals().items()):\n    if name[:5] == 'test_': test()",
+        "eval('f(2)')",
+        "if __name__ == '__main__':\n    pass\nelse:\n    assert f(2) == 4",
+        "assert f'{g(2)}' == '4'",
+        "check = lambda: f(2)\nassert check() == 4",
+        "from helpers import *\nassert f(2) == 4",
+    ],
+)
+def test_tests_that_read_a_name_of_the_program_as_they_run_use_it(test):
+    assert use_program((test,))
+
+
+def test_one_test_may_define_the_function_that_another_calls():
+    check = "def check(candidate):\n    assert candidate(2) == 4"
+    assert use_program((check, "check(f)")) and use_program(("x = f(2)", "assert x == 4"))
+    assert not use_program((check, "import math", "x = math.pi"))
+
+
+def test_an_expression_too_deep_to_look_at_may_use_the_program():
+    assert use_program(("x = " + " + ".join("1" * 2000),))
+
+
+def test_many_tests_are_looked_at_once():
+    tests = (f"CASES = {[*range(20_000)]}\ndef test_f(): assert f(2) == 4",)
+    assert not use_program(tests)
+    began = time.process_time()
+    for _ in range(100):
+        assert not use_program(tests)
+    assert time.process_time() - began < 1.0
