@@ -68,6 +68,30 @@ def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
     assert multiple_choice(completion=said, columns={"answer": "b"}, choices="abcde") == reward
 
 
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ("答案是B。", 1.0),
+        ("故选B。", 1.0),
+        ("选项 A 不对，故选B。", 1.0),
+        ("选项 B 不对，故选A。", 0.0),
+        ("答えはBです", 1.0),
+        ("정답은 B입니다", 1.0),
+        ("คำตอบคือBครับ", 1.0),
+        (r"\boxed{B选项}", 1.0),
+        ("所以answer is B。因为 A 不对。", 1.0),
+        ("éB", 0.0),
+        ("Bé", 0.0),
+        ("ếB", 0.0),
+        ("ΔB", 0.0),
+        ("B_1", 0.0),
+        ("AB", 0.0),
+    ],
+)
+def test_a_choice_is_read_next_to_characters_of_scripts_without_spaces_but_not_inside_a_word(said, reward):
+    assert multiple_choice(completion=said, columns={"answer": "B"}) == reward
+
+
 @pytest.mark.parametrize("part", [r"\boxed{", r"\text{", "( ", "answer : * ( ", "answer is the ", " ", "\n", "A ", "a"])
 def test_a_choice_in_a_long_text_is_found_in_time(part):
     """Ten thousand boxes in each other took minutes."""
