@@ -3,7 +3,7 @@
 import functools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -31,6 +31,7 @@ def math_verify(
     completion: str,
     columns: Mapping[str, Any],
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     column: str = "answer",
 ) -> float:
     r"""1 if the completion's answer equals the prompt's `column`, else 0. The answer is the last \boxed{...}, else LaTeX, else a plain
@@ -46,7 +47,7 @@ def math_verify(
         # Python writes 0.00001 as 1e-05, which the package reads as Euler's number minus 5.
         gold = _gold(f"{Decimal(text):f}") + gold
     # The package's own deadlines are off: they are alarm signals, which only main threads get. The reward service enforces the deadline.
-    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     box = _boxed(answer)
     if (box and is_too_large(box)) or any(map(_is_deep, [box] if box else answer.splitlines())):
         return 0.0

@@ -1,14 +1,17 @@
 """Reward for the letter of the right choice."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
-_WORD = r"[^\W\u0e00-\u0eff\u1000-\u11ff\u1780-\u17ff\u3005-\u31ff\u3400-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]"
+_WORD = (
+    r"[^\W\u0e00-\u0eff\u1000-\u11ff\u1780-\u17ff\u3005-\u31ff\u3400-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff]"
+)
 """A letter, digit or underscore. Chinese, Japanese, Korean and South-East Asian characters touch a choice without being of its word."""
 # Also \boxed{\text{(B)}}. A lower-case letter must be the only content of the box.
 _BOXED = re.compile(rf"\\boxed\{{(?:\s|\\\w{{1,9}}\{{|\(){{0,9}}([A-Z](?!{_WORD})|[a-z](?=[\s).}}]*\}}))")
@@ -34,6 +37,7 @@ def multiple_choice(
     columns: Mapping[str, Any],
     prompt: str = "",
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     column: str = "answer",
     choices: str = "ABCDE",
 ) -> float:
@@ -50,7 +54,7 @@ def multiple_choice(
         wanted = choices[int(wanted)]
     if len(wanted) != 1 or wanted not in choices:
         raise DataError(f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or its index from 0")
-    said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     for pattern, another in (
         (_BOXED, _ANOTHER_BOXED),
         (_CALLED_ANSWER, _ANOTHER_CALLED),
