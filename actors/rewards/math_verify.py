@@ -10,9 +10,9 @@ from typing import Any
 
 import math_verify as package
 from latex2sympy2_extended.logic import And
-from math_verify.grader import get_pct_val, take_last_relation
+from math_verify.grader import take_last_relation
 from math_verify.parser import NormalizationConfig, normalize_latex
-from sympy import Expr
+from sympy import Expr, Rational, UnevaluatedExpr
 from sympy.core.relational import Relational
 
 from actors.columns import text_of
@@ -28,6 +28,8 @@ _SMALL, _NEAR = 1e-3, 1e-3
 """Numbers below `_SMALL` that are equal differ by at most this share of the gold. Larger ones with the same six decimals do so anyway."""
 _TINY, _NEAR_TINY = 1e-6, 1e-5
 """The same below `_TINY`: six decimals have no digit of such a number."""
+_PERCENT = UnevaluatedExpr(Rational(1, 100))
+"""The package reads `9%` as 9 times this."""
 _WITH_UNITS = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
 # It reads a run of spaces once: a policy that has lost its way writes thousands.
@@ -107,8 +109,10 @@ def _is_near(said: Any, *, gold: Any) -> bool:
 
 def _values(number: Any) -> list[Any]:
     """Its value; of a percentage also the number before the sign, since `9%` may be called 9."""
-    percent = get_pct_val(number)
-    return [number.evalf()] if percent is None else [percent.evalf() / 100, percent.evalf()]
+    if len(number.args) == 2 and number.args[1] == _PERCENT:
+        before = number.args[0].evalf()
+        return [before / 100, before]
+    return [number.evalf()]
 
 
 def _value_side(of: Any, *, other: Any) -> Any:
