@@ -1,16 +1,23 @@
 """Separate a model's answer from its reasoning."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 _BEGINS, _ENDS = "<think>", "</think>"
 
 
-def after_reasoning(text: str, *, prompt: str = "", finish_reason: str = "") -> str:
+def after_reasoning(
+    text: str, *, prompt: str = "", finish_reason: str = "", messages: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """The text after the last `</think>`, up to a `<think>` that is never closed; the whole text if it has neither tag.
 
     A model that was truncated during its reasoning has not answered: if the prompt ends with `<think>`, as templates of reasoning models
-    write it, and the text reached a limit without `</think>`, the answer is empty. Peers: TRL `reasoning_accuracy_reward`
+    write it, and the text reached a limit without `</think>`, the answer is empty. This is not so if the last message of `messages` has its
+    reasoning apart, as in an episode: then the text is only the words after it. Peers: TRL `reasoning_accuracy_reward`
     """
     _, has_ended, answer = text.rpartition(_ENDS)
-    if not has_ended and finish_reason == "length" and prompt.rstrip().endswith(_BEGINS):
+    was_cut_off = not has_ended and finish_reason == "length" and prompt.rstrip().endswith(_BEGINS)
+    if was_cut_off and not _is_apart(messages):
         return ""
     return answer.partition(_BEGINS)[0]
 
@@ -21,3 +28,8 @@ def parted(text: str, *, prompt: str) -> tuple[str | None, str]:
     if not (prompt.rstrip().endswith(_BEGINS) or thoughts.lstrip().startswith(_BEGINS)):
         return None, text
     return thoughts.replace(_BEGINS, "", 1).strip() or None, words.lstrip()
+
+
+def _is_apart(messages: Sequence[Mapping[str, Any]]) -> bool:
+    said = next((each for each in reversed(messages) if each.get("role") == "assistant"), {})
+    return "reasoning_content" in said

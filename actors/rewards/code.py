@@ -6,7 +6,7 @@ The components say why a program failed: no_program, wrong, crashed, out_of_time
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import NonNegativeFloat
@@ -34,6 +34,7 @@ def code_stdin(
     completion: str,
     columns: Mapping[str, Any],
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     column: str = "cases",
     score: Score = "all",
     tolerance: NonNegativeFloat | None = None,
@@ -47,7 +48,7 @@ def code_stdin(
     Raises DataError if the prompt has no such cases.
     """
     cases = texts_of(columns, column)
-    program = program_of(completion, prompt=prompt, finish_reason=finish_reason)
+    program = program_of(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     if program is None:
         return reward_of(None, score=score)
 
@@ -70,6 +71,7 @@ def code_function(
     completion: str,
     columns: Mapping[str, Any],
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     function: str | None = None,
     column: str = "cases",
     score: Score = "all",
@@ -87,7 +89,7 @@ def code_function(
         raise DataError("the prompt has no column 'fn_name'; name the function with reward.judge.function")
     if not all(isinstance(given, list) for given, _ in cases):
         raise DataError(f"an input in the column {column!r} is not a list; it must hold the arguments of one call")
-    if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason)) is None:
+    if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)) is None:
         return reward_of(None, score=score)
     questions = [f"{PROGRAM}.{name}(*{list(given)!r})" for given, _ in cases]
     # As above. Encoded for the pipe, an empty list is six times as long as in the data set.
@@ -108,6 +110,7 @@ def code_asserts(
     completion: str,
     columns: Mapping[str, Any],
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     column: str = "tests",
     entry_point: str | None = None,
     score: Score = "all",
@@ -143,7 +146,7 @@ def code_asserts(
             "define, outside of `if __name__ == '__main__'`, and import none of the program's; if they define check(candidate), name the "
             "column with the function's name in reward.judge.entry_point"
         )
-    if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason)) is None:
+    if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)) is None:
         return reward_of(None, score=score)
     answers = _sandbox(sandbox or SandboxConfig()).ask(program, tests)
     return reward_of([answer.verdict for answer in answers], score=score)

@@ -1,6 +1,6 @@
 """Reward for programs that pass tests, in any language of a SandboxFusion server (bytedance/SandboxFusion, `POST /run_code`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import NonNegativeFloat
@@ -39,10 +39,18 @@ class SandboxFusion:
         self._limits = {"compile_timeout": time_s, "run_timeout": time_s, "memory_limit_MB": memory_bytes // _MIB}
 
     async def __call__(
-        self, *, prompt: str, completion: str, columns: Mapping[str, Any], finish_reason: str = ""
+        self,
+        *,
+        prompt: str,
+        completion: str,
+        columns: Mapping[str, Any],
+        finish_reason: str = "",
+        messages: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, float]:
         cases = texts_of(columns, self._column)
-        program = program_of(completion, prompt=prompt, finish_reason=finish_reason, language=self._language)
+        program = program_of(
+            completion, prompt=prompt, finish_reason=finish_reason, messages=messages, language=self._language
+        )
         if program is None:
             return reward_of(None, score=self._score)
         request = {"code": program, "language": self._language, **self._limits}

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jsonschema
@@ -21,6 +21,7 @@ def json_schema(
     columns: Mapping[str, Any],
     prompt: str = "",
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     schema: dict[str, Any] | None = None,
     column: str | None = None,
 ) -> float:
@@ -44,7 +45,7 @@ def json_schema(
             f"{where} is {str(wanted)[:80]!r}; it must be a JSON schema, without references to outside"
         ) from error
     # Blocks of other languages are matched too, or their closing fence would open a block.
-    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     blocks = [text for mark, text in _FENCED.findall(answer) if mark.lower() in ("", "json")]
     try:
         value = json.loads(blocks[-1] if blocks else answer, parse_constant=_finite, parse_float=_finite)

@@ -1,22 +1,36 @@
 """Reward for a mathematically equal answer by the package math-verify: LaTeX, fractions, sets, intervals, units."""
 
 import functools
+import itertools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 import math_verify as package
+from latex2sympy2_extended.logic import And
+from math_verify.grader import take_last_relation
+from math_verify.parser import NormalizationConfig, normalize_latex
+from sympy import Expr, Rational, UnevaluatedExpr
+from sympy.core.relational import Relational
 
 from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from actors.too_large import is_too_large
+from actors.units import same_tail
 from cluster.contracts.errors import DataError
 
 # The package warns once a process that its deadlines are off. `math_verify` below says why they are.
 logging.getLogger(package.__name__).setLevel(logging.ERROR)
 
+_SMALL, _NEAR = 1e-3, 1e-3
+"""Numbers below `_SMALL` that are equal differ by at most this share of the gold. Larger ones with the same six decimals do so anyway."""
+_TINY, _NEAR_TINY = 1e-6, 1e-5
+"""The same below `_TINY`: six decimals have no digit of such a number."""
+_PERCENT = UnevaluatedExpr(Rational(1, 100))
+"""The package reads `9%` as 9 times this."""
+_WITH_UNITS = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
 # It reads a run of spaces once: a policy that has lost its way writes thousands.
 _JOINS = re.compile(r"[\s$]*(?:[,;]|(?:,\s*)?(?:and|or|\\text\{\s*(?:and|or)\s*\}))[\s$]*")
@@ -31,12 +45,17 @@ def math_verify(
     completion: str,
     columns: Mapping[str, Any],
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     column: str = "answer",
 ) -> float:
     r"""1 if the completion's answer equals the prompt's `column`, else 0. The answer is the last \boxed{...}, else LaTeX, else a plain
     expression. Boxes joined only by `,`, `;`, `and` or `or` are one answer with several values. `2 1/2` is a mixed number. Text before a
     `</think>` or after an unclosed `<think>` is not an answer, nor is a box with a number too large to compute, such as 10^{10^{10}}, nor
     are more than 12 brackets in one another, the box's own included.
+
+    Decimals are compared at six places, numbers below 0.001 also to 0.1 %, and those below 0.000001 to 0.001 %. Units are not converted: a
+    missing or unknown one is fine, another one than the column's, such as `m` for `km`, is wrong, and both numbers of
+    `3 \text{ hours } 20 \text{ minutes}` count.
 
     Raises DataError if the prompt has no such column or the column does not parse.
     """
@@ -46,12 +65,73 @@ def math_verify(
         # Python writes 0.00001 as 1e-05, which the package reads as Euler's number minus 5.
         gold = _gold(f"{Decimal(text):f}") + gold
     # The package's own deadlines are off: they are alarm signals, which only main threads get. The reward service enforces the deadline.
-    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     box = _boxed(answer)
     if (box and is_too_large(box)) or any(map(_is_deep, [box] if box else answer.splitlines())):
         return 0.0
-    said = package.parse(_improper(box or answer), parsing_timeout=0)
-    return float(package.verify(gold, said, timeout_seconds=None))
+    answer = _improper(box or answer)
+    said = package.parse(answer, parsing_timeout=0)
+    is_equal = any(_are_equal(one, other) for one, other in itertools.product(gold, said))
+    if not is_equal:
+        return 0.0
+    whole_gold = _uncut(_improper(_boxed(text) or text))
+    return float(same_tail(whole_gold, _uncut(answer) if box else _last_uncut(answer)))
+
+
+def _are_equal(gold: Any, said: Any) -> bool:
+    """As the package, which compares decimals at six places and other numbers at 15, but small numbers also relative to the gold."""
+    if not package.verify(gold, said, timeout_seconds=None):
+        return False
+    if isinstance(gold, str) or gold == said:
+        return True
+    try:
+        return _are_close(_value_side(gold, other=said), _value_side(said, other=gold))
+    except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
+        # The package's word stands for numbers that sympy does not evaluate.
+        return True
+
+
+def _are_close(gold: Any, said: Any) -> bool:
+    if not all(isinstance(each, Expr) and each.is_number for each in (gold, said)):
+        return True
+    of_gold = _values(gold)
+    if len(of_gold) == 1 and abs(of_gold[0]) >= _SMALL:
+        return True
+    return any(_is_near(other, gold=one) for one, other in itertools.product(of_gold, _values(said)))
+
+
+def _is_near(said: Any, *, gold: Any) -> bool:
+    size = abs(gold)
+    bound = _NEAR if size >= _TINY else _NEAR_TINY
+    # sympy evaluates a sum that is exactly zero to noise of about 1e-125.
+    return bool(size < 1e-100 or abs(gold - said) <= bound * size)
+
+
+def _values(number: Any) -> list[Any]:
+    """Its value; of a percentage also the number before the sign, since `9%` may be called 9."""
+    if len(number.args) == 2 and number.args[1] == _PERCENT:
+        before = number.args[0].evalf()
+        return [before / 100, before]
+    return [number.evalf()]
+
+
+def _value_side(of: Any, *, other: Any) -> Any:
+    """The right side of an equation that is compared with a number."""
+    is_equation = isinstance(of, Relational | And) and not isinstance(other, Relational | And)
+    return take_last_relation(of).rhs if is_equation else of
+
+
+def _uncut(latex: str) -> str:
+    """As the package normalizes it, with its units and all that follows them."""
+    return normalize_latex(latex, _WITH_UNITS)
+
+
+def _last_uncut(text: str) -> str:
+    """The LaTeX that the package reads in a text without a box. Empty if it has no words, so nothing is cut off."""
+    if not re.search(r"\\(?:text|mbox|math(?:rm|it|bf))", text):
+        return ""
+    config = [package.LatexExtractionConfig(normalization_config=_WITH_UNITS), package.ExprExtractionConfig()]
+    return next((each for each in package.parse(text, config, parsing_timeout=0) if isinstance(each, str)), "")
 
 
 @functools.lru_cache(maxsize=1024)

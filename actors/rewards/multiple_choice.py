@@ -1,28 +1,33 @@
 """Reward for the letter of the right choice."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from cluster.contracts.errors import DataError
 
+_WORD = (
+    r"[^\W\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u31ff\u3400-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
+    r"\U00020000-\U0003ffff]"
+)
+"""A letter, digit or underscore. Chinese, Japanese, Korean and South-East Asian characters touch a choice without being of its word."""
 # Also \boxed{\text{(B)}}. A lower-case letter must be the only content of the box.
-_BOXED = re.compile(r"\\boxed\{(?:\s|\\\w{1,9}\{|\(){0,9}([A-Z]\b|[a-z](?=[\s).}]*\}))")
+_BOXED = re.compile(rf"\\boxed\{{(?:\s|\\\w{{1,9}}\{{|\(){{0,9}}([A-Z](?!{_WORD})|[a-z](?=[\s).}}]*\}}))")
 # A lower-case a before another word is an article, and e^x is a power.
 _CALLED_ANSWER = re.compile(
-    r"\banswer(?:(?:\s+is|\s*:)(?:[\s*:($\[]|\\\(|\\[a-z]+\{|(?:the|option|choice|letter)\s)*|[\s*:(]*)"
-    r"(?-i:(?!a\s+\w))([A-Z])\b(?![\^'’-])",
+    rf"(?<!{_WORD})answer(?:(?:\s+is|\s*:)(?:[\s*:($\[]|\\\(|\\[a-z]+\{{|(?:the|option|choice|letter)\s)*|[\s*:(]*)"
+    rf"(?-i:(?!a\s+\w))([A-Z])(?!{_WORD})(?![\^'’-])",
     re.IGNORECASE,
 )
-_ANOTHER_BOXED = re.compile(r"[\s).]{0,9}(?:,|;|&|/|\b(?:or|and)\b)[\s(]{0,9}([A-Z])\b")
-_ANOTHER_CALLED = re.compile(r"[\s).*]{0,9}(?:\bor\b|/)[\s(*]{0,9}([A-Z])\b")
-_ALONE = re.compile(r"(?<![\w'])([A-Z])(?![\w'])")
+_ANOTHER_BOXED = re.compile(rf"[\s).]{{0,9}}(?:,|;|&|/|\b(?:or|and)\b)[\s(]{{0,9}}([A-Z])(?!{_WORD})")
+_ANOTHER_CALLED = re.compile(rf"[\s).*]{{0,9}}(?:\bor\b|/)[\s(*]{{0,9}}([A-Z])(?!{_WORD})")
+_ALONE = re.compile(rf"(?<!{_WORD})(?<!')([A-Z])(?!{_WORD}|')")
 # An upper-case A at the start of a sentence is an article, unless a verb follows: "A matches", "A would".
 _NO_ARTICLE = re.compile(
-    r"(?<![\w'])(?!(?:(?<=[.!?]\s)|(?<![\s\S]))A\s+(?!(?:or|and|also|best|because|correctly|can|cannot|could|may|might|must|should|will|would)\b"
-    r"|[a-z]*[a-rt-z]s\b)[a-z])([A-Z])(?![\w'])"
+    rf"(?<!{_WORD})(?<!')(?!(?:(?<=[.!?]\s)|(?<![\s\S]))A\s+(?!(?:or|and|also|best|because|correctly|can|cannot|could|may|might|must|should"
+    rf"|will|would)\b|[a-z]*[a-rt-z]s\b)[a-z])([A-Z])(?!{_WORD}|')"
 )
 
 
@@ -32,6 +37,7 @@ def multiple_choice(
     columns: Mapping[str, Any],
     prompt: str = "",
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     column: str = "answer",
     choices: str = "ABCDE",
 ) -> float:
@@ -48,7 +54,7 @@ def multiple_choice(
         wanted = choices[int(wanted)]
     if len(wanted) != 1 or wanted not in choices:
         raise DataError(f"column {column!r} is {columns[column]!r}; it must be one of {choices}, or its index from 0")
-    said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     for pattern, another in (
         (_BOXED, _ANOTHER_BOXED),
         (_CALLED_ANSWER, _ANOTHER_CALLED),

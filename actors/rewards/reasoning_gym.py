@@ -5,7 +5,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.gym import extract_answer
@@ -40,6 +40,7 @@ def reasoning_gym(
     completion: str,
     columns: Mapping[str, Any],
     finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     answer_tag: str | None = None,
 ) -> float:
     """The verifier's score, usually in [0, 1]. Many tasks give a part of it for a right answer with other text around it.
@@ -47,7 +48,7 @@ def reasoning_gym(
     Without `answer_tag` the answer is the whole completion after its reasoning, stripped. With `answer_tag: answer` it is the text in the
     last `<answer>...</answer>`; a completion without the tag has no answer. Raises DataError if the prompt lacks a column.
     """
-    said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    said = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     return score_of(answer_of(said, answer_tag=answer_tag), columns, setting="reward.judge")
 
 

@@ -21,11 +21,18 @@ _PYTHON = ("python", "py", "python3")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
-def program_of(completion: str, *, prompt: str = "", finish_reason: str = "", language: str = "python") -> str | None:
+def program_of(
+    completion: str,
+    *,
+    prompt: str = "",
+    finish_reason: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
+    language: str = "python",
+) -> str | None:
     """The last fenced block after the reasoning that is marked with the language. If none is marked, the last unmarked one, since an
     unmarked block after a program is often its output. A fence of at least as many backticks closes a block. An unclosed block does not
     count: it was cut off."""
-    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason)
+    answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     marks = _PYTHON if language == "python" else (language.lower(),)
     found, unmarked, block, fence, mark, margin = None, None, None, "", "", ""
     for line in answer.replace("\r\n", "\n").split("\n"):

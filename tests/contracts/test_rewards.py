@@ -62,6 +62,7 @@ def judged(name, completion, columns=None):
     given = {
         "prompt": "?",
         "completion": completion,
+        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": completion}],
         "token_ids": [*completion.encode()],
         "finish_reason": "stop",
         "columns": own_columns if columns is None else columns,

@@ -1,5 +1,6 @@
 """What environments return and what episodes earn, beside judges or without them."""
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -108,3 +109,20 @@ async def test_judges_read_the_whole_conversation():
     told = '[{"role": "user", "content": "good"}]'
     (row,) = await scored(played({"messages": told}), judge=Plugin(name=f"{JUDGES}:first_message"))
     assert row["reward"] == 1.0
+
+
+@pytest.mark.slow
+async def test_an_answer_after_the_reasoning_counts_though_the_episode_was_cut_off_and_a_thought_does_not():
+    """In an episode the reasoning is apart, so the answer has no `</think>` before it."""
+    asked = {"role": "user", "content": "2 + 2?"}
+    said = {"role": "assistant", "content": "It is \\boxed{4}. Let me expl", "reasoning_content": "Twice 2."}
+    thought = {"role": "assistant", "content": "", "reasoning_content": "Is it \\boxed{4}?"}
+    raw = {"role": "assistant", "content": "Is it \\boxed{4}?"}
+    rows = [
+        {"messages": json.dumps([asked, last]), "prompt_text": "2 + 2?<think>\n", "finish_reason": "length"}
+        for last in (said, thought, raw)
+    ]
+    for row in rows:
+        row["info"] = json.dumps({"answer": "4"})
+    judged = await scored(played(*rows), judge=Plugin(name="math_verify"))
+    assert [row["reward"] for row in judged] == [1.0, 0.0, 0.0]

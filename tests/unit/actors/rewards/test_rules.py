@@ -19,6 +19,7 @@ from actors.rewards.multiple_choice import multiple_choice
 from actors.rewards.ngram_repetition import ngram_repetition
 from actors.rewards.regex import regex
 from actors.rewards.verl import VerlReward
+from actors.units import same_tail
 from cluster.contracts.errors import ConfigError, DataError
 
 
@@ -66,6 +67,30 @@ def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
     assert multiple_choice(completion=said, columns={"answer": "B"}) == reward
     assert multiple_choice(completion=said, columns={"answer": 1}) == reward, "by its place from 0"
     assert multiple_choice(completion=said, columns={"answer": "b"}, choices="abcde") == reward
+
+
+@pytest.mark.parametrize(
+    ("said", "reward"),
+    [
+        ("答案是B。", 1.0),
+        ("故选B。", 1.0),
+        ("选项 A 不对，故选B。", 1.0),
+        ("选项 B 不对，故选A。", 0.0),
+        ("答えはBです", 1.0),
+        ("정답은 B입니다", 1.0),
+        ("คำตอบคือBครับ", 1.0),
+        (r"\boxed{B选项}", 1.0),
+        ("所以answer is B。因为 A 不对。", 1.0),
+        ("éB", 0.0),
+        ("Bé", 0.0),
+        ("ếB", 0.0),
+        ("ΔB", 0.0),
+        ("B_1", 0.0),
+        ("AB", 0.0),
+    ],
+)
+def test_a_choice_is_read_next_to_characters_of_scripts_without_spaces_but_not_inside_a_word(said, reward):
+    assert multiple_choice(completion=said, columns={"answer": "B"}) == reward
 
 
 @pytest.mark.parametrize("part", [r"\boxed{", r"\text{", "( ", "answer : * ( ", "answer is the ", " ", "\n", "A ", "a"])
@@ -187,6 +212,123 @@ def test_a_whole_number_before_a_fraction_is_added_to_it(answer, said):
         columns = {"answer": sign + answer}
         assert math_verify(prompt="?", completion=rf"\boxed{{{sign}{said}}}", columns=columns) == 1.0
         assert math_verify(prompt="?", completion=r"\boxed{3/2}", columns=columns) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        (r"1.6 \times 10^{-19}", r"6.6 \times 10^{-34}", 0.0),
+        (r"1.6 \times 10^{-19}", r"-1.6 \times 10^{-19}", 0.0),
+        (r"1.6 \times 10^{-19}", r"1.601 \times 10^{-19}", 0.0),
+        (r"1.6 \times 10^{-19}", r"16 \times 10^{-20}", 1.0),
+        (r"1.6 \times 10^{-19}", "0.00000000000000000016", 1.0),
+        ("0.0000003", "0.0000001", 0.0),
+        ("0.0000003", "0.0", 0.0),
+        ("0.0000003", r"\frac{3}{10000000}", 1.0),
+        ("0.0000003", "x = 0.0000001", 0.0),
+        ("0.0000003", "x = 0.0000003", 1.0),
+        ("x = 0.0000003", "0.0000001", 0.0),
+        (3e-07, "0.0000001", 0.0),
+        (3e-07, "0.0", 0.0),
+        (3e-07, r"3 \times 10^{-7}", 1.0),
+        ("2^{-60}", "2^{-70}", 0.0),
+        ("2^{-60}", r"\frac{1}{2^{60}}", 1.0),
+        (r"0.00003\%", "0.0000001", 0.0),
+        (r"0.00003\%", "0.0000003", 1.0),
+        ("0.000004", "0.0000044", 0.0),
+        (r"\frac{1}{3000}", "0.000333", 1.0),
+    ],
+)
+def test_small_numbers_are_compared_by_their_own_size(answer, said, reward):
+    """Six decimals of numbers below 0.0000005 are 0, and a difference below 1e-15 was none."""
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (r"\frac{1}{3}", "0.333333"),
+        (r"\frac{1}{300}", "0.003333"),
+        (r"\frac{1}{7}", "0.142857"),
+        (r"\pi", "3.141593"),
+        ("1234567.1234567", "1234567.123457"),
+        (r"9\%", "9"),
+        (r"9\%", "0.09"),
+        (r"33.333333\%", "1/3"),
+        ("0", "0.0"),
+        ("0", r"\sqrt{6} - \sqrt{2} \sqrt{3}"),
+        (r"\{0.333333, 2\}", r"\{2, \frac{1}{3}\}"),
+        ("(0, 0.333333)", r"(0, \frac{1}{3})"),
+        (r"\begin{pmatrix} 0.333333 \\ 2 \end{pmatrix}", r"\begin{pmatrix} \frac{1}{3} \\ 2 \end{pmatrix}"),
+    ],
+)
+def test_other_numbers_are_compared_at_six_decimals(answer, said):
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        (r"3 \text{ hours } 20 \text{ minutes}", r"3 \text{ hours } 45 \text{ minutes}", 0.0),
+        (r"3 \text{ hours } 20 \text{ minutes}", "3", 0.0),
+        (r"3 \text{ hours } 20 \text{ minutes}", r"3 \mathrm{~h} \ 20.0 \mathrm{~min}", 1.0),
+        (r"3 \text{ hours } 20 \text{ minutes}", r"3 \text{ hours and 20 minutes}", 1.0),
+        (r"3 \text{ hours } 20 \text{ minutes}", r"3 \text{ hours } 20 \text{ minutes} = 200 \text{ minutes}", 1.0),
+        (r"3 \text{ hours } 20 \text{ minutes}", r"3 \text{ hours } 20 \text{ seconds}", 0.0),
+        (r"3 \text{ hours 20 minutes}", r"3 \text{ hours 45 minutes}", 0.0),
+        (r"3 \mbox{ ft } \frac{1}{2} \mbox{ in}", r"3 \mbox{ ft } 1/2 \mbox{ in}", 1.0),
+        (r"3 \mbox{ ft } \frac{1}{2} \mbox{ in}", r"3 \mbox{ ft } 1/3 \mbox{ in}", 0.0),
+        ("5", r"5 \text{ km } 3 \text{ m}", 0.0),
+        (r"2 \text{ of the 12 balls}", "2", 1.0),
+        (r"2 \text{ (mod 7)}", "2", 1.0),
+        (r"\sqrt{3} \text{ cm}", r"\sqrt{3} \text{ cm} \approx 1.73 \text{ cm}", 1.0),
+        (r"17_{\text{base } 8}", r"17_{\text{base } 7}", 0.0),
+        (
+            r"\begin{cases} x & \text{if } x > 0 \\ 2x & \text{if } x < 0 \end{cases}",
+            r"\begin{cases} x & \text{if } x > 0 \\ 3x & \text{if } x < 0 \end{cases}",
+            0.0,
+        ),
+        (
+            r"\begin{cases} x & \text{if } x > 0 \\ 2x & \text{if } x < 0 \end{cases}",
+            r"\begin{cases} x & \text{for } x>0 \\ 2x & \text{for } x<0 \end{cases}",
+            1.0,
+        ),
+    ],
+)
+def test_a_number_after_the_first_unit_is_part_of_the_answer(answer, said, reward):
+    r"""The package cuts off all from the first \text on."""
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+    assert math_verify(prompt="?", completion=f"It is ${said}$.", columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        (r"5 \text{ km}", r"5 \text{ m}", 0.0),
+        (r"5 \text{ km}", "5", 1.0),
+        ("5", r"5 \text{ km}", 1.0),
+        ("5 km", r"5 \text{ m}", 0.0),
+        ("5 km", r"5 \text{ kilometers}", 1.0),
+        (r"5 \text{ minutes}", r"5 \text{ m}", 1.0),
+        (r"5 \text{ cm}^2", r"5 \text{ cm}^3", 0.0),
+        (r"5 \text{ cm}^2", r"5 \text{ square centimeters}", 1.0),
+        (r"5 \text{ cm}^2", r"5\mathrm{cm^{2}}", 1.0),
+        (r"5 \text{ cm}^3", r"5 \text{ mL}", 1.0),
+        (r"5 \text{ km/h}", r"5 \text{ m/s}", 1.0),  # not known
+        (r"5 \text{ feet tall}", r"5 \text{ inches}", 1.0),
+        (r"2.5 \text{ million}", r"2.5 \text{ billion}", 0.0),
+    ],
+)
+def test_another_known_unit_is_wrong_and_a_missing_one_is_not(answer, said, reward):
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize("part", [" ", "}", ",", "1", "1,", "a", "1a", "^", r"\text{", r"\frac 1 ", "1/", "{"])
+def test_long_text_after_a_unit_is_read_in_time(part):
+    began = time.process_time()
+    tail = rf"\text{{ km {part * 20_000}}}"
+    assert same_tail(f"5 {tail}", f"5 {tail}") and same_tail(rf"{{ {tail}", rf"{{ {tail}")
+    assert time.process_time() - began < 4.0
 
 
 @pytest.mark.parametrize(
