@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, PositiveFloat, PositiveInt
 
@@ -40,6 +40,9 @@ class SandboxConfig(Checked):
     """Confinement and limits of programs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...  # pydantic makes it
 
     level: Literal["auto", "landlock", "bwrap", "none"] = "auto"
     """`auto` uses Landlock if the kernel has it, inside bubblewrap if that works, and refuses to run without either. `none` runs programs
