@@ -55,6 +55,9 @@ def came(kind: str, *, within: str) -> str:
 
 
 _STILL_S = f"(time() - {series('last_step_time')})"
+_NEWEST = f"topk by (run) (1, max by (run, WorkerId) (max_over_time({LAST_STEP_TIME}[6h])))"
+"""The newest driver of each run."""
+_BEST = f"max_over_time({series('eval/reward')}[1d:1m])"
 _ASYNCHRONOUS = f"and on (run) {series('staleness/bound')} > 0"
 _HELD, _RESUMED = (f'sum by (run, WorkerId) ({EVENTS}{{kind="reward_{each}"}})' for each in ("held", "resumed"))
 
@@ -75,7 +78,7 @@ ALERTS = (
     Alert(
         name="TreadwheelRunEndedAbnormally",
         # The newest driver of the run, unless it reported how it ended, and unless a driver is alive.
-        expression=f"max by (run) (topk by (run) (1, max by (run, WorkerId) (max_over_time({LAST_STEP_TIME}[6h]))) "
+        expression=f"max by (run) ({_NEWEST} "
         # Its head may be gone by then, and with it the driver's last report.
         f'unless on (run, WorkerId) max_over_time({EVENTS}{{kind=~"finished|stopped"}}[6h])) unless on (run) {LAST_STEP_TIME}',
         lasts="2m",
@@ -88,7 +91,7 @@ ALERTS = (
     Alert(
         name="TreadwheelNotResumed",
         # The newest driver of the run, if it was preempted, and unless a driver is alive.
-        expression=f"max by (run) (topk by (run) (1, max by (run, WorkerId) (max_over_time({LAST_STEP_TIME}[6h]))) "
+        expression=f"max by (run) ({_NEWEST} "
         f'and on (run, WorkerId) max_over_time({EVENTS}{{kind="preempted"}}[6h])) unless on (run) {LAST_STEP_TIME}',
         lasts="30m",
         severity="critical",
@@ -240,11 +243,9 @@ ALERTS = (
     ),
     Alert(
         name="TreadwheelEvaluationRegressed",
-        expression=f"max_over_time({series('eval/reward')}[1d:1m]) - {series('eval/reward')} "
-        f"> 0.2 * abs(max_over_time({series('eval/reward')}[1d:1m])) "
+        expression=f"{_BEST} - {series('eval/reward')} > 0.2 * abs({_BEST}) "
         # Near 0 a fifth is noise.
-        f"unless on (run) max_over_time({series('eval/reward')}[1d:1m]) - {series('eval/reward')} "
-        f"< 2 * max_over_time({series('eval/reward_stderr')}[1d:1m])",
+        f"unless on (run) {_BEST} - {series('eval/reward')} < 2 * max_over_time({series('eval/reward_stderr')}[1d:1m])",
         lasts="1m",
         severity="warning",
         summary="held-out reward is {{ $value | humanize }} below its best of the day",

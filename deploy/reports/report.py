@@ -97,7 +97,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "drawings": _drawings(steps, events, config),
         "frame": {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},
         "num_interruptions": sum(
-            event["kind"] in ("failure", "resumed") and event.get("decision") != "drain" for event in events
+            event["kind"] in ("failure", "resumed") and not fleet.is_drain(event) for event in events
         ),
         "samples": samples(directory),
         "num_completions": NUM_COMPLETIONS,

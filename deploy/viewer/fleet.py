@@ -90,6 +90,11 @@ def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
     ]
 
 
+def is_drain(event: Event) -> bool:
+    """Whether an actor leaves a node that goes away. It is logged like a failure, and is none."""
+    return event.get("decision") == "drain"
+
+
 def words(event: Event) -> str:
     """One line for people."""
     reason = str(event.get("message") or event.get("reason") or "").strip().partition("\n")[0]
@@ -142,7 +147,7 @@ def _apply(found: dict[str, Actor], event: Event) -> None:
     elif kind in ("failure", "hang"):
         actor = _named(found, event["actor"], event.get("actor_pid"))
         actor.trouble, actor.trouble_at = words(event), at
-        if event.get("decision") != "drain":
+        if not is_drain(event):
             _turn(actor, "dead", at, words(event))
     elif kind in ("worker_left", "worker_not_joined"):
         _turn(_named(found, event["actor"], None), "left", at, words(event))

@@ -4,7 +4,6 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from deploy.config.loading import resolved_yaml, validated
 from deploy.reports import curves
 from deploy.reports.report import html, leave, state_of, write
 from tests.unit.cluster.contracts.rows import row
-from tests.unit.deploy.viewer.run_files import append, event, step, write_run, write_trajectories
+from tests.unit.deploy.viewer.run_files import append, event, release_when_read, step, write_run, write_trajectories
 
 HOSTILE = "</pre><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>"
 PASSPORT = {"mathematics": {"seed": 0}, "learner": {}, "versions": {"torch": "2.13.0"}}
@@ -257,12 +256,5 @@ def test_a_run_that_ends_while_it_is_read_was_not_killed(run, monkeypatch):
     """It logs its end before it gives the directory back."""
     append(Path(run.path("events.jsonl")), [event("launched", 1100.0)])
     run.claim(run.read_text("run.yaml"))
-    read = RunDirectory.read_json_lines
-
-    def ending(directory: RunDirectory, name: str) -> list[dict[str, Any]]:
-        lines = read(directory, name)
-        run.release()
-        return lines
-
-    monkeypatch.setattr(RunDirectory, "read_json_lines", ending)
+    release_when_read(run, monkeypatch)
     assert 'data-state="running"' in html(run)

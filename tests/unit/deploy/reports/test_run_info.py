@@ -1,7 +1,6 @@
 import io
 import json
 import math
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,6 +12,7 @@ from deploy.preflight.settings import check_run_dir
 from deploy.reports.passport import is_mathematical
 from deploy.reports.run_info import passport_differences, table
 from tests.fakes import run_config
+from tests.unit.deploy.viewer.run_files import release_when_read
 
 FAILURE = {"kind": "failure", "time": 2.0, "actor": "rollout-0", "failure": "death", "decision": "restart"}
 
@@ -113,14 +113,7 @@ def test_a_run_without_a_driver_tells_how_it_ended(directory, end, told):
 def test_a_run_that_ends_while_it_is_read_was_not_killed(directory, monkeypatch):
     """It logs its end before it gives the directory back."""
     directory.append_json(EVENTS, {"kind": "launched", "time": 0.0})
-    read = RunDirectory.read_json_lines
-
-    def ending(itself: RunDirectory, name: str) -> list[dict[str, Any]]:
-        lines = read(itself, name)
-        directory.release()
-        return lines
-
-    monkeypatch.setattr(RunDirectory, "read_json_lines", ending)
+    release_when_read(directory, monkeypatch)
     assert "driver          process" in shown(directory)
 
 

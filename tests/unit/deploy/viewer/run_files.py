@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 import yaml
 
 from cluster.contracts.schema import SCHEMA, to_batch
+from cluster.record.run_directory import RunDirectory
 
 CONFIG = {
     "num_steps": 10,
@@ -25,6 +27,18 @@ def step(version: int, **numbers: float) -> dict[str, Any]:
 
 def event(kind: str, time: float, **fields: Any) -> dict[str, Any]:
     return {"time": time, "kind": kind, "pid": 1, "policy_version": 0, **fields}
+
+
+def release_when_read(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's driver ends as soon as lines of it have been read."""
+    read = RunDirectory.read_json_lines
+
+    def ending(itself: RunDirectory, name: str) -> list[dict[str, Any]]:
+        lines = read(itself, name)
+        run.release()
+        return lines
+
+    monkeypatch.setattr(RunDirectory, "read_json_lines", ending)
 
 
 def write_run(
