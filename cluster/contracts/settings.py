@@ -81,13 +81,18 @@ def marks(section: type[Section], prefix: str = "", mark: Mark | None = None) ->
             yield from marks(inner, f"{prefix}{name}.", own)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All values of nested mappings by full name: `("learner.num_ranks", 1)`."""
+def entries(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All values of nested mappings by full name: `("learner.num_ranks", 1)`. An empty mapping is a value."""
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
+        if isinstance(value, Mapping) and value:
+            yield from entries(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """As `entries`, without empty mappings."""
+    return ((name, value) for name, value in entries(values) if not isinstance(value, Mapping))
 
 
 def in_words(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from cluster.contracts.errors import ConfigError, StorageError
+from cluster.contracts.settings import entries
 from cluster.metrics import ENDS
 from cluster.record.recorder import step_of
 from cluster.record.run_directory import PASSPORT, TRACKED, TRAJECTORIES, RunDirectory
@@ -114,7 +115,8 @@ def identity(directory: RunDirectory) -> str:
 def parameters(directory: RunDirectory) -> dict[str, str | int | float | bool]:
     """Settings by full name, and the passport's entries below `passport.`. Both hide secrets. The passport is there from the first step
     on."""
-    return {**dict(_flat(directory.settings())), **dict(_flat(directory.read_json(PASSPORT), "passport."))}
+    found = (*entries(directory.settings()), *entries(directory.read_json(PASSPORT), "passport."))
+    return {name: value if isinstance(value, int | float | bool) else _cut(value) for name, value in found}
 
 
 def trajectories(directory: RunDirectory, version: int, number: int) -> list[dict[str, Any]]:
@@ -137,14 +139,6 @@ def trajectories(directory: RunDirectory, version: int, number: int) -> list[dic
 
 def finite_only(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _flat(inner, f"{name}{key}." if isinstance(inner, Mapping) and inner else f"{name}{key}")
-    elif name:
-        yield name, value if isinstance(value, int | float | bool) else _cut(value)
 
 
 def _cut(value: Any) -> str:

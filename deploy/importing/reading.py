@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.settings import entries
 from deploy.config.yaml_text import parse, read_text, read_yaml
 from deploy.importing import script
 from deploy.importing.script import Unresolved
@@ -27,7 +28,7 @@ def hydra(path: str, more: Sequence[str]) -> dict[str, Any]:
     `${...}`, is unresolved."""
     way_out = f"{_WAY_OUT}, or a script with key=value"
     if Path(path).suffix.lower() in (".yaml", ".yml", ".json"):
-        values = _joined(_mapping(path, way_out))
+        values = dict(entries(_mapping(path, way_out)))
     else:
         values = script.settings(path, way_out=way_out)
     return {
@@ -65,14 +66,3 @@ def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         if count > 1:
             raise ValueError(f"{name!r} is given {count} times")
     return dict(pairs)
-
-
-def _joined(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by full name. An empty mapping is a value."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= _joined(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
