@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, DataError
 from learner.algorithms.conditions import AtMost, LessThan
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
@@ -234,7 +234,7 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
         if largest > trajectories_per_group:  # a prompt has no earlier returns the first time
             _tried(parts.advantage, trajectories_per_group=trajectories_per_group)
         tried = _tried(parts.advantage, trajectories_per_group=largest)
-    except ValueError as error:
+    except (ValueError, DataError) as error:
         raise ConfigError(f"{named}: {error}") from error
     if largest == 1 and tried and not any(bool(torch.nan_to_num(each).any()) for each in tried):
         raise ConfigError(
@@ -262,7 +262,10 @@ def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
     """Advantages of invented rewards; empty if the advantage needs more than rewards."""
     size = trajectories_per_group
     if advantage.requires == ("rewards_G",):
-        return [advantage.call(rewards_G=torch.linspace(low, high, size)) for low, high in ((1.0, 0.0), (0.5, 3.0))]
+        return [
+            advantage.tensor(advantage.call(rewards_G=rewards_G), rewards_G.shape)
+            for rewards_G in (torch.linspace(1.0, 0.0, size), torch.linspace(0.5, 3.0, size))
+        ]
     if not {"rewards_N", "reward_components_NK", "reward_component_names", "group_index_N"}.issuperset(
         advantage.requires
     ):
@@ -273,10 +276,10 @@ def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
         "group_index_N": torch.arange(_NUM_GROUPS).repeat_interleave(size),
     }
     if "reward_components_NK" not in advantage.requires:
-        return [advantage.with_given(supply)]
+        return [advantage.tensor(advantage.with_given(supply), rewards_N.shape)]
     supply["reward_component_names"] = tuple(advantage.parameters.get("component_weights") or ("reward",))
     supply["reward_components_NK"] = rewards_N[:, None].expand(-1, len(supply["reward_component_names"]))
     # Without weights only the judge knows the number of components: an error may just mean that one is the wrong number.
     with contextlib.suppress(ValueError, IndexError, RuntimeError):
-        return [advantage.with_given(supply)]
+        return [advantage.tensor(advantage.with_given(supply), rewards_N.shape)]
     return []

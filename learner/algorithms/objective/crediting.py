@@ -47,11 +47,11 @@ def shaped(
         if not step.is_of_a_group:
             # Rewards per token do not exist yet: they are made from the shaped rewards.
             given = batch.offered(rewards_N=shaped_N, token_rewards_NT=None, reward_moments=after.get(step.field))
-            shaped_N = step.with_given(given | {"part_rewards_N": part_N})
+            shaped_N = step.tensor(step.with_given(given | {"part_rewards_N": part_N}), shaped_N.shape)
             continue
         by_group_N = torch.empty_like(shaped_N)
         for rows, group in group_rules.of_batch(replace(batch, rewards_N=shaped_N)):
-            by_group_N[rows] = step.with_given(group).to(by_group_N)
+            by_group_N[rows] = step.tensor(step.with_given(group), rows.shape).to(by_group_N)
         shaped_N = by_group_N
     return shaped_N, after
 
@@ -147,7 +147,9 @@ def _advantages(
             raise DataError(
                 f"advantage {advantage.plugin.name!r} of {len(batch.trajectory_ids)} trajectories: {error}"
             ) from error
-    advantages, returns_NT = result if isinstance(result, tuple) else (result, None)
+    advantages, returns_NT = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    advantages = advantage.tensor(advantages, rewards_N.shape, mask_NT.shape)
+    returns_NT = None if returns_NT is None else advantage.tensor(returns_NT, mask_NT.shape)
     per_token_NT = advantages if advantages.dim() == 2 else advantages[:, None].expand(mask_NT.shape)
     return masked(per_token_NT, mask_BT=mask_NT), returns_NT
 
@@ -162,8 +164,9 @@ def _per_group(batch: BatchTensors, parts: Parts, *, rewards_N: Tensor, earlier:
         try:
             of_group = {name: column[rows] for name, column in of_all.items() if name in parts.advantage.asks}
             advantages_G = parts.advantage.with_given(given | of_group | {"rewards_G": group_G})
+            advantages_G = parts.advantage.tensor(advantages_G, group_G.shape)
             result_N[rows] = advantages_G[: len(rows)].to(result_N.dtype)
-        except ValueError as error:
+        except (ValueError, DataError) as error:
             members = ", ".join(batch.trajectory_ids[row] for row in rows.tolist())
             raise DataError(f"group {batch.group_ids[first]} (trajectory {members}): rewards: {error}") from error
     return result_N

@@ -81,7 +81,7 @@ def chosen(summary: GroupSummary, *, group_size: int, parts: Parts) -> list[int]
 def shaped(group: Group, *, parts: Parts) -> Group:
     """The group with rewards after the steps of `reward_shaping` before the first one that needs the whole batch."""
     for step in takewhile(lambda step: step.is_of_a_group, parts.reward_shaping):
-        group = {**group, "rewards_G": step.with_given(group)}
+        group = {**group, "rewards_G": step.tensor(step.with_given(group), group["rewards_G"].shape)}
     return group
 
 

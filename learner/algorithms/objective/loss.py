@@ -3,8 +3,9 @@
 Shapes: B rows, T tokens, C demonstrated tokens, P parts of the reference's partition.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from learner.algorithms.objective.proximal import approximate_proximal
 from learner.algorithms.objective.recording import record
 from learner.algorithms.objective.seen import TokensSeen
 from learner.algorithms.objective.statistics import Recorder, Statistics
+from learner.algorithms.registry.variants import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ def loss(
     offered = _offered(
         rows, policy_BT=policy_BT, proximal_BT=proximal_BT, entropies_BT=entropies_BT, values_BT=values_BT
     )
-    policy_losses = _as_token_losses(parts.policy_loss.with_given(offered))
+    policy_losses = _token_losses(parts.policy_loss, offered, like_BT=policy_BT)
     corrections_BT = parts.corrected(rows.correction_weights_NT, offered, of_the_batch=False)
     kept_BT = masked(policy_losses.losses_BT, mask_BT=rows.gradient_mask_NT)
     losses = {"policy_loss": aggregate(kept_BT * corrections_BT, weights_BT=rows.policy_weights_NT)}
@@ -59,7 +61,7 @@ def loss(
         losses["distillation_loss"] = distillation.coefficient * aggregate(divergence_BT, weights_BT=rows.weights_NT)
     value_losses = None
     if value is not None and parts.value_loss is not None and rows.value_weights_NT is not None:
-        value_losses = _as_token_losses(parts.value_loss.with_given(offered))
+        value_losses = _token_losses(parts.value_loss, offered, like_BT=policy_BT)
         total = aggregate(value_losses.losses_BT, weights_BT=rows.value_weights_NT)
         losses["value_loss"] = value.coefficient * total
     losses["loss"] = torch.stack([each.to(policy_BT.dtype) for each in losses.values()]).sum()
@@ -173,5 +175,8 @@ def _offered(
     }
 
 
-def _as_token_losses(result: TokenLosses | Tensor) -> TokenLosses:
-    return result if isinstance(result, TokenLosses) else TokenLosses(result)
+def _token_losses(chosen: Variant, offered: Mapping[str, Any], *, like_BT: Tensor) -> TokenLosses:
+    result = chosen.with_given(offered)
+    losses = result if isinstance(result, TokenLosses) else TokenLosses(result)
+    chosen.tensor(losses.losses_BT, like_BT.shape)
+    return losses

@@ -50,7 +50,8 @@ def prepare(
     mask_NT = batch.loss_mask_NT & is_kept_N[:, None]
     advantages_NT = credit.advantages_NT
     for step in parts.advantage_shaping:
-        advantages_NT = step.with_given(offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT})
+        shaped_NT = step.with_given(offered | {"advantages_NT": advantages_NT, "loss_mask_NT": mask_NT})
+        advantages_NT = step.tensor(shaped_NT, mask_NT.shape)
     advantages_NT = masked(advantages_NT.double(), mask_BT=batch.loss_mask_NT)
     refuse_not_finite(batch, parts, advantages_NT)
     returns_NT = credit.returns_NT
@@ -103,7 +104,8 @@ def _of_an_update(
     """The fields of `Prepared` that depend on all trajectories of an update, and on no others."""
 
     def weights(aggregation: Variant, counted_NT: Tensor) -> Tensor:
-        return aggregation.with_given(offered | {"loss_mask_NT": counted_NT}).to(advantages_NT.dtype)
+        weights_NT = aggregation.with_given(offered | {"loss_mask_NT": counted_NT})
+        return aggregation.tensor(weights_NT, counted_NT.shape).to(advantages_NT.dtype)
 
     covariances_NT, lags_M = None, batch.lags_NT[mask_NT]
     if parts.asks("covariances_BT", "batch_covariances_M"):

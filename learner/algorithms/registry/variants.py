@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.contracts.errors import ConfigError
+import torch
+from torch import Tensor
+
+from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin, resolve, type_hints
 from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, SUPPLIED, SUPPLIED_TO
 
@@ -36,6 +39,17 @@ class Variant:
         if missing:
             raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
         return self.call(**{name: supply[name] for name in self.asks if supply.get(name) is not None}, **called_with)
+
+    def tensor(self, result: object, *shapes: torch.Size) -> Tensor:
+        """`result`, which it returned. Raises DataError unless it is a tensor of one of `shapes`: another one might be broadcast."""
+        if isinstance(result, Tensor) and result.shape in shapes:
+            return result
+        is_tensor = isinstance(result, Tensor)
+        got = f"a tensor of shape {tuple(result.shape)}" if is_tensor else f"a value of type {type(result).__name__}"
+        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
+        raise DataError(
+            f"algorithm.{self.field}={self.plugin.name!r} returned {got}; it must return a tensor of shape {wanted}"
+        )
 
     @property
     def is_of_the_batch(self) -> bool:

@@ -40,7 +40,7 @@ def first_advantages(objective: Objective, batch: BatchTensors) -> Tensor:
 
 
 def centred(reward_components_NK: Tensor) -> Tensor:
-    return (reward_components_NK - reward_components_NK.mean(0)).sum(1)[:, None]
+    return (reward_components_NK - reward_components_NK.mean(0)).sum(1)
 
 
 def test_a_component_that_one_trajectory_lacks_still_teaches_the_others():

@@ -1,0 +1,99 @@
+"""A user's own functions: a result of another shape or type is refused, before the run starts and at its steps, and never broadcast."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, tensor
+
+from cluster.contracts.algorithm_config import AlgorithmConfig
+from cluster.contracts.errors import ConfigError, DataError
+from learner.algorithms.objective import Objective
+from learner.algorithms.objective.batch import BatchTensors
+from learner.algorithms.registry.presets import expand
+from tests.unit.learner.algorithms.batches import case
+
+
+def first_alone(rewards_G: Tensor) -> Tensor:
+    return rewards_G[:1]
+
+
+def as_list(rewards_G: Tensor) -> Any:
+    return rewards_G.tolist()
+
+
+def as_array(rewards_G: Tensor) -> Any:
+    return rewards_G.numpy()
+
+
+def nothing(rewards_G: Tensor) -> Any:
+    return None
+
+
+def mean_of_all(rewards_N: Tensor) -> Tensor:
+    return rewards_N.mean(0, keepdim=True)
+
+
+def first_token_alone(rewards_N: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
+    return loss_mask_NT[:, :1] * rewards_N[:, None]
+
+
+def first_shaped(rewards_G: Tensor) -> Tensor:
+    return rewards_G[:1]
+
+
+def scalar_loss(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor) -> Tensor:
+    return (-policy_logprobs_BT * advantages_BT).mean()
+
+
+def make(**fields) -> Objective:
+    return Objective.from_config(AlgorithmConfig.model_validate(expand(fields)))
+
+
+def own(function: Any) -> str:
+    return f"{__name__}:{function.__name__}"
+
+
+def a_batch() -> BatchTensors:
+    """Two groups of two trajectories, of up to 6 tokens."""
+    whole = case(0, num_groups=2, group_size=2).batch
+    return dataclasses.replace(whole, rewards_N=tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "got", "wanted"),
+    [
+        (first_alone, r"a tensor of shape \(1,\)", r"\(4,\)"),
+        (as_list, "a value of type list", r"\(4,\)"),
+        (as_array, "a value of type ndarray", r"\(4,\)"),
+        (nothing, "a value of type NoneType", r"\(4,\)"),
+        (mean_of_all, r"a tensor of shape \(1,\)", r"\(16,\)"),
+    ],
+)
+def test_the_check_refuses_an_advantage_that_is_no_tensor_of_the_rewards_shape(advantage, got, wanted):
+    """Seen in review: one number for a group of four was broadcast, and the run trained on it without a word."""
+    message = f"{advantage.__name__}' returned {got}; it must return a tensor of shape {wanted}"
+    with pytest.raises(ConfigError, match=message):
+        make(advantage=own(advantage)).check_group_size(4, num_candidates=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"advantage": own(first_alone)}, r"group g0 .*shape \(1,\); it must return a tensor of shape \(2,\)"),
+        ({"advantage": own(nothing)}, r"group g0 .*type NoneType; it must return a tensor of shape \(2,\)"),
+        ({"advantage": own(mean_of_all)}, r"shape \(1,\); it must return a tensor of shape \(4,\) or \(4, 6\)"),
+        ({"advantage": own(first_token_alone)}, r"shape \(4, 1\); it must return a tensor of shape \(4,\) or \(4, 6\)"),
+        ({"reward_shaping": [own(first_shaped)]}, r"reward_shaping\[0\]=.*shape \(1,\); .* of shape \(2,\)"),
+    ],
+)
+def test_a_step_refuses_a_result_of_another_shape(fields, message):
+    with pytest.raises(DataError, match=message):
+        make(**fields).prepare(a_batch())
+
+
+def test_a_micro_batch_refuses_a_loss_that_is_not_per_token():
+    objective = make(policy_loss=own(scalar_loss))
+    with pytest.raises(DataError, match=r"policy_loss=.* returned a tensor of shape \(\); .* of shape \(9, 6\)"):
+        case(0).loss(objective)
