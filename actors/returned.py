@@ -1,11 +1,7 @@
-"""Results and errors of a user's function for a trajectory. Numbers become a `Reward`; any other value is refused with its name."""
+"""Results of a user's function for a trajectory. Numbers become a `Reward`; any other value is refused with its name."""
 
 import math
-import os
-import sysconfig
-import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from actors.writable import writable
@@ -14,15 +10,6 @@ from cluster.contracts.types import Reward, RewardStatus
 
 MAX_MESSAGE = 500
 """Characters kept of an error. Every failed row stores its message."""
-
-_FOREIGN = tuple(
-    os.path.join(folder, "")
-    for folder in (
-        *(str(Path(__file__).parents[1] / own) for own in ("actors", "cluster", "deploy", "learner", "treadwheel")),
-        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    )
-)
-"""Folders of code that is not the user's: this project, Python, installed packages."""
 
 
 def to_reward(value: Any, *, by: str = "the judge") -> Reward:
@@ -42,22 +29,6 @@ def to_reward(value: Any, *, by: str = "the judge") -> Reward:
         rest = {str(name): item for name, item in value.items() if name != "reward"}
         return Reward(value=finite(value["reward"], "reward", by=by), components=_components(rest, by=by))
     return Reward(value=finite(value, "reward", by=by))
-
-
-def described(error: BaseException) -> str:
-    """The error's class name, and its message if it has one."""
-    try:
-        message = str(error)
-    except BaseException:  # noqa: BLE001 - foreign code: a __str__ of the user's
-        message = "its message cannot be read"
-    return f"{type(error).__name__}: {message}".removesuffix(": ")
-
-
-def line_of(error: BaseException) -> str:
-    """The last line of the user's own code in the traceback, as ` (my_rewards.py, line 12)`; empty if there is none."""
-    lines = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    own = [(file, number) for file, number in lines if os.path.isabs(file) and not file.startswith(_FOREIGN)]
-    return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
 
 
 def finite(value: Any, what: str, *, by: str) -> float:

@@ -15,9 +15,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from actors.returned import MAX_MESSAGE, described, line_of, to_reward
+from actors.returned import MAX_MESSAGE, to_reward
 from actors.writable import writable
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
+from cluster.contracts.foreign import described, line_of
 from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, is_async, resolve
 from cluster.contracts.types import Reward, RewardStatus
 

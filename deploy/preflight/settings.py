@@ -190,6 +190,7 @@ def check_mathematics(config: RunConfig) -> "Objective":
 
     try:
         objective = Objective.of_run(config)
+        objective.check_losses()
         objective.check_group_size(config.buffer.trajectories_per_group, num_candidates=config.judged_per_group)
         if not RunDirectory(config.run_dir).exists(RUN_YAML):
             objective.check_rewards()

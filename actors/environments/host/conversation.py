@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 from actors.environments.host.ends import failure
 from actors.environments.host.tool_calls import OverrunError, RunBlocking, answer_of, by_name
 from actors.environments.host.wire import ASKED
-from actors.returned import described, finite
+from actors.returned import finite
 from actors.writable import writable
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import (
@@ -33,6 +33,7 @@ from cluster.contracts.episodes import (
     Withdrawn,
 )
 from cluster.contracts.errors import DataError, EpisodeOver, Limit, ToolError
+from cluster.contracts.foreign import described
 from cluster.contracts.tools import Tool
 from cluster.contracts.types import RewardStatus
 

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from actors.returned import MAX_MESSAGE, described, to_reward
+from actors.returned import MAX_MESSAGE, to_reward
 from actors.writable import writable
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import EpisodeOver
+from cluster.contracts.foreign import described
 from cluster.contracts.types import RewardStatus
 
 ENVIRONMENT = "environment"

@@ -11,10 +11,10 @@ from actors.environments.host.ends import failure
 from actors.environments.host.wire import ASKED, END, FACTS, MAX_LINE_BYTES, SAID, TASK
 from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
-from actors.returned import described
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeTask, Event
 from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.foreign import described
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from actors.returned import described
 from actors.writable import writable
 from cluster.contracts.episodes import ToolCall, Tools
 from cluster.contracts.errors import ConfigError, DataError, ToolError
+from cluster.contracts.foreign import described
 from cluster.contracts.plugins import is_async
 from cluster.contracts.tools import Tool, as_tool
 

@@ -10,11 +10,9 @@ from torch import Tensor
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
 from learner.algorithms.conditions import AtMost, LessThan
+from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_loss
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
-
-_NUM_GROUPS = 4
-"""Groups of the invented batch on which an advantage of the whole batch is tried."""
 
 
 def refuse_contradictions(parts: Parts) -> None:
@@ -100,8 +98,8 @@ def refuse_negative_rewards(parts: Parts) -> None:
     if changing is None or config.reward_shaping or advantage.requires != ("rewards_G",):
         return
     try:
-        advantage.call(rewards_G=torch.tensor([1.0, -0.5]))
-    except ValueError as error:
+        advantage.with_given({"rewards_G": torch.tensor([1.0, -0.5])})
+    except (ValueError, DataError) as error:
         raise ConfigError(f"{changing} makes rewards of 0 negative: {error}") from error
 
 
@@ -242,38 +240,55 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
         )
 
 
+def refuse_failing_losses(parts: Parts) -> None:
+    """Raises ConfigError for a user's loss that fails on invented tensors."""
+    for loss in (parts.policy_loss, parts.value_loss):
+        if loss is not None and loss.is_own:
+            try:
+                try_loss(loss)
+            except DataError as error:
+                raise ConfigError(str(error)) from error
+
+
 def refuse_selection(parts: Parts, *, trajectories_per_group: int, num_candidates: int) -> None:
     """Raises ConfigError for a selection that cannot choose this many of the candidates. It is tried on invented rewards, unless it needs
     more than rewards."""
     if parts.selection is None or parts.selection.requires != ("rewards_G",):
         return
     try:
-        parts.selection.call(rewards_G=torch.linspace(0.0, 1.0, num_candidates), group_size=trajectories_per_group)
-    except ValueError as error:
+        rewards_G = torch.linspace(0.0, 1.0, num_candidates)
+        parts.selection.with_given({"rewards_G": rewards_G}, group_size=trajectories_per_group)
+    except (ValueError, DataError) as error:
         raise ConfigError(f"algorithm.selection={parts.selection.plugin.name!r}: {error}") from error
 
 
 def _keeps_any(chosen: Variant, *, size: int) -> bool:
     """Whether a filter keeps any group of invented rewards."""
-    return any(chosen.call(rewards_G) for rewards_G in torch.combinations(torch.linspace(-1, 1, 21), size))
+    groups = torch.combinations(torch.linspace(-1, 1, 21), size)
+    try:
+        return any(chosen.with_given({"rewards_G": rewards_G}) for rewards_G in groups)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _tried(advantage: Variant, *, trajectories_per_group: int) -> list[Tensor]:
-    """Advantages of invented rewards; empty if the advantage needs more than rewards."""
+    """Advantages of invented rewards; empty if the advantage needs more than rewards. Raises DataError if a user's advantage fails."""
     size = trajectories_per_group
     if advantage.requires == ("rewards_G",):
         return [
-            advantage.tensor(advantage.call(rewards_G=rewards_G), rewards_G.shape)
+            advantage.tensor(advantage.with_given({"rewards_G": rewards_G}), rewards_G.shape)
             for rewards_G in (torch.linspace(1.0, 0.0, size), torch.linspace(0.5, 3.0, size))
         ]
     if not {"rewards_N", "reward_components_NK", "reward_component_names", "group_index_N"}.issuperset(
         advantage.requires
     ):
+        if advantage.is_own:
+            try_advantage(advantage, group_size=size)
         return []
-    rewards_N = torch.linspace(0.5, 3.0, _NUM_GROUPS * size)
+    rewards_N = torch.linspace(0.5, 3.0, NUM_GROUPS * size)
     supply: dict[str, Any] = {
         "rewards_N": rewards_N,
-        "group_index_N": torch.arange(_NUM_GROUPS).repeat_interleave(size),
+        "group_index_N": torch.arange(NUM_GROUPS).repeat_interleave(size),
     }
     if "reward_components_NK" not in advantage.requires:
         return [advantage.tensor(advantage.with_given(supply), rewards_N.shape)]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import ConfigError, DataError, TreadwheelError
+from cluster.contracts.foreign import described, line_of
 from cluster.contracts.plugins import Plugin, resolve, type_hints
 from learner.algorithms.registry.homes import HOMES, OF_A_GROUP, OF_THE_BATCH, SUPPLIED, SUPPLIED_TO
 
@@ -34,11 +35,22 @@ class Variant:
         return cls(field, plugin, bound, tuple(wanted), requires)
 
     def with_given(self, supply: Mapping[str, Any], **called_with: Any) -> Any:
-        """Calls it with the tensors that it asks for and with `called_with`. Raises ConfigError for a required tensor that is missing."""
+        """Calls it with the tensors that it asks for and with `called_with`. Raises ConfigError for a required tensor that is missing, and
+        DataError for an error of a user's function, which a restart would repeat."""
         missing = [name for name in self.requires if supply.get(name) is None]
         if missing:
             raise ConfigError(f"{self.field}={self.plugin.name!r} needs {missing[0]}, which this run does not supply")
-        return self.call(**{name: supply[name] for name in self.asks if supply.get(name) is not None}, **called_with)
+        given = {name: supply[name] for name in self.asks if supply.get(name) is not None}
+        try:
+            return self.call(**given, **called_with)
+        except (TreadwheelError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except Exception as error:  # foreign code
+            if not self.is_own:
+                raise
+            raise DataError(
+                f"algorithm.{self.field}={self.plugin.name!r} raised {described(error)}{line_of(error)}"
+            ) from error
 
     def tensor(self, result: object, *shapes: torch.Size) -> Tensor:
         """`result`, which it returned. Raises DataError unless it is a tensor of one of `shapes`: another one might be broadcast."""
@@ -50,6 +62,11 @@ class Variant:
         raise DataError(
             f"algorithm.{self.field}={self.plugin.name!r} returned {got}; it must return a tensor of shape {wanted}"
         )
+
+    @property
+    def is_own(self) -> bool:
+        """It is a user's function, named by its full path."""
+        return ":" in self.plugin.name
 
     @property
     def is_of_the_batch(self) -> bool:

@@ -1,10 +1,9 @@
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from actors.returned import line_of, to_reward
+from actors.returned import to_reward
 from cluster.contracts.errors import DataError
 from cluster.contracts.types import Reward, RewardStatus
 
@@ -61,23 +60,3 @@ def test_half_a_character_in_a_message_or_a_name_is_a_question_mark():
 def test_anything_else_is_refused(value, message):
     with pytest.raises(DataError, match=message):
         to_reward(value)
-
-
-def _asserts(completion: str) -> float:
-    assert completion
-    return 1.0
-
-
-def test_the_users_own_last_line_is_told_with_its_file():
-    with pytest.raises(AssertionError) as raised:
-        _asserts("")
-    line = _asserts.__code__.co_firstlineno + 1
-    assert line_of(raised.value) == f" (test_returned.py, line {line})"
-
-
-def test_a_line_in_a_library_is_not_the_users():
-    with pytest.raises(ValueError, match="Expecting value") as raised:
-        json.loads("x")
-    here = line_of(raised.value)
-    assert here.startswith(" (test_returned.py, line "), "the call in the user's file, and not the library's line"
-    assert line_of(ValueError("never raised")) == ""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, tensor
 
 from cluster.contracts.algorithm_config import AlgorithmConfig
-from cluster.contracts.errors import ConfigError, DataError
+from cluster.contracts.errors import ConfigError, DataError, FailureKind
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import BatchTensors
 from learner.algorithms.registry.presets import expand
@@ -97,3 +97,88 @@ def test_a_micro_batch_refuses_a_loss_that_is_not_per_token():
     objective = make(policy_loss=own(scalar_loss))
     with pytest.raises(DataError, match=r"policy_loss=.* returned a tensor of shape \(\); .* of shape \(9, 6\)"):
         case(0).loss(objective)
+
+
+def misspelled(rewards_G: Tensor) -> Tensor:
+    return rewards_G / undefined_name  # noqa: F821
+
+
+def misspelled_over_lengths(rewards_G: Tensor, *, completion_lengths_G: Tensor) -> Tensor:
+    return rewards_G / undefined_name  # noqa: F821
+
+
+def misspelled_per_token(token_rewards_NT: Tensor, *, loss_mask_NT: Tensor) -> Tensor:
+    return token_rewards_NT * undefined_name  # noqa: F821
+
+
+def misspelled_loss(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor) -> Tensor:
+    return -policy_logprobs_BT * undefined_name  # noqa: F821
+
+
+def refusing_loss(policy_logprobs_BT: Tensor, *, advantages_BT: Tensor) -> Tensor:
+    raise ValueError("boom")
+
+
+def misspelled_filter(rewards_G: Tensor) -> bool:
+    return bool(undefined_name)  # noqa: F821
+
+
+def returns_and_lengths(rewards_N: Tensor, *, loss_mask_NT: Tensor, completion_lengths_N: Tensor) -> Tensor:
+    return (rewards_N / completion_lengths_N)[:, None] * loss_mask_NT
+
+
+def out_of_memory(rewards_G: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError
+
+
+def told(function: Any, error: str) -> str:
+    """The error of a function whose only statement raises it."""
+    line = function.__code__.co_firstlineno + 1
+    return rf"{function.__name__}' raised {error} \(test_own_functions.py, line {line}\)"
+
+
+_UNDEFINED = "NameError: name 'undefined_name' is not defined"
+
+
+@pytest.mark.parametrize("advantage", [misspelled, misspelled_over_lengths, misspelled_per_token])
+def test_the_check_names_an_advantage_that_raises_an_error_and_its_line(advantage):
+    """Seen in review: the check ended with a bare NameError, or passed it, and the learner restarted eight times."""
+    with pytest.raises(ConfigError, match=told(advantage, _UNDEFINED)):
+        make(advantage=own(advantage)).check_group_size(4, num_candidates=4)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (misspelled_loss, told(misspelled_loss, _UNDEFINED)),
+        (refusing_loss, told(refusing_loss, "ValueError: boom")),
+        (scalar_loss, r"scalar_loss' returned a tensor of shape \(\); it must return a tensor of shape \(2, 3\)"),
+    ],
+)
+def test_the_check_refuses_a_loss_that_fails(loss, message):
+    with pytest.raises(ConfigError, match=rf"algorithm.policy_loss=.*{message}"):
+        make(policy_loss=own(loss)).check_losses()
+
+
+def test_the_check_takes_functions_that_work():
+    make(advantage=own(returns_and_lengths)).check_group_size(4, num_candidates=4)
+    make(policy_loss="learner.algorithms.losses.policy:ppo_clip").check_losses()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"advantage": own(misspelled)}, rf"group g0 .*{told(misspelled, _UNDEFINED)}"),
+        ({"advantage": own(misspelled_per_token)}, told(misspelled_per_token, _UNDEFINED)),
+        ({"filters": [own(misspelled_filter)]}, rf"algorithm.filters\[0\]=.*{told(misspelled_filter, _UNDEFINED)}"),
+    ],
+)
+def test_an_error_at_a_step_is_the_datas_and_restarts_nothing(fields, message):
+    with pytest.raises(DataError, match=message) as raised:
+        make(**fields).prepare(a_batch())
+    assert raised.value.kind is FailureKind.REFUSAL
+
+
+def test_memory_that_runs_out_inside_a_users_function_is_still_told_apart():
+    with pytest.raises(torch.OutOfMemoryError):
+        make(advantage=own(out_of_memory)).prepare(a_batch())
