@@ -11,6 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from cluster.contracts.errors import ConfigError
+
 if TYPE_CHECKING:
     from cluster.contracts.config import RunConfig  # imports pydantic
     from cluster.remote.fork_server import ForkServer
@@ -22,6 +24,15 @@ IMPORTS = ("deploy.cluster_up.factories:import_actors", "deploy.cluster_up.facto
 def named(address: str | None) -> str | None:
     """The running cluster that a run uses: `address`, or else RAY_ADDRESS. None: both are unset or empty, and the run starts its own."""
     return address or os.environ.get("RAY_ADDRESS") or None
+
+
+def refuse_second_session() -> None:
+    """Raises ConfigError if the program has connected to Ray itself: a run would end that connection, and all objects with it."""
+    if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
+        raise ConfigError(
+            "this program is connected to Ray already, and a run makes its own connection; call ray.shutdown() first, or start the run in "
+            "another process"
+        )
 
 
 class RayAhead:
@@ -37,6 +48,8 @@ class RayAhead:
         self._start: Future[None] | None = None
 
     def __enter__(self) -> Self:
+        """Raises ConfigError as `refuse_second_session`."""
+        refuse_second_session()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

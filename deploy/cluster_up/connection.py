@@ -22,7 +22,7 @@ from ray.job_config import JobConfig
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.remote import forked_worker
-from deploy.cluster_up.ahead import RayAhead, named
+from deploy.cluster_up.ahead import RayAhead, named, refuse_second_session
 from deploy.reports.provenance import digest_of
 
 _ANSWER_S = 10.0
@@ -73,9 +73,12 @@ async def connected(
     """Connects to the cluster at `address` or RAY_ADDRESS (which `ray job submit` sets). Without either it takes the local cluster that
     `ahead` has begun to start, or starts one, which ends with the block.
 
-    Ray's dashboard shows `run_dir` in the job's metadata. Raises ConfigError for a cluster that does not answer or refuses us.
+    Ray's dashboard shows `run_dir` in the job's metadata. Raises ConfigError for a cluster that does not answer or refuses us, and as
+    `refuse_second_session`.
     """
     address = named(address)
+    if ahead is None or not ahead.is_coming:
+        refuse_second_session()
     if address is not None:
         metadata = await asyncio.to_thread(job_metadata, run_dir) if run_dir else {}
         await _check_answers(address)

@@ -11,6 +11,7 @@ import ray.exceptions
 
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.record.run_directory import RunDirectory
+from deploy.cluster_up.ahead import RayAhead
 from deploy.cluster_up.connection import connected, job_metadata
 from deploy.reports.provenance import digest_of
 
@@ -53,6 +54,21 @@ async def test_with_an_empty_address_a_run_starts_its_own_ray(monkeypatch):
     async with connected(None):
         pass
     assert starts == ["local"]
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:6379"])
+async def test_the_programs_own_ray_is_refused_and_left_as_it_is(address, monkeypatch):
+    """Seen in review: Ray's RuntimeError, and the objects of the program's own session were gone."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("connected a second time"))
+    monkeypatch.setattr(ray, "shutdown", lambda: pytest.fail("ended the program's session"))
+    refusal = r"connected to Ray already, .*; call ray.shutdown\(\) first, or start the run in another process"
+    with pytest.raises(ConfigError, match=refusal):
+        async with connected(address):
+            pass
+    with pytest.raises(ConfigError, match=refusal), RayAhead(address) as ahead:
+        ahead.start()
 
 
 @pytest.mark.parametrize(("num_late", "says"), [(2, None), (3, "did not start on this machine within 3 times 30 s")])
