@@ -27,7 +27,7 @@ from cluster.record.storage import Storage
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone
-from deploy.cluster_up.stopping import until_interrupted
+from deploy.cluster_up.stopping import Stop, until_interrupted
 from deploy.reports.provenance import RunProvenance
 
 
@@ -57,8 +57,9 @@ def replay(
     to_step: int | None = None,
     out: str | None = None,
     address: str | None = None,
+    stop: Stop | None = None,
 ) -> Replay:
-    """Replays the first `to_step` steps, or all by default, and writes the weights to `out` as a Hugging Face folder.
+    """Replays the first `to_step` steps, or all by default, and writes the weights to `out` as a Hugging Face folder. `stop` stops it.
 
     Raises ConfigError for a step that was not recorded and for an `out` that exists; LedgerError if the trajectories differ from the
     ledger; CheckpointError if the run started from a checkpoint that was altered since.
@@ -66,7 +67,7 @@ def replay(
     ledger = _first_steps(run_dir, to_step, option="--to-step")
     _refuse_missing(run_dir, ledger, first=1)
     _check_ends(config, out)
-    digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address)))
+    digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address), stop=stop))
     return Replay(num_steps=ledger.version, digest=digest, recorded_digest=_published(run_dir, ledger.version))
 
 

@@ -132,8 +132,9 @@ class Run:
         from deploy.replay import replay
         from treadwheel.training import beside_a_loop
 
-        work = functools.partial(replay, self._directory, self._config, to_step=to_step, address=address)
-        return beside_a_loop(work, Stop())
+        stop = Stop()
+        work = functools.partial(replay, self._directory, self._config, to_step=to_step, address=address, stop=stop)
+        return beside_a_loop(work, stop)
 
 
 def open_run(path: str) -> Run:

@@ -108,23 +108,26 @@ def check(
         with _stored(rows):
             return preflight.check(run_config, address=address, plays=True)
 
-    return beside_a_loop(work, _new_stop())
+    return beside_a_loop(work, None)
 
 
-def beside_a_loop(work: Callable[[], T], stop: Stop) -> T:
+def beside_a_loop(work: Callable[[], T], stop: Stop | None) -> T:
     """Runs `work` and returns its result. In a notebook, whose thread already has an event loop, it runs in another thread, and "interrupt
-    the kernel" presses `stop`."""
+    the kernel" presses `stop`. None: it raises KeyboardInterrupt at once, and leaves the work to end by itself."""
     if not _has_a_loop():
         return work()
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="treadwheel") as threads:
-        done = threads.submit(work)
+    threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="treadwheel")
+    done = threads.submit(work)
+    try:
         while True:
             try:
                 return done.result()
             except KeyboardInterrupt:
-                if done.done():
+                if stop is None or done.done():
                     raise
                 stop.press()
+    finally:
+        threads.shutdown(wait=done.done())
 
 
 def _has_a_loop() -> bool:

@@ -1,5 +1,7 @@
 """A run's directory as tables."""
 
+import asyncio
+
 import pyarrow.compute as pc
 import pytest
 
@@ -12,6 +14,7 @@ from cluster.record.run_directory import METRICS, RunDirectory
 from deploy.config.loading import resolved_yaml, validated
 from tests.object_store import s3
 from tests.unit.cluster.contracts.rows import row
+from tests.unit.treadwheel.notebook import in_a_cell, press_ctrl_c
 
 CONFIG = validated({"model": {"path": "some/model"}, "prompts": "file", "buffer": {"groups_per_step": 1}})
 
@@ -38,6 +41,20 @@ def test_it_reads_the_trajectories_of_all_steps_or_of_some(run):
     assert run.trajectories(2).to_table(columns=["step"]).to_pydict() == {"step": [2]}
     assert run.trajectories([1, 3]).count_rows() == 2
     assert run.trajectories().to_table(filter=pc.field("step") > 2)["reward"].to_pylist() == [2.0]
+
+
+def test_interrupting_the_kernel_ends_a_replay(run, monkeypatch):
+    """Seen in review: no press ended it, and only its last step did."""
+
+    async def endless(*_, **__) -> str:
+        press_ctrl_c()
+        await asyncio.sleep(5)
+        return "digest"
+
+    monkeypatch.setattr("deploy.replay._check_ends", lambda *_: None)
+    monkeypatch.setattr("deploy.replay._replay", endless)
+    with pytest.raises(KeyboardInterrupt):
+        in_a_cell(run.replay)
 
 
 def test_a_step_that_is_not_there_is_named(run):

@@ -15,6 +15,7 @@ from cluster.record.run_directory import RunDirectory
 from deploy.cluster_up.stopping import Stop
 from deploy.config.loading import validated
 from tests.unit.treadwheel import my_functions
+from tests.unit.treadwheel.notebook import in_a_cell, press_ctrl_c
 from treadwheel.training import _CallbackSink, _configured, _stored, beside_a_loop, train
 
 RUN = {"model": {"path": "m"}, "prompts": {"name": "file", "path": "p.jsonl", "max_prompt_tokens": 7}}
@@ -164,6 +165,22 @@ async def test_beside_a_running_loop_work_has_a_thread_of_its_own():
     assert beside_a_loop(lambda: asyncio.run(asyncio.sleep(0, threading.current_thread().name)), Stop()).startswith(
         "treadwheel"
     )
+
+
+def test_interrupting_the_kernel_ends_a_check(monkeypatch):
+    """Seen in review: no press ended it, and only its result did."""
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    def slow(config, **others):
+        threading.Timer(0.2, press_ctrl_c).start()
+        may_end.wait(5)
+        has_ended.set()
+
+    monkeypatch.setattr("deploy.preflight.check", slow)
+    with pytest.raises(KeyboardInterrupt):
+        in_a_cell(lambda: treadwheel.check(RUN))
+    assert not has_ended.is_set()
+    may_end.set()
 
 
 def test_without_one_it_stays_where_signals_are_heard():
