@@ -7,9 +7,11 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -119,15 +121,34 @@ def beside_a_loop(work: Callable[[], T], stop: Stop | None) -> T:
     threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="treadwheel")
     done = threads.submit(work)
     try:
-        while True:
-            try:
-                return done.result()
-            except KeyboardInterrupt:
-                if stop is None or done.done():
-                    raise
-                stop.press()
+        with _hearing_ctrl_c():
+            return _result(done, stop)
     finally:
         threads.shutdown(wait=done.done())
+
+
+def _result(done: Future[T], stop: Stop | None) -> T:
+    while True:
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            if stop is None or done.done():
+                raise
+            stop.press()
+
+
+@contextlib.contextmanager
+def _hearing_ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt in the block. The handler of `asyncio.run` would only cancel the task, which waits in the block."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):  # ignored, as below nohup
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _has_a_loop() -> bool:

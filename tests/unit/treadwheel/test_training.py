@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import threading
 from datetime import date
 from pathlib import Path
@@ -181,6 +182,24 @@ def test_interrupting_the_kernel_ends_a_check(monkeypatch):
         in_a_cell(lambda: treadwheel.check(RUN))
     assert not has_ended.is_set()
     may_end.set()
+
+
+def test_below_asyncio_run_the_first_ctrl_c_stops_the_work():
+    """Seen in review: asyncio's handler took the first press, and only a second one saved."""
+    stop, is_pressed = Stop(), threading.Event()
+
+    def work() -> bool:
+        with stop.reaching(ask=is_pressed.set, press=is_pressed.set):
+            threading.Timer(0.2, press_ctrl_c).start()
+            return is_pressed.wait(5)
+
+    async def program() -> bool:
+        before = signal.getsignal(signal.SIGINT)
+        is_saved = beside_a_loop(work, stop)
+        assert signal.getsignal(signal.SIGINT) is before
+        return is_saved
+
+    assert asyncio.run(program())
 
 
 def test_without_one_it_stays_where_signals_are_heard():
