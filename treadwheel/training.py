@@ -4,7 +4,6 @@ from __future__ import annotations  # so that `help(train)` shows type aliases b
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ import numpy as np
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.prompts_config import PromptsConfig
+from cluster.record.resume_rules import rows_named
 from cluster.record.run_directory import RunDirectory
 from treadwheel.functions import Variant, named, refuse_import_time
 from treadwheel.runs import Run
@@ -186,7 +186,7 @@ class _Rows:
 
     @property
     def name(self) -> str:
-        return f"prompts-{hashlib.sha256(self.content).hexdigest()[:12]}.jsonl"
+        return rows_named(self.content)
 
     @property
     def path(self) -> str:

@@ -1,5 +1,6 @@
 """Settings that a resumed run may change. The mark in a setting's declaration decides."""
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from cluster.contracts.settings import Mark, differences, marks
 
 _MARKS = dict(marks(RunConfig))
 _NAME_OF_A_PART = re.compile(r"^(reward\.(?:parts|models|servers)\.)[^.]+\.")
+_ROWS = re.compile(r"(?:.*/)?(prompts-[0-9a-f]{12}\.jsonl)")
 _WHEN = {Mark.MATHEMATICS: "no", Mark.LAYOUT: "unless deterministic", Mark.RESOURCES: "yes"}
 
 
@@ -29,6 +31,17 @@ def mark_of(name: str, run: Mapping[str, Any]) -> Mark:
             return mark
         name = name.rpartition(".")[0]
     return Mark.MATHEMATICS
+
+
+def rows_named(content: bytes) -> str:
+    """Name of the file with the prompts that a script gave as rows."""
+    return f"prompts-{hashlib.sha256(content).hexdigest()[:12]}.jsonl"
+
+
+def without_folder(path: object) -> str | None:
+    """The name of a file of such rows, which says its content; None for any other value."""
+    match = _ROWS.fullmatch(path) if isinstance(path, str) else None
+    return match and match[1]
 
 
 def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -64,7 +77,9 @@ def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
 
 
 def _are_one_place(was: Any, now: Any) -> bool:
-    """Whether both are paths to the same file or folder, and it exists: `model` and `/home/me/model`."""
+    """Whether both are paths to the same file or folder, and it exists: `model` and `/home/me/model`. Files of equal rows are the same."""
+    if (rows := without_folder(was)) is not None and rows == without_folder(now):
+        return True
     if not isinstance(was, str) or not isinstance(now, str) or "/" not in was + now:
         return False
     first, second = (os.path.realpath(os.path.expanduser(each)) for each in (was, now))

@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from cluster.contracts.config import ModelConfig, RunConfig
 from cluster.contracts.hiding import hidden
 from cluster.contracts.settings import Mark, in_words
-from cluster.record.resume_rules import mark_of
+from cluster.record.resume_rules import mark_of, without_folder
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.record.stored_models import with_local_models
 from cluster.weights.model_files import fingerprint, model_file
@@ -31,6 +31,8 @@ def write_passport(
     formula = formula | _demonstrations(run)
     del run["algorithm"]  # the formula resolves that section
     settings = _mathematical(_with_defaults(run), run)
+    if rows := without_folder(config.prompts.params.get("path")):
+        settings["prompts"]["path"] = rows
     local = with_local_models(config)
     settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(local.model)}
     if config.reference.path is not None or config.reference.by_source:

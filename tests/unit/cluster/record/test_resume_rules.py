@@ -6,7 +6,7 @@ import pytest
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.record.resume_rules import check_same_run, differing, when_it_may_change
+from cluster.record.resume_rules import check_same_run, differing, rows_named, when_it_may_change
 
 
 def resolved(**settings: Any) -> dict[str, Any]:
@@ -130,6 +130,18 @@ def test_a_refusal_shows_every_difference():
 )
 def test_the_documentation_says_when(name, when):
     assert when_it_may_change(name) == when
+
+
+def test_rows_of_prompts_are_the_same_in_every_run_directory():
+    """Seen in review: a copied run was refused, since its rows lay in another folder, though `run_dir` may change."""
+
+    def of(folder: str, content: bytes) -> dict[str, Any]:
+        return resolved(prompts={"name": "file", "path": f"{folder}/{rows_named(content)}"})
+
+    assert differing(of("runs/two", b"1"), of("s3://bucket/three", b"1")) == {}
+    assert differing(of("runs/two", b"1"), of("runs/two", b"2")).keys() == {"prompts.path"}
+    files = [resolved(prompts={"name": "file", "path": f"{folder}/p.jsonl"}) for folder in ("two", "three")]
+    assert differing(*files).keys() == {"prompts.path"}
 
 
 def test_two_paths_to_one_folder_are_one_model(tmp_path, monkeypatch):

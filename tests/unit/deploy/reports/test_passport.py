@@ -7,6 +7,7 @@ import huggingface_hub
 
 from cluster.contracts.config import ModelConfig
 from cluster.contracts.hiding import HIDDEN
+from cluster.record.resume_rules import rows_named
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from deploy.config.loading import validated
 from deploy.reports.passport import tokenizer_digest, write_passport
@@ -30,6 +31,16 @@ def test_prompts_are_mathematics_and_deadlines_are_not(tmp_path):
     left = written(tmp_path / "a")
     right = written(tmp_path / "b", "reward.timeout_s=1", "prompts.path=b.jsonl", "rollout.num_workers=2")
     assert passport_differences(left, right) == {"mathematics.prompts.path": ("a.jsonl", "b.jsonl")}
+
+
+def test_equal_rows_of_two_runs_are_equal_mathematics(tmp_path):
+    """Seen in review: the folder of the rows was mathematics, so runs on equal rows always differed."""
+    names = rows_named(b"1"), rows_named(b"1"), rows_named(b"2")
+    runs = [
+        written(tmp_path / run, f"prompts.path={tmp_path / run / name}") for run, name in zip("abc", names, strict=True)
+    ]
+    assert passport_differences(*runs[:2]) == {}
+    assert passport_differences(*runs[1:]) == {"mathematics.prompts.path": names[1:]}
 
 
 def test_a_judge_has_the_parameters_that_are_left_at_their_defaults_too(tmp_path):
