@@ -1,11 +1,15 @@
 """Names a script's function as a run file would: processes on other machines import it by that name."""
 
 import importlib
+import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from cluster.contracts.errors import ConfigError
 from treadwheel.own_packages import NAMES
@@ -27,18 +31,38 @@ def refuse_import_time(called: str) -> None:
 
 
 def named(variant: Variant, *, argument: str) -> str | dict[str, Any]:
-    """The variant as a run file writes it. Raises ConfigError for a function that other processes could not import."""
+    """The variant as a run file writes it. Raises ConfigError for a function that other processes could not import, and for a parameter
+    that JSON cannot represent."""
     if isinstance(variant, str):
         return variant
     if isinstance(variant, Mapping):
-        return dict(variant)
+        return _as_json(variant, argument=argument)
     function, params = variant, {}
     while isinstance(function, partial):
         if function.args:
             raise ConfigError(f"{argument}={variant!r} binds parameters without their names; bind them by name")
         function, params = function.func, {**function.keywords, **params}
     name = _import_path(function, argument=argument)
-    return {"name": name, **params} if params else name
+    return {"name": name, **_as_json(params, argument=argument)} if params else name
+
+
+def _as_json(params: Mapping[str, Any], *, argument: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in params.items():
+        try:
+            found[name] = json.loads(json.dumps(value, default=plain))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{argument}.{name}: {error}") from error
+    return found
+
+
+def plain(value: Any) -> Any:
+    """The JSON value of a path (its text) and of numpy's numbers and arrays."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(cast("os.PathLike[str]", value))
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{value!r} is a {type(value).__name__}; give a text, a number, a list or a mapping")
 
 
 def _import_path(function: Any, *, argument: str) -> str:

@@ -14,14 +14,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numpy as np
-
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.prompts_config import PromptsConfig
 from cluster.record.resume_rules import rows_named
 from cluster.record.run_directory import RunDirectory
-from treadwheel.functions import Variant, named, refuse_import_time
+from treadwheel.functions import Variant, named, plain, refuse_import_time
 from treadwheel.runs import Run
 
 if TYPE_CHECKING:
@@ -277,19 +275,10 @@ def _line(row: object, number: int, example: str) -> str:
     columns: list[str] = []
     for name, value in cast(Mapping[Any, Any], row).items():
         try:
-            columns.append(json.dumps({name: value}, default=_plain)[1:-1])
+            columns.append(json.dumps({name: value}, default=plain)[1:-1])
         except (TypeError, ValueError) as error:
             raise ConfigError(f"prompts: row {number}, column {name!r}: {error}") from error
     return f"{{{', '.join(columns)}}}\n"
-
-
-def _plain(value: Any) -> Any:
-    """The JSON value of a path (its text) and of numpy's numbers and arrays."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(cast("os.PathLike[str]", value))
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{value!r} is a {type(value).__name__}; give a text, a number, a list or a mapping")
 
 
 def _search_here() -> None:
@@ -305,7 +294,7 @@ def _read(config: Config) -> tuple[dict[str, Any], str]:
         return config.model_dump(mode="json"), "the configuration"
     if isinstance(config, Mapping):
         try:
-            return json.loads(json.dumps(dict(config), default=_plain)), "the configuration"
+            return json.loads(json.dumps(dict(config), default=plain)), "the configuration"
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the configuration: {error}") from error
     if not isinstance(config, str | os.PathLike):

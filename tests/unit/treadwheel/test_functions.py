@@ -5,6 +5,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cluster.contracts.errors import ConfigError
@@ -41,6 +42,34 @@ def test_a_name_stays_and_a_function_of_a_module_goes_by_its_path(given, as_a_ru
 def test_what_no_other_process_could_import_is_refused_with_the_way_out(given, says):
     with pytest.raises(ConfigError, match=says):
         named(given, argument="judge")
+
+
+@pytest.mark.parametrize(
+    ("value", "in_a_run_file"),
+    [
+        (np.float32(2), 2.0),
+        (np.int64(2), 2),
+        ([np.float64(1.0), np.arange(2)], [1.0, [0, 1]]),
+        (Path("x"), "x"),
+        (2.5, 2.5),
+        (None, None),
+    ],
+)
+def test_parameters_are_what_a_run_file_has_for_them(value, in_a_run_file):
+    """Seen in review: pydantic's serialization error, which named no argument."""
+    for given in (partial(my_functions.judge, weight=value), {"name": f"{HERE}:judge", "weight": value}):
+        params = named(given, argument="judge")
+        assert params == {"name": f"{HERE}:judge", "weight": in_a_run_file}
+        assert type(params["weight"]) is type(in_a_run_file)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(float, "type"), (my_functions.judge, "function"), ({1, 2}, "set"), (b"x", "bytes")]
+)
+def test_a_parameter_that_json_lacks_is_refused_by_its_name(value, kind):
+    for given in (partial(my_functions.judge, weight=value), {"name": f"{HERE}:judge", "weight": value}):
+        with pytest.raises(ConfigError, match=rf"^environment\.weight: .* is a {kind}; give a text, a number"):
+            named(given, argument="environment")
 
 
 def told(folder: Path, name: str, script: str, *, stdin: str | None = None) -> str:
