@@ -293,11 +293,13 @@ class MetricLog:
             self._directory.writer.keep_errors()
 
     def close(self) -> None:
-        """Returns when everything is written, except by sinks that are late. May be called twice."""
+        """Returns when everything is written, except by sinks that are late. May be called twice. The threads of the other sinks end."""
         sinks, self._sinks, self._listeners = self._sinks, [], []
         for sink in sinks:
             sink.close()
         self._leave_behind(sinks)
+        for sink in sinks:
+            sink.end()
         if self._directory:
             self._directory.writer.finish()
 
@@ -318,7 +320,8 @@ class _InThread:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        """None ends the thread."""
         self._is_left_out = False
         self._failure: str | None = None
         self.is_late = False
@@ -358,6 +361,10 @@ class _InThread:
         """Returns at once. The next mark is set when the sink is closed."""
         self._calls.put(lambda: self._guarded(self._sink.close))
 
+    def end(self) -> None:
+        """Returns at once. The thread ends when all calls so far are done."""
+        self._calls.put(None)
+
     def leave_out(self, why: str) -> None:
         """Reports the reason, only once: a sink that is left out may still fail."""
         if self._is_left_out:
@@ -377,8 +384,8 @@ class _InThread:
         self.is_late = False
 
     def _work(self) -> None:
-        while True:
-            self._calls.get()()
+        while call := self._calls.get():
+            call()
 
     def _guarded(self, call: Callable[[], None]) -> None:
         if self._is_left_out:

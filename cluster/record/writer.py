@@ -4,13 +4,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 
 class Writer:
     """Makes calls without a wait. The next `put`, `put_latest` or `flush` raises the first error of a call; later calls are still made."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
+        self._thread = _one_thread()
+        self._putting = threading.Lock()
         self._latest: dict[str, Callable[[], None]] = {}
         self._error: BaseException | None = None
         self._keeps_errors = False
@@ -24,7 +26,7 @@ class Writer:
     def put(self, call: Callable[[], None]) -> None:
         """Returns at once; `call` is made after all that were put before, also when their error is raised."""
         error = self._taken_error()
-        self._thread.submit(self._make, call).add_done_callback(self._note_error)
+        self._submit(partial(self._make, call)).add_done_callback(self._note_error)
         _raise(error)
 
     def put_latest(self, name: str, call: Callable[[], None]) -> None:
@@ -39,7 +41,7 @@ class Writer:
 
     def flush(self) -> None:
         """Returns when all calls are made."""
-        self._thread.submit(lambda: None).result()
+        self._submit(lambda: None).result()
         _raise(self._taken_error())
 
     def keep_errors(self) -> None:
@@ -47,8 +49,11 @@ class Writer:
         self._keeps_errors = True
 
     def finish(self) -> None:
-        """As `flush`, and also raises an error that was kept. Later calls may still be put."""
-        self._thread.submit(lambda: None).result()
+        """As `flush`, ends the thread, and also raises an error that was kept. Later calls may still be put: they start a thread."""
+        self._submit(lambda: None).result()
+        with self._putting:
+            self._thread.shutdown()
+            self._thread = _one_thread()
         with self._lock:
             error, self._error = self._error, None
         _raise(error)
@@ -61,6 +66,10 @@ class Writer:
             return None
         self._told = began
         return self._clock() - began
+
+    def _submit(self, call: Callable[[], None]) -> "Future[None]":
+        with self._putting:
+            return self._thread.submit(call)
 
     def _make(self, call: Callable[[], None]) -> None:
         self._began = self._clock()
@@ -86,6 +95,11 @@ class Writer:
                 return None
             error, self._error = self._error, None
         return error
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """The thread starts with the first call."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")
 
 
 def _raise(error: BaseException | None) -> None:
