@@ -1,9 +1,10 @@
 """A run's directory as tables. The run may be live or finished, on a disk or in an object store."""
 
 import functools
-from collections.abc import Collection
+import operator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -98,12 +99,12 @@ class Run:
         """Trajectories of these steps, by default of all that are kept: one row for each trajectory or segment, with a column `step`.
 
         Data is read when used: `run.trajectories().to_table(columns=["step", "reward"])`. From an object store the steps' files are read at
-        once. Raises ConfigError for a step whose trajectories are not kept.
+        once. Raises ConfigError for a step whose trajectories are not kept, and for a `step` that is no number.
         """
         from deploy.export import STEP, in_words, kept_records, step_table
 
         kept = {record.step: record for record in kept_records(self._directory)}
-        wanted = list(kept) if step is None else [step] if isinstance(step, int) else list(step)
+        wanted = list(kept) if step is None else _numbers(step)
         if missing := [each for each in wanted if each not in kept]:
             there = in_words(list(kept.values()))
             raise ConfigError(f"step={missing[0]}: {self.path!r} has trajectories of {there}")
@@ -135,6 +136,14 @@ class Run:
         stop = Stop()
         work = functools.partial(replay, self._directory, self._config, to_step=to_step, address=address, stop=stop)
         return beside_a_loop(work, stop)
+
+
+def _numbers(step: object) -> list[int]:
+    several = step if isinstance(step, Iterable) and not isinstance(step, str) else [step]
+    try:
+        return [operator.index(each) for each in cast("Iterable[SupportsIndex]", several)]
+    except TypeError as error:
+        raise ConfigError(f"step={step!r} is no number of a step; give a whole number, or several in a list") from error
 
 
 def open_run(path: str) -> Run:

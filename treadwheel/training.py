@@ -231,8 +231,7 @@ def _configured(
     """The configuration and, if `prompts` are rows, the rows whose file it names. Writes nothing."""
     from deploy.config import loading
 
-    if isinstance(overrides, str | Mapping):
-        raise ConfigError(f"overrides is a {type(overrides).__name__}; give a list, such as ['num_steps=50']")
+    overrides = _texts(overrides)
     _search_here()
     values, source = _read(config)
     if judge is not None:
@@ -256,6 +255,18 @@ def _configured(
     rows = _Rows(directory=RunDirectory(placed.run_dir), content="".join(lines).encode())
     values["prompts"] = {**own, "name": "file", "path": rows.path}
     return loading.validated(values, overrides, source=source), rows
+
+
+def _texts(overrides: object) -> list[str]:
+    """Raises ConfigError unless the overrides are texts."""
+    if isinstance(overrides, str | Mapping) or not isinstance(overrides, Iterable):
+        raise ConfigError(f"overrides is a {type(overrides).__name__}; give a list, such as ['num_steps=50']")
+    texts: list[str] = []
+    for index, each in enumerate(cast(Iterable[object], overrides)):
+        if not isinstance(each, str):
+            raise ConfigError(f"overrides[{index}]={each!r} is no text; write it as 'num_steps=50'")
+        texts.append(each)
+    return texts
 
 
 def _lines(prompts: object) -> list[str]:

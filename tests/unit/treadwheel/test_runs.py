@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pyarrow.compute as pc
 import pytest
 
@@ -60,6 +61,13 @@ def test_interrupting_the_kernel_ends_a_replay(run, monkeypatch):
 def test_a_step_that_is_not_there_is_named(run):
     with pytest.raises(ConfigError, match=r"step=4: .* has trajectories of steps 1 to 3"):
         run.trajectories(4)
+
+
+def test_a_step_is_a_whole_number_also_one_of_numpys(run):
+    assert run.trajectories(np.int64(2)).count_rows() == 1
+    for step in ("1", 1.5, ["1"]):
+        with pytest.raises(ConfigError, match=r"^step=.* is no number of a step; give a whole number, or several"):
+            run.trajectories(step)
 
 
 def test_an_object_store_gives_the_same():

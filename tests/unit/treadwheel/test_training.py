@@ -116,6 +116,11 @@ def test_paths_and_numbers_of_numpy_are_what_a_run_file_has_for_them(tmp_path):
         ),
         ({"overrides": "num_steps=3"}, r"overrides is a str; give a list, such as \['num_steps=50'\]"),
         ({"overrides": {"num_steps": 3}}, "overrides is a dict; give a list"),
+        ({"overrides": None}, r"overrides is a NoneType; give a list, such as \['num_steps=50'\]"),
+        (
+            {"overrides": ["num_steps=3", ("seed", 3)]},
+            r"overrides\[1\]=\('seed', 3\) is no text; write it as 'num_steps=50'",
+        ),
         ({"config": None}, "config=None is no run; give a run file, a mapping like one, or a RunConfig"),
         ({"config": {**RUN, "num_steps": {1, 2}}}, "the configuration: {1, 2} is a set; give a text"),
     ],
@@ -135,6 +140,11 @@ def test_what_no_run_file_could_say_is_refused_by_its_name(given, why):
 def test_callbacks_that_cannot_be_called_are_refused_before_anything_starts(callbacks, why):
     with pytest.raises(ConfigError, match=why):
         train(RUN, callbacks=callbacks)
+
+
+def test_overrides_from_a_generator_apply_to_a_run_with_rows_too():
+    config, _ = _configured(RUN, (each for each in ["num_steps=7"]), None, None, [{"prompt": "2 + 2 ="}])
+    assert config.num_steps == 7
 
 
 def test_no_rows_are_no_prompts():
