@@ -197,7 +197,8 @@ def _said(row: Line) -> tuple[Any, Any]:
         first = _first_reply(row, messages)
         return messages[:first], messages[first:]
     messages = json.loads(row["info"]).get("messages")
-    if messages is None:
+    is_text = messages == [{"role": "user", "content": row["prompt_text"]}]  # no chat template wrote it
+    if messages is None or is_text:
         return row["prompt_text"], row["completion_text"]
     return messages, [{"role": "assistant", "content": row["completion_text"]}]
 

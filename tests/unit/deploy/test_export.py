@@ -64,9 +64,21 @@ def test_more_of_a_group_and_only_good_ones(tmp_path):
 
 
 def test_where_the_prompt_was_messages_examples_are_conversations(tmp_path):
-    recorded(tmp_path, [{"info": json.dumps({"messages": ASKED, "answer": "2"})}])
+    recorded(tmp_path, [{"prompt_text": "user: 1+1=", "info": json.dumps({"messages": ASKED, "answer": "2"})}])
     (line,) = exported(tmp_path, "--format", "sft")
     assert line["messages"] == [*ASKED, {"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("format", "shown"),
+    [("sft", {"prompt": "1+1=", "completion": "2"}), ("dpo", {"prompt": "1+1=", "chosen": "2", "rejected": "3"})],
+)
+def test_what_a_model_without_a_chat_template_saw_is_a_text(tmp_path, format, shown):
+    """Seen before: a text row has messages too, for models with a template, and examples had those."""
+    info = json.dumps({"messages": ASKED})
+    recorded(tmp_path, [{**each, "info": info} for each in GROUP[:2]])
+    (line,) = exported(tmp_path, "--format", format)
+    assert {name: value for name, value in line.items() if not name.startswith("reward")} == shown
 
 
 def test_best_and_worst_of_a_group_are_a_pair_unless_they_are_equal(tmp_path):
