@@ -49,6 +49,13 @@ def test_arrow_and_parquet_read_as_jsonl_does(tmp_path, write):
 
 
 @pytest.mark.parametrize("write", [as_parquet, as_feather, as_stream])
+def test_equal_rows_have_one_digest_and_another_answer_has_another(tmp_path, write):
+    digest = file(path=jsonl(tmp_path, *ROWS)).digest
+    assert file(path=write(tmp_path, pa.Table.from_pylist(ROWS))).digest == digest
+    assert file(path=jsonl(tmp_path, ROWS[0], {**ROWS[1], "answer": "5"})).digest != digest
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_feather, as_stream])
 def test_a_message_of_a_table_has_the_keys_of_its_row_alone(tmp_path, write):
     """Arrow gives every message the keys of all: templates took them for tool calls and images."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
