@@ -52,10 +52,19 @@ def _folder(path: str, split: str) -> Any:
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(f"path={path!r} is no folder of a saved data set: {error}") from error
     if not isinstance(found, dict):
-        return found  # a single split, saved without a name
+        if found.split is not None and split not in _names(own := str(found.split)):
+            raise ConfigError(
+                f"path={path!r} holds the split {own!r} alone, not {split!r}; name the folder of {split!r}, or write split: {own!r}"
+            )
+        return found
     if split not in found:
         raise ConfigError(f"path={path!r} has no split {split!r}; it has: {', '.join(sorted(found))}")
     return found[split]
+
+
+def _names(split: str) -> list[str]:
+    """The split as written, and the splits of which it has parts: `train[:10%]+test`."""
+    return [split, *(each.partition("[")[0] for each in split.split("+"))]
 
 
 def _of_the_hub(path: str, config: str | None, split: str, revision: str | None) -> Any:
