@@ -199,4 +199,5 @@ class Opening:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    """In the order of its keys, in which a template writes tools and arguments."""
+    return json.dumps(value, ensure_ascii=False)
