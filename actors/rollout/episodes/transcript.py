@@ -184,7 +184,11 @@ class Transcript:
             self.num_uncanonical += not self._speech.is_canonical(prompt.token_ids, conversation, tools=asked.tools)
         if raw_text is None:
             reply = self._speech.hear(
-                sampled_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
+                sampled_ids,
+                written_ids=prompt.written_ids,
+                tools=asked.tools,
+                may_call=bool(segment.tools),
+                num_calls=self.num_calls,
             )
             ending = self._speech.ending(sampled_ids, stops=stops)
             added, text = asked.messages, None

@@ -48,7 +48,7 @@ def test_a_parser_of_anothers_sees_no_stop_token_as_with_its_own_server():
     ids = tokenizer_of("qwen25").convert_tokens_to_ids
     said = [*tokenizer_of("qwen25")("It is 42.", add_special_tokens=False).input_ids, ids("<|im_end|>")]
     for sampled_ids in (said, said[:-1]):  # the second was cut
-        assert speech.hear(sampled_ids, written_ids=[], tools=(), num_calls=0).text == "It is 42."
+        assert speech.hear(sampled_ids, written_ids=[]).text == "It is 42."
 
 
 @pytest.mark.parametrize("parser", [None, NamedParser(Plugin(name=f"{__name__}:say"))])
@@ -64,9 +64,9 @@ def test_reasoning_that_the_template_began_is_none_of_the_words_whatever_reads_t
     """An environment took what a model thought when it was cut off for its words, and a call in its reasoning was made."""
     speech = speech_of("deepseek_r1", parser=parser)
     written, sampled = (speech.turns.encoder.encode_on(each) for each in ("<｜Assistant｜><think>\n", said))
-    reply = speech.hear(sampled, written_ids=written, tools=(), num_calls=0)
+    reply = speech.hear(sampled, written_ids=written)
     assert (reply.reasoning, reply.text) == (reasoning, text)
-    assert speech.hear(sampled, written_ids=[], tools=(), num_calls=0).text == said
+    assert speech.hear(sampled, written_ids=[]).text == said
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_reasoning_that_the_template_began_is_none_of_the_words_whatever_reads_t
 def test_reasoning_that_the_model_begins_is_none_of_the_words_where_its_template_knows_of_any(name, reasoning, text):
     speech = speech_of(name)
     sampled = speech.turns.encoder.encode_on("<think>Hm.</think>It is 42.")
-    reply = speech.hear(sampled, written_ids=[], tools=(), num_calls=0)
+    reply = speech.hear(sampled, written_ids=[])
     assert (reply.reasoning, reply.text) == (reasoning, text)
 
 
@@ -87,7 +87,7 @@ def call_twice(*, text: str, tools: Any) -> tuple[str, list[Any]]:
 def test_the_calls_of_a_turn_are_numbered_on_from_those_of_the_turns_before():
     speech = speech_of("qwen25", parser=NamedParser(Plugin(name=f"{__name__}:call_twice")))
     said = tokenizer_of("qwen25")("Both.", add_special_tokens=False).input_ids
-    reply = speech.hear(said, written_ids=[], tools=(), num_calls=7)
+    reply = speech.hear(said, written_ids=[], may_call=True, num_calls=7)
     assert [(call.id, call.name) for call in reply.calls] == [("call00007", "find"), ("call00008", "read")]
 
 
@@ -418,6 +418,33 @@ def test_before_a_text_stands_one_bos_where_the_tokenizer_adds_one(text):
     (segment,) = telling.segments
     assert segment.prompt_token_ids == [tokenizer.bos_token_id, *tokenizer("a", add_special_tokens=False).input_ids]
     assert tokenizer.bos_token_id not in segment.token_ids
+
+
+CALLED = 'I search.\n<tool_call>\n{"name": "t", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("name", "sampled", "reasoning", "text"),
+    [
+        ("qwen25", CALLED, None, CALLED),
+        ("qwen3", f"<think>\nHm.\n</think>\n\n{CALLED}", "Hm.", CALLED),
+        ("qwen3", "<think>\nHm.\n</think>\n\n<tool_call>\nt()\n</tool_call>", "Hm.", "<tool_call>\nt()\n</tool_call>"),
+        ("llama31", '{"name": "Zoe", "parameters": {"age": 3}}', None, '{"name": "Zoe", "parameters": {"age": 3}}'),
+    ],
+)
+def test_where_the_context_shows_no_tools_the_text_of_a_call_is_words(name, sampled, reasoning, text):
+    """Seen before: environments with their own text protocol, and JSON answers, lost the model's words."""
+    telling = Telling(name)
+    said = telling.say(Asked(), [*telling.ids(sampled), telling.end])
+    assert (said.text, said.reasoning, said.tool_calls) == (text, reasoning, ())
+    assert telling.segments[0].messages[-1]["content"] == text
+
+
+def test_where_the_context_shows_tools_a_call_is_read_although_this_ask_has_none():
+    telling = Telling()
+    telling.say(Asked(tools=(TOOL,)), [*telling.ids("Hm."), telling.end])
+    said = telling.say(Asked(messages=(PLAY,)), [*telling.ids(CALLED), telling.end])
+    assert said.text == "I search." and [call.name for call in said.tool_calls] == ["t"]
 
 
 TEXTS = st.lists(st.sampled_from(["the", " a", "\n", "é", ".", "1"]), min_size=1, max_size=4).map("".join)
