@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from actors.chat.formatter import EncodedPrompt
 from actors.rollout.episodes.speech import Opening, Speech
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, RawPrompt, Rewritten, Said, Withdrawn
-from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.types import Completion, FinishReason
 
 
@@ -151,20 +152,18 @@ class Transcript:
                 self.log[event.name] = event.value
 
     def prompt_for(self, asked: Asked) -> TurnPrompt:
-        """Raises DataError for messages that the template refuses or that are too long, for tools that the model has not seen, and for ids
-        that the tokenizer does not know. Raises EpisodeOver if the episode has reached a limit."""
+        """Raises DataError for messages that the template refuses, for tools that the model has not seen, and for ids that the tokenizer
+        does not know, and TooLongError for new messages that alone are too long. Raises EpisodeOver if the episode has reached a limit."""
         made = self._prompt_for(asked) if asked.raw is None else self._raw_prompt(asked.raw)
-        if len(made.written_ids) >= self._speech.max_context:
+        most = self._speech.max_context
+        if len(made.token_ids) < most:
+            return made
+        if (num_new := self._num_new(made, asked)) >= most:
             what = "the messages of this turn have" if asked.raw is None else "the new part of the prompt has"
-            raise DataError(
-                f"{what} {len(made.written_ids)} tokens, and the context takes {self._speech.max_context}; shorten them"
-            )
-        if len(made.token_ids) >= self._speech.max_context:
-            raise EpisodeOver(
-                f"the context would have {len(made.token_ids)} tokens, and takes {self._speech.max_context} with the turn",
-                limit=Limit.CONTEXT,
-            )
-        return made
+            raise TooLongError(f"{what} {num_new} tokens, and the context takes {most}; shorten them")
+        raise EpisodeOver(
+            f"the context would have {len(made.token_ids)} tokens, and takes {most} with the turn", limit=Limit.CONTEXT
+        )
 
     def add(self, asked: Asked, prompt: TurnPrompt, completion: Completion) -> Said:
         """Adds the turn that was sampled after this prompt, and returns it for the environment."""
@@ -257,6 +256,19 @@ class Transcript:
         begun = self._speech.begin_raw(raw)
         segment = Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids)
         return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment, raw_text=begun.text)
+
+    def _num_new(self, made: TurnPrompt, asked: Asked) -> int:
+        """Number of tokens in the prompt that no earlier turn had in its context. A new segment begins with a whole context again."""
+        if made.segment is None or not self.segments:
+            return len(made.written_ids)
+        if asked.raw is not None:
+            pairs = zip(made.token_ids, self.segments[-1].context_ids, strict=False)
+            return len(made.token_ids) - sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        known = [each.get("content") or "" for segment in self.segments for each in segment.messages]
+        given = [each.get("content") or "" for each in (*made.segment.messages, *asked.messages)]
+        # An answer at the endpoint lacks the stop text that ended it.
+        new = [text for text in given if not any(each.startswith(text) for each in known)]
+        return sum(len(self._speech.turns.encoder.encode(text)) for text in new)
 
     def _rest_of(self, raw: RawPrompt, segment: Segment) -> EncodedPrompt | None:
         """The part of `raw` after the segment's context; None if `raw` does not begin with that context."""

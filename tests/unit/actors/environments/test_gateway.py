@@ -11,7 +11,7 @@ import pytest
 from actors.environments.host.gateway.refusals import RefusedError
 from actors.environments.host.gateway.requests import read_raw_request
 from cluster.contracts.episodes import Asked, EpisodeEnd, Logged, Rewritten, Said, ToolCall
-from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.types import FinishReason, RewardStatus
 from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, overrun, started, task
 from tests.unit.actors.environments.test_failures import until
@@ -397,6 +397,13 @@ async def test_a_full_context_is_an_error_that_agents_know_and_may_answer(after)
     full = EpisodeOver("700 tokens are more than 512", limit=Limit.CONTEXT)
     (status, error), _ = await after(Scripted(full, "two"), [PROMPT, user("long")], [user("short")])
     assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_messages_that_alone_do_not_fit_have_the_code_of_a_full_context(after):
+    (status, error), _ = await after(
+        Scripted(TooLongError("600 tokens"), "two"), [PROMPT, user("long")], [user("short")]
+    )
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
 
 
 async def test_an_agent_that_fails_over_a_limit_is_truncated():

@@ -13,7 +13,7 @@ from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Transcript
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, RawPrompt, Rewritten, Said, Withdrawn
-from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Completion, FinishReason, Prompt
 from tests.models import make_tokenizer
@@ -445,6 +445,38 @@ def test_where_the_context_shows_tools_a_call_is_read_although_this_ask_has_none
     telling.say(Asked(tools=(TOOL,)), [*telling.ids("Hm."), telling.end])
     said = telling.say(Asked(messages=(PLAY,)), [*telling.ids(CALLED), telling.end])
     assert said.text == "I search." and [call.name for call in said.tool_calls] == ["t"]
+
+
+@pytest.mark.parametrize("history", ["append", "template"])
+def test_a_conversation_that_fills_its_context_meets_a_limit_although_each_turn_begins_a_segment(history):
+    """Seen before: with `history: template` an overlong episode was an error, not the policy's."""
+    telling = Telling("qwen3", history=history)
+    thought = [*telling.ids("<think>\nHm.\n</think>\n\nyes"), telling.end]
+    telling.say(Asked(), thought)
+    with pytest.raises(EpisodeOver) as over:
+        for _ in range(50):
+            telling.say(Asked(messages=({"role": "user", "content": "go on"},)), thought)
+    assert over.value.limit is Limit.CONTEXT and telling.transcript.num_turns > 5
+    assert len(telling.segments) == (1 if history == "append" else telling.transcript.num_turns)
+
+
+@pytest.mark.parametrize(("added", "error"), [("b" * 90, EpisodeOver), ("b" * 600, TooLongError)])
+def test_an_agent_that_edits_its_history_meets_the_limit_unless_what_it_adds_is_too_long_alone(added, error):
+    """A context of 512 tokens, and 450 of them are old."""
+    telling = Telling()
+    told = [{"role": "user", "content": "a" * 200}, {"role": "assistant", "content": "a" * 250}]
+    telling.say(Asked(events=(Rewritten(messages=(told[0],)),)), [*telling.ids("a" * 250), telling.end])
+    edited = ({"role": "system", "content": "Be brief."}, *told, {"role": "user", "content": added})
+    with pytest.raises(error):
+        telling.say(Asked(events=(Rewritten(messages=edited),)), [telling.end])
+
+
+@pytest.mark.parametrize(("added", "error"), [("c" * 110, EpisodeOver), ("c" * 600, TooLongError)])
+def test_a_raw_prompt_that_edits_the_last_turn_meets_the_limit_unless_its_new_part_is_too_long_alone(added, error):
+    telling = Telling()
+    telling.after("a" * 300, "b" * 150)
+    with pytest.raises(error):
+        telling.after("a" * 300 + "b" * 149 + added, "d")
 
 
 TEXTS = st.lists(st.sampled_from(["the", " a", "\n", "é", ".", "1"]), min_size=1, max_size=4).map("".join)
