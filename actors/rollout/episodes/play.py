@@ -107,6 +107,7 @@ class Play:
                     "num_written_tokens": sum((each.num_written() for each in transcript.segments), Counter[str]()),
                     "num_retries": self._num_tries - 1,
                     "replies": [each.replies for each in transcript.segments],
+                    "endings": [each.endings for each in transcript.segments],
                     "log": transcript.log,
                 }
             ),

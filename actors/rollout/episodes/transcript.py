@@ -35,6 +35,8 @@ class Segment:
     """Number of messages before each turn."""
     texts: list[str | None] = field(default_factory=list[str | None])
     """For each turn the text written before it and its own, special tokens included; None until it is needed."""
+    endings: list[str] = field(default_factory=list[str])
+    """`Said.ending` of each turn."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """The tools that its prompt shows."""
 
@@ -63,6 +65,7 @@ class Segment:
             del each[end:]
         del self.messages[self.num_messages.pop() :]
         self.texts.pop()
+        self.endings.pop()
 
     @property
     def routed_experts(self) -> bytes | None:
@@ -200,10 +203,11 @@ class Transcript:
         self.num_calls += len(reply.calls)
         segment.messages += [*added, reply.as_message()]
         segment.texts.append(text)
+        # Parsers strip white space at the end of a text.
+        segment.endings.append(next((each for each in (ending, ending.rstrip()) if reply.text.endswith(each)), ""))
         return Said(
             text=reply.text,
-            # Parsers strip white space at the end of a text.
-            ending=next((each for each in (ending, ending.rstrip()) if reply.text.endswith(each)), ""),
+            ending=segment.endings[-1],
             tool_calls=reply.calls,
             reasoning=reply.reasoning,
             finish_reason=completion.finish_reason,

@@ -570,4 +570,4 @@ def test_a_turn_that_its_limit_ended_has_its_whole_text():
 def test_a_chat_tells_where_the_stop_begins_that_ended_its_turn(sampled, stops, text, ending):
     telling = Telling()
     said = telling.say(Asked(stop=stops), [token_id for piece in sampled for token_id in telling.ids(piece)])
-    assert (said.text, said.ending) == (text, ending)
+    assert (said.text, said.ending, telling.segments[0].endings) == (text, ending, [ending])
