@@ -419,6 +419,7 @@ async def test_an_agent_that_fails_over_a_limit_is_truncated():
         ("key that is not UTF-8", ["401 invalid_api_key"]),
         ("models", ["policy"]),
         ("elsewhere", ["404 invalid_request_error"] * 2),
+        ("responses", ["/responses: Not Found; there are /chat/completions, /completions and /models"]),
     ],
 )
 async def test_other_requests_are_answered_with_objects_that_clients_know(do, expected, shared):
