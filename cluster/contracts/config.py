@@ -227,7 +227,8 @@ class RunConfig(Section):
 
     @property
     def group_deadline_s(self) -> float:
-        """Deadline of a worker's next group. Episodes may wait for processes, and begin anew when these die."""
+        """Deadline of a worker's next group, in whichever call: groups begin in their order, so each waits only for its own episodes. These
+        may wait for processes, and begin anew when these die."""
         if not self.has_episodes:
             return self.rollout.timeout_s
         episodes, size = self.episodes, self.buffer.trajectories_per_group + self.rollout.extra_trajectories

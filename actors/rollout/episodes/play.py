@@ -108,6 +108,7 @@ class Play:
                     "num_retries": self._num_tries - 1,
                     "replies": [each.replies for each in transcript.segments],
                     "tools": _tools(transcript.segments),
+                    "endings": [each.endings for each in transcript.segments],
                     "log": transcript.log,
                 }
             ),

@@ -132,7 +132,7 @@ async def test_two_turns_are_one_row_whose_sampled_tokens_alone_are_trained():
     told = json.loads(row["episode"])
     assert (told["log"], told["num_calls"], told["num_malformed_calls"]) == ({"first": "turn 1"}, 0, 0)
     assert (told["num_written_tokens"], told["num_retries"]) == ({"user": len(written)}, 0)
-    assert told["replies"] == [[1, 3]]
+    assert (told["replies"], told["endings"]) == ([[1, 3]], [["", ""]])
     assert row["model_seconds"] > 0.0
 
 
