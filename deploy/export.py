@@ -174,18 +174,20 @@ def _examples(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
             if isinstance(prompt, str):
                 yield {"prompt": prompt, "completion": reply, "reward": reward}
             else:
-                yield {"messages": [*prompt, *reply], "reward": reward}
+                yield {"messages": [*prompt, *reply], **_tools(row), "reward": reward}
 
 
 def _pairs(group: pa.RecordBatch, chosen: Chosen) -> Iterator[Line]:
-    """The best completion of a group and the worst with the same prompt, if their rewards differ. Prompts may differ within a group, since
-    an agent may write one for each episode. Episodes of several segments are left out: they have no single answer."""
-    rated = [(reward, *_said(segments[0])) for reward, segments in _rated(group, chosen) if len(segments) == 1]
-    comparable = [each for each in rated if each[1] == rated[0][1]]
+    """The best completion of a group and the worst with the same prompt and tools, if their rewards differ. Prompts may differ within a
+    group, since an agent may write one for each episode. Episodes of several segments are left out: they have no single answer."""
+    single = [(reward, segments[0]) for reward, segments in _rated(group, chosen) if len(segments) == 1]
+    rated = [(reward, *_said(row), _tools(row)) for reward, row in single]
+    comparable = [each for each in rated if (each[1], each[3]) == (rated[0][1], rated[0][3])]
     if not comparable or comparable[0][0] == comparable[-1][0]:
         return
-    (better, prompt, best), (worse, _, worst) = comparable[0], comparable[-1]
-    yield {"prompt": prompt, "chosen": best, "rejected": worst, "reward_chosen": better, "reward_rejected": worse}
+    (better, prompt, best, tools), (worse, _, worst, _) = comparable[0], comparable[-1]
+    rewards = {"reward_chosen": better, "reward_rejected": worse}
+    yield {"prompt": prompt, "chosen": best, "rejected": worst, **tools, **rewards}
 
 
 def _said(row: Line) -> tuple[Any, Any]:
@@ -195,9 +197,17 @@ def _said(row: Line) -> tuple[Any, Any]:
         first = _first_reply(row, messages)
         return messages[:first], messages[first:]
     messages = json.loads(row["info"]).get("messages")
-    if messages is None:
+    is_text = messages == [{"role": "user", "content": row["prompt_text"]}]  # no chat template wrote it
+    if messages is None or is_text:
         return row["prompt_text"], row["completion_text"]
     return messages, [{"role": "assistant", "content": row["completion_text"]}]
+
+
+def _tools(row: Line) -> Line:
+    """The column `tools`, the schemas that the prompt shows. Empty without tools, and for a record that does not name them."""
+    of_segments = json.loads(row["episode"] or "{}").get("tools") or [[]]
+    shown = of_segments[row["segment_index"]] if len(of_segments) > 1 else of_segments[0]
+    return {"tools": shown} if shown else {}
 
 
 def _first_reply(row: Line, messages: Sequence[Line]) -> int:

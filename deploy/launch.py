@@ -20,7 +20,7 @@ from cluster.controller import train as run_loop
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, Sink, open_log
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, PASSPORT, RunDirectory
 from cluster.record.storage import Storage
 from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import open_prompts
@@ -40,6 +40,7 @@ from deploy.formatters import load_formatter
 from deploy.preflight.compute_type import with_compute_type
 from deploy.preflight.machine import is_own_cluster
 from deploy.preflight.report import biased_sampling, long_warmup, quantized_sampling
+from deploy.prompt_rows import refuse_other_rows
 from deploy.reports.provenance import RunProvenance
 from deploy.reports.report import leave
 from deploy.reports.summary import Summary, summarize
@@ -198,6 +199,10 @@ async def _train(
         return
     note_resumed(ledger, log)
     office = ticket_office(config, ledger)
+    if ledger.version:
+        refuse_other_rows(run_dir, office.source)
+    else:
+        run_dir.remove(PASSPORT)  # of a driver that learned nothing, perhaps with other rows
     evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
         log.event("biased_sampling", settings=config.sampling.biased(), message=note)

@@ -227,8 +227,9 @@ class _Player:
         if names and names != self._shown_tools:
             for each in tools:
                 about = each["function"]
-                parameters = ", ".join(about["parameters"].get("properties", {}))
-                self._note(f"tool {about['name']}({parameters}): {about['description'].partition(chr(10))[0]}")
+                parameters = ", ".join((about.get("parameters") or {}).get("properties", {}))
+                described = (about.get("description") or "").partition("\n")[0]
+                self._note(f"tool {about['name']}({parameters}): {described}".removesuffix(": "))
             self._note(f"call one as /{names[0]} name=value, or /{names[0]} {{JSON}}")
         self._shown_tools = names
 

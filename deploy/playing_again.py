@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -72,7 +72,7 @@ def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
             f"--episode={episode!r}: {directory.url!r} recorded no group {ticket}; the viewer lists the groups of each step"
         )
     names = ["ticket_index", "sample_index", "prompt_id", "prompt_text", "info", "environment", "episode", "messages",
-             "segment_index", "finish_reason", "failed_stage"]  # fmt: skip
+             "segment_index", "finish_reason", "failed_stage", "turns", "prompt_token_ids"]  # fmt: skip
     groups = Recorder(directory).read(record.trajectories, record.trajectories_digest)
     rows = [row for group in groups for row in group.select(names).to_pylist()]
     of_group = [row for row in rows if row["ticket_index"] == ticket]
@@ -84,13 +84,25 @@ def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
 
 
 def _turns(row: dict[str, Any]) -> Iterator[Turn]:
-    messages, replies = json.loads(row["messages"]), json.loads(row["episode"]).get("replies")
+    messages, told = json.loads(row["messages"]), json.loads(row["episode"])
+    replies, endings = told.get("replies"), told.get("endings")
     if replies is None:  # a record that does not name the model's messages
         places = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
     else:  # empty for an episode that ended before its first turn
         places = replies[row["segment_index"]] if replies else []
-    for place in places:
-        yield Turn(said=_said(messages[place]), before=messages[:place])
+    turns = row["turns"] or ()
+    for index, place in enumerate(places):
+        said = _said(messages[place])
+        if len(turns) == len(places):
+            said = replace(
+                said,
+                finish_reason=FinishReason(turns[index]["finish_reason"]),
+                num_tokens=turns[index]["end"] - turns[index]["start"],
+                num_context_tokens=len(row["prompt_token_ids"]) + turns[index]["end"],
+            )
+        if endings:  # a record of an earlier version has none
+            said = replace(said, ending=endings[row["segment_index"]][index])
+        yield Turn(said=said, before=messages[:place])
 
 
 def _said(message: dict[str, Any]) -> Said:

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
-from actors.chat.rendered_calls import render_turn, wants_arguments_as_text
+from actors.chat.rendered_calls import render_turn
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Segment, Transcript
 from cluster.contracts.config import ModelConfig
@@ -79,7 +79,4 @@ class Tokens:
 
     def _written(self, call: ToolCall, asked: Asked) -> str:
         """The call in the template's format."""
-        template, tools = self._turns.template, asked.tools
-        as_text = wants_arguments_as_text(template, call, tools=tools)
-        stops = self._turns.stops
-        return render_turn(template, [call], tools=tools, stops=stops, arguments_as_text=as_text).text
+        return render_turn(self._turns.template, [call], tools=asked.tools, stops=self._turns.stops).text

@@ -120,6 +120,7 @@ class Learner:
             guard=self._guard,
             config=config,
             demonstrations=demonstrations,
+            vocabulary_size=self.vocabulary_size,
             phases=self._phases,
         )
         folder = ModelFolder(self.policy.causal_lm, config, base_name=base_name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import DataError
 from cluster.contracts.protocols import Demonstrations
 from learner.algorithms.objective import Objective
 from learner.algorithms.objective.batch import Prepared
@@ -79,10 +80,12 @@ class Updater:
         guard: NonFiniteGuard,
         config: RunConfig,
         demonstrations: Demonstrations | None,
+        vocabulary_size: int,
         phases: Phases,
     ) -> None:
         self._passes, self._objective, self._optimizer, self._guard = passes, objective, optimizer, guard
         self._config, self._demonstrations, self._phases = config, demonstrations, phases
+        self._vocabulary_size = vocabulary_size
         critic = config.algorithm.value
         self._num_warmup_steps = 0 if critic is None else critic.warmup_steps
 
@@ -145,7 +148,7 @@ class Updater:
         # Counted from the first step that imitates: demonstrations of the critic's warm-up would be trained an epoch later, or never.
         first = (version - self._num_warmup_steps) * self._config.learner.updates_per_step
         found = (self._demonstrations.of_update(number) for number in range(first, first + num_updates))
-        return [[token_row(prompt, completion) for prompt, completion in pairs] for pairs in found]
+        return [[_row(*pair, vocabulary_size=self._vocabulary_size) for pair in pairs] for pairs in found]
 
     def observe(self, report: Mapping[str, float], updates: Sequence[Update], *, version: int) -> None:
         """Passes the numbers of a step to the KL coefficients of the objective and to the learning rate that follows a KL."""
@@ -158,6 +161,19 @@ class Updater:
     def _trains_policy(self, version: int) -> bool:
         """False while the critic warms up."""
         return version >= self._num_warmup_steps
+
+
+def _row(prompt: Sequence[int], completion: Sequence[int], *, vocabulary_size: int) -> TokenRow:
+    """Raises DataError for a demonstration without a loss, or with tokens that the model does not have."""
+    if not prompt or not completion:
+        raise DataError("algorithm.sft: the prompt or completion of a demonstration has no tokens; leave its row out")
+    bad = next((token for token in (*prompt, *completion) if not 0 <= token < vocabulary_size), None)
+    if bad is not None:
+        raise DataError(
+            f"algorithm.sft: token {bad} of a demonstration is outside the learner's vocabulary of {vocabulary_size}; tokenizer and "
+            "learner must have the same model"
+        )
+    return token_row(prompt, completion)
 
 
 def _moved(statistics: Statistics) -> float:

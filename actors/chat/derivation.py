@@ -57,10 +57,9 @@ def derived(
     tools: Sequence[Tool],
     stops: Sequence[str],
     generation_prompt: str,
-    arguments_as_text: bool,
 ) -> dict[str, Any]:
     """`tools` may be any tools. Raises DataError for a format of calls that is none of the three."""
-    options = {"tools": tools, "stops": stops, "arguments_as_text": arguments_as_text}
+    options = {"tools": tools, "stops": stops}
     text = render_turn(template, [_ONE], **options).text
     try:
         both = render_turn(template, [_ONE, _OTHER], **options).text

@@ -1,14 +1,12 @@
 """Tool calls as a chat template writes them: the text that the model should sample."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.chat.after_turn import ASKED
 from actors.chat.calls import ToolCall
 from actors.chat.rendering import ChatTemplate, Tool
-from cluster.contracts.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,33 +26,17 @@ def render_turn(
     tools: Sequence[Tool],
     stops: Sequence[str],
     content: str = "",
-    arguments_as_text: bool,
 ) -> RenderedTurn:
     """Raises DataError if the template refuses the turn."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
-        arguments = [json.dumps(call.arguments) if arguments_as_text else call.arguments for call in calls]
-        message["tool_calls"] = [
-            {"type": "function", "id": f"call{index:05}", "function": {"name": call.name, "arguments": given}}
-            for index, (call, given) in enumerate(zip(calls, arguments, strict=True))
-        ]
+        message["tool_calls"] = [replace(call, id=f"call{index:05}").as_json() for index, call in enumerate(calls)]
     whole = template([ASKED, message], tools=tools)
     # A turn with other words has the same text up to its words.
     start = num_common(whole, template([ASKED, {"role": "assistant", "content": "Zqsaid"}], tools=tools))
     # Neither content nor calls contain a stop token, so the first one ends the turn.
     end, stop = min(((at, stop) for stop in stops if (at := whole.find(stop, start)) >= 0), default=(len(whole), ""))
     return RenderedTurn(prompt=whole[:start], text=whole[start:end], stop=stop)
-
-
-def wants_arguments_as_text(template: ChatTemplate, call: ToolCall, *, tools: Sequence[Tool]) -> bool:
-    """Whether the template accepts a call's arguments only as JSON text; most accept an object. Raises DataError if it accepts neither."""
-    options = {"tools": tools, "stops": ()}
-    try:
-        text = render_turn(template, [call], arguments_as_text=False, **options).text
-    except DataError:
-        render_turn(template, [call], arguments_as_text=True, **options)
-        return True
-    return repr(call.arguments) in text
 
 
 def num_common(one: str, other: str) -> int:

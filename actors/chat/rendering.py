@@ -1,5 +1,6 @@
 """A model's chat template as a function: messages in, text out."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ class ChatTemplate:
         self.source: str = found if isinstance(found, str) else "\n".join((found or {}).values())
         """All templates together, if the tokenizer has another one for tools."""
         self._outlines: Kept[str] = Kept()
+        self._wants_text: Kept[bool] = Kept()
 
     def __call__(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> str:
         """Text that ends with the last message. Raises DataError for messages that the template refuses."""
@@ -38,10 +40,43 @@ class ChatTemplate:
         """As `prompt`, cached: for messages with placeholders as contents, which repeat."""
         return self._outlines.of((messages, tools), lambda: self.prompt(messages, tools=tools))
 
+    def wants_arguments_as_text(self, *, tools: Sequence[Tool] = ()) -> bool:
+        """Whether it writes a call's arguments rightly only if they are JSON text. Most templates take an object."""
+        return self._wants_text.of(tools, lambda: self._refuses_objects(tools))
+
+    def _refuses_objects(self, tools: Sequence[Tool]) -> bool:
+        arguments = {"zqkey": "zqvalue"}
+        name = tools[0]["function"]["name"] if tools else "zqname"
+
+        def written(arguments: Any) -> str | None:
+            call = {"type": "function", "id": "call00000", "function": {"name": name, "arguments": arguments}}
+            calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+            try:
+                return self._applied([{"role": "user", "content": "Hi"}, calling], tools=tools)
+            except DataError:
+                return None
+
+        of_object = written(arguments)
+        is_wrong = of_object is None or repr(arguments) in of_object
+        return is_wrong and written(json.dumps(arguments)) is not None
+
     def _rendered(self, messages: Sequence[Message], *, tools: Sequence[Tool], add_generation_prompt: bool) -> str:
+        """A call's arguments may be an object whatever the template takes."""
+        as_text = any(each.get("tool_calls") for each in messages) and self.wants_arguments_as_text(tools=tools)
+        return self._applied(messages, tools=tools, as_text=as_text, add_generation_prompt=add_generation_prompt)
+
+    def _applied(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool],
+        as_text: bool = False,
+        add_generation_prompt: bool = False,
+    ) -> str:
         options = {"tools": [*tools] or None, "add_generation_prompt": add_generation_prompt}
         try:
-            text: str = self._tokenizer.apply_chat_template([*messages], tokenize=False, **options)
+            given = [_with_arguments_as_text(each) for each in messages] if as_text else [*messages]
+            text: str = self._tokenizer.apply_chat_template(given, tokenize=False, **options)
         except _OF_TEMPLATES as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise DataError(
@@ -51,6 +86,17 @@ class ChatTemplate:
         if why := _written_as_a_list(messages, text):
             raise DataError(f"a message {why}")
         return text
+
+
+def _with_arguments_as_text(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls: list[Any] = []
+    for call in message["tool_calls"]:
+        given = call["function"].get("arguments")
+        as_text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": as_text}})
+    return {**message, "tool_calls": calls}
 
 
 def _written_as_a_list(messages: Sequence[Message], text: str) -> str | None:

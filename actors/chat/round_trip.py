@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.chat.calls import ReplyParser, TemplateParser, ToolCall
 from actors.chat.derivation import derived
-from actors.chat.rendered_calls import render_turn, wants_arguments_as_text
+from actors.chat.rendered_calls import render_turn
 from actors.chat.rendering import ChatTemplate, Tool
 from cluster.contracts.errors import DataError
 
@@ -60,29 +60,29 @@ def find_parser(
 
     Raises DataError with the reasons if neither passes.
     """
-    as_text = wants_arguments_as_text(template, _FIND, tools=PROBE_TOOLS)
-    options = {"stops": stops, "arguments_as_text": as_text}
     reasons: list[str] = []
     if own is not None:
         try:
-            return _proven(own, template, is_own=True, **options)
+            return _proven(own, template, is_own=True, stops=stops)
         except DataError as error:
             reasons.append(f"the tokenizer's response template: {error}")
     try:
-        made = derived(template, tools=PROBE_TOOLS, generation_prompt=generation_prompt, **options)
-        return _proven(made, template, is_own=False, **options)
+        made = derived(template, tools=PROBE_TOOLS, stops=stops, generation_prompt=generation_prompt)
+        return _proven(made, template, is_own=False, stops=stops)
     except DataError as error:
         raise DataError("; ".join([*reasons, str(error)])) from error
 
 
-def _proven(response_template: dict[str, Any], template: ChatTemplate, *, is_own: bool, **options: Any) -> ProvenParser:
+def _proven(
+    response_template: dict[str, Any], template: ChatTemplate, *, is_own: bool, stops: Sequence[str]
+) -> ProvenParser:
     parser = TemplateParser(response_template)
-    return ProvenParser(parser=parser, is_own=is_own, takes_several=prove(parser, template, **options))
+    return ProvenParser(parser=parser, is_own=is_own, takes_several=prove(parser, template, stops=stops))
 
 
-def prove(parser: ReplyParser, template: ChatTemplate, *, stops: Sequence[str], arguments_as_text: bool) -> bool:
+def prove(parser: ReplyParser, template: ChatTemplate, *, stops: Sequence[str]) -> bool:
     """Whether the template writes several calls in a turn. Raises DataError naming the first case that the parser misreads."""
-    options = {"tools": PROBE_TOOLS, "stops": stops, "arguments_as_text": arguments_as_text}
+    options = {"tools": PROBE_TOOLS, "stops": stops}
     for case, calls in _CASES.items():
         _prove_one(parser, template, calls, case=case, **options)
     _prove_one(parser, template, [], case="words without a call", content=_WORDS, **options)

@@ -1,6 +1,7 @@
 """Prompts from a data set of the Hugging Face hub, or from a folder that `datasets` saved. Needs the package `datasets`."""
 
 import importlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ def dataset(
 
     Raises ConfigError without the package, or if the data set or the split does not exist; DataError for a row that is not a prompt.
     """
-    is_folder = Path(path).is_dir()
+    folder = os.path.expanduser(path)
+    is_folder = os.path.isdir(folder)
     if is_folder and (config or revision):
         raise ConfigError(f"path={path!r} is a folder: config and revision are of the hub's data sets; leave them out")
-    found = _folder(path, split) if is_folder else _of_the_hub(path, config, split, revision)
+    found = _folder(folder, split) if is_folder else _of_the_hub(path, config, split, revision)
     rows = TableRows(found.with_format("arrow")[:])
     name = f"dataset/{Path(path).name}/{split}"
     return RowPrompts(rows, path=path, name=name, column=column, text_as=text_as, system_prompt=system_prompt)
@@ -52,10 +54,19 @@ def _folder(path: str, split: str) -> Any:
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(f"path={path!r} is no folder of a saved data set: {error}") from error
     if not isinstance(found, dict):
-        return found  # a single split, saved without a name
+        if found.split is not None and split not in _names(own := str(found.split)):
+            raise ConfigError(
+                f"path={path!r} holds the split {own!r} alone, not {split!r}; name the folder of {split!r}, or write split: {own!r}"
+            )
+        return found
     if split not in found:
         raise ConfigError(f"path={path!r} has no split {split!r}; it has: {', '.join(sorted(found))}")
     return found[split]
+
+
+def _names(split: str) -> list[str]:
+    """The split as written, and the splits of which it has parts: `train[:10%]+test`."""
+    return [split, *(each.partition("[")[0] for each in split.split("+"))]
 
 
 def _of_the_hub(path: str, config: str | None, split: str, revision: str | None) -> Any:

@@ -42,6 +42,10 @@ def _read(path: str) -> Rows:
         with _opened(path) as source:
             return _READERS[suffix](source, path)
     except FileNotFoundError as error:
+        if error.__cause__ is not None:  # fsspec raises this error for every failed request
+            raise ConfigError(
+                f"path={path!r} cannot be read: {error.__cause__}; mend that, or name another file"
+            ) from error
         begins = "" if os.path.isabs(path) or "://" in path else f"; the command runs in {os.getcwd()}"
         raise ConfigError(
             f"path={path!r} cannot be read: it is not there{begins}; name a file that is there"

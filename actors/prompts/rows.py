@@ -3,6 +3,7 @@
 A row has `prompt` (text, or a list of chat messages) or `messages`. The reward gets its other columns unchanged.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -15,6 +16,7 @@ from cluster.contracts.types import Prompt
 Rows = Sequence[Mapping[str, Any]]
 """Rows by index, decoded when they are read."""
 TextAs = Literal["auto", "text", "user_message"]
+_TEXT = json.JSONEncoder(default=str, ensure_ascii=False, sort_keys=True)
 
 
 class RowPrompts:
@@ -23,31 +25,35 @@ class RowPrompts:
     def __init__(
         self, rows: Rows, *, path: str, name: str, column: str | None, text_as: TextAs, system_prompt: str | None
     ) -> None:
-        """`path`: for error messages. Prompt ids are `name`/row. The other arguments as for `file`."""
+        """`path` names the rows in errors. Prompt ids are `name`/row. The other arguments as for `file`."""
         if system_prompt is not None and text_as == "text":
             raise ConfigError(
                 "system_prompt with text_as: text: a plain text has no place for it; use text_as: user_message"
             )
         self._name = name
-        self._path = path
+        self.path = path
         self._columns = ("messages", "prompt") if column is None else (column,)
         self._text_as = text_as
         self._system_prompt = system_prompt
         self._rows = rows
         if not self._rows:
             raise ConfigError(f"path={path!r} has no rows; give one with at least one prompt")
-        self._check()
+        self.digest = self._checked()
+        """Of all rows with all their columns."""
 
-    def _check(self) -> None:
-        """Reads every row. Raises DataError for a row that is not a prompt, and for a value that Python cannot represent."""
-        index = -1
+    def _checked(self) -> str:
+        """Reads every row, and returns their digest. Raises DataError for a row that is not a prompt, and for a value that Python cannot
+        represent."""
+        index, digest = -1, hashlib.blake2b(digest_size=16)
         try:
             for index, row in enumerate(self._rows):
                 self._prompt(index, row)
+                digest.update(_TEXT.encode(row).encode() + b"\n")
         except (OverflowError, ValueError) as error:  # such as the year 12,000, or a text that is not UTF-8
             raise DataError(
-                f"{self._path}, row {index + 1} or later: a value cannot be read: {error}; mend it, or leave its column out"
+                f"{self.path}, row {index + 1} or later: a value cannot be read: {error}; mend it, or leave its column out"
             ) from error
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -63,9 +69,9 @@ class RowPrompts:
             wanted = " or ".join(map(repr, self._columns))
             has = ", ".join(name for name, value in row.items() if value is not None) or "nothing"
             raise DataError(
-                f"{self._path}, row {index}: no {wanted}; it has: {has}; name the prompt's column with column: NAME"
+                f"{self.path}, row {index}: no {wanted}; it has: {has}; name the prompt's column with column: NAME"
             )
-        where = {key: f"{self._path}, row {index}, column {key!r}" for key in row}
+        where = {key: f"{self.path}, row {index}, column {key!r}" for key in row}
         columns = {key: _jsonable(value, where[key]) for key, value in row.items()}
         text, messages = self._text_or_messages(columns.pop(name), where[name])
         return Prompt(prompt_id=f"{self._name}/{index}", text=text, messages=messages, columns=columns)

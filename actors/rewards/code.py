@@ -24,7 +24,7 @@ from actors.sandbox.judging import (
 )
 from actors.sandbox.roles import PROGRAM
 from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
-from actors.sandbox.used_names import use_program
+from actors.sandbox.used_names import unseen_comparison, use_program
 from cluster.contracts.errors import DataError
 
 
@@ -124,8 +124,9 @@ def code_asserts(
     function returns None, its in-place changes to a list, dict, set or deque are copied back to the tests. A name that the tests neither
     import nor define, and that is not a Python builtin, is the program's: so tests that use np.allclose or Counter must import them. If the
     tests use one builtin and no other name of the program, and the program defines that name, it is the program's, as in
-    `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests that do not compile, for tests that use nothing of the
-    program, such as functions that are never called, and for tests that pass a lambda or another value that is not plain to the program.
+    `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests that do not compile, that compare without `assert`, or
+    that use nothing of the program, such as functions that are never called, and for tests that pass a lambda or another value that is not
+    plain to the program.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests
@@ -140,6 +141,8 @@ def code_asserts(
             compile(test, "<test>", "exec")
         except SyntaxError as error:
             raise DataError(f"a test in the column {column!r} does not compile: {error}") from None
+        if unseen := unseen_comparison(test):
+            raise DataError(f"a test in the column {column!r} compares in vain, {unseen!r}: begin it with assert")
     if not use_program(tuple(tests)):
         raise DataError(
             f"the tests in the column {column!r} use nothing of the program, so they cannot judge it: call the functions that the tests "

@@ -21,8 +21,13 @@ _CALLED_ANSWER = re.compile(
     rf"(?-i:(?!a\s+\w))([A-Z])(?!{_WORD})(?![\^'’-])",
     re.IGNORECASE,
 )
+_CALLED_ANSWER_OTHERWISE = re.compile(
+    r"(?:答案|答え|正解|정답)(?:应该|应当|应|就)?(?:是|为|選|选|は|은|는)?[\s*:：(（\[$]{0,9}(?:选项|選項)?([A-Z])"
+    rf"(?!{_WORD})"
+)
+"""In Chinese, Japanese and Korean."""
 _ANOTHER_BOXED = re.compile(rf"[\s).]{{0,9}}(?:,|;|&|/|\b(?:or|and)\b)[\s(]{{0,9}}([A-Z])(?!{_WORD})")
-_ANOTHER_CALLED = re.compile(rf"[\s).*]{{0,9}}(?:\bor\b|/)[\s(*]{{0,9}}([A-Z])(?!{_WORD})")
+_ANOTHER_CALLED = re.compile(rf"[\s).*）]{{0,9}}(?:\bor\b|/|或|または|또는)[\s(*（]{{0,9}}([A-Z])(?!{_WORD})")
 _ALONE = re.compile(rf"(?<!{_WORD})(?<!')([A-Z])(?!{_WORD}|')")
 # An upper-case A at the start of a sentence is an article, unless a verb follows: "A matches", "A would".
 _NO_ARTICLE = re.compile(
@@ -58,6 +63,7 @@ def multiple_choice(
     for pattern, another in (
         (_BOXED, _ANOTHER_BOXED),
         (_CALLED_ANSWER, _ANOTHER_CALLED),
+        (_CALLED_ANSWER_OTHERWISE, _ANOTHER_CALLED),
         (_NO_ARTICLE, None),
         (_ALONE, None),
     ):

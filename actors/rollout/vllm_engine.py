@@ -42,6 +42,8 @@ _GONE_S = 2.0
 """How long the system may take to report that a process has ended."""
 _TOKENS_PER_OUTPUT = 2**30
 """vLLM returns a request's first token, then all others when it ends: an output costs as much time as a fifth of a small model's token."""
+_FIRST = -1
+"""Priority of the canary. All else has 0."""
 _CPU_PREFILL_TOKENS = 8192
 """Most prompt tokens of one engine step, unless the context is longer."""
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
@@ -51,7 +53,8 @@ class VllmEngine:
     """An in-process vLLM that serves one model. With several processes, the scheduler runs here and the model in the others.
 
     Requests wait in its own queue before they enter vLLM's: vLLM gets one slot more than `max_concurrent_sequences`, and that slot stays
-    free for the canary, which would otherwise wait for a running request to end.
+    free for the canary, which would otherwise wait for a running request to end. Where the cache is full, the canary is the first to get
+    room.
     """
 
     def __init__(self, config: RunConfig, *, formatter: ChatFormatter, num_threads: int) -> None:
@@ -86,6 +89,7 @@ class VllmEngine:
         self._adapter_request: Any = None
         self._base_model = config.model.path
         self._probe_numbers = count()
+        self._arrivals = count()
         platform = self._vllm.platforms.current_platform
         _refuse_the_other_build(rollout, is_cpu=platform.is_cpu())
         _refuse_gpus_without_fp8(rollout, platform)
@@ -251,7 +255,7 @@ class VllmEngine:
         params = self._vllm.SamplingParams(
             max_tokens=1, temperature=1.0, seed=0, prompt_logprobs=0, detokenize=False, output_kind=self._final_only
         )
-        self._engine.add_request(request_id, self._prompt(list(token_ids)), params, lora_request=self._adapter_request)
+        self._submit(request_id, list(token_ids), params, priority=_FIRST)
         found = None
         while found is None:
             # All outputs of a step are kept: a request whose structure was compiled late comes after the probe.
@@ -281,19 +285,22 @@ class VllmEngine:
         # vLLM checks this only if it has a tokenizer. Without the check the embedding would fail, and with it the whole engine.
         if (largest := max(request.prompt_token_ids, default=0)) >= self._vocabulary_size:
             raise ValueError(f"token id {largest} is not in the model's vocabulary of {self._vocabulary_size}")
-        self._engine.add_request(
-            request.request_id,
-            self._prompt([*request.prompt_token_ids, *kept]),
-            params,
-            lora_request=self._adapter_request,
-        )
+        self._submit(request.request_id, [*request.prompt_token_ids, *kept], params)
         if kept and (stops := request.sampling.stop):
             self._seams[request.request_id] = StopSeam(
                 kept, stops=stops, min_tokens=request.sampling.min_tokens, decode=self._decode
             )
 
-    def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
-        return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}
+    def _submit(self, request_id: str, token_ids: list[int], params: Any, *, priority: int = 0) -> None:
+        """The lowest `priority` starts first; of equal ones the first submitted, whatever the clock says."""
+        self._engine.add_request(
+            request_id,
+            {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)},
+            params,
+            arrival_time=float(next(self._arrivals)),
+            lora_request=self._adapter_request,
+            priority=priority,
+        )
 
     def _try_out(self, sampling: SamplingConfig) -> None:
         """Raises ConfigError for sampling settings that vLLM refuses: at the start rather than for every prompt."""
@@ -402,6 +409,7 @@ def _arguments(vllm: Any, config: RunConfig, *, max_context: int) -> Any:
         hf_overrides={"head_dtype": "float32"} if _has_float32_head(rollout, is_cpu=is_cpu) else {},
         max_model_len=max_context,
         max_num_seqs=rollout.max_concurrent_sequences + 1,
+        scheduling_policy="priority",
         # After a chunk of a prompt vLLM drops its token by resetting the seeded generator, which a CPU generator cannot do: the engine
         # would die. So prompts are read whole on CPUs.
         enable_chunked_prefill=not is_cpu,

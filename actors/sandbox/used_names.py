@@ -1,4 +1,4 @@
-"""Tells tests that use nothing of the program from the others. The former cannot judge it: mostly they pass with every program."""
+"""Finds tests that cannot judge a program: most of them pass with every program."""
 
 import ast
 import functools
@@ -29,6 +29,14 @@ def use_program(tests: tuple[str, ...]) -> bool:
         return True
     of_python = words_of_python(tests)
     return bool(read - of_python or read & _REACH_ALL or (read and len(of_python) == 1))
+
+
+def unseen_comparison(test: str) -> str | None:
+    """A comparison whose result nothing looks at, as of `f(2) == 4` without `assert`. None if there is none outside of functions."""
+    unseen = (
+        node for node in ast.parse(test).body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Compare)
+    )
+    return next(map(ast.unparse, unseen), None)
 
 
 class _Run(ast.NodeVisitor):

@@ -28,6 +28,8 @@ from cluster.contracts.upkeep_config import (
     SupervisionConfig,
 )
 
+_MOST_BIASED_ON_A_GPU = 1024
+"""vLLM's limit for tokens in a request's `logit_bias`. On CPUs there is none."""
 _NUM_TRIES = 3
 """Tries of an episode whose process dies: with others, with others again, alone."""
 
@@ -227,7 +229,8 @@ class RunConfig(Section):
 
     @property
     def group_deadline_s(self) -> float:
-        """Deadline of a worker's next group. Episodes may wait for processes, and begin anew when these die."""
+        """Deadline of a worker's next group, in whichever call: groups begin in their order, so each waits only for its own episodes. These
+        may wait for processes, and begin anew when these die."""
         if not self.has_episodes:
             return self.rollout.timeout_s
         episodes, size = self.episodes, self.buffer.trajectories_per_group + self.rollout.extra_trajectories
@@ -341,6 +344,16 @@ class RunConfig(Section):
                     f"sampling.{name}={value} with algorithm.distillation: policy and reference would each drop tokens that the other "
                     f"keeps, which makes the KL between them infinite; leave sampling.{name} out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _limit_biased_tokens_on_gpus(self) -> "RunConfig":
+        num_biased = len(self.sampling.logit_bias)
+        if self.rollout.gpus_per_worker and num_biased > _MOST_BIASED_ON_A_GPU:
+            raise ValueError(
+                f"sampling.logit_bias has {num_biased:,} tokens, and vLLM takes {_MOST_BIASED_ON_A_GPU:,} on a GPU: its engines would end "
+                "at their first step; name fewer"
+            )
         return self
 
     @model_validator(mode="after")

@@ -65,6 +65,10 @@ class DataError(TreadwheelError):
     """A trajectory, prompt or file breaks its schema. The message names the row and the field, `prompt_id` the prompt."""
 
 
+class TooLongError(DataError):
+    """New messages alone do not fit into the model's context. That is not the policy's doing."""
+
+
 class WeightsError(TreadwheelError):
     """Weights do not match their manifest, or the engine that loaded them does not compute what the learner computes."""
 

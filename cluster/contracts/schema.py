@@ -83,8 +83,9 @@ SCHEMA = pa.schema(
         pa.field("environment", pa.string(), nullable=False),
         # JSON: `num_calls` of tools; `num_malformed_calls` of these; `num_uncanonical_turns`, whose prompt the template would render
         # differently (null if not compared); `num_written_tokens` between turns, by the role of the last message before a turn;
-        # `num_retries` after a process of the environment died; `replies`, the places of each segment's turns among its messages; `log`,
-        # the environment's logs. Null for a single turn.
+        # `num_retries` after a process of the environment died; `replies`, the places of each segment's turns among its messages;
+        # `endings` of these, each from the stop text that ended the turn; `tools`, the schemas that each segment's prompt shows, once if
+        # they are equal in all segments; `log`, the environment's logs. Null for a single turn.
         pa.field("episode", pa.string()),
         # `environment`, `tool:search`, `judge:style`, `sandbox`, `engine`; null if nothing failed or the stage is unknown.
         pa.field("failed_stage", pa.string()),

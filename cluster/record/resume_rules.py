@@ -8,17 +8,22 @@ from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.settings import Mark, differences, marks
+from cluster.contracts.settings import Mark, differences, flat, marks
 
 _MARKS = dict(marks(RunConfig))
 _NAME_OF_A_PART = re.compile(r"^(reward\.(?:parts|models|servers)\.)[^.]+\.")
 _ROWS = re.compile(r"(?:.*/)?(prompts-[0-9a-f]{12}\.jsonl)")
 _WHEN = {Mark.MATHEMATICS: "no", Mark.LAYOUT: "unless deterministic", Mark.RESOURCES: "yes"}
+_SPECIAL = {
+    "num_steps": "with a constant schedule",
+    "prompts.max_prompt_tokens": "upwards, from `error`",
+    "prompts.on_long_prompt": "from `error`",
+}
 
 
 def when_it_may_change(name: str) -> str:
     """Whether a resumed run may have another value of the setting `name`, as text for a table."""
-    return "with a constant schedule" if name == "num_steps" else _WHEN[mark_of(name, {})]
+    return _SPECIAL.get(name) or _WHEN[mark_of(name, {})]
 
 
 def mark_of(name: str, run: Mapping[str, Any]) -> Mark:
@@ -50,7 +55,10 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
     return {
         name: values
         for name, values in found.items()
-        if not _is_of_another_variant(name, found) and not _may_change(name, theirs) and not _are_one_place(*values)
+        if not _is_of_another_variant(name, found)
+        and not _may_change(name, theirs)
+        and not _lets_long_prompts_pass(name, theirs, *values)
+        and not _are_one_place(*values)
     }
 
 
@@ -74,6 +82,14 @@ def check_same_run(theirs: Mapping[str, Any], ours: Mapping[str, Any], *, run_di
 def _may_change(name: str, theirs: Mapping[str, Any]) -> bool:
     mark = mark_of(name, theirs)
     return mark is Mark.RESOURCES or (mark is Mark.LAYOUT and not theirs.get("deterministic", False))
+
+
+def _lets_long_prompts_pass(name: str, theirs: Mapping[str, Any], was: Any, now: Any) -> bool:
+    """Whether it is a way out for a run that a long prompt ended. A run with `error` has learned from no longer prompt than its limit."""
+    if dict(flat(theirs)).get("prompts.on_long_prompt", "error") != "error":
+        return False
+    is_raised = was is not None and (now is None or now > was)
+    return name == "prompts.on_long_prompt" or (name == "prompts.max_prompt_tokens" and is_raised)
 
 
 def _are_one_place(was: Any, now: Any) -> bool:

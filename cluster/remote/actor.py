@@ -80,6 +80,8 @@ class RemoteActor:
         self.silent_since = -math.inf
         """Time of the first unanswered question; before `last_seen` if it has answered since."""
         self.last_progress: Progress | None = None
+        self._batch_limits: set[asyncio.Timeout] = set()
+        """Of the streams that wait for a batch."""
         self._phases: list[Phase] = []
         self._phases_end = 0.0
         """End of the last phase that the actor reported, by its own clock."""
@@ -164,8 +166,9 @@ class RemoteActor:
     async def stream_batches(
         self, method: str, *args: Any, num_items: int, deadline_s: float
     ) -> AsyncIterator[tuple[GroupSummary | Refusal, Any]]:
-        """(summary, object ref) of each batch as it comes; (Refusal, None) for a refused prompt. At most `num_items` come, and `deadline_s`
-        bounds the wait for the next one.
+        """(summary, object ref) of each batch as it comes; (Refusal, None) for a refused prompt. At most `num_items` come.
+
+        `deadline_s` bounds the wait for the actor's next batch in any of its streams: a stream may wait until those before it are served.
 
         An answer brings all batches that are ready: eight groups in one answer cost driver and actor a sixth of eight answers. An item of a
         Ray generator costs the driver twice as much as an answer, because batch and summary come one after the other.
@@ -175,7 +178,7 @@ class RemoteActor:
         while answer:
             *batches, summary = answer
             answer = []  # a ref held here keeps its batch in the object store, even after it is learned
-            summaries, rest = await self._answer(summary, stage=method, deadline_s=deadline_s)
+            summaries, rest = await self._next_batches(summary, stage=method, deadline_s=deadline_s)
             num_items -= len(summaries)
             if rest is not None:  # ask for the next ones before these are handled
                 most = max(min(num_items, _MOST_BATCHES), 1)
@@ -209,8 +212,25 @@ class RemoteActor:
         with contextlib.suppress(RayError, TreadwheelError):
             await kill_on_node(self.pid, self.node_id, known_for_s=time.monotonic() - self._known_since)
 
-    async def _answer(self, call: Awaitable[T], *, stage: str, deadline_s: float) -> T:
-        answer = await answer_of(call, actor=self.name, stage=stage, deadline_s=deadline_s, when_late=self._describe)
+    async def _next_batches(self, call: Awaitable[T], *, stage: str, deadline_s: float) -> T:
+        """As `_answer`. Puts off the deadlines of the other streams that wait."""
+        limit = asyncio.timeout(deadline_s)
+        self._batch_limits.add(limit)
+        try:
+            answer = await self._answer(call, stage=stage, deadline_s=deadline_s, limit=limit)
+        finally:
+            self._batch_limits.discard(limit)
+        for other in self._batch_limits:
+            if not other.expired():
+                other.reschedule(asyncio.get_running_loop().time() + deadline_s)
+        return answer
+
+    async def _answer(
+        self, call: Awaitable[T], *, stage: str, deadline_s: float, limit: asyncio.Timeout | None = None
+    ) -> T:
+        answer = await answer_of(
+            call, actor=self.name, stage=stage, deadline_s=deadline_s, when_late=self._describe, limit=limit
+        )
         self.last_seen = time.monotonic()
         return answer
 

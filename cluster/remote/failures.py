@@ -35,9 +35,13 @@ async def answer_of(
     stage: str,
     deadline_s: float | None,
     when_late: Callable[[], Awaitable[str]] | None = None,
+    limit: asyncio.Timeout | None = None,
 ) -> T:
-    """The result of a call of `actor`. When the deadline has passed, asks for `when_late` and ends the DeadlineError with it."""
-    limit = asyncio.timeout(deadline_s)
+    """The result of a call of `actor`. When the deadline has passed, asks for `when_late` and ends the DeadlineError with it.
+
+    `limit`: the timeout of `deadline_s`, for a caller that may put it off.
+    """
+    limit = limit or asyncio.timeout(deadline_s)
     with translated(actor, stage):
         try:
             async with limit:

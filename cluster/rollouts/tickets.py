@@ -47,7 +47,7 @@ class TicketOffice:
     ) -> None:
         """`fit` None: every prompt fits. `pass_rates` None: every prompt is worth sampling. With pass rates no prompt is made ahead,
         because the rates known by then decide which one it is. `thread` makes the prompts; None: a thread of the office's own."""
-        self._source = source
+        self.source = source
         self._seed = seed
         self._trajectories_per_group = trajectories_per_group
         self._extra_trajectories = extra_trajectories
@@ -83,8 +83,8 @@ class TicketOffice:
 
     def prompt(self, index: int) -> Prompt:
         """The prompt of group `index`. Raises DataError if no prompt of its source fits."""
-        number, turn = place(index, self._source.weights)
-        size = len(self._source.sources[number].rows)
+        number, turn = place(index, self.source.weights)
+        size = len(self.source.sources[number].rows)
         epoch, position = divmod(turn, size)
         order, rates = self._order(number, epoch), self.pass_rates
         draws = random.Random(f"{self._seed}/instead/{index}")
@@ -109,7 +109,7 @@ class TicketOffice:
         awake = (row for row in walk if not self._rests(number, row, index))
         if prompt := next(filter(None, (self._fitting(number, row) for row in chain(awake, resting[:1], walk))), None):
             return prompt
-        source = self._source.sources[number].name or "the source"
+        source = self.source.sources[number].name or "the source"
         raise DataError(f"none of the {size:,} prompts of {source} fits prompts.max_prompt_tokens; raise it")
 
     def _rests(self, number: int, position: int, index: int) -> bool:
@@ -123,7 +123,7 @@ class TicketOffice:
     def _fitting(self, number: int, position: int) -> Prompt | None:
         if (number, position) in self._unfit:
             return None
-        prompt = self._source.prompt(number, position)
+        prompt = self.source.prompt(number, position)
         fitted = self._fit(prompt)
         if fitted is None:
             self._unfit.add((number, position))
@@ -167,7 +167,7 @@ class TicketOffice:
         self._ahead_end = max(self._ahead_end, end)
 
     def _shuffled(self, number: int, epoch: int) -> list[int]:
-        source = self._source.sources[number]
+        source = self.source.sources[number]
         return epoch_order(
             len(source.rows), seed=self._seed if source.name is None else f"{self._seed}/{source.name}", epoch=epoch
         )

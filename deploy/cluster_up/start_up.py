@@ -21,6 +21,7 @@ from cluster.record.ledger import Ledger
 from cluster.record.run_directory import PASSPORT, STATUS, RunDirectory
 from cluster.record.verdicts import Verdicts
 from cluster.remote.actor import RemoteActor
+from cluster.rollouts.mixture import Mixture
 from cluster.rollouts.production import Production
 from cluster.rollouts.tickets import TicketOffice
 from cluster.supervision.asked_nodes import plan_asked
@@ -94,7 +95,7 @@ async def cluster(
         at_the_end.push_async_callback(made.stop)  # after the tasks, which would replace ended actors
         restoring = saved(made.learner) if saved and ledger.version else contextlib.nullcontext()
         async with restoring, noticed(made.learner.actors):
-            await _start(config, made, run_dir, log, in_turn=placement.is_time_shared, tasks=tasks)
+            await _start(config, made, run_dir, log, office, in_turn=placement.is_time_shared, tasks=tasks)
         made.production.run(tasks)
         pids = {actor.name: actor.pid for actor in _living(made.learner, made.places())}
         log.event("started", policy_version=made.learner.version, actors=pids)
@@ -169,7 +170,14 @@ def _needs(config: RunConfig) -> Collection[str]:
 
 
 async def _start(
-    config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log, *, in_turn: bool, tasks: asyncio.TaskGroup
+    config: RunConfig,
+    made: Cluster,
+    run_dir: RunDirectory,
+    log: Log,
+    office: TicketOffice | None,
+    *,
+    in_turn: bool,
+    tasks: asyncio.TaskGroup,
 ) -> None:
     """Starts all actors, the learner and the reference `in_turn`, and restores the learner. When it is up, `tasks` begin to watch the
     actors: a rank that hangs in the restore is found as soon as later."""
@@ -189,12 +197,18 @@ async def _start(
     waits_for = learner_up if in_turn else None
     await together(
         made.production.start(reference_waits_for=waits_for),
-        _learn_and_publish(config, made, run_dir, log, learner_up=learner_up),
+        _learn_and_publish(config, made, run_dir, log, office, learner_up=learner_up),
     )
 
 
 async def _learn_and_publish(
-    config: RunConfig, made: Cluster, run_dir: RunDirectory, log: Log, *, learner_up: asyncio.Event
+    config: RunConfig,
+    made: Cluster,
+    run_dir: RunDirectory,
+    log: Log,
+    office: TicketOffice | None,
+    *,
+    learner_up: asyncio.Event,
 ) -> None:
     learner = made.learner
     await together(made.recorder.ready(), learner.start())
@@ -202,7 +216,8 @@ async def _learn_and_publish(
     await restore(learner, log)
     sent = await made.weights.publish()
     log.event("published", policy_version=sent.policy_version, digest=sent.digest)
-    await note_passport(run_dir, config, learner, weights_digest=sent.digest)
+    prompts = None if office is None else office.source
+    await note_passport(run_dir, config, learner, weights_digest=sent.digest, prompts=prompts)
 
 
 async def restore(learner: LearnerGroup, log: Log) -> None:
@@ -213,9 +228,15 @@ async def restore(learner: LearnerGroup, log: Log) -> None:
 
 
 async def note_passport(
-    run_dir: RunDirectory, config: RunConfig, learner: LearnerGroup, *, weights_digest: str
+    run_dir: RunDirectory,
+    config: RunConfig,
+    learner: LearnerGroup,
+    *,
+    weights_digest: str,
+    prompts: Mixture | None = None,
 ) -> None:
-    """Writes passport.json, unless an earlier driver of the run did. `weights_digest`: of the weights that the run starts from."""
+    """Writes passport.json, unless an earlier driver of the run did. `weights_digest`: of the weights that the run starts from. `prompts`
+    as for `write_passport`."""
     if not await asyncio.to_thread(run_dir.exists, PASSPORT):
         await asyncio.to_thread(
             write_passport,
@@ -224,6 +245,7 @@ async def note_passport(
             formula=learner.formula,
             learner=learner.chosen,
             weights_digest=weights_digest,
+            prompts=prompts,
         )
 
 

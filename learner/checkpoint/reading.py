@@ -122,8 +122,11 @@ def _refuse_foreign(place: Place, manifest: Manifest, expected_parameters: str, 
     _refuse_other_format(place, manifest)
     if manifest.parameters_digest != expected_parameters:
         raise unfit(place, "is foreign: its parameters are not those of this run's model")
-    if manifest.base and expected_base and manifest.base != expected_base:
-        raise unfit(place, "is foreign: its adapters were trained on other weights than model.path has now")
+    settings = ("model.path", "algorithm.value.path")
+    # Checkpoints of older versions lack the critic's, which is then not compared.
+    for setting, saved, present in zip(settings, manifest.base.split("+"), expected_base.split("+"), strict=False):
+        if saved and present and saved != present:
+            raise unfit(place, f"is foreign: its adapters were trained on other weights than {setting} has now")
 
 
 def _format_in(manifest: str) -> str | None:

@@ -79,7 +79,8 @@ class Critic(nn.Module):
         """Values of the micro-batch's positions, [C], float32."""
         hidden_CH = policy_hidden_CH if self.backbone is None else hidden_states(self.backbone, batch)
         weight_1H, bias_1 = (part.float() for part in (self.value_head.weight, self.value_head.bias))
-        return F.linear(hidden_CH.float(), weight_1H, bias_1)[:, 0]
+        # Without a copy it is a view, of which torch warns on every rank of a sharded critic.
+        return F.linear(hidden_CH.float(), weight_1H, bias_1)[:, 0].clone()
 
 
 @torch.no_grad()

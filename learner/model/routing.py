@@ -85,7 +85,8 @@ class Routing:
         if routes is not None:
             num_differing_T = torch.stack([router.num_differing_T for router in self._routers]).sum(0)
             share_T = num_differing_T / (len(self._routers) * self.num_experts_per_token)
-            recorder.record("routing_differs", share_T, routes.is_recorded_T)
+            # Each row that shares a position recorded its choices.
+            recorder.share("routing_differs", share_T, counts=routes.num_rows_T)
         if (aux_loss := self.aux_loss()) is not None:
             recorder.total("router_aux_loss", aux_loss)
             recorder.total("loss", aux_loss)

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.commands import ROOT, environment, run
 from tests.integration.waiting import until
 
-NAMES = ("alpha", "beta")
-_ADDRESSES = ("10.213.77.1", "10.213.77.2")
+ADDRESSES = {"alpha": "10.213.77.1", "beta": "10.213.77.2"}
+NAMES = tuple(ADDRESSES)
 _SLURM = """\
 ClusterName=two
 SlurmctldHost=alpha
@@ -51,6 +51,18 @@ class Machines:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def ends_well(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> bool:
+        return run(*self._inside(name, *command), env=env).returncode == 0
+
+    def silence(self, name: str) -> None:
+        """From now on it does not answer: what it sends is lost, and nobody is told."""
+        for address in _others(name):
+            self.run(name, "ip", "route", "add", "blackhole", f"{address}/32")
+
+    def unsilence(self, name: str) -> None:
+        for address in _others(name):
+            self.run(name, "ip", "route", "delete", "blackhole", f"{address}/32")
+
     def start(self, name: str, *command: str, env: Mapping[str, str]) -> None:
         """A service that ends with its machine."""
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -61,19 +73,22 @@ class Machines:
         return ["nsenter", "--target", str(self._pids[name]), *namespaces, f"--wdns={ROOT}", *command]
 
 
+def _others(name: str) -> list[str]:
+    return [address for other, address in ADDRESSES.items() if other != name]
+
+
 @contextlib.contextmanager
 def machines(folder: Path) -> Iterator[Machines]:
     """Two machines that know each other by name. Skips the test where none can be made. `folder` takes their files."""
     hosts = folder / "hosts"
-    named = zip(_ADDRESSES, NAMES, strict=True)
-    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for address, name in named))
+    hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in ADDRESSES.items()))
     Path("/tmp/ray").mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         pids = {name: stack.enter_context(_machine()) for name in NAMES}
         found = Machines(pids)
         ends = [["eth0", "netns", str(pid)] for pid in pids.values()]
         _require("ip", "link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1])
-        for name, address in zip(NAMES, _ADDRESSES, strict=True):
+        for name, address in ADDRESSES.items():
             # A route to everywhere: by it Ray finds the machine's own address.
             found.run(
                 name,

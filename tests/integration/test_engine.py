@@ -318,5 +318,17 @@ def test_the_canary_does_not_wait_for_full_slots_and_loses_no_tokens(engine, ref
     assert tokens == {name: one.token_ids for name, one in undisturbed.items()}
 
 
+def test_the_canary_is_the_first_to_get_room_in_a_full_cache(path, reference):
+    """Behind all that wait it took 501 steps, in which 30 of 32 requests ended and were held."""
+    engine = start_engine(path, max_concurrent_sequences=32, kv_cache_bytes=7 * 2**17)  # blocks of 128 tokens
+    for i in range(32):
+        engine.add(request(f"r{i}", PROMPT, seed=i, max_tokens=104, ignore_eos=True))
+    for _ in range(60):
+        engine.step()
+    assert engine.use().num_waiting > 20
+    assert largest_error(engine.prompt_logprobs(PROBE), reference.logprobs(PROBE)) < 1e-4
+    assert engine.use().num_waiting > 16, "it does not wait for those that wait"
+
+
 def test_an_idle_engine_steps_to_nothing(engine):
     assert engine.step() == []

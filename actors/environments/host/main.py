@@ -28,7 +28,7 @@ from actors.processes.confinement import allow_cpu_s, limit_resources
 from actors.processes.inside import die_with_parent, end_with_self, own_pipes
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import EpisodeEnd
-from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit
+from cluster.contracts.errors import ConfigError, DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.plugins import ENVIRONMENTS, Plugin, is_async, resolve
 
 _CPU_SHARE = 4
@@ -121,6 +121,8 @@ class _Host:
             episode.hear(EpisodeOver(body["message"], limit=Limit(body["limit"])))
         elif kind == "refused":
             episode.hear(DataError(body))
+        elif kind == "too_long":
+            episode.hear(TooLongError(body))
         elif not episode.stop(body and Limit(body)):
             self._interrupt(key)
 

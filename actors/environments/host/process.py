@@ -13,7 +13,7 @@ from actors.processes.line_process import LineProcess
 from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Converse, EpisodeEnd, EpisodeTask, Event
-from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.foreign import described
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
@@ -177,7 +177,7 @@ class HostProcess:
         except EpisodeOver as over:
             self._process.write([key, "over", {"limit": over.limit, "message": str(over)}])
         except DataError as error:
-            self._process.write([key, "refused", str(error)])
+            self._process.write([key, "too_long" if isinstance(error, TooLongError) else "refused", str(error)])
         except asyncio.CancelledError:  # the answer is no longer wanted
             raise
         except BaseException as error:  # noqa: BLE001 - `run` raises it

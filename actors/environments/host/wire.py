@@ -1,8 +1,8 @@
 """The protocol on the pipes of a host process: after one first line each way, lines of [episode, kind, body].
 
-To the process: `start` with an EpisodeTask. `said` with a Said, or in its place `over` with a limit and a message, or `refused` with a
-message. `stop` with a limit, or with null if the episode is no longer needed. From the process: `ask` with an Asked. `gave_up` if the
-answer is no longer awaited. `end` with an EpisodeEnd, followed by whether the process must get no further episode.
+To the process: `start` with an EpisodeTask. `said` with a Said, or in its place `over` with a limit and a message, or `refused` or
+`too_long` with a message. `stop` with a limit, or with null if the episode is no longer needed. From the process: `ask` with an Asked.
+`gave_up` if the answer is no longer awaited. `end` with an EpisodeEnd, followed by whether the process must get no further episode.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -107,6 +107,8 @@ class Play:
                     "num_written_tokens": sum((each.num_written() for each in transcript.segments), Counter[str]()),
                     "num_retries": self._num_tries - 1,
                     "replies": [each.replies for each in transcript.segments],
+                    "tools": _tools(transcript.segments),
+                    "endings": [each.endings for each in transcript.segments],
                     "log": transcript.log,
                 }
             ),
@@ -157,6 +159,12 @@ class Play:
         begun = self._opening.begin()
         messages: list[Message] = [*(self.ticket.prompt.messages or ())]
         return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
+
+
+def _tools(segments: Sequence[Segment]) -> list[Sequence[Any]]:
+    """The tools of each segment; once if they are equal in all segments, since schemas are long."""
+    found: list[Sequence[Any]] = [each.tools for each in segments]
+    return found[:1] if all(each == found[0] for each in found) else found
 
 
 def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:

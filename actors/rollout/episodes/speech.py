@@ -114,16 +114,24 @@ class Speech:
         start, _ = min((each for each in starts if each[0] >= 0), key=sum, default=(len(text), 0))
         return text[start:]
 
-    def hear(self, sampled_ids: Sequence[int], *, written_ids: Sequence[int], tools: Tools, num_calls: int) -> Reply:
+    def hear(
+        self,
+        sampled_ids: Sequence[int],
+        *,
+        written_ids: Sequence[int],
+        tools: Tools = (),
+        may_call: bool = False,
+        num_calls: int = 0,
+    ) -> Reply:
         """The parsed reply after `written_ids`, the end of its prompt. Its calls are numbered from `num_calls`.
 
-        If a call is unreadable, the reply becomes one call whose arguments are the reply's text.
+        `may_call`: the context shows tools. Without any, the text of a call is the model's words. If a call of `tools` is unreadable, the
+        reply becomes one call whose arguments are the reply's text.
         """
         is_read = self._parser is not None or self._knows_reasoning
         written = self.turns.encoder.decode(written_ids) if is_read else ""
         if self._parser is None:
-            reasoning, words = self._parted(self._formatter.decode(sampled_ids), written)
-            return Reply(text=words, reasoning=reasoning)
+            return self._words(sampled_ids, written)
         # Foreign parsers expect neither the stop token nor reasoning, which their servers leave out.
         ends = self._has_own_parser and sampled_ids and sampled_ids[-1] in self._formatter.stop_token_ids
         sampled = self.turns.encoder.decode(sampled_ids[:-1] if ends else sampled_ids)
@@ -131,11 +139,13 @@ class Speech:
         try:
             reply = self._parser(words, prompt=written, tools=tools)
         except DataError:
-            text = self._formatter.decode(sampled_ids)
             if not tools:
-                return Reply(text=text)
+                return self._words(sampled_ids, written)
+            text = self._formatter.decode(sampled_ids)
             name = str(tools[0]["function"]["name"]) if len(tools) == 1 else "unreadable"
             reply = Reply(text="", calls=(ToolCall(name=name, arguments=text),))
+        if reply.calls and not may_call:
+            return self._words(sampled_ids, written)
         calls = tuple(
             # Nine characters: some templates accept no other length.
             replace(call, id=f"call{num_calls + place:05}")
@@ -172,6 +182,11 @@ class Speech:
         """Raises ConfigError unless tools can be shown to the model and its calls can be read."""
         self._report.require_tools(reads_calls=self._has_own_parser)
 
+    def _words(self, sampled_ids: Sequence[int], written: str) -> Reply:
+        """The reply as text without calls."""
+        reasoning, words = self._parted(self._formatter.decode(sampled_ids), written)
+        return Reply(text=words, reasoning=reasoning)
+
     def _parted(self, sampled: str, written: str) -> tuple[str | None, str]:
         """As `parted`. With a template that knows no reasoning all is words: it would not show the reasoning to the model again."""
         return parted(sampled, prompt=written) if self._knows_reasoning else (None, sampled)
@@ -199,4 +214,5 @@ class Opening:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    """In the order of its keys, in which a template writes tools and arguments."""
+    return json.dumps(value, ensure_ascii=False)

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from actors.chat.formatter import EncodedPrompt
 from actors.rollout.episodes.speech import Opening, Speech
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, Earned, Event, Logged, Message, RawPrompt, Rewritten, Said, Withdrawn
-from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.types import Completion, FinishReason
 
 
@@ -34,6 +35,8 @@ class Segment:
     """Number of messages before each turn."""
     texts: list[str | None] = field(default_factory=list[str | None])
     """For each turn the text written before it and its own, special tokens included; None until it is needed."""
+    endings: list[str] = field(default_factory=list[str])
+    """`Said.ending` of each turn."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """The tools that its prompt shows."""
 
@@ -62,6 +65,7 @@ class Segment:
             del each[end:]
         del self.messages[self.num_messages.pop() :]
         self.texts.pop()
+        self.endings.pop()
 
     @property
     def routed_experts(self) -> bytes | None:
@@ -151,20 +155,18 @@ class Transcript:
                 self.log[event.name] = event.value
 
     def prompt_for(self, asked: Asked) -> TurnPrompt:
-        """Raises DataError for messages that the template refuses or that are too long, for tools that the model has not seen, and for ids
-        that the tokenizer does not know. Raises EpisodeOver if the episode has reached a limit."""
+        """Raises DataError for messages that the template refuses, for tools that the model has not seen, and for ids that the tokenizer
+        does not know, and TooLongError for new messages that alone are too long. Raises EpisodeOver if the episode has reached a limit."""
         made = self._prompt_for(asked) if asked.raw is None else self._raw_prompt(asked.raw)
-        if len(made.written_ids) >= self._speech.max_context:
+        most = self._speech.max_context
+        if len(made.token_ids) < most:
+            return made
+        if (num_new := self._num_new(made, asked)) >= most:
             what = "the messages of this turn have" if asked.raw is None else "the new part of the prompt has"
-            raise DataError(
-                f"{what} {len(made.written_ids)} tokens, and the context takes {self._speech.max_context}; shorten them"
-            )
-        if len(made.token_ids) >= self._speech.max_context:
-            raise EpisodeOver(
-                f"the context would have {len(made.token_ids)} tokens, and takes {self._speech.max_context} with the turn",
-                limit=Limit.CONTEXT,
-            )
-        return made
+            raise TooLongError(f"{what} {num_new} tokens, and the context takes {most}; shorten them")
+        raise EpisodeOver(
+            f"the context would have {len(made.token_ids)} tokens, and takes {most} with the turn", limit=Limit.CONTEXT
+        )
 
     def add(self, asked: Asked, prompt: TurnPrompt, completion: Completion) -> Said:
         """Adds the turn that was sampled after this prompt, and returns it for the environment."""
@@ -184,7 +186,11 @@ class Transcript:
             self.num_uncanonical += not self._speech.is_canonical(prompt.token_ids, conversation, tools=asked.tools)
         if raw_text is None:
             reply = self._speech.hear(
-                sampled_ids, written_ids=prompt.written_ids, tools=asked.tools, num_calls=self.num_calls
+                sampled_ids,
+                written_ids=prompt.written_ids,
+                tools=asked.tools,
+                may_call=bool(segment.tools),
+                num_calls=self.num_calls,
             )
             ending = self._speech.ending(sampled_ids, stops=stops)
             added, text = asked.messages, None
@@ -197,10 +203,11 @@ class Transcript:
         self.num_calls += len(reply.calls)
         segment.messages += [*added, reply.as_message()]
         segment.texts.append(text)
+        # Parsers strip white space at the end of a text.
+        segment.endings.append(next((each for each in (ending, ending.rstrip()) if reply.text.endswith(each)), ""))
         return Said(
             text=reply.text,
-            # Parsers strip white space at the end of a text.
-            ending=next((each for each in (ending, ending.rstrip()) if reply.text.endswith(each)), ""),
+            ending=segment.endings[-1],
             tool_calls=reply.calls,
             reasoning=reply.reasoning,
             finish_reason=completion.finish_reason,
@@ -253,6 +260,19 @@ class Transcript:
         begun = self._speech.begin_raw(raw)
         segment = Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids)
         return TurnPrompt(token_ids=begun.token_ids, written_ids=begun.token_ids, segment=segment, raw_text=begun.text)
+
+    def _num_new(self, made: TurnPrompt, asked: Asked) -> int:
+        """Number of tokens in the prompt that no earlier turn had in its context. A new segment begins with a whole context again."""
+        if made.segment is None or not self.segments:
+            return len(made.written_ids)
+        if asked.raw is not None:
+            pairs = zip(made.token_ids, self.segments[-1].context_ids, strict=False)
+            return len(made.token_ids) - sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        known = [each.get("content") or "" for segment in self.segments for each in segment.messages]
+        given = [each.get("content") or "" for each in (*made.segment.messages, *asked.messages)]
+        # An answer at the endpoint lacks the stop text that ended it.
+        new = [text for text in given if not any(each.startswith(text) for each in known)]
+        return sum(len(self._speech.turns.encoder.encode(text)) for text in new)
 
     def _rest_of(self, raw: RawPrompt, segment: Segment) -> EncodedPrompt | None:
         """The part of `raw` after the segment's context; None if `raw` does not begin with that context."""

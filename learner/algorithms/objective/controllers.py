@@ -7,7 +7,7 @@ from cluster.contracts.algorithm_config import AdaptiveKlConfig, KlConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlController:
-    """Formula: β ← β·(1 + clip(KL/target − 1, −0.2, 0.2)·n/horizon), n trajectories observed; without `adaptive` β is constant.
+    """Formula: β ← β·(1 + clip(KL/target − 1, −0.2, 0.2)·min(n/horizon, 1)), n trajectories observed. Without `adaptive` β is constant.
 
     Source: Ziegler et al., arXiv:1909.08593. Peers: LightRFT, OpenRLHF and verl `AdaptiveKLController`, `FixedKLController`.
     """
@@ -19,7 +19,9 @@ class KlController:
         if self.adaptive is None:
             return self
         error = min(max(kl_per_trajectory / self.adaptive.target - 1, -0.2), 0.2)
-        return replace(self, coefficient=self.coefficient * (1 + error * num_trajectories / self.adaptive.horizon))
+        # Above five horizons β would become negative, and the run would reward KL.
+        num_counted = min(num_trajectories, self.adaptive.horizon)
+        return replace(self, coefficient=self.coefficient * (1 + error * num_counted / self.adaptive.horizon))
 
 
 def controllers(config: KlConfig) -> dict[str, KlController]:

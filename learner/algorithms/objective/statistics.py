@@ -187,6 +187,11 @@ class Recorder:
         if len(waiting) * x.numel() > _MOST_AT_ONCE:
             self._reduce(self._waiting.pop(x.shape))
 
+    def share(self, name: str, x: Tensor, *, counts: Tensor) -> None:
+        """Records entries of x that count several times each, for a quantity of which only the share is reported."""
+        x, counts = x.detach().double(), counts.double()
+        self._moments_Q5[_ROW[name], :2] = torch.stack([counts.sum(), (x * counts).sum()])
+
     def total(self, name: str, value: Tensor) -> None:
         """Records one number, which adds up over micro-batches."""
         self.record(name, value.detach().reshape(1))

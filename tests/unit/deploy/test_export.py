@@ -64,9 +64,21 @@ def test_more_of_a_group_and_only_good_ones(tmp_path):
 
 
 def test_where_the_prompt_was_messages_examples_are_conversations(tmp_path):
-    recorded(tmp_path, [{"info": json.dumps({"messages": ASKED, "answer": "2"})}])
+    recorded(tmp_path, [{"prompt_text": "user: 1+1=", "info": json.dumps({"messages": ASKED, "answer": "2"})}])
     (line,) = exported(tmp_path, "--format", "sft")
     assert line["messages"] == [*ASKED, {"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("format", "shown"),
+    [("sft", {"prompt": "1+1=", "completion": "2"}), ("dpo", {"prompt": "1+1=", "chosen": "2", "rejected": "3"})],
+)
+def test_what_a_model_without_a_chat_template_saw_is_a_text(tmp_path, format, shown):
+    """Seen before: a text row has messages too, for models with a template, and examples had those."""
+    info = json.dumps({"messages": ASKED})
+    recorded(tmp_path, [{**each, "info": info} for each in GROUP[:2]])
+    (line,) = exported(tmp_path, "--format", format)
+    assert {name: value for name, value in line.items() if not name.startswith("reward")} == shown
 
 
 def test_best_and_worst_of_a_group_are_a_pair_unless_they_are_equal(tmp_path):
@@ -89,6 +101,40 @@ def test_an_assistants_message_of_the_prompt_is_no_answer_where_replies_are_reco
     assert (pair["prompt"], pair["chosen"]) == (example, [{"role": "assistant", "content": "four"}])
 
 
+def with_tools(answer: str, reward: float, tools: list) -> dict:
+    messages = [*ASKED, {"role": "assistant", "content": answer}]
+    told = {"num_calls": 0, "num_malformed_calls": 0, "log": {}, "replies": [[1]], "tools": tools}
+    return {"reward": reward, "messages": json.dumps(messages), "episode": json.dumps(told)}
+
+
+ADD, DIVIDE = ({"type": "function", "function": {"name": name, "description": name}} for name in ("add", "divide"))
+
+
+@pytest.mark.parametrize("format", ["sft", "dpo"])
+def test_lines_have_the_tools_that_the_model_saw_in_the_order_of_its_prompt(tmp_path, format):
+    """Seen before: calls of tools that the example did not show."""
+    recorded(tmp_path, [with_tools("2", 1.0, [[DIVIDE, ADD]]), with_tools("3", 0.0, [[DIVIDE, ADD]])])
+    (line,) = exported(tmp_path, "--format", format)
+    assert json.dumps(line["tools"]) == json.dumps([DIVIDE, ADD])
+
+
+@pytest.mark.parametrize("tools", [[[]], []])
+def test_lines_of_an_episode_without_tools_do_not_name_any(tmp_path, tools):
+    recorded(tmp_path, [with_tools("2", 1.0, tools)])
+    assert "tools" not in exported(tmp_path, "--format", "sft")[0]
+
+
+def test_each_segment_has_its_own_tools(tmp_path):
+    two_segments(tmp_path, episode=json.dumps({"tools": [[ADD], []]}))
+    assert [line.get("tools") for line in exported(tmp_path, "--format", "sft")] == [[ADD], None]
+
+
+def test_both_halves_of_a_pair_saw_the_same_tools(tmp_path):
+    recorded(tmp_path, [with_tools("2", 1.0, [[ADD]]), with_tools("3", 0.5, [[ADD]]), with_tools("4", 0.0, [[DIVIDE]])])
+    (pair,) = exported(tmp_path, "--format", "dpo")
+    assert (pair["tools"], pair["rejected"][0]["content"]) == ([ADD], "3")
+
+
 def test_both_halves_of_a_pair_answer_one_prompt(tmp_path):
     """Seen before: agents that write the time into their prompts gave pairs whose rejected answer was to another one."""
 
@@ -107,17 +153,20 @@ def test_both_halves_of_a_pair_answer_one_prompt(tmp_path):
     assert (pair["rejected"][0]["content"], pair["reward_rejected"]) == ("lunch", 0.5)
 
 
+def two_segments(folder, *others: dict, **changed) -> None:
+    """An episode of two segments, and other rows of its group."""
+    directory = RunDirectory(str(folder))
+    judged = {"reward_status": "ok", "failed_stage": None, "reward": 1.25}
+    rows = episode_rows(lambda text: [len(word) for word in text.split()], **judged, **changed)
+    _, (name, digest) = Recorder(directory).record(1, to_batch([*rows, *others]))
+    Ledger(directory).append(groups=[7], trajectories=name, trajectories_digest=digest)
+
+
 def test_each_segment_of_an_episode_is_a_conversation_and_no_half_of_a_pair(tmp_path):
-    directory = RunDirectory(str(tmp_path))
-    rows = episode_rows(
-        lambda text: [len(word) for word in text.split()], reward_status="ok", failed_stage=None, reward=1.25
-    )
     # To the same question.
     said = json.dumps([MESSAGES[0][0], {"role": "assistant", "content": "86"}])
     episode = json.dumps({"num_calls": 0, "num_malformed_calls": 0, "log": {}, "replies": [[1]]})
-    other = row(sample_index=1, reward=0.0, group_id=rows[0]["group_id"], messages=said, episode=episode)
-    _, (name, digest) = Recorder(directory).record(1, to_batch([*rows, other]))
-    Ledger(directory).append(groups=[7], trajectories=name, trajectories_digest=digest)
+    two_segments(tmp_path, row(sample_index=1, reward=0.0, messages=said, episode=episode))
     assert [line["messages"] for line in exported(tmp_path, "--format", "sft")] == [list(each) for each in MESSAGES]
     (tmp_path / "out.jsonl").unlink()
     refused = CliRunner().invoke(app, ["export", str(tmp_path), str(tmp_path / "out.jsonl"), "--format", "dpo"])

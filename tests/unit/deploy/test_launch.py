@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.contracts.errors import PreemptedError, StorageError, TreadwheelError, WorkerError
+from cluster.contracts.errors import ConfigError, PreemptedError, StorageError, TreadwheelError, WorkerError
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.metrics import MetricLog
 from cluster.record.ledger import Ledger
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import PASSPORT, RunDirectory
+from cluster.rollouts.mixture import Mixture
 from deploy import launch
 from deploy.cluster_up.steering import waiting_orders
 from deploy.config.loading import validated
@@ -210,6 +211,17 @@ def save_step_2(run_dir: Path, *, metric: float | None) -> Path:
     return saved
 
 
+async def test_changed_prompts_are_refused_before_anything_starts_once_a_step_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "connected", lambda *args, **more: pytest.fail("it started"))
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1="}\n')
+    config = run_config(num_steps=3, prompts={"name": "file", "path": str(tmp_path / "a.jsonl")})
+    run_dir = RunDirectory(str(tmp_path / "run"))
+    run_dir.write_json(PASSPORT, {"mathematics": {"prompts": {"num_rows": 2, "rows_digest": "0" * 32}}})
+    recorded(run_dir, num_steps=1)
+    with pytest.raises(ConfigError, match="2 rows of digest 000000000000 then, 1 of"), MetricLog([]) as log:
+        await launch._train(config, run_dir, log, interrupted=asyncio.Event(), address=None)
+
+
 async def test_a_run_that_is_stopped_while_its_actors_start_saves_the_steps_that_it_has_learned_again(
     tmp_path, monkeypatch
 ):
@@ -228,7 +240,7 @@ async def test_a_run_that_is_stopped_while_its_actors_start_saves_the_steps_that
     for name, fake in {
         "cluster": cluster,
         "connected": lambda *args, **more: contextlib.nullcontext(),
-        "ticket_office": lambda config, ledger: None,
+        "ticket_office": lambda config, ledger: SimpleNamespace(source=Mixture.of(["1+1="])),
     }.items():
         monkeypatch.setattr(launch, name, fake)
     run_dir = RunDirectory(str(tmp_path))
@@ -272,7 +284,7 @@ async def test_a_run_that_is_stopped_in_its_last_evaluation_saves_what_it_has_an
     for name, fake in {
         "cluster": cluster,
         "connected": lambda *args, **more: contextlib.nullcontext(),
-        "ticket_office": lambda config, ledger: None,
+        "ticket_office": lambda config, ledger: SimpleNamespace(source=Mixture.of(["1+1="])),
         "make_evaluator": lambda config: Stopped(),
         "Steering": Watch,
         "run_loop": run_loop,

@@ -79,6 +79,15 @@ def test_a_raw_prompt_of_an_agent_is_shown():
     assert '"text":"a"' in result.output
 
 
+def test_a_tool_of_an_agent_needs_only_a_name():
+    """Seen before: a KeyError. OpenAI's API asks neither for a description nor for parameters."""
+    tools = "[{type: function, function: {name: stop}}]"
+    request = f"{{messages: [{{role: user, content: Go.}}], tools: {tools}}}"
+    agent = "tests.unit.actors.environments.agents:agent"
+    result = played(agent, "--columns", f"{{do: say, requests: [{request}]}}", *said("a"))
+    assert result.exit_code == 0 and "  tool stop()" in result.output.splitlines()
+
+
 def test_tools_are_called_by_a_slash_and_mistakes_are_answered_as_a_models_are():
     columns = ("--columns", "{answer: 144}")
     calls = said("/calculate expression=12*12", '/calculate {"expresion": ', "/sum x=1", "144")

@@ -33,6 +33,7 @@ def recorded(
     environment: str = "guess",
     finish_reason: str = "stop",
     rewritten: list[dict] | None = None,
+    turns: list[dict] | None = None,
     **episode: object,
 ) -> None:
     """A step of one group with one episode, and a single turn beside it. `rewritten`: the messages of a second segment."""
@@ -46,6 +47,7 @@ def recorded(
         **common,
         environment=environment,
         finish_reason=finish_reason,
+        turns=turns,
         messages=json.dumps([ASKED, *messages]),
         episode=json.dumps(
             {"num_calls": 0, "num_malformed_calls": 0, "num_uncanonical_turns": None, "log": {}, **episode}
@@ -93,6 +95,23 @@ def test_an_environment_that_answers_as_it_did_plays_to_the_same_end(tmp_path):
     result = again(_guessed(tmp_path / "second", answer.removeprefix("user  ")))
     assert result.exit_code == 0, result.output
     assert "assistant  0" in result.output and "in the run it said" not in result.output
+
+
+def test_an_environment_gets_the_facts_of_its_recorded_turns(tmp_path):
+    """After a prompt of two tokens, three turns of one token."""
+    reasons = ["stop", "length", "stop"]
+    turns = [{"start": at, "end": at + 1, "finish_reason": reason} for at, reason in enumerate(reasons)]
+    told = [{"role": "user", "content": text} for text in ("'Obs', stop, 1, 3", "'', length, 1, 4")]
+    recorded(
+        tmp_path,
+        *(turn("see Obs"), told[0], turn("a"), told[1], turn("b")),
+        environment="tells_turns",
+        turns=turns,
+        replies=[[1, 3, 5]],
+        endings=[["Obs", "", ""]],
+    )
+    result = again(tmp_path)
+    assert result.exit_code == 0, result.output
 
 
 def test_where_it_answers_otherwise_the_old_answer_stands_beside_the_new_one(tmp_path):

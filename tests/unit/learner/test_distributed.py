@@ -1,20 +1,27 @@
-"""Where the learner's ranks meet: real gloo groups, a process each. A rank that does not come is named, and nobody waits without end."""
+"""Where the learner's ranks meet: real gloo groups, a process each. A rank that does not come is named, and nobody waits without end.
+Sharded networks compute without a warning."""
 
 import itertools
 import multiprocessing
 import socket
 import time
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from cluster.contracts.errors import ConfigError, DeadlineError
 from cluster.contracts.sockets import bound
 from learner import distributed
-from learner.distributed import Ranks, leave
+from learner.distributed import Ranks, leave, shard, whole
+from learner.model.critic import Critic, Networks
+from learner.model.head import Head
+from learner.model.packing import lay_out
+from learner.model.policy import PolicyModel, token_row
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])
@@ -34,6 +41,30 @@ def meeting(pipe: Any, rank: int, rendezvous: str, listener: Any, timeout_s: flo
     total = ranks.beside(timeout_s=timeout_s).sum(ranks.sum(torch.tensor(10.0 + rank)))
     connections = psutil.Process().net_connections("tcp")
     pipe.send((total.item(), {each.laddr.ip.removeprefix("::ffff:") for each in connections}))
+    leave()
+
+
+def sharded_pass(pipe: Any, rendezvous: str, listener: Any) -> None:
+    """A process: says what a pass of a sharded policy and critic warns of, and the gradient of the value head's bias."""
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    ranks = Ranks.join(
+        rank=0, size=1, rendezvous=rendezvous, listener=listener, device=device, timeout_s=240.0, shards_alone=True
+    )
+    config = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    policy = PolicyModel(LlamaForCausalLM(config), head=Head(), layout="padded")
+    networks: Any = Networks(policy, Critic(policy, backbone=None))
+    shard(networks, ranks=ranks, compute_dtype=torch.float32)
+    batch = lay_out([token_row([1, 2], [3, 4])], [0], layout="padded", width=2)
+    warned = gradient = None
+    try:
+        with warnings.catch_warnings(action="error", category=UserWarning):
+            outputs, values_C = networks(batch)
+            (outputs.logprobs_C.sum() + values_C.sum()).backward()
+        gradient = whole(networks.critic.value_head.bias.grad).item()
+    except UserWarning as warning:
+        warned = str(warning)
+    pipe.send((warned, gradient))
     leave()
 
 
@@ -64,6 +95,19 @@ def test_two_ranks_meet_where_the_first_one_listens(timeout_s):
         process.join()
     assert told == [(42.0, {host}), (42.0, {host})]
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_a_sharded_critic_learns_without_a_warning():
+    listener, address = bound("127.0.0.1")
+    pipe, theirs = PROCESSES.Pipe()
+    process = PROCESSES.Process(target=sharded_pass, args=(theirs, address, listener))
+    process.start()
+    listener.close()
+    assert pipe.poll(240), "no answer"
+    # The sum of two values moves by 2 with the head's bias.
+    assert pipe.recv() == (None, 2.0)
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_a_rank_that_died_before_the_meeting_is_named_when_the_time_is_over(monkeypatch):

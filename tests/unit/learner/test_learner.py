@@ -35,7 +35,7 @@ from learner.checkpoint.targets import FolderTarget
 from learner.learner import Learner
 from learner.model.packing import lay_out
 from learner.model.reference import ReferenceModel
-from tests.models import make_tiny_model
+from tests.models import make_tiny_model, make_tiny_reward_model
 from tests.unit.learner.disk import largest_file
 from tests.unit.learner.trajectories import make_config, make_group, make_overflowing_group, make_unbounded_config
 
@@ -595,6 +595,24 @@ def test_adapters_are_foreign_on_other_weights_than_they_were_trained_on(tmp_pat
     file = path / "model.safetensors"
     save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="step-000000 is foreign: its adapters were trained on other weights"):
+        Learner(config).restore(directory)
+
+
+def test_a_critics_adapters_are_foreign_on_other_weights_than_value_path_had(tmp_path: Path):
+    """Its base weights are in no checkpoint, as those of the policy."""
+    critic = make_tiny_reward_model(tmp_path / "critic")
+    config = make_config(
+        make_tiny_model(tmp_path / "model"),
+        learner={"lora": {"rank": 2}},
+        checkpoint={"asynchronous": False},
+        algorithm={"advantage": "gae", "value": {"path": str(critic)}},
+    )
+    directory = str(tmp_path / "step-000000")
+    learner = Learner(config)
+    learner.save(directory, {})
+    Learner(config).restore(directory)
+    make_tiny_reward_model(critic, seed=9)
+    with pytest.raises(CheckpointError, match=r"on other weights than algorithm\.value\.path has now"):
         Learner(config).restore(directory)
 
 

@@ -111,6 +111,28 @@ def test_a_demonstration_that_is_wrong_is_found_before_the_first_update_of_its_s
     assert all(map(torch.equal, before, made.policy.parameters())) and made.last_step() == stats
 
 
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (([5], [127, 128]), "token 128 of a demonstration is outside the learner's vocabulary of 128"),
+        (([-1], [8]), "token -1 of a demonstration"),
+        (([5], []), "prompt or completion of a demonstration has no tokens"),
+        (([], [8]), "prompt or completion of a demonstration has no tokens"),
+    ],
+)
+def test_a_demonstration_that_the_model_cannot_learn_is_refused(model_path, wrong, problem):
+    """On a CPU the loss would be a wrong number, or NaN without any token."""
+
+    class OneIsWrong(Demonstrations):
+        def of_update(self, number: int) -> list[tuple[list[int], list[int]]]:
+            return [*ROWS, wrong]
+
+    made = learner_of(model_path, OneIsWrong())
+    with pytest.raises(DataError, match=problem):
+        made.update(make_group(0))
+    assert made.version == 0
+
+
 def test_demonstrations_become_likely_while_trajectories_are_learned(model_path):
     made = learner_of(model_path, algorithm={"policy_loss": "reinforce", "sft": SFT}, optimizer={"learning_rate": 3e-3})
     logprobs = [made.update(make_group(0)).metrics["learner/demonstration_logprob_mean"] for _ in range(8)]

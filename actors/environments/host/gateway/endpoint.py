@@ -11,7 +11,7 @@ from actors.environments.host.gateway.history import added_to, without_ids
 from actors.environments.host.gateway.refusals import RefusedError
 from actors.environments.host.gateway.requests import ChatRequest, RawRequest
 from cluster.contracts.episodes import Asked, Message, Said
-from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 
 _CODES = {
     Limit.CONTEXT: "context_length_exceeded",
@@ -59,7 +59,8 @@ class EpisodeEndpoint:
                 raise RefusedError(str(error), status=status, code=_CODES[error.limit]) from error
             except DataError as error:
                 field = "messages" if isinstance(request, ChatRequest) else "prompt"
-                raise RefusedError(str(error), param=field) from error
+                code = _CODES[Limit.CONTEXT] if isinstance(error, TooLongError) else None
+                raise RefusedError(str(error), code=code, param=field) from error
             except RuntimeError as error:  # the episode cannot go on
                 raise RefusedError(str(error), status=409, code="asks_at_once") from error
             said, made = with_ids(said)

@@ -125,7 +125,8 @@ async def _with_error_objects(
     except RefusedError as refused:
         return web.json_response(refused.body, status=refused.status)
     except web.HTTPException as error:
-        refused = RefusedError(f"{request.method} {request.path}: {error.reason}", status=error.status)
+        there_is = "; there are /chat/completions, /completions and /models" if error.status == 404 else ""
+        refused = RefusedError(f"{request.method} {request.path}: {error.reason}{there_is}", status=error.status)
         return web.json_response(refused.body, status=error.status)
     except Exception as error:  # noqa: BLE001 - a bug of ours: the client gets the message, and the log the traceback
         traceback.print_exc(file=sys.stderr)

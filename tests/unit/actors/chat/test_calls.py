@@ -1,10 +1,12 @@
 import time
+from dataclasses import replace
 
 import pytest
 
+from actors.chat.after_turn import ASKED
 from actors.chat.calls import NamedParser, TemplateParser, ToolCall
 from actors.chat.derivation import derived
-from actors.chat.rendered_calls import wants_arguments_as_text
+from actors.chat.rendered_calls import render_turn
 from actors.chat.round_trip import PROBE_TOOLS, find_parser, prove
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
@@ -190,7 +192,7 @@ def test_what_fails_the_proof_is_refused_with_a_reason(name, why):
 def test_the_proof_finds_a_parser_that_reads_too_little():
     """It takes the first call for the last, keeps quotes, or makes numbers of texts: each is found."""
     turns = turns_of("qwen25")
-    options = {"stops": turns.stops, "arguments_as_text": False}
+    options = {"stops": turns.stops}
     good = derived(turns.template, tools=PROBE_TOOLS, generation_prompt="<|im_start|>assistant\n", **options)
     assert prove(TemplateParser(good), turns.template, **options)
     calls = good["fields"]["tool_calls"]
@@ -202,7 +204,7 @@ def test_the_proof_finds_a_parser_that_reads_too_little():
 
 def test_the_tokenizers_own_response_template_comes_first_if_it_is_right():
     turns = turns_of("qwen25")
-    options = {"stops": turns.stops, "arguments_as_text": False}
+    options = {"stops": turns.stops}
     own = derived(turns.template, tools=PROBE_TOOLS, generation_prompt="<|im_start|>assistant\n", **options)
     assert parser_of("qwen25", own=own).is_own
     wrong = {"start_anchor": "x", "fields": {"content": {"content": "text"}}}
@@ -215,7 +217,18 @@ def test_the_tokenizers_own_response_template_comes_first_if_it_is_right():
 
 @pytest.mark.parametrize(("name", "as_text"), [("deepseek", True), ("qwen3", False), ("mistral", False)])
 def test_templates_that_want_arguments_as_text_are_known(name, as_text):
-    assert wants_arguments_as_text(turns_of(name).template, MULTIPLY, tools=TOOLS) is as_text
+    template = turns_of(name).template
+    assert [template.wants_arguments_as_text(tools=tools) for tools in (TOOLS, ())] == [as_text] * 2
+
+
+@pytest.mark.parametrize("name", READ)
+def test_earlier_calls_are_written_as_the_model_writes_them(name):
+    """Seen before: templates that want arguments as text refused each conversation with a call."""
+    turns = turns_of(name)
+    called = {"role": "assistant", "content": "", "tool_calls": [replace(MULTIPLY, id="call00000").as_json()]}
+    answer = {"role": "tool", "name": "multiply", "tool_call_id": "call00000", "content": "42"}
+    written, _ = turns.first_prompt([ASKED, called, answer], tools=TOOLS)
+    assert render_turn(turns.template, [MULTIPLY], tools=TOOLS, stops=turns.stops).text.strip() in written
 
 
 def test_every_family_is_read_or_says_why():

@@ -159,6 +159,11 @@ async def agent(episode: Episode):
                     request = urllib.request.Request(episode.base_url + path)
                     status, body = await asyncio.to_thread(_status_of, request)
                     episode.log("error", f"{status} {json.loads(body)['error']['type']}")
+            case "responses":
+                try:
+                    await client.responses.create(model="any", input="Guess.")
+                except openai.NotFoundError as error:
+                    episode.log("error", error.message.partition("/v1")[2])
             case "give up":
                 asking = asyncio.create_task(client.chat.completions.create(model="any", messages=messages))
                 while not episode.is_asking:  # type: ignore[attr-defined]

@@ -112,6 +112,12 @@ async def with_all_events(episode: Episode):
     episode.log("last", True)
 
 
+async def tells_turns(episode: Episode):
+    said = await episode.ask()
+    said = await episode.ask(f"{said.ending!r}, {said.finish_reason}, {said.num_tokens}, {said.num_context_tokens}")
+    await episode.ask(f"{said.ending!r}, {said.finish_reason}, {said.num_tokens}, {episode.num_context_tokens}")
+
+
 async def tells_facts(episode: Episode):
     before = episode.num_turns, episode.num_context_tokens
     await episode.ask("Well?")

@@ -11,7 +11,7 @@ import pytest
 from actors.environments.host.gateway.refusals import RefusedError
 from actors.environments.host.gateway.requests import read_raw_request
 from cluster.contracts.episodes import Asked, EpisodeEnd, Logged, Rewritten, Said, ToolCall
-from cluster.contracts.errors import DataError, EpisodeOver, Limit
+from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.types import FinishReason, RewardStatus
 from tests.unit.actors.environments.scripted import Scripted, Silent, calls, hosted, overrun, started, task
 from tests.unit.actors.environments.test_failures import until
@@ -399,6 +399,13 @@ async def test_a_full_context_is_an_error_that_agents_know_and_may_answer(after)
     assert (status, error["code"]) == (400, "context_length_exceeded")
 
 
+async def test_messages_that_alone_do_not_fit_have_the_code_of_a_full_context(after):
+    (status, error), _ = await after(
+        Scripted(TooLongError("600 tokens"), "two"), [PROMPT, user("long")], [user("short")]
+    )
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+
+
 async def test_an_agent_that_fails_over_a_limit_is_truncated():
     async with hosted(AGENT, max_turns=3) as host:
         assert await host.run(task("for ever"), Scripted()) == EpisodeEnd(limit=Limit.TURNS)
@@ -412,6 +419,7 @@ async def test_an_agent_that_fails_over_a_limit_is_truncated():
         ("key that is not UTF-8", ["401 invalid_api_key"]),
         ("models", ["policy"]),
         ("elsewhere", ["404 invalid_request_error"] * 2),
+        ("responses", ["/responses: Not Found; there are /chat/completions, /completions and /models"]),
     ],
 )
 async def test_other_requests_are_answered_with_objects_that_clients_know(do, expected, shared):

@@ -8,27 +8,36 @@ import pyarrow as pa
 import pyarrow.parquet
 
 
-def save(folder: Any, rows: list[dict[str, Any]], monkeypatch: Any, **splits: list[dict[str, Any]]) -> None:
-    """`rows` as one split without a name, or `splits`."""
+def save(
+    folder: Any,
+    rows: list[dict[str, Any]],
+    monkeypatch: Any,
+    *,
+    split: str | None = None,
+    **splits: list[dict[str, Any]],
+) -> None:
+    """`rows` as one split, named `split` or without a name, or `splits`."""
     try:
         import datasets
     except ImportError:
         monkeypatch.setitem(sys.modules, "datasets", _stand_in())
         folder.mkdir()
         for name, each in (splits or {"alone": rows}).items():
-            pyarrow.parquet.write_table(pa.Table.from_pylist(each), folder / f"{name}.parquet")
+            named = f"{name}.{split}" if split else name
+            pyarrow.parquet.write_table(pa.Table.from_pylist(each), folder / f"{named}.parquet")
         return
     if splits:
         datasets.DatasetDict({name: datasets.Dataset.from_list(each) for name, each in splits.items()}).save_to_disk(
             folder
         )
     else:
-        datasets.Dataset.from_list(rows).save_to_disk(folder)
+        datasets.Dataset.from_list(rows, split=split).save_to_disk(folder)
 
 
 class _Split:
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, split: str | None) -> None:
         self._table = table
+        self.split = split
 
     def with_format(self, kind: str) -> pa.Table:
         assert kind == "arrow"
@@ -39,7 +48,10 @@ def _stand_in() -> ModuleType:
     from pathlib import Path
 
     def load_from_disk(path: str) -> Any:
-        splits = {each.stem: _Split(pyarrow.parquet.read_table(each)) for each in Path(path).glob("*.parquet")}
+        splits: dict[str, _Split] = {}
+        for each in Path(path).glob("*.parquet"):
+            name, _, split = each.stem.partition(".")
+            splits[name] = _Split(pyarrow.parquet.read_table(each), split or None)
         if not splits:
             raise FileNotFoundError(f"Directory {path} is neither a `Dataset` directory nor a `DatasetDict` directory.")
         return splits.get("alone", splits)

@@ -21,6 +21,29 @@ def test_rows_of_a_saved_split_are_prompts_and_their_columns(tmp_path, monkeypat
     assert source[1].columns == {"answer": 4}
 
 
+def test_a_folder_below_home_is_found(tmp_path, monkeypatch):
+    save(tmp_path / "saved", ROWS, monkeypatch)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert dataset(path="~/saved", column="question")[0].prompt_id == "dataset/saved/train/0"
+
+
+@pytest.mark.parametrize("own", ["train", "train[:2]"])
+def test_a_folder_of_one_split_is_no_other_split(tmp_path, monkeypatch, own):
+    """Seen before: the training rows were evaluated as held out."""
+    save(tmp_path / "saved", ROWS, monkeypatch, split=own)
+    for asked in ("train", own):
+        assert len(dataset(path=str(tmp_path / "saved"), column="question", split=asked)) == 2
+    with pytest.raises(
+        ConfigError, match=r"holds the split 'train.* alone, not 'test'; name the folder of 'test', or write"
+    ):
+        dataset(path=str(tmp_path / "saved"), column="question", split="test")
+
+
+def test_a_folder_of_rows_without_the_name_of_a_split_is_any(tmp_path, monkeypatch):
+    save(tmp_path / "saved", ROWS, monkeypatch)
+    assert len(dataset(path=str(tmp_path / "saved"), column="question", split="test")) == 2
+
+
 @pytest.mark.parametrize(
     ("params", "why"),
     [

@@ -1,6 +1,8 @@
 import datetime
 import json
+import threading
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pyarrow as pa
 import pyarrow.feather
@@ -46,6 +48,13 @@ def test_arrow_and_parquet_read_as_jsonl_does(tmp_path, write):
     binary = file(path=write(tmp_path, pa.Table.from_pylist(ROWS)))
     lines = file(path=jsonl(tmp_path, *ROWS))
     assert [(p.text, p.columns) for p in binary] == [(p.text, p.columns) for p in lines]
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_feather, as_stream])
+def test_equal_rows_have_one_digest_and_another_answer_has_another(tmp_path, write):
+    digest = file(path=jsonl(tmp_path, *ROWS)).digest
+    assert file(path=write(tmp_path, pa.Table.from_pylist(ROWS))).digest == digest
+    assert file(path=jsonl(tmp_path, ROWS[0], {**ROWS[1], "answer": "5"})).digest != digest
 
 
 @pytest.mark.parametrize("write", [as_parquet, as_feather, as_stream])
@@ -135,6 +144,29 @@ def test_fsspec_serves_what_pyarrow_does_not(tmp_path):
     with fsspec.open("memory://prompts.jsonl", "w") as sink:
         sink.write('{"prompt": "from memory"}\n')
     assert file(path="memory://prompts.jsonl")[0].text == "from memory"
+
+
+class _Forbids(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(403)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_): ...
+
+
+def test_a_url_that_cannot_be_read_says_why():
+    """Seen before: all failures were a file that is not there."""
+    with HTTPServer(("127.0.0.1", 0), _Forbids) as server:
+        url = f"http://127.0.0.1:{server.server_port}/prompts.jsonl"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with pytest.raises(ConfigError, match="cannot be read: 403, message='Forbidden'"):
+            file(path=url)
+        server.shutdown()
+        thread.join()
+    with pytest.raises(ConfigError, match=r"cannot be read: Cannot connect to host 127\.0\.0\.1"):
+        file(path=url)
 
 
 @pytest.mark.parametrize(

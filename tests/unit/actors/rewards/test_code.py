@@ -214,6 +214,13 @@ def test_tests_that_do_not_compile_are_an_error_of_the_data():
     assert reward.status is RewardStatus.ERROR and "does not compile" in reward.message
 
 
+def test_a_comparison_that_nothing_looks_at_is_an_error_of_the_data():
+    """It gave every program 1 that has an `f`."""
+    reward = judged("code_asserts", "def f(x): return x", {"tests": ["f(2) == 4"]})
+    assert reward.status is RewardStatus.ERROR
+    assert "compares in vain, 'f(2) == 4': begin it with assert" in reward.message
+
+
 @pytest.mark.parametrize(
     "tests",
     [

@@ -217,6 +217,19 @@ def double(number: int) -> str:
     return str(2 * number)
 
 
+@tool
+def half(number: int) -> str:
+    """Half of a number."""
+    return str(number / 2)
+
+
+async def with_two_tools_then_one(episode: Episode):
+    await episode.ask(tools=[half, double])
+    episode.rewrite([{"role": "user", "content": "once more"}])
+    await episode.ask(tools=[double])
+    return 1.0
+
+
 async def with_tools(episode: Episode):
     said = await episode.ask(tools=[double])
     return float(said.num_calls)

@@ -132,7 +132,7 @@ async def test_two_turns_are_one_row_whose_sampled_tokens_alone_are_trained():
     told = json.loads(row["episode"])
     assert (told["log"], told["num_calls"], told["num_malformed_calls"]) == ({"first": "turn 1"}, 0, 0)
     assert (told["num_written_tokens"], told["num_retries"]) == ({"user": len(written)}, 0)
-    assert told["replies"] == [[1, 3]]
+    assert (told["replies"], told["endings"]) == ([[1, 3]], [["", ""]])
     assert row["model_seconds"] > 0.0
 
 
@@ -314,6 +314,21 @@ async def test_calls_are_answered_and_counted_and_those_that_cannot_be_read_go_b
     assert told["num_malformed_calls"] == 1 and row["reward"] == 2.0
     assert told["num_written_tokens"] == {"tool": row["loss_mask"].count(False)}
     assert "double" in row["prompt_text"]
+
+
+async def test_the_record_has_the_tools_of_each_segment_as_its_prompt_shows_them():
+    """Seen before: examples for fine-tuning had calls of tools that they did not show."""
+    rows = await rows_of("with_two_tools_then_one")
+    tools = json.loads(rows[0]["episode"])["tools"]
+    assert [[each["function"]["name"] for each in shown] for shown in tools] == [["half", "double"], ["double"]]
+    write = ChatFormatter(TOKENIZER, max_context=512).turns().first_prompt
+    for row, shown in zip(rows, tools, strict=True):
+        assert write(json.loads(row["messages"])[:1], tools=shown)[0] == row["prompt_text"]
+
+
+@pytest.mark.parametrize(("environment", "tools"), [("rewriting", [[]]), ("dead_on_arrival", [])])
+async def test_equal_tools_of_all_segments_are_recorded_once(environment, tools):
+    assert json.loads((await rows_of(environment))[0]["episode"])["tools"] == tools
 
 
 async def test_a_prompt_that_ends_its_environments_process_is_refused_and_the_others_begin_anew():

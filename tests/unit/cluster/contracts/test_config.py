@@ -243,6 +243,15 @@ def test_experts_are_balanced_where_they_are_recorded():
         configured(**balancing)
 
 
+def test_more_biased_tokens_than_vllm_takes_on_a_gpu_are_refused_there():
+    """Each engine would end at its first step, and its prompts would be blamed."""
+    biased = {"logit_bias": dict.fromkeys(range(1025), -100)}
+    configured(sampling=biased)
+    configured(sampling={"logit_bias": dict.fromkeys(range(1024), -100)}, rollout={"gpus_per_worker": 1})
+    with pytest.raises(ValidationError, match="sampling.logit_bias has 1,025 tokens, and vLLM takes 1,024 on a GPU"):
+        configured(sampling=biased, rollout={"gpus_per_worker": 1})
+
+
 COLOCATED = {"colocated": True, "gpus_per_worker": 0.5}
 
 

@@ -95,6 +95,30 @@ def test_a_refused_number_of_steps_says_that_the_schedule_ends_with_them():
         check_same_run(theirs, ours, run_dir="r")
 
 
+def limited(most: int | None, on_long: str) -> dict[str, Any]:
+    return resolved(prompts={"name": "file", "path": "p", "max_prompt_tokens": most, "on_long_prompt": on_long})
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "refused"),
+    [
+        ((100, "error"), (100, "drop"), set()),
+        ((100, "error"), (100, "truncate_start"), set()),
+        ((100, "error"), (200, "drop"), set()),
+        ((100, "error"), (200, "error"), set()),
+        ((100, "error"), (None, "error"), set()),
+        ((100, "error"), (99, "error"), {"max_prompt_tokens"}),
+        ((None, "error"), (100, "drop"), {"max_prompt_tokens"}),
+        ((100, "drop"), (100, "error"), {"on_long_prompt"}),
+        ((100, "truncate_end"), (100, "drop"), {"on_long_prompt"}),
+        ((100, "drop"), (200, "drop"), {"max_prompt_tokens"}),
+    ],
+)
+def test_a_run_that_a_long_prompt_ended_resumes_with_what_the_error_advises(was, now, refused):
+    """Seen before: both ways out were refused, and only another data set was left."""
+    assert differing(limited(*was), limited(*now)).keys() == {f"prompts.{name}" for name in refused}
+
+
 def test_of_another_variant_its_name_alone_differs():
     theirs = resolved(reward={"judge": {"name": "regex", "pattern": "a"}})
     assert differing(theirs, resolved(reward={"judge": {"name": "other", "limit": 3}})).keys() == {"reward.judge.name"}
@@ -126,6 +150,9 @@ def test_a_refusal_shows_every_difference():
         ("learner.num_ranks", "unless deterministic"),
         ("mismatch", "yes"),
         ("num_steps", "with a constant schedule"),
+        ("prompts.max_prompt_tokens", "upwards, from `error`"),
+        ("prompts.on_long_prompt", "from `error`"),
+        ("prompts.deduplicate", "no"),
     ],
 )
 def test_the_documentation_says_when(name, when):

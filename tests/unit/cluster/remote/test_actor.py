@@ -216,6 +216,34 @@ async def test_an_answer_has_room_for_the_batches_that_are_still_to_come_and_the
     assert asked == wanted
 
 
+@simulated
+@pytest.mark.parametrize(("comes_at", "ended_at"), [(170, 170), (200, 180)])
+async def test_a_stream_may_wait_while_its_actor_serves_others(comes_at, ended_at):
+    """Seen before: groups that waited for a place of their environment met the deadline of one group, and a healthy worker was replaced.
+
+    Another stream's batches come after 40, 80 and 120 s. The deadline is 60 s."""
+    now = asyncio.get_running_loop().time
+
+    async def told(at: float, rest: int | None) -> Any:
+        await asyncio.sleep(at - now())
+        return [group_summary(int(at))], rest
+
+    async def dead(since: float) -> Any:
+        raise ActorDiedError
+
+    given = iter([(40, 0), (comes_at, None), (80, 0), (120, None)])
+    method = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: ["batch", told(*next(given))]))
+    handle = SimpleNamespace(first_batches=method, next_batches=method, tell=SimpleNamespace(remote=dead))
+    actor = RemoteActor(SPEC, handle, 1, "node-1")
+
+    async def came(num_items: int) -> list[float]:
+        return [now() async for _ in actor.stream_batches("generate", num_items=num_items, deadline_s=60)]
+
+    served, waiting = await asyncio.gather(came(3), came(1), return_exceptions=True)
+    assert served == [40, 80, 120] and now() == ended_at
+    assert waiting == [170] if ended_at == comes_at else isinstance(waiting, DeadlineError)
+
+
 def telling(*answers: Any, asked: list[float] | None = None) -> RemoteActor:
     """An actor that gives these answers when it is `asked` for its progress since a time, and none to a call."""
     given = iter(answers)

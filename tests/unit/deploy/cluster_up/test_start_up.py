@@ -54,7 +54,7 @@ async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch,
         production=None, learner=Learner(), recorder=Source(), weights=Source(), supervisor=None, timesheet=None
     )
     await start_up._learn_and_publish(
-        None, made, RunDirectory(str(tmp_path)), ListedEvents(), learner_up=asyncio.Event()
+        None, made, RunDirectory(str(tmp_path)), ListedEvents(), None, learner_up=asyncio.Event()
     )
     assert len(writing) == 1 and here not in writing
 

@@ -9,6 +9,7 @@ from cluster.contracts.config import ModelConfig
 from cluster.contracts.hiding import HIDDEN
 from cluster.record.resume_rules import rows_named
 from cluster.record.run_directory import PASSPORT, RunDirectory
+from cluster.rollouts.mixture import open_prompts
 from deploy.config.loading import validated
 from deploy.reports.passport import tokenizer_digest, write_passport
 from deploy.reports.run_info import passport_differences
@@ -41,6 +42,19 @@ def test_equal_rows_of_two_runs_are_equal_mathematics(tmp_path):
     ]
     assert passport_differences(*runs[:2]) == {}
     assert passport_differences(*runs[1:]) == {"mathematics.prompts.path": names[1:]}
+
+
+def test_other_rows_of_the_same_file_are_other_mathematics(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for number, run in enumerate("ab", start=1):
+        path.write_text('{"prompt": "1+1="}\n' * number)
+        config = validated({"model": {"path": "m"}, "prompts": {"name": "file", "path": str(path)}})
+        prompts = open_prompts(config.prompts, field="prompts")
+        directory = RunDirectory(str(tmp_path / run))
+        write_passport(directory, config, formula={}, learner={}, weights_digest="d", prompts=prompts)
+    found = passport_differences(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert found["mathematics.prompts.num_rows"] == (1, 2)
+    assert found.keys() == {"mathematics.prompts.num_rows", "mathematics.prompts.rows_digest"}
 
 
 def test_a_judge_has_the_parameters_that_are_left_at_their_defaults_too(tmp_path):

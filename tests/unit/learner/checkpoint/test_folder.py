@@ -28,7 +28,13 @@ from tests.unit.learner.disk import largest_file
 
 
 def _save(
-    directory: Path, *, metric: float | None = None, rated_by: str = "", parameters: str = "p", version: str = FORMAT
+    directory: Path,
+    *,
+    metric: float | None = None,
+    rated_by: str = "",
+    parameters: str = "p",
+    base: str = "",
+    version: str = FORMAT,
 ) -> Path:
     aside = begin(directory)
     files = {state_name(0, 1): write_tensors(aside / state_name(0, 1), {"weight/w": torch.arange(4.0)}, in_blocks=True)}
@@ -37,6 +43,7 @@ def _save(
         policy_version=1,
         num_ranks=1,
         parameters_digest=parameters,
+        base=base,
         metric=metric,
         rated_by=rated_by,
         learner={},
@@ -148,6 +155,16 @@ def test_a_folder_without_manifest_is_no_checkpoint(tmp_path: Path):
 def test_another_models_checkpoint_is_foreign(tmp_path: Path):
     with pytest.raises(CheckpointError, match="is foreign"):
         read_manifest(Place.of(_save(tmp_path / "step-000001")), expected_parameters="q")
+
+
+def test_the_bases_of_adapters_are_compared_one_by_one(tmp_path: Path):
+    """The policy's and the critic's. A checkpoint of an older version has the policy's alone."""
+    old, new = (Place.of(_save(tmp_path / name, base=name)) for name in ("p1", "p1+c1"))
+    for saved, base in ((old, "p1+c1"), (new, "p1+c1"), (new, "+c1"), (new, "")):
+        read_manifest(saved, expected_parameters="p", expected_base=base)
+    for saved, base, setting in ((old, "p2+c1", "model"), (new, "p2+c1", "model"), (new, "p1+c2", "algorithm.value")):
+        with pytest.raises(CheckpointError, match=f"other weights than {setting}.path has now"):
+            read_manifest(saved, expected_parameters="p", expected_base=base)
 
 
 def test_another_versions_checkpoint_is_not_restored_and_its_weights_may_begin_a_run(tmp_path: Path):

@@ -18,6 +18,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter,
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, SamplingConfig
 from cluster.contracts.errors import ConfigError
+from learner.algorithms.objective.statistics import Statistics
 from learner.model.attention import PACKED
 from learner.model.packing import Layout, TokenRow, lay_out
 from learner.model.policy import PolicyModel, load, unproven
@@ -83,6 +84,16 @@ def test_gate_values_are_of_the_recorded_experts_and_sum_to_one():
     routing.follow(None)
     assert _gates(router(x))[0] == own
     assert routing.statistics().compute() == {}
+
+
+def test_a_choice_that_several_rows_recorded_counts_for_each_of_them():
+    """Of experts 0 and 2 one is not the router's, of 1 and 2 none. Three rows share the first position: 3/8 of their choices differ."""
+    router, routing = _router()
+    with torch.no_grad():
+        router.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]))
+    routing.follow(replace(_routes([0, 2], [1, 2]), num_rows_T=torch.tensor([3.0, 1.0])))
+    router(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert routing.statistics().compute() == {"routing_differs": 0.375}
 
 
 def test_the_gradient_is_that_of_the_softmax_over_the_recorded_experts():
@@ -295,6 +306,22 @@ def test_the_load_balance_loss_is_that_of_transformers_however_rows_are_laid_out
     # No choice of the second layer is its router's.
     _computed(policy, _rows(*half_own), "shared")
     assert policy.routing is not None and policy.routing.statistics().compute() == {"routing_differs": 0.5}
+
+
+def test_the_share_of_choices_that_differ_is_the_same_in_every_layout(model_path_of_moe: Path):
+    policy, rows = _policy(model_path_of_moe), _rows(*_drawn(0))
+    routing = policy.routing
+    assert routing is not None
+    shares = list[float]()
+    for layout in LAYOUTS:
+        policy.causal_lm.set_attn_implementation("sdpa" if layout == "padded" else PACKED)
+        for passes in ([[0, 1, 2]], [[0, 1], [2]], [[0], [1, 2]]):
+            found = list[Statistics]()
+            for chosen in passes:
+                policy(lay_out(rows, chosen, layout=layout, width=4))
+                found.append(routing.statistics())
+            shares.append(Statistics.merge(found).compute()["routing_differs"])
+    assert 0.5 < shares[0] < 0.95 and shares == pytest.approx([shares[0]] * 9, abs=1e-12)
 
 
 def test_activations_that_are_computed_again_are_not_kept_for_the_load_balance_loss(model_path_of_moe: Path):

@@ -1,0 +1,58 @@
+"""A run keeps its prompts: their order depends on the number of rows, and their names are places in the file."""
+
+import json
+
+import pytest
+
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.prompts_config import PromptsConfig
+from cluster.record.run_directory import PASSPORT, RunDirectory
+from cluster.rollouts.mixture import Mixture, open_prompts
+from deploy.prompt_rows import note_rows, refuse_other_rows
+
+
+def opened(folder, **names_and_answers: list[str]) -> Mixture:
+    """A source a name, with a row for each answer."""
+    sources = {}
+    for name, answers in names_and_answers.items():
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"prompt": "1+1=", "answer": each}) + "\n" for each in answers))
+        sources[name] = {"name": "file", "path": str(path)}
+    prompts = sources["only"] if [*sources] == ["only"] else {"sources": sources}
+    return open_prompts(PromptsConfig.model_validate(prompts), field="prompts")
+
+
+def begun(folder, mixture: Mixture) -> RunDirectory:
+    """A run directory with the passport of a run that began with these prompts."""
+    run_dir = RunDirectory(str(folder / "run"))
+    run_dir.make()
+    prompts = {"sources": {each.name: {} for each in mixture.sources if each.name}}
+    note_rows(prompts, mixture)
+    run_dir.write_json(PASSPORT, {"mathematics": {"prompts": prompts}})
+    return run_dir
+
+
+def test_equal_rows_are_not_refused(tmp_path):
+    run_dir = begun(tmp_path, opened(tmp_path, only=["2", "two"]))
+    refuse_other_rows(run_dir, opened(tmp_path, only=["2", "two"]))
+
+
+@pytest.mark.parametrize(("now", "number"), [(["2", "two", "ii"], 3), (["2", "3"], 2)])
+def test_a_resume_with_other_rows_is_refused(tmp_path, now, number):
+    """Seen before: with one row more, a resumed epoch sampled 9 of 100 prompts twice and 9 never."""
+    run_dir = begun(tmp_path, opened(tmp_path, only=["2", "two"]))
+    with pytest.raises(ConfigError, match=rf"prompts: '.*only.jsonl' has changed .*: 2 rows of .* then, {number} of"):
+        refuse_other_rows(run_dir, opened(tmp_path, only=now))
+
+
+def test_of_several_sources_the_changed_one_is_named(tmp_path):
+    run_dir = begun(tmp_path, opened(tmp_path, maths=["2"], words=["two"]))
+    with pytest.raises(ConfigError, match=r"prompts.sources.words: '.*words.jsonl' has changed"):
+        refuse_other_rows(run_dir, opened(tmp_path, maths=["2"], words=["ii"]))
+
+
+@pytest.mark.parametrize("passport", [{}, {"mathematics": {"prompts": {"name": "file"}}}])
+def test_a_run_whose_passport_does_not_name_the_rows_resumes(tmp_path, passport):
+    (tmp_path / PASSPORT).write_text(json.dumps(passport))
+    refuse_other_rows(RunDirectory(str(tmp_path)), opened(tmp_path, only=["2"]))
+    refuse_other_rows(RunDirectory(str(tmp_path)), opened(tmp_path, maths=["2"], words=["two"]))
