@@ -248,7 +248,7 @@ def test_more_biased_tokens_than_vllm_takes_on_a_gpu_are_refused_there():
     biased = {"logit_bias": dict.fromkeys(range(1025), -100)}
     configured(sampling=biased)
     configured(sampling={"logit_bias": dict.fromkeys(range(1024), -100)}, rollout={"gpus_per_worker": 1})
-    with pytest.raises(ValidationError, match="sampling.logit_bias has 1,025 tokens, and vLLM takes 1,024 on a GPU"):
+    with pytest.raises(ValidationError, match=r"sampling\.logit_bias has 1,025 tokens, and vLLM takes 1,024 on a GPU"):
         configured(sampling=biased, rollout={"gpus_per_worker": 1})
 
 
