@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
+    Gemma2Config,
     Gemma3nConfig,
     Gemma4TextConfig,
     Llama4TextConfig,
@@ -22,7 +24,7 @@ from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError
 from learner import memory, shape
 from learner.learner import Learner
-from learner.memory import MemoryEstimate, check_fits, of_run
+from learner.memory import MemoryEstimate, check_fits, of_run, reading_bytes
 from tests.models import make_tiny_reward_model
 from tests.unit.learner.trajectories import make_config
 
@@ -48,6 +50,42 @@ def test_a_bfloat16_rank_has_masters_a_copy_gradients_and_two_moments(model_path
     assert (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes) == (6 * num, 4 * num, 8 * num)
 
 
+def test_two_bfloat16_ranks_have_half_of_the_masters_each_and_no_copy(model_path: Path):
+    found = _estimate(model_path, num_ranks=2)
+    assert found.weights_bytes == 4 * (found.num_parameters // 2)
+
+
+def test_passes_keep_all_layers_numbers_or_with_checkpointing_one_layers_and_the_others_inputs(model_path: Path):
+    """A layer has 8 · 64 of hidden states, 5 · 128 of queries, 6 · 64 of keys, 4 · 128 of the MLP: 2,048 numbers of 2 bytes a token."""
+    kept, checkpointed = (
+        _estimate(model_path, max_tokens_per_micro_batch=2000, activation_checkpointing=each) for each in (False, True)
+    )
+    assert (kept.activations_bytes, checkpointed.activations_bytes) == (4000 * 2 * 2048, 4000 * (2 * 64 + 2048))
+    read = partial(reading_bytes, ModelConfig(path=str(model_path), dtype="bfloat16"), max_tokens=2000, on_gpu=False)
+    assert read() == 4000 * 2048
+    # All logits of 128 words, twice, since they are few, and hidden states, in float32.
+    head = 2 * 4 * 2000 * 128 + 2 * 4 * 2000 * 64
+    assert read(has_head=True, chunk_tokens=100) == 4000 * 2048 + head
+    assert _estimate(model_path, max_tokens_per_micro_batch=2000, head_chunk_tokens=100).head_bytes == head
+
+
+def test_of_adapters_a_checkpoint_has_the_merged_model_alone(model_path: Path):
+    found = _estimate(model_path, lora={"rank": 2})
+    assert found.saved_bytes == 2 * found.num_parameters
+
+
+@pytest.mark.parametrize("regular", [{"every_steps": 5, "every_s": None}, {"every_steps": None, "every_s": 60.0}])
+def test_saves_by_steps_and_by_time_are_copied(model_path: Path, regular: dict[str, Any]):
+    found = _estimate(model_path, checkpoint=regular)
+    assert found.saving_bytes == found.saved_bytes > 0
+
+
+def test_a_group_of_one_shares_no_prompt(model_path: Path):
+    config = make_config(model_path)
+    alone = config.model_copy(update={"buffer": config.buffer.model_copy(update={"trajectories_per_group": 1})})
+    assert of_run(config).attention_bytes > of_run(alone).attention_bytes == 0
+
+
 def test_a_critic_counts_with_its_own_size(model_path: Path, tmp_path: Path):
     alone = _estimate(model_path)
     small = make_tiny_reward_model(tmp_path, hidden_size=32)
@@ -59,7 +97,7 @@ def test_a_critic_counts_with_its_own_size(model_path: Path, tmp_path: Path):
         both.weights_bytes - alone.weights_bytes == 6 * num and both.optimizer_bytes - alone.optimizer_bytes == 8 * num
     )
     copied = _estimate(model_path, critic=model_path)
-    assert copied.weights_bytes == 2 * alone.weights_bytes
+    assert copied.weights_bytes == 2 * alone.weights_bytes and copied.loading_bytes == 2 * alone.loading_bytes
     assert alone.activations_bytes < both.activations_bytes < copied.activations_bytes == 2 * alone.activations_bytes
 
 
@@ -248,6 +286,7 @@ def test_of_layers_that_differ_the_largest_counts():
     for text in (Gemma4TextConfig(), Gemma3nConfig().get_text_config()):
         assert memory._values_of_layer(text) > 0
         assert memory._takes_flash(text, item=2) is (shape.head_size(text) <= 256)
+    assert not memory._takes_flash(Gemma2Config(), item=2), "its scores are capped"
 
 
 def test_a_model_without_attention_has_an_estimate(tmp_path: Path):

@@ -85,7 +85,13 @@ async def test_a_program_with_openais_client_is_an_environment(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "reward"),
-    [("print(0.5)", 0.5), ("print('{\"reward\": 2}\\n')", 2.0), ("print('null')", None), ("pass", None)],
+    [
+        ("print(0.5)", 0.5),
+        ("print(0.5, end='')", 0.5),
+        ("print('{\"reward\": 2}\\n')", 2.0),
+        ("print('null')", None),
+        ("pass", None),
+    ],
 )
 async def test_the_last_line_is_the_verdict(text, reward, tmp_path):
     assert await end_of(tmp_path, text) == EpisodeEnd(reward=reward)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -256,7 +257,7 @@ def group_names(sender: Sender) -> set[str]:
 
 def test_a_group_leaves_nothing_in_the_senders_store(sender, processes, monkeypatch):
     manifest = kept(sender)
-    for name, lasts in (("fleet1", True), ("joins", False), ("fleet2", True)):
+    for name, lasts in (("fleet1", True), ("fleet2", True), ("fleet", False)):
         group = group_of(sender, manifest, size=2, name=name, lasts=lasts)
         processes[0].take(group, 1, manifest)
         sender.send(group)
@@ -266,9 +267,10 @@ def test_a_group_leaves_nothing_in_the_senders_store(sender, processes, monkeypa
     kept(sender)
     assert group_names(sender) == {"fleet2", "lost"}, "a member of it may still wait"
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 300)
-    kept(sender)
-    assert group_names(sender) == {"fleet2"}
+    for later_s, names in ((250, {"fleet2", "lost"}), (300, {"fleet2"})):  # twice the group's limit, and a minute
+        monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: now + later_s)
+        kept(sender)
+        assert group_names(sender) == names
 
 
 def test_a_lasting_group_that_was_given_up_keeps_its_mark_when_the_next_one_begins(sender, processes):
@@ -292,6 +294,83 @@ def test_a_late_member_gets_what_is_kept_in_a_group_of_its_own_while_others_are_
         for group in groups:
             assert received(group, manifest) == sums(1)
         assert [each.result(240) for each in sending] == [None, None]
+
+
+def test_a_late_member_that_is_lost_leaves_the_lasting_group_as_it_is(sender):
+    receiver, manifest = Receiver(), kept(sender)
+    lasting = group_of(sender, manifest, size=2, timeout_s=60.0)
+    joining = group_of(sender, manifest, size=2, name="joins", lasts=False)
+    for _ in range(2):
+        with in_thread(sender.send, lasting) as sending:
+            incoming = Incoming(group=lasting, first_rank=1, manifest=manifest)
+            assert len(list(receiver.tensors(incoming, place=0, device=CPU))) == 4
+            assert sending.result(240) is None
+        with in_thread(sender.send, joining) as sending, pytest.raises(BroadcastError):
+            incoming = Incoming(group=joining, first_rank=1, manifest=manifest)
+            lost: Any = Receiver().tensors(incoming, place=0, device=CPU)
+            next(lost)
+            lost.close()
+            sender.give_up(joining)
+            sending.result(240)
+        joining = replace(joining, name="joins again")
+    receiver.leave()
+
+
+def test_both_ends_leave_each_group_that_is_over_once(sender, monkeypatch):
+    """Fleets that others follow, a late member's group, one whose weights were altered, and the last one."""
+    left, leave = list[str](), process_group.Member.leave
+
+    def noted(member: process_group.Member) -> None:
+        left.append(member._group.name)
+        leave(member)
+
+    monkeypatch.setattr(process_group.Member, "leave", noted)
+    receiver = Receiver()
+
+    def bring(name: str, *, lasts: bool = True, alters: bool = False) -> None:
+        manifest = kept(sender)
+        sender._kept[manifest.digest, None][1][7] ^= alters
+        group = group_of(sender, manifest, size=2, name=name, lasts=lasts)
+        with in_thread(sender.send, group) as sending:
+            try:
+                list(receiver.tensors(Incoming(group=group, first_rank=1, manifest=manifest), place=0, device=CPU))
+            except WeightsError:
+                sender.give_up(group)
+                raise
+        sending.result()
+
+    bring("fleet1")
+    bring("fleet2")
+    bring("joins", lasts=False)
+    assert left.count("joins") == 2
+    with pytest.raises(WeightsError):
+        bring("altered", alters=True)
+    assert left.count("altered") == 2
+    bring("fleet3")
+    sender.close()
+    receiver.leave()
+    assert Counter(left) == dict.fromkeys(("fleet1", "fleet2", "joins", "altered", "fleet3"), 2)
+
+
+def test_a_member_that_connects_when_its_sender_ends_is_told_so(sender):
+    listener, address = bound("127.0.0.1")
+    listener.listen()
+    group = replace(group_of(sender, kept(sender), size=2), address=address)
+    with in_thread(received, group, kept(sender)) as receiving:
+        with listener:
+            listener.accept()[0].close()  # it looks whether the sender is there, and connects next
+        with pytest.raises(BroadcastError, match="is broken"):
+            receiving.result(240)
+
+
+def test_the_version_before_is_let_go_while_the_next_one_is_packed(sender):
+    manifest = kept(sender)
+
+    def packed() -> Iterator[Any]:
+        assert not sender._kept
+        yield from packing(weights(2), policy_version=2, bucket_bytes=4000, canary=lambda: CANARY)
+
+    assert sender.keep(packed()).digest != manifest.digest
 
 
 def test_a_bucket_that_is_altered_on_the_way_is_refused_before_its_tensors_are_given_out(sender):

@@ -1,4 +1,5 @@
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,14 @@ def test_what_is_written_is_verified_and_read(tmp_path: Path):
     assert States(Place.of(directory), manifest).rows("weight/w").tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_the_names_of_a_first_checkpoint_and_of_an_exported_folder_outlast_a_power_cut(tmp_path: Path, monkeypatch):
+def test_a_first_checkpoint_and_an_exported_folder_outlast_a_power_cut_with_their_names(tmp_path: Path, monkeypatch):
     """Seen in review: what was in them was synced, and not the name of the run's folder of checkpoints, nor that of what was exported."""
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    _save(tmp_path / "checkpoints" / "step-000001")
-    assert str(tmp_path) in synced and synced[-1] == str(tmp_path / "checkpoints")
+    root = tmp_path / "checkpoints"
+    _save(root / "step-000001")
+    aside = aside_of(root / "step-000001")
+    assert synced == [str(each) for each in (tmp_path, aside / state_name(0, 1), aside / "manifest.json", aside, root)]
     synced.clear()
     place(begin(tmp_path / "exported"), tmp_path / "exported")
     assert (tmp_path / "exported").is_dir() and synced == [str(aside_of(tmp_path / "exported")), str(tmp_path)]
@@ -304,6 +307,38 @@ def test_a_replaced_checkpoint_that_is_not_removed_yet_does_not_come_back(tmp_pa
     (tmp_path / ".step-000001.replaced").mkdir()
     prune(tmp_path, keep_last=1, keep_best=False)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"] and verify(Place.of(directory)).metric == 0.7
+
+
+def test_a_replaced_checkpoint_that_cannot_get_its_name_back_yet_is_not_removed(tmp_path: Path, monkeypatch):
+    directory = _save(tmp_path / "step-000001", metric=0.5)
+    directory.rename(tmp_path / ".step-000001.replaced")
+
+    def failing(old: Path, new: Path) -> None:
+        raise OSError("Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", failing)
+        prune(tmp_path, keep_last=1, keep_best=False)
+    prune(tmp_path, keep_last=1, keep_best=False)
+    assert verify(Place.of(directory)).metric == 0.5
+
+
+def test_an_unfinished_save_is_renamed_before_it_is_removed_and_one_that_cannot_be_stays(tmp_path: Path, monkeypatch):
+    for step in (1, 2):
+        (tmp_path / f".step-{step:06d}.saving").mkdir()
+    (tmp_path / "..step-000001.saving.removing").write_text("no folder can take this name")
+    removed: list[str] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, **how: removed.append(folder.name))
+    remove_unfinished(tmp_path)
+    assert set(removed) == {f"..step-{step:06d}.saving.removing" for step in (1, 2)}
+    assert (tmp_path / ".step-000001.saving").is_dir()
+
+
+def test_a_checkpoint_is_replaced_where_a_killed_save_left_the_one_that_it_replaced(tmp_path: Path):
+    directory = _save(tmp_path / "step-000001", metric=0.5)
+    _save(tmp_path / "left", metric=0.3).rename(tmp_path / ".step-000001.replaced")
+    _save(directory, metric=0.7)
+    assert verify(Place.of(directory)).metric == 0.7
 
 
 def _killed_after(num_times: int, work: Callable[..., None]) -> Callable[..., None]:

@@ -64,6 +64,14 @@ def test_every_type_of_tensor_comes_back(tmp_path: Path, dtype: torch.dtype):
     assert torch.equal(_states(tmp_path, [{"w": value, "x": torch.ones(3)}]).rows("w"), value)
 
 
+def test_a_transposed_tensor_comes_back_in_its_own_order(tmp_path: Path):
+    assert _states(tmp_path, [{"w": torch.tensor([[1, 2, 3], [4, 5, 6]]).t()}]).rows("w").tolist() == [
+        [1, 4],
+        [2, 5],
+        [3, 6],
+    ]
+
+
 def test_an_altered_block_is_refused_by_the_rank_whose_rows_it_holds_and_by_no_other(tmp_path: Path):
     num_rows = 4 * BLOCK_BYTES // 1024  # four blocks of float32 rows of 256, behind the header
     whole = torch.arange(num_rows * 256, dtype=torch.float32).reshape(num_rows, 256)
