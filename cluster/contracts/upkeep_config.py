@@ -46,7 +46,7 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
     max_restarts: NonNegativeInt = 8
     """Restarts of one actor within `window_s`; one more stops the run. Learner ranks count as one actor, their deaths with a node as
-    one."""
+    one. The learner may also restart at most this often without a new step, in whatever time."""
     window_s: PositiveFloat = 600.0
     """Time for which restarts and failures count."""
     backoff_s: NonNegativeFloat = 1.0
