@@ -46,6 +46,7 @@ from learner.guard import NonFiniteGuard
 from learner.learned import LearnedRows
 from learner.memory import check_rank
 from learner.model.building import build
+from learner.model.compute_type import never_round_to_tf32
 from learner.model.critic import rescale_head
 from learner.model.head import head_kernels
 from learner.model.policy import output_layer
@@ -380,7 +381,8 @@ class Learner:
 
 
 def _prepare_torch(config: RunConfig) -> None:
-    """Threads, seed and determinism, for the whole process."""
+    """Threads, exact products, seed and determinism, for the whole process."""
+    never_round_to_tf32()
     torch.set_num_threads(config.learner.num_threads or math.ceil(config.learner.cpus_per_rank))
     torch.manual_seed(config.seed)
     if config.deterministic:
