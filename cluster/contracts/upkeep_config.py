@@ -32,7 +32,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     when a run fails. 0 does neither."""
     timeout_s: PositiveFloat = 7200.0
     """Longest time that training waits until a checkpoint is written or read, or an export is written. Ranks that take longer count as
-    hung: they are restarted, learn again from the previous checkpoint, and save anew."""
+    hung: they are restarted, learn again from the previous checkpoint, and save anew. Without a background save, and in an export, several
+    ranks also wait at most `learner.timeout_s` for the first one to write a file."""
     keep_last: PositiveInt = 2
     """Number of newest checkpoints that are kept."""
     keep_best: bool = True
