@@ -438,6 +438,8 @@ class LearnerGroup:
             return False
 
     def _hold(self, version: int) -> None:
+        if version > self.version:
+            self._supervisor.note_new_step()
         self._held, self.version = version, max(self.version, version)
 
     async def _begin(self) -> None:

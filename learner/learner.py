@@ -14,6 +14,7 @@ import json
 import math
 import os
 import socket
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -23,7 +24,7 @@ import pyarrow as pa
 import torch
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import LostError
+from cluster.contracts.errors import LostError, WorkerError, headline
 from cluster.contracts.protocols import Demonstrations
 from cluster.contracts.types import Packed, Progress, RankGroup, StepStats
 from cluster.freed_memory import keep_freed_memory
@@ -45,6 +46,7 @@ from learner.guard import NonFiniteGuard
 from learner.learned import LearnedRows
 from learner.memory import check_rank
 from learner.model.building import build
+from learner.model.compute_type import never_round_to_tf32
 from learner.model.critic import rescale_head
 from learner.model.head import head_kernels
 from learner.model.policy import output_layer
@@ -147,8 +149,18 @@ class Learner:
         """One step over the groups: the updates of `learner.epochs` and `learner.mini_batches`. A batch may hold several groups.
 
         Raises DataError for invalid trajectories, before anything has changed; NumericsError after more than
-        `learner.max_non_finite_updates` skipped updates in a row.
+        `learner.max_non_finite_updates` skipped updates in a row; WorkerError if the GPU's memory is full.
         """
+        try:
+            return self._update(*groups)
+        except torch.OutOfMemoryError as error:
+            raise WorkerError(
+                f"learner-{self._rank}: the GPU's memory is full; lower learner.max_tokens_per_micro_batch, set "
+                f"learner.activation_checkpointing, or raise learner.num_ranks: {headline(error)}",
+                details=traceback.format_exc(),
+            ) from error
+
+    def _update(self, *groups: pa.RecordBatch) -> StepStats:
         laps = Laps()
         self._return()
         self._phases.enter("assembling", step=self.version + 1)
@@ -369,7 +381,8 @@ class Learner:
 
 
 def _prepare_torch(config: RunConfig) -> None:
-    """Threads, seed and determinism, for the whole process."""
+    """Threads, exact products, seed and determinism, for the whole process."""
+    never_round_to_tf32()
     torch.set_num_threads(config.learner.num_threads or math.ceil(config.learner.cpus_per_rank))
     torch.manual_seed(config.seed)
     if config.deterministic:

@@ -24,7 +24,17 @@ from learner.model.head import MAX_WHOLE_BYTES, tile_shape
 from learner.model.packing import tokens_per_pass
 from learner.model.policy import CRITIC_PATH, read_config
 from learner.model.reference import reference_models
-from learner.shape import head_size, inner_size, num_heads, num_key_heads, windows
+from learner.shape import (
+    expert_size,
+    has_experts,
+    head_size,
+    inner_size,
+    num_chosen_experts,
+    num_heads,
+    num_key_heads,
+    shared_experts_size,
+    windows,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +248,15 @@ def _values_per_token(text: PretrainedConfig, *, learner: LearnerConfig) -> int:
 
 def _values_of_layer(text: PretrainedConfig) -> int:
     queries, keys = _widths(text)
-    return 8 * text.hidden_size + 5 * queries + 6 * keys + 4 * inner_size(text)
+    return 8 * text.hidden_size + 5 * queries + 6 * keys + _values_of_mlp(text)
+
+
+def _values_of_mlp(text: PretrainedConfig) -> int:
+    if not has_experts(text):
+        return 4 * inner_size(text)
+    # A token is copied for each chosen expert: sorted by expert as input and as output, and weighted by the router.
+    each = 4 * expert_size(text) + 3 * text.hidden_size
+    return num_chosen_experts(text) * each + 4 * shared_experts_size(text)
 
 
 def _widths(text: PretrainedConfig) -> tuple[int, int]:

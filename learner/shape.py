@@ -41,6 +41,28 @@ def inner_size(text: "PretrainedConfig") -> int:
     return largest(text, "intermediate_size") or 4 * text.hidden_size
 
 
+def num_chosen_experts(text: "PretrainedConfig") -> int:
+    """Number of experts that the router chooses for a token."""
+    return _first(text, "num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k") or 1
+
+
+def expert_size(text: "PretrainedConfig") -> int:
+    """Inner size of an expert."""
+    return _first(text, "moe_intermediate_size", "expert_ffn_hidden_size") or inner_size(text)
+
+
+def shared_experts_size(text: "PretrainedConfig") -> int:
+    """Inner size of the experts that all tokens go through, together; 0 without them."""
+    own = _first(text, "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
+    num_shared = _first(text, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    return own or (num_shared or 0) * expert_size(text)
+
+
+def _first(text: "PretrainedConfig", *names: str) -> int | None:
+    """The size of the first of these names that the configuration has."""
+    return next((size for name in names if (size := largest(text, name))), None)
+
+
 def windows(text: "PretrainedConfig") -> set[int]:
     """Window sizes of the layers that do not see all earlier positions."""
     kinds = getattr(text, "layer_types", None)

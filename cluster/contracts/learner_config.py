@@ -118,7 +118,8 @@ class LearnerConfig(Section):
     max_non_finite_updates: Resources[NonNegativeInt] = 3
     """An update whose loss or gradient is not finite is skipped. More consecutive skipped updates than this stop the run."""
     timeout_s: Resources[PositiveFloat] = 1800.0
-    """Deadline for the updates of one step."""
+    """Deadline for the updates of one step. Also the longest time that ranks wait for each other, in a step or in a save that is not in the
+    background."""
 
     @property
     def updates_per_step(self) -> int:

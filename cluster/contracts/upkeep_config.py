@@ -32,7 +32,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
     when a run fails. 0 does neither."""
     timeout_s: PositiveFloat = 7200.0
     """Longest time that training waits until a checkpoint is written or read, or an export is written. Ranks that take longer count as
-    hung: they are restarted, learn again from the previous checkpoint, and save anew."""
+    hung: they are restarted, learn again from the previous checkpoint, and save anew. Without a background save, and in an export, several
+    ranks also wait at most `learner.timeout_s` for the first one to write a file."""
     keep_last: PositiveInt = 2
     """Number of newest checkpoints that are kept."""
     keep_best: bool = True
@@ -46,7 +47,7 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
     max_restarts: NonNegativeInt = 8
     """Restarts of one actor within `window_s`; one more stops the run. Learner ranks count as one actor, their deaths with a node as
-    one."""
+    one. The learner may also restart at most this often without a new step, in whatever time."""
     window_s: PositiveFloat = 600.0
     """Time for which restarts and failures count."""
     backoff_s: NonNegativeFloat = 1.0

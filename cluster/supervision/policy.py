@@ -55,11 +55,19 @@ class History:
     """Past failures of this run: the only state of supervision."""
 
     failures: list[Failure] = field(default_factory=list[Failure])
+    futile: list[Failure] = field(default_factory=list[Failure])
+    """The learner's failures since its last new step, however old."""
 
     def add(self, failure: Failure, *, window_s: float = float("inf")) -> None:
         """Remembers `failure` and forgets those older than `window_s`, which decide nothing any more."""
         self.failures = [past for past in self.failures if failure.at - past.at <= window_s]
         self.failures.append(failure)
+        if failure.actor_kind is ActorKind.LEARNER:
+            self.futile.append(failure)
+
+    def note_new_step(self) -> None:
+        """The learner made a step that it had not made before."""
+        self.futile.clear()
 
 
 def decide(failure: Failure, history: History, config: SupervisionConfig) -> Restart | Abort:
@@ -71,13 +79,21 @@ def decide(failure: Failure, history: History, config: SupervisionConfig) -> Res
     ]
     num_restarts = _num_incidents([*recent, failure]) - 1
     if num_restarts >= config.max_restarts:
-        return Abort(
-            reason=f"{failure.description}; the restart budget is spent: {num_restarts} restarts of "
-            f"{failure.unit} within {config.window_s:g} s (supervision.max_restarts={config.max_restarts})"
-        )
+        return _spent(failure, num_restarts, f"within {config.window_s:g} s", config)
+    # A step that fails after more than `window_s` would otherwise be learned again forever.
+    num_futile = _num_incidents([*history.futile, failure]) - 1
+    if failure.actor_kind is ActorKind.LEARNER and num_futile >= config.max_restarts:
+        return _spent(failure, num_futile, "without a new step", config)
     # The first restart is immediate, because most deaths are single. Only repeated failures back off.
     delay_s = config.backoff_s * 2.0 ** min(num_restarts - 1, _MOST_DOUBLINGS) if num_restarts else 0.0
     return Restart(actor=failure.actor, delay_s=min(delay_s, 60.0))
+
+
+def _spent(failure: Failure, num_restarts: int, since: str, config: SupervisionConfig) -> Abort:
+    return Abort(
+        reason=f"{failure.description}; the restart budget is spent: {num_restarts} restarts of "
+        f"{failure.unit} {since} (supervision.max_restarts={config.max_restarts})"
+    )
 
 
 def _num_incidents(failures: Sequence[Failure]) -> int:

@@ -73,6 +73,10 @@ class Supervisor:
                 self._num_restarts[kind] += 1
                 await asyncio.sleep(delay_s)
 
+    def note_new_step(self) -> None:
+        """The learner made a step that it had not made before: restarts before it no longer count as futile."""
+        self.history.note_new_step()
+
     def waits_for_room(self, spec: ActorSpec, error: TreadwheelError) -> None:
         """No node has room for the actor yet."""
         note_waiting(self.events, spec, reason=headline(error))

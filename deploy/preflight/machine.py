@@ -16,6 +16,7 @@ from deploy.preflight.engine_memory import on_cpus_bytes, weights_bytes
 GIB = 1024**3
 _BYTES_PER_TOKEN = 48
 """Of a trajectory's token, in the store and in the learner's tensors: ids, log-probs, versions, mask, advantages."""
+_DEVICES = Path("/dev")
 _LEAST_OF_ESTIMATE = 2 / 3
 """Estimates are right within about a third: a run is refused if even two thirds of its estimate are too much."""
 
@@ -48,10 +49,17 @@ def this_machine() -> ClusterResources:
     """The resources that a local Ray will find here."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     # As CUDA and Ray read it: an invalid name hides itself and all names after it.
-    shown = (
-        itertools.takewhile(_is_gpu, visible.split(",")) if visible is not None else Path("/dev").glob("nvidia[0-9]*")
-    )
-    return ClusterResources(nodes=(Node(cpus=float(num_cpus()), gpus=float(len(list(shown)))),))
+    num_gpus = _num_gpus() if visible is None else len([*itertools.takewhile(_is_gpu, visible.split(","))])
+    return ClusterResources(nodes=(Node(cpus=float(num_cpus()), gpus=float(num_gpus)),))
+
+
+def _num_gpus() -> int:
+    # WSL2 has this device in the place of NVIDIA's: only NVML, by which Ray counts, knows the GPUs there.
+    if (_DEVICES / "dxg").exists():
+        from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager
+
+        return NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
+    return len([*_DEVICES.glob("nvidia[0-9]*")])
 
 
 def _is_gpu(visible: str) -> bool:

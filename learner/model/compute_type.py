@@ -25,6 +25,11 @@ def multiplies_in_float32() -> bool:
     return torch.cpu.get_capabilities().get("architecture") == "x86_64" and not is_bfloat16_fast_on_cpu()
 
 
+def never_round_to_tf32() -> None:
+    """Lets GPUs multiply float32 factors as they are, also where TORCH_ALLOW_TF32_CUBLAS_OVERRIDE is set. For the whole process."""
+    torch.set_float32_matmul_precision("highest")
+
+
 @functools.cache
 def is_onednn_faster() -> bool:
     """Whether oneDNN multiplies float32 factors faster than MKL, which torch uses: on AMD's processors with AVX512."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cluster.contracts.config import LearnerConfig, ModelConfig, ReferenceConfig, SamplingConfig
 from cluster.freed_memory import keep_freed_memory
+from learner.model.compute_type import never_round_to_tf32
 from learner.model.head import selected_logprobs, top_tokens
 from learner.model.linear import multiply_fast
 from learner.model.packing import MicroBatch, tokens_per_pass
@@ -40,6 +41,7 @@ class ReferenceModel:
 
         `top_k`: number of likeliest tokens scored at each position in addition to the completion's own; None for none.
         """
+        never_round_to_tf32()
         torch.set_num_threads(reference.num_threads or math.ceil(reference.cpus))
         device = torch.device("cuda" if reference.gpus else "cpu")
         self._policy = prove(

@@ -17,6 +17,7 @@ from cluster.contracts.config import ModelConfig
 from cluster.contracts.errors import ConfigError, headline
 from cluster.contracts.reward_config import JudgeServerConfig, RewardModelConfig
 from cluster.freed_memory import keep_freed_memory
+from learner.model.compute_type import never_round_to_tf32
 from learner.model.linear import multiply_fast
 from learner.model.loading import skeleton, stored_tensors
 from learner.model.packing import MicroBatch, tokens_per_pass
@@ -40,6 +41,7 @@ class SequenceClassifier:
 
     def __init__(self, config: RewardModelConfig, *, field: str, num_threads: int = 1) -> None:
         """Raises ConfigError naming `field` for a model that does not load, or that scores a text in a batch differently than alone."""
+        never_round_to_tf32()
         torch.set_num_threads(num_threads)
         self._device = torch.device("cuda" if config.gpus else "cpu")
         dtype: torch.dtype = getattr(torch, config.dtype)

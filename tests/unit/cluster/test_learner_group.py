@@ -495,6 +495,42 @@ async def test_a_learner_that_dies_for_ever_spends_the_budget():
     assert scene.num_killed == 4
 
 
+LATE = DeadlineError("learner-0 did not finish 'update' within 600 s", actor="learner-0", stage="update")
+FULL_GPU = WorkerError("learner-0: the memory of its GPU is full", actor="learner-0", stage="update")
+
+
+@pytest.fixture
+def slow_failures(monkeypatch) -> Callable[[Scene], None]:
+    """Lets 120 s pass before each failure of a scene: at most 6 of them are within the 600 s of `window_s`."""
+
+    def slow_down(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + 120 * scene.num_killed)
+
+    return slow_down
+
+
+@pytest.mark.parametrize("error", [FULL_GPU, LATE], ids=["memory", "deadline"])
+async def test_a_step_that_always_fails_spends_the_budget_however_slowly(error, slow_failures):
+    """Seen before: never 8 restarts in 600 s, so the run restarted forever. The first step, learned again each time, is not new."""
+    scene = Scene(*[("update", 1, error)] * 99)
+    slow_failures(scene)
+    await scene.group.start()
+    await scene.learn(1)
+    with pytest.raises(WorkerError, match="restart budget is spent: 8 restarts of the learner without a new step"):
+        await scene.learn(1)
+    assert (scene.num_killed, scene.learned) == (9, [("group 0",)] * 9)
+
+
+async def test_a_failure_before_each_new_step_ends_no_run(slow_failures):
+    scene = Scene(*[("update", version, FULL_GPU) for version in range(9) for _ in range(2)], max_restarts=6)
+    slow_failures(scene)
+    await scene.group.start()
+    await scene.learn(9)
+    assert (scene.num_killed, scene.group.version) == (18, 9)
+
+
 async def test_a_death_while_publishing_publishes_the_same_version_again():
     scene = Scene(("publish", 1, death("learner-1", "publish")), num_ranks=2)
     await scene.group.start()
@@ -1121,7 +1157,6 @@ async def test_a_death_that_a_call_has_healed_meanwhile_kills_no_new_rank():
 
 
 LOST = LostError("learner-0, 'update': its input was lost with the node or actor that held it", actor="learner-0")
-LATE = DeadlineError("learner-0 did not finish 'update' within 600 s", actor="learner-0", stage="update")
 
 
 @pytest.mark.parametrize("error", [LOST, LATE])

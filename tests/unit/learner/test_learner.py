@@ -18,7 +18,15 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import CheckpointError, ConfigError, DataError, LostError, NumericsError
+from cluster.contracts.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    FailureKind,
+    LostError,
+    NumericsError,
+    WorkerError,
+)
 from cluster.contracts.schema import with_columns
 from cluster.contracts.types import RankGroup
 from cluster.record.storage import Storage
@@ -451,6 +459,22 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_saves_the_trajectories
     assert saved["group_id"].to_pylist() == ["00000000"] * 2
     with pytest.raises(NumericsError, match="2 updates in a row"):
         learner.update(bad)
+
+
+def test_a_step_without_room_on_its_gpu_is_tried_again_and_names_the_settings(model_path: Path, monkeypatch):
+    learner = Learner(make_config(model_path))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(learner._updater, "make", full)
+    settings = (
+        "max_tokens_per_micro_batch, set learner.activation_checkpointing, or raise learner.num_ranks: CUDA out of"
+    )
+    with pytest.raises(WorkerError, match=f"^learner-0: the GPU's memory is full; lower learner.{settings}") as caught:
+        learner.update(make_group(0))
+    assert caught.value.kind is FailureKind.ERROR
+    assert caught.value.details is not None and "self._updater.make(" in caught.value.details
 
 
 def test_a_step_is_skipped_even_where_its_trajectories_cannot_be_saved(model_path: Path, tmp_path: Path):

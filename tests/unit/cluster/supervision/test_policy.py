@@ -36,6 +36,28 @@ def test_a_spent_budget_ends_the_run_and_names_the_setting():
     assert isinstance(decision, Abort) and "supervision.max_restarts=3" in decision.reason
 
 
+def test_a_learner_without_a_new_step_spends_the_budget_however_slowly_and_the_loss_of_a_node_costs_it_one_restart():
+    """Two ranks die with their node every 1000 s: the fourth time after 3 restarts."""
+    history = History()
+    for at in (0, 1, 1000, 1001, 2000, 2001):
+        death = failure(at, actor=f"learner-{at % 2}", node_id="node-1")
+        assert isinstance(decide(death, history, CONFIG), Restart)
+        history.add(death, window_s=CONFIG.window_s)
+    fourth = failure(3000, actor="learner-0", node_id="node-1")
+    decision = decide(fourth, history, CONFIG)
+    assert isinstance(decision, Abort) and "3 restarts of the learner without a new step" in decision.reason
+    history.note_new_step()
+    assert decide(fourth, history, CONFIG) == Restart(actor="learner-0", delay_s=0.0)
+
+
+def test_a_worker_that_dies_now_and_then_in_a_run_of_weeks_is_restarted():
+    history = History()
+    for day in range(9):
+        death = failure(86_400 * day)
+        assert decide(death, history, CONFIG) == Restart(actor="rollout-0", delay_s=0.0)
+        history.add(death, window_s=CONFIG.window_s)
+
+
 def test_sixteen_workers_that_die_with_their_node_are_all_restarted_at_once():
     """Seen before: they shared the default budget of 8, and the ninth death ended the run."""
     history = History()

@@ -1,6 +1,7 @@
 """Where a run that waits for nodes is placed, before there is one."""
 
 import pytest
+from ray._private.thirdparty import pynvml
 
 from cluster.contracts.errors import ConfigError
 from deploy.config.loading import validated
@@ -105,5 +106,44 @@ def test_a_run_for_which_no_cluster_is_named_starts_its_own(monkeypatch, address
 )
 def test_gpus_are_those_that_cuda_shows(monkeypatch, visible, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (node,) = machine.this_machine().nodes
+    assert node.gpus == expected
+
+
+class Nvml:
+    """The library of NVIDIA's driver, with this many GPUs; None: it is not there."""
+
+    def __init__(self, num_gpus: int | None) -> None:
+        self._num_gpus = num_gpus
+
+    def nvmlInit(self) -> None:
+        if self._num_gpus is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    def nvmlDeviceGetCount(self) -> int | None:
+        return self._num_gpus
+
+    def nvmlShutdown(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("devices", "nvml", "expected"),
+    [
+        (["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"], Nvml(9), 2),
+        ([], Nvml(9), 0),
+        (["dxg"], Nvml(1), 1),
+        (["dxg"], Nvml(None), 0),
+    ],
+)
+def test_without_a_choice_all_gpus_are_shown_and_on_wsl_nvml_counts_them(
+    monkeypatch, tmp_path, devices, nvml, expected
+):
+    """Seen before: WSL2 has no device files of NVIDIA's, and every local run on its GPU was refused."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine, "_DEVICES", tmp_path)
+    for name in ("nvmlInit", "nvmlDeviceGetCount", "nvmlShutdown"):
+        monkeypatch.setattr(pynvml, name, getattr(nvml, name))
+    for device in devices:
+        (tmp_path / device).touch()
     (node,) = machine.this_machine().nodes
     assert node.gpus == expected

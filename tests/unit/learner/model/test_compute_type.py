@@ -1,5 +1,9 @@
 """What the machine says of its products, as torch tells it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -59,3 +63,34 @@ def test_gpus_are_fast_when_all_of_them_are(monkeypatch, capabilities, is_fast):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capabilities[number])
     assert is_bfloat16_fast_on_gpus() is is_fast
+
+
+LOADING = """
+import contextlib
+import torch
+from cluster.contracts.config import RunConfig
+from cluster.contracts.errors import ConfigError
+from cluster.contracts.reward_config import RewardModelConfig
+from learner.learner import Learner
+from learner.model.reference import ReferenceModel
+from learner.model.sequence_classification import SequenceClassifier
+
+run = RunConfig.model_validate({"model": {"path": "none"}, "prompts": "none"})
+for load in (
+    lambda: Learner(run),
+    lambda: ReferenceModel(run.model, reference=run.reference, learner=run.learner, sampling=run.sampling),
+    lambda: SequenceClassifier(RewardModelConfig(path="none"), field="reward.models.one"),
+):
+    with contextlib.suppress(ConfigError):
+        before = torch.backends.cuda.matmul.allow_tf32
+        load()
+    print(before, torch.backends.cuda.matmul.allow_tf32)
+    torch.set_float32_matmul_precision("high")
+"""
+
+
+def test_float32_is_not_rounded_to_tf32_whatever_the_environment_says():
+    """The variable is read when torch is imported. Each model sets the precision before it finds that its folder is missing."""
+    environment = os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([sys.executable, "-c", LOADING], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == ["True False"] * 3
