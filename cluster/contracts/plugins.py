@@ -19,6 +19,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    ImportString,
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
@@ -166,19 +167,7 @@ def refuse_unknown(plugin: Plugin, *, home: Home, field: str) -> None:
 
 def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
     """The callable that `plugin.name` names. Raises ConfigError naming `field` if there is none, or if it is of another kind."""
-    module, colon, attribute = plugin.name.partition(":")
-    if not colon:
-        module, attribute = _module_of(plugin.name, home=home, field=field), plugin.name
-    try:
-        with importing():
-            found = getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # foreign code: the user sees what its import raises, as one message
-        if colon:
-            raise ConfigError(f"{field}={plugin.name!r} does not import: {why_not(plugin.name, error)}") from error
-        raise ConfigError(
-            f"{field}={plugin.name!r} does not import: {type(error).__name__}: {error}; mend it, or use one of "
-            f"{home.package}: {', '.join(names(home))}"
-        ) from error
+    found = _imported(plugin.name, field=field) if ":" in plugin.name else _variant(plugin.name, home=home, field=field)
     if not callable(found):
         raise ConfigError(
             f"{field}={plugin.name!r} is of type {type(found).__name__}; it must be a function or a class"
@@ -192,6 +181,28 @@ def find(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
     if why := home.refusal(takes):
         raise ConfigError(f"{field}={plugin.name!r} {why}")
     return found
+
+
+def _variant(name: str, *, home: Home, field: str) -> Any:
+    module = _module_of(name, home=home, field=field)
+    try:
+        with importing():
+            return getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # a file that a user added to the package
+        raise ConfigError(
+            f"{field}={name!r} does not import: {type(error).__name__}: {error}; mend it, or use one of "
+            f"{home.package}: {', '.join(names(home))}"
+        ) from error
+
+
+def _imported(path: str, *, field: str) -> Any:
+    """The object at an import path. Raises ConfigError naming `field` if it does not import."""
+    module, _, attribute = path.partition(":")
+    try:
+        with importing():
+            return getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # foreign code: the user sees what its import raises, as one message
+        raise ConfigError(f"{field}={path!r} does not import: {why_not(path, error)}") from error
 
 
 def resolve(plugin: Plugin, *, home: Home, field: str) -> Callable[..., Any]:
@@ -317,6 +328,8 @@ def type_hints(found: Callable[..., Any], *, include_extras: bool = False) -> di
 def _convert(value: Any, hint: Any, *, field: str) -> Any:
     if hint is Any:
         return value
+    if isinstance(value, str) and _is_import_path(hint) and (":" in value or "." in value):
+        value = _imported(value if ":" in value else ":".join(value.rsplit(".", 1)), field=field)
     # A model has its own configuration.
     config = None if _is_model(hint) else ConfigDict(arbitrary_types_allowed=True)
     try:
@@ -336,6 +349,14 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
         # A function named by its path may be of any kind.
         way_out = "name one that imports, as 'my_package.module:name'" if kind is None else f"it must be {kind}"
         raise ConfigError(f"{field}={shown(value, field.rpartition('.')[2])} is not valid: {why}; {way_out}") from error
+
+
+_IMPORT_STRING: Any = ImportString
+"""Type checkers see an annotation, not a class."""
+
+
+def _is_import_path(hint: Any) -> bool:
+    return any(isinstance(each, _IMPORT_STRING) or _is_import_path(each) for each in typing.get_args(hint))
 
 
 _KINDS: Mapping[Any, str | None] = {

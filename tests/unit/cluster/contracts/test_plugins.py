@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -217,9 +218,45 @@ def test_a_source_of_a_users_that_gives_no_prompts_is_one_clear_error(source, me
 
 def test_a_function_that_does_not_import_is_asked_for_as_one():
     with pytest.raises(
-        ConfigError, match=r"my.field.function='nowhere:f' is not valid: .*'nowhere'; name one that imports"
+        ConfigError, match=r"my.field.function='nowhere' is not valid: .*'nowhere'; name one that imports"
     ):
-        resolve(Plugin(name="trl", params={"function": "nowhere:f"}), home=REWARDS, field="my.field")
+        resolve(Plugin(name="trl", params={"function": "nowhere"}), home=REWARDS, field="my.field")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x = (\n", r"SyntaxError: '\(' was never closed \(scores_\w+.py, line 1\); mend it"),
+        ("import nosuchpkg\n", "ModuleNotFoundError: No module named 'nosuchpkg'; mend it"),
+        ("raise ValueError('data file missing')\n", "ValueError: data file missing; mend it"),
+        ("import sys\nsys.exit('no licence')\n", "SystemExit: no licence; mend it"),
+        ("def other(): ...\n", r"\S*scores_\w+.py has no 'f'; it has: other"),
+        (
+            None,
+            r"there is no module 'scores_\w+'; start the command in the folder of scores_\w+.py, or name that folder .*",
+        ),
+    ],
+)
+def test_a_function_in_a_parameter_says_why_it_does_not_import_as_a_judge_does(text, why, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = f"scores_{tmp_path.name}"
+    if text is not None:
+        (tmp_path / f"{module}.py").write_text(text)
+    judges = [Plugin(name=name, params={"function": f"{module}:f"}) for name in ("trl", "verl", "openrlhf")]
+    for field, judge in [("", Plugin(name=f"{module}:f")), *((".function", each) for each in judges)]:
+        with pytest.raises(ConfigError, match=rf"^my.field{field}='{module}:f' does not import: {why}$"):
+            resolve(judge, home=REWARDS, field="my.field")
+
+
+def test_a_function_in_a_parameter_may_be_named_with_a_dot_and_an_optional_one_be_null():
+    def taken(render):
+        plugin = Plugin(name="gym", params={"id": "x", "render": render})
+        return resolve(plugin, home=ENVIRONMENTS, field="environment").keywords["render"]
+
+    assert taken("json:dumps") is taken("json.dumps") is json.dumps
+    assert taken(None) is None
+    with pytest.raises(ConfigError, match=r"environment.render='json:dump_all' does not import: \S+ has no 'dump_all'"):
+        taken("json:dump_all")
 
 
 @pytest.mark.parametrize(
