@@ -48,6 +48,25 @@ def test_failures_are_counted_by_the_name_of_their_error(trajectories):
     assert duckdb.execute(QUERIES["Failures and their reasons"]).fetchall() == [("error", None, "KeyError", 1)]
 
 
+def test_failures_of_different_parts_are_counted_apart(tmp_path):
+    messages = [
+        "judge:style TimeoutError: no answer",
+        "judge:maths KeyError: 'answer'",
+        "judge:maths KeyError: 'solution'",
+        "judge:maths ValueError: 'two'; judge:style TimeoutError: no answer",
+    ]
+    failed = [{"reward": None, "reward_status": "error", "reward_message": message} for message in messages]
+    recorded(tmp_path, failed)
+    (tmp_path / "run.yaml").write_text("run_dir: mine\nmodel: {path: m}\nprompts: {name: file, path: p}\n")
+    trajectories = treadwheel.open_run(str(tmp_path)).trajectories()
+    assert trajectories.count_rows() == 4
+    assert duckdb.execute(QUERIES["Failures and their reasons"]).fetchall() == [
+        ("error", None, "judge:maths KeyError", 2),
+        ("error", None, "judge:maths ValueError", 1),
+        ("error", None, "judge:style TimeoutError", 1),
+    ]
+
+
 def test_mismatch_by_staleness(trajectories):
     sampled = trajectories.to_table(columns=["ticket_index", "sample_index", "rollout_logprobs"]).to_pylist()
     off = {0: 0.5, 1: 0.25}  # nats, by ticket; the last token of each is not trained
