@@ -343,7 +343,11 @@ def _reward(given: Given) -> Made:
         module = path.removeprefix("pkg://").replace("/", ".")
         given.note(f"The reward function is imported: install {module} where judges run.")
     else:
-        given.note(f"The reward function is imported as a module: put {PurePosixPath(path).name} beside the run file.")
+        file = PurePosixPath(path).name
+        given.note(
+            f"The reward function is imported as a module: put {file} into the folder in which you start the command, or name its folder "
+            "in PYTHONPATH."
+        )
     return {"reward.judge": {"name": "verl", "function": f"{module}:{name or 'compute_score'}"}}
 
 

@@ -506,6 +506,12 @@ def test_a_reward_of_a_package_keeps_its_whole_name():
         assert run.reward.judge.params == {"function": "my.rewards.gsm8k:compute_score"}
 
 
+def test_a_note_says_where_the_module_of_a_reward_function_is_looked_for():
+    text = text_of("verl_gsm8k.sh", "reward.custom_reward_function.path=code/my_score.py")
+    advice = "put my_score.py into the folder in which you start the command, or name its folder in PYTHONPATH."
+    assert f"The reward function is imported as a module: {advice}" in " ".join(text.replace("\n#", "").split())
+
+
 def test_verls_old_names_of_a_reward_function_replace_the_new_ones():
     old, new = "custom_reward_function", "reward.custom_reward_function"
     run = run_of("verl_gsm8k.sh", f"{old}.path=old.py", f"{old}.name=score", f"{new}.path=new.py", f"{new}.name=other")
