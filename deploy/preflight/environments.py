@@ -74,7 +74,8 @@ def world_rows(config: RunConfig, source: PromptSource, formatter: "ChatFormatte
         environment, task = config.named_environments[name], _task(config, name, prompt)
         patient = {"timeout_s": min(config.episodes.timeout_s, _PATIENCE_S)}
         setting = config.environment_setting(name)
-        seen = first_observations(environment, task, config.episodes.model_copy(update=patient), setting=setting)
+        episodes = config.episodes.model_copy(update=patient)
+        seen = first_observations(environment, task, episodes, setting=setting, formatter=formatter)
         if seen.has_tools and without_tools:
             raise ConfigError(f"{setting} gives the model tools, and {without_tools}")
         if seen.raises_unasked:

@@ -9,14 +9,18 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from actors.environments.host.hosting import EnvironmentHost
 from actors.processes.printed import PrintedLines
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, Converse, EpisodeTask, Rewritten, Said
+from cluster.contracts.episodes import Asked, Converse, EpisodeTask, RawPrompt, Rewritten, Said
 from cluster.contracts.errors import ConfigError, WorkerError
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.types import RewardStatus
+from cluster.contracts.types import Prompt, RewardStatus
+
+if TYPE_CHECKING:
+    from actors.chat.formatter import ChatFormatter
 
 REPLIES = ("10", "5", "15")
 """Replies in the place of a model. The answer to a later reply may show a difference that the first did not."""
@@ -45,13 +49,16 @@ def first_observations(
     *,
     setting: str = "environment",
     replies: Sequence[str] = REPLIES,
+    formatter: "ChatFormatter | None" = None,
 ) -> FirstObservations:
-    """Plays `task` twice, as the episodes 0 and 1 of its group, until the turn after the last reply.
+    """Plays `task` twice, as the episodes 0 and 1 of its group, until the turn after the last reply. Agents that ask for token ids get
+    those of `formatter`.
 
     Raises ConfigError, naming `setting`, for an environment that does not start.
     """
+    first, second = witnesses = (_Witness(replies, formatter), _Witness(replies, formatter))
     try:
-        first, second = asyncio.run(_both(environment, task, config, setting, replies))
+        asyncio.run(_play(environment, task, config, setting, witnesses))
     except WorkerError as error:
         raise ConfigError(f"{error}; run it on its own to see why") from error
     return FirstObservations(
@@ -84,6 +91,7 @@ class _Witness:
     """Replies in the place of the model in one episode, and keeps the observations."""
 
     replies: Sequence[str]
+    formatter: "ChatFormatter | None" = None
     turns: list[list[str]] = field(default_factory=list[list[str]])
     """The observation of each turn as JSON: messages or raw prompt, and tools."""
     failure: str | None = None
@@ -98,31 +106,39 @@ class _Witness:
         self.turns.append([json.dumps(each, sort_keys=True, ensure_ascii=False) for each in seen])
         if len(self.turns) > len(self.replies):
             raise _SeenEnough
-        return Said(text=self.replies[len(self.turns) - 1])
+        said = Said(text=self.replies[len(self.turns) - 1])
+        if asked.raw is None or not asked.wants_token_ids or self.formatter is None:
+            return said
+        return _with_token_ids(said, asked.raw, self.formatter)
 
 
-async def _both(
-    environment: Plugin, task: EpisodeTask, config: EpisodesConfig, setting: str, replies: Sequence[str]
-) -> list[_Witness]:
+async def _play(
+    environment: Plugin, task: EpisodeTask, config: EpisodesConfig, setting: str, witnesses: Sequence[_Witness]
+) -> None:
     host = await EnvironmentHost.start(environment, config, setting=setting, printed=PrintedLines())
     try:
         # In sequence, so that unseeded random numbers of the second episode differ.
-        return [await _witness(host, replace(task, id=f"{task.id}/{n}", index=n), replies) for n in range(2)]
+        for n, witness in enumerate(witnesses):
+            await _play_one(host, replace(task, id=f"{task.id}/{n}", index=n), witness)
     finally:
         await host.close()
 
 
-async def _witness(host: EnvironmentHost, task: EpisodeTask, replies: Sequence[str]) -> _Witness:
-    witness = _Witness(replies)
+async def _play_one(host: EnvironmentHost, task: EpisodeTask, witness: _Witness) -> None:
     try:
         end = await host.run(task, witness)
     except _SeenEnough:
-        return witness
+        return
     if end.status is not RewardStatus.OK:
         witness.failure = f"{end.failed_stage}: {end.message}"
         # Not TIMEOUT: a slow environment may have more time in a run.
         witness.raises_unasked = end.status is RewardStatus.ERROR and not witness.turns
-    return witness
+
+
+def _with_token_ids(said: Said, raw: RawPrompt, formatter: "ChatFormatter") -> Said:
+    prompt = formatter.encode(Prompt(prompt_id="check", text=raw)).token_ids if isinstance(raw, str) else raw
+    reply = formatter.encode_completion(Prompt(prompt_id="check", text=":"), said.text)
+    return replace(said, prompt_token_ids=tuple(prompt), token_ids=tuple(reply))
 
 
 def _difference(first: _Witness, second: _Witness) -> str | None:

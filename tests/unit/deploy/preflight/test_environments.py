@@ -53,6 +53,18 @@ def test_two_episodes_of_a_task_are_held_against_each_other(tmp_path, model, wor
     assert "played twice" not in str(check(config).rows)
 
 
+def test_scripted_replies_have_token_ids_for_agents_that_go_on_with_them(tmp_path, model):
+    def row(adds: int) -> str:
+        world = f"{{name: '{WORLDS}:of_token_ids', adds: {adds}}}"
+        rows = check(run(tmp_path, model, f"environment={world}", rows=ROWS), plays=True).rows
+        (said,) = [text for _, name, text in rows if "played twice" in name]
+        return said
+
+    assert row(0) == "both episodes of a task had the same observations in 2 turns"
+    # ab, the reply 10, eos and the two that the agent adds.
+    assert "turn 2: [14, 15, 5, 4, 1, 5, 6] in one episode, and [14, 15, 5, 4, 1, 5, 7] in the other" in row(1)
+
+
 def test_one_that_fails_before_it_asks_the_model_is_refused_where_environments_are_played(tmp_path, model):
     config = run(tmp_path, model, f"environment={WORLDS}:broken", rows=ROWS)
     with pytest.raises(

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from functools import partial
+from typing import Any
 
 from cluster.contracts.episodes import Episode
 
@@ -37,6 +39,20 @@ async def of_its_index_by_a_raw_prompt(episode: Episode):
 
     async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
         await client.completions.create(model="any", prompt=f"You are number {episode.index}.")
+
+
+async def of_token_ids(episode: Episode, *, adds: int = 0):
+    """Goes on with the ids of its context and two more. The last one is `adds` higher in the second episode."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+        ask = partial(client.completions.create, model="any", extra_body={"return_token_ids": True})
+        (first,) = (await ask(prompt="ab")).choices
+        said: Any = first.model_extra
+        (second,) = (
+            await ask(prompt=[*said["prompt_token_ids"], *said["token_ids"], 5, 6 + adds * episode.index])
+        ).choices
+        assert second.model_extra and second.model_extra["token_ids"]
 
 
 async def impatient(episode: Episode):
