@@ -96,10 +96,10 @@ def unseen_sources(source: PromptSource, config: RunConfig) -> str | None:
     )
 
 
-def trained_on(source: PromptSource, held_out: PromptSource) -> str | None:
-    """A note if most of the first held-out prompts are among the first that the run trains on. None if all training prompts are equal:
+def trained_on(source: PromptSource, held_out: PromptSource, *, num_evaluated: int) -> str | None:
+    """A note if most of the first evaluated prompts are among the first that the run trains on. None if all training prompts are equal:
     then the seed of a group makes its task."""
-    trained, looked_at = {_content(prompt) for prompt in firsts(source)}, firsts(held_out)
+    trained, looked_at = {_content(prompt) for prompt in firsts(source)}, firsts(held_out)[:num_evaluated]
     num_both = sum(_content(prompt) in trained for prompt in looked_at)
     if len(trained) == 1 or 2 * num_both <= len(looked_at):
         return None

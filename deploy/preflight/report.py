@@ -87,7 +87,8 @@ def prompt_rows(config: RunConfig, mixture: Mixture, looks: Looks) -> Rows:
 
 def held_out_rows(config: RunConfig, mixture: Mixture, held_out: Mixture | None, looks: Looks | None) -> Rows:
     yield from limit_rows(config.evaluation.prompts, looks, "held-out prompts")
-    if held_out is not None and (note := trained_on(mixture, held_out)):
+    num_evaluated = config.evaluation.num_prompts
+    if held_out is not None and (note := trained_on(mixture, held_out, num_evaluated=num_evaluated)):
         yield "held-out prompts", "note", note
 
 

@@ -819,9 +819,22 @@ def test_held_out_prompts_that_the_run_trains_on_are_a_note():
     """Seen in review: a source of numbers without a seed or a split of its own gives the same ones twice."""
     source = [Prompt(prompt_id=f"a/{index}", text=f"{index} + 1 =") for index in range(6)]
     others = [Prompt(prompt_id=f"b/{index}", text=f"{index} + 2 =") for index in range(6)]
-    assert trained_on(source, source[::-1]).startswith("6 of the first 6 held-out prompts are among the first that")
-    assert trained_on(source, [*others[:3], *source[:3]]) is None
-    assert trained_on(source[:1] * 6, source[:1] * 6) is None, "an environment makes tasks of seeds"
+    assert trained_on(source, source[::-1], num_evaluated=256).startswith(
+        "6 of the first 6 held-out prompts are among the first that"
+    )
+    assert trained_on(source, [*others[:3], *source[:3]], num_evaluated=6) is None
+    assert trained_on(source[:1] * 6, source[:1] * 6, num_evaluated=6) is None, "an environment makes tasks of seeds"
+
+
+def test_held_out_prompts_that_are_never_evaluated_may_be_trained_on(tmp_path, model):
+    source = [{"prompt": f"{index}+1=", "answer": "2"} for index in range(6)]
+    rows = [{"prompt": "9+9=", "answer": "18"}, *source]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = f"evaluation.prompts={{name: file, path: {tmp_path / 'held_out.jsonl'}}}"
+    for num_prompts, note in ((1, None), (2, None), (3, "2 of the first 3 held-out prompts are among the first that")):
+        config = run(tmp_path, model, held_out, f"evaluation.num_prompts={num_prompts}", rows=tuple(source))
+        said = " ".join(shown(config).split())
+        assert note in said if note else "held-out prompts are among" not in said
 
 
 @pytest.mark.parametrize(
