@@ -12,6 +12,7 @@ from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.settings import differences, in_words
 from cluster.contracts.types import PART_LEFT
+from cluster.record.resume_rules import without_folder
 from cluster.record.run_directory import CURVES, EVENTS, PASSPORT, REPORT, RUN_YAML, STATUS, VERDICTS, RunDirectory
 from cluster.sinks.console.drawing import duration
 from cluster.sinks.console.words import for_terminal
@@ -36,11 +37,16 @@ _SHOWN = (
 
 
 def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in run.yaml, with `overrides`. Raises ConfigError if the directory contains no run, or a damaged one."""
+    """The configuration in run.yaml, with `overrides`. Prompts that a script gave as rows are those in the directory, which may have been
+    moved. Raises ConfigError if the directory contains no run, or a damaged one."""
     directory.reach()
     if not directory.exists(RUN_YAML):
         raise ConfigError(f"{directory.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
-    return configuration.validated(settings_in(directory), overrides, source=directory.path(RUN_YAML))
+    settings = settings_in(directory)
+    prompts = settings.get("prompts")
+    if isinstance(prompts, dict) and (rows := without_folder(prompts.get("path"))) and directory.exists(rows):
+        settings["prompts"] = {**prompts, "path": directory.path(rows)}
+    return configuration.validated(settings, overrides, source=directory.path(RUN_YAML))
 
 
 def table(directory: RunDirectory) -> Table:

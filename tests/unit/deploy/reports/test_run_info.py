@@ -10,7 +10,7 @@ from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, STATUS, VERD
 from deploy.config.loading import resolved_yaml, validated
 from deploy.preflight.settings import check_run_dir
 from deploy.reports.passport import is_mathematical
-from deploy.reports.run_info import passport_differences, table
+from deploy.reports.run_info import config_of, passport_differences, table
 from tests.fakes import run_config
 from tests.unit.deploy.viewer.run_files import release_when_read
 
@@ -169,3 +169,15 @@ def test_a_status_that_is_damaged_is_named(directory):
     directory.write_json(STATUS, {"time": 1.0, "actors": None})
     with pytest.raises(DamagedError, match=r"status\.json has actors=None, which is not a list; remove the file"):
         shown(directory)
+
+
+@pytest.mark.parametrize("was_in", ["/gone/first", "s3://bucket/first"])
+def test_a_moved_run_finds_the_rows_that_a_script_gave_in_its_own_directory(tmp_path, was_in):
+    rows = "prompts-0123456789ab.jsonl"
+    settings = f"run_dir: {was_in}\nmodel: {{path: m}}\nprompts: {{name: file, path: '{was_in}/{rows}'}}\n"
+    (tmp_path / "run.yaml").write_text(settings)
+    directory = RunDirectory(str(tmp_path))
+    assert config_of(directory).prompts.params["path"] == f"{was_in}/{rows}", "nothing else to name"
+    (tmp_path / rows).write_text('{"prompt": "1+1="}\n')
+    assert config_of(directory).prompts.params["path"] == str(tmp_path / rows)
+    assert config_of(directory, ["prompts.path=own.jsonl"]).prompts.params["path"] == "own.jsonl"
