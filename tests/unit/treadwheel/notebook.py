@@ -1,9 +1,10 @@
 """A notebook's cell in the test's thread, and its Ctrl-C."""
 
 import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,9 +18,20 @@ def in_a_cell(call: Callable[[], T]) -> T:
 
     loop = asyncio.new_event_loop()
     try:
-        return loop.run_until_complete(cell())
+        with hearing_ctrl_c():
+            return loop.run_until_complete(cell())
     finally:
         loop.close()
+
+
+@contextlib.contextmanager
+def hearing_ctrl_c() -> Iterator[None]:
+    """As a program begins that nobody has started in the background, where Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def press_ctrl_c() -> None:

@@ -16,7 +16,7 @@ from cluster.record.run_directory import RunDirectory
 from deploy.cluster_up.stopping import Stop
 from deploy.config.loading import validated
 from tests.unit.treadwheel import my_functions
-from tests.unit.treadwheel.notebook import in_a_cell, press_ctrl_c
+from tests.unit.treadwheel.notebook import hearing_ctrl_c, in_a_cell, press_ctrl_c
 from treadwheel.training import _CallbackSink, _configured, _stored, beside_a_loop, train
 
 RUN = {"model": {"path": "m"}, "prompts": {"name": "file", "path": "p.jsonl", "max_prompt_tokens": 7}}
@@ -209,7 +209,8 @@ def test_below_asyncio_run_the_first_ctrl_c_stops_the_work():
         assert signal.getsignal(signal.SIGINT) is before
         return is_saved
 
-    assert asyncio.run(program())
+    with hearing_ctrl_c():
+        assert asyncio.run(program())
 
 
 def test_without_one_it_stays_where_signals_are_heard():
