@@ -2,7 +2,9 @@
 both mount all files of this machine."""
 
 import contextlib
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -71,6 +73,18 @@ class Machines:
     def _inside(self, name: str, *command: str) -> list[str]:
         namespaces = ("--mount", "--uts", "--net", "--pid")
         return ["nsenter", "--target", str(self._pids[name]), *namespaces, f"--wdns={ROOT}", *command]
+
+
+@contextlib.contextmanager
+def folder_of(name: str) -> Iterator[Path]:
+    """In the checkout, which both machines see: the daemons' sockets need a short path that no one else may write to."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=ROOT / "build"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def _others(name: str) -> list[str]:

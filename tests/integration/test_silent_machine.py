@@ -2,15 +2,12 @@
 
 import json
 import secrets
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import ROOT, treadwheel
+from tests.integration.commands import treadwheel
 from tests.integration.faults import Run, write_endless_run
-from tests.integration.machines import ADDRESSES, machines
+from tests.integration.machines import ADDRESSES, folder_of, machines
 from tests.integration.waiting import until
 from tests.models import make_tiny_model
 from tests.programs import needs
@@ -36,11 +33,8 @@ ENV = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_U
 
 @pytest.fixture
 def folder():
-    """In the checkout: both machines see it, and the run's files with it."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="silent-", dir=ROOT / "build"))
-    yield folder
-    shutil.rmtree(folder)
+    with folder_of("silent") as folder:
+        yield folder
 
 
 def test_a_run_goes_on_without_a_machine_that_stops_answering_and_takes_it_back(folder):

@@ -1,15 +1,12 @@
 """deploy/slurm/train.sbatch under a real SLURM of two nodes: one run over both, which saves when its time is up and goes on from there."""
 
 import re
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import QUICKSTART, ROOT, SMALL, treadwheel
+from tests.integration.commands import QUICKSTART, SMALL, treadwheel
 from tests.integration.faults import Run
-from tests.integration.machines import slurm
+from tests.integration.machines import folder_of, slurm
 from tests.integration.waiting import until
 from tests.programs import needs
 
@@ -36,12 +33,8 @@ OVER_BOTH = (
 
 @pytest.fixture
 def folder():
-    """In the checkout: the daemons' sockets need a short path that no one else may write to."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=ROOT / "build"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    with folder_of("slurm") as folder:
+        yield folder
 
 
 def test_a_run_over_two_nodes_saves_when_it_is_told_to_end_and_its_job_goes_on_from_there(folder):
