@@ -233,7 +233,8 @@ class RunConfig(Section):
         may wait for processes, and begin anew when these die."""
         if not self.has_episodes:
             return self.rollout.timeout_s
-        episodes, size = self.episodes, self.buffer.trajectories_per_group + self.rollout.extra_trajectories
+        episodes, trained = self.episodes, self.buffer.trajectories_per_group + self.rollout.extra_trajectories
+        size = max(trained, self.evaluation.num_samples)
         at_once = min(episodes.max_processes, self.max_concurrent_trajectories)
         rounds = _NUM_TRIES * math.ceil(size / at_once)
         return self.rollout.timeout_s + rounds * (episodes.timeout_s + episodes.cleanup_s)

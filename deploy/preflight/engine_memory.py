@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.rollout_config import RolloutConfig
-from learner.shape import head_size, inner_size, largest, num_key_heads, sizes
+from learner.shape import (
+    expert_size,
+    has_experts,
+    head_size,
+    inner_size,
+    largest,
+    num_chosen_experts,
+    num_key_heads,
+    shared_experts_size,
+    sizes,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -106,7 +116,7 @@ def of_engine(
     `check_divisible` does.
     """
     check_divisible(text, tensor_parallel)
-    layer = 4 * text.hidden_size + 3 * inner_size(text) // tensor_parallel
+    layer = 4 * text.hidden_size + _values_of_mlp(text, tensor_parallel)
     weights = weights_bytes(text, num_parameters=num_parameters, item=item, is_quantized=is_quantized)
     return EngineMemory(
         taken_bytes=int(utilization * gpu_bytes),
@@ -117,6 +127,16 @@ def of_engine(
         * _cached_tokens(text, max_context),
         max_context=max_context,
     )
+
+
+def _values_of_mlp(text: "PretrainedConfig", tensor_parallel: int) -> int:
+    """Numbers that a layer's MLP keeps of a token in each process: gate, up-projection and their product. Chosen experts each have these,
+    and an output of their own."""
+    dense = 3 * inner_size(text) // tensor_parallel
+    if not has_experts(text):
+        return dense
+    of_experts = num_chosen_experts(text) * (3 * expert_size(text) // tensor_parallel + text.hidden_size)
+    return max(dense, of_experts + 3 * shared_experts_size(text) // tensor_parallel)
 
 
 def _cached_numbers(text: "PretrainedConfig", *, tensor_parallel: int) -> int:

@@ -234,10 +234,33 @@ def refuse_group_size(parts: Parts, *, trajectories_per_group: int, given: str) 
         tried = _tried(parts.advantage, trajectories_per_group=largest)
     except (ValueError, DataError) as error:
         raise ConfigError(f"{named}: {error}") from error
+    if parts.advantage.is_own:
+        _refuse_not_finite(parts, size=largest, named=named)
     if largest == 1 and tried and not any(bool(torch.nan_to_num(each).any()) for each in tried):
         raise ConfigError(
             f"{named}: the advantage of a group of one is always 0, and nothing is learned; use 2 or more"
         )
+
+
+def _refuse_not_finite(parts: Parts, *, size: int, named: str) -> None:
+    """Raises ConfigError if the advantages of a group's rewards are not finite, which would end the run at such a group. Equal rewards are
+    tried too, unless a filter may drop them."""
+    if parts.advantage.requires != ("rewards_G",):
+        return
+    tried = {"rewards": torch.linspace(1.0, 0.0, size)}
+    if not parts.filters:
+        tried["equal rewards"] = torch.full((size,), 0.5)
+    for what, rewards_G in tried.items():
+        advantages_G = parts.advantage.with_given({"rewards_G": rewards_G})
+        if not bool(advantages_G.isfinite().all()):
+            pairs = f"{_listed(rewards_G)} become {_listed(advantages_G)}"
+            raise ConfigError(
+                f"{named}: advantages of {what} are not finite: {pairs}; return finite ones, such as 0 where rewards do not differ"
+            )
+
+
+def _listed(numbers_G: Tensor) -> str:
+    return "[" + ", ".join(f"{number:.3g}" for number in numbers_G.tolist()) + "]"
 
 
 def refuse_failing_losses(parts: Parts) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import gc
 import os
 import resource
 import signal
@@ -27,6 +28,12 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with open(os.devnull, "wb") as file:
         monkeypatch.setattr(printed, "_STDERR", file.fileno())
         yield
+
+
+def open_descriptors() -> set[str]:
+    """An earlier test may have left some, which a collection closes: not in the middle of this one."""
+    gc.collect()
+    return set(os.listdir("/proc/self/fd"))
 
 
 async def begun(
@@ -140,7 +147,7 @@ async def test_a_fork_of_a_process_ends_with_it_and_needs_no_parent_for_that(tmp
 
 
 async def test_a_process_that_cannot_be_started_is_named_and_leaves_no_descriptors(tmp_path, monkeypatch):
-    lines, before = PrintedLines(), set(os.listdir("/proc/self/fd"))
+    lines, before = PrintedLines(), open_descriptors()
 
     async def failing(*args, **how):
         raise BlockingIOError("Resource temporarily unavailable")
@@ -149,11 +156,11 @@ async def test_a_process_that_cannot_be_started_is_named_and_leaves_no_descripto
     with pytest.raises(WorkerError, match="it cannot start: Resource temporarily unavailable"):
         await started(tmp_path, monkeypatch, lines, script="")
     lines.drain()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() <= before
 
 
 async def test_a_last_line_without_an_end_counts_and_its_pipe_is_closed_and_another_may_have_its_number(nowhere):
-    lines, before = PrintedLines(), set(os.listdir("/proc/self/fd"))
+    lines, before = PrintedLines(), open_descriptors()
     for number in (1, 2):
         with lines.pipe() as writing:
             os.write(writing, b"one\n \nKil")
@@ -163,7 +170,7 @@ async def test_a_last_line_without_an_end_counts_and_its_pipe_is_closed_and_anot
             while lines._torn:  # until the event loop has read it all
                 await asyncio.sleep(0.001)
         assert (lines.last().lines, lines.last().num_lines) == (("one", "Killed") * number, 2 * number)
-        assert set(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() <= before
 
 
 async def test_all_prints_that_are_in_an_enlarged_pipe_are_read_at_once(nowhere):

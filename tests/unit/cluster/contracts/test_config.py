@@ -297,11 +297,14 @@ def test_without_gpus_the_turns_are_taken_all_the_same():
 
 
 def test_a_group_whose_episodes_wait_for_one_another_has_time_for_them_all():
-    def extra_s(**limits: int) -> float:
+    def extra_s(num_samples: int = 1, **limits: int) -> float:
+        evaluation = {"num_samples": num_samples, "temperature": 1.0}
         episodes = {"timeout_s": 10, "cleanup_s": 1, **limits}
-        run = configured(environment="guess", episodes=episodes, buffer={"trajectories_per_group": 8})
+        buffer = {"trajectories_per_group": 8}
+        run = configured(environment="guess", episodes=episodes, buffer=buffer, evaluation=evaluation)
         return run.group_deadline_s - run.rollout.timeout_s
 
     # Three tries, each of 8 / 4 rounds, or of as many as there are episodes.
     assert extra_s() == 3 * 2 * 11
     assert extra_s(max_concurrent=1) == 3 * 8 * 11
+    assert extra_s(num_samples=32) == 3 * 8 * 11, "a held-out prompt's episodes are a group too"

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig, PretrainedConfig
+from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig, PretrainedConfig, Qwen3MoeConfig
 
 from cluster.contracts.errors import ConfigError
 from deploy.preflight.engine_memory import EngineMemory, check_divisible, of_engine
@@ -109,6 +109,14 @@ def test_the_cache_has_what_weights_and_passes_leave():
     passes = 16_384 * 2 * (4 * 4096 + 3 * 12_288) + 3 * 4 * 100 * 151_936 + 2 * GIB
     assert (found.taken_bytes, found.weights_bytes, found.passes_bytes) == (90 * 10**9, 16 * 10**9, passes)
     assert found.num_tokens == (90 * 10**9 - 16 * 10**9 - passes) // 147_456
+
+
+def test_a_token_goes_through_all_its_experts_in_a_pass():
+    """Qwen3-30B-A3B: 8 experts of 768 for a token, each with an output of 2,048."""
+    mixture = Qwen3MoeConfig(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_experts_per_tok=8)
+    for parallel in (1, 4):
+        passes = 16_384 * 2 * (4 * 2048 + 8 * (3 * 768 // parallel + 2048)) + 2 * GIB
+        assert _engine(mixture, tensor_parallel=parallel).passes_bytes == passes
 
 
 def test_heads_that_cannot_be_dealt_out_are_refused():

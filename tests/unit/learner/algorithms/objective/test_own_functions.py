@@ -78,6 +78,24 @@ def test_the_check_refuses_an_advantage_that_is_no_tensor_of_the_rewards_shape(a
         make(advantage=own(advantage)).check_group_size(4, num_candidates=4)
 
 
+def over_their_deviation(rewards_G: Tensor) -> Tensor:
+    return (rewards_G - rewards_G.mean()) / rewards_G.std()
+
+
+def logarithmic(rewards_G: Tensor) -> Tensor:
+    return rewards_G.log()
+
+
+def test_the_check_refuses_an_advantage_that_is_not_finite_where_rewards_do_not_differ():
+    """Such a group would end the run at some step."""
+    equal = r"of equal rewards are not finite: \[0.5, 0.5, 0.5, 0.5\] become \[nan, nan, nan, nan\]; return finite ones"
+    with pytest.raises(ConfigError, match=equal):
+        make(advantage=own(over_their_deviation)).check_group_size(4, num_candidates=4)
+    make(advantage=own(over_their_deviation), filters=["zero_variance"]).check_group_size(4, num_candidates=4)
+    with pytest.raises(ConfigError, match=r"of rewards are not finite: \[1, 0.5, 0\] become \[0, -0.693, -inf\]"):
+        make(advantage=own(logarithmic), filters=["zero_variance"]).check_group_size(3, num_candidates=3)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
