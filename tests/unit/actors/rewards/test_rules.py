@@ -17,10 +17,12 @@ from actors.rewards.length import length
 from actors.rewards.math_verify import math_verify
 from actors.rewards.multiple_choice import multiple_choice
 from actors.rewards.ngram_repetition import ngram_repetition
+from actors.rewards.openrlhf import OpenRlhfReward
 from actors.rewards.regex import regex
 from actors.rewards.verl import VerlReward
 from actors.units import same_tail
 from cluster.contracts.errors import ConfigError, DataError
+from tests.models import make_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -398,6 +400,35 @@ def test_a_compute_score_may_be_asynchronous_and_finds_extra_info_to_be_a_dict()
 
     judge = VerlReward(function=compute_score, ground_truth="a")
     assert asyncio.run(judge(completion="", columns={"a": 1})) == {"reward": 1.0, "acc": 0.0}
+
+
+OF_ONE = {"prompt": "2+2?", "completion": "4", "token_ids": [], "columns": {"label": "4"}}
+
+
+@pytest.mark.parametrize("rewards", [torch.tensor(1.0), torch.tensor([1.0]), [1.0], 1.0])
+def test_a_reward_func_of_openrlhf_gets_lists_of_one_and_may_return_a_number(rewards):
+    def reward_func(queries, prompts, labels):
+        assert (queries, prompts, labels) == (["2+2?4"], ["2+2?"], ["4"])
+        return {"rewards": rewards, "scores": [0.5]}
+
+    judged = to_reward(OpenRlhfReward(function=reward_func)(**OF_ONE))
+    assert (judged.value, judged.components) == (1.0, {"score": 0.5})
+
+
+def test_a_reward_func_of_openrlhf_without_label_key_gets_an_empty_label():
+    judge = OpenRlhfReward(function=lambda _queries, _prompts, labels: float(labels == [""]), label_column=None)
+    assert judge(**OF_ONE) == 1.0
+    with pytest.raises(DataError, match="label_column: null"):
+        OpenRlhfReward(function=print)(**OF_ONE | {"columns": {}})
+
+
+def test_queries_of_openrlhf_have_the_special_tokens_of_the_completion_with_a_tokenizer(tmp_path):
+    tokenizer = make_tokenizer(adds_bos=True)
+    tokenizer.save_pretrained(tmp_path)
+    queries = []
+    judge = OpenRlhfReward(function=lambda given, *_: queries.extend(given) or 0.0, tokenizer=str(tmp_path))
+    judge(**OF_ONE | {"token_ids": tokenizer("4<eos>", add_special_tokens=False).input_ids})
+    assert queries == ["2+2?4<eos>"]
 
 
 def test_what_is_no_schema_is_an_error_of_the_prompt():
