@@ -10,8 +10,11 @@ replaces the list, and a synchronous judge skips the rest of the request.
 """
 
 import asyncio
+import contextlib
+import contextvars
 import json
 import os
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TextIO
 
@@ -42,11 +45,20 @@ def main() -> None:
     if judge.is_async:
         asyncio.run(_serve_in_loop(judge, requests, answers, brief))
     else:
-        _serve_in_turn(judge, requests, answers, timeout_s=brief["timeout_s"])
+        # One event loop for all calls: a client or semaphore of the judge's module belongs to the loop of its first use.
+        with contextlib.closing(asyncio.Runner()) as runner:
+            _serve_in_turn(judge, requests, answers, runner, timeout_s=brief["timeout_s"])
 
 
-def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s: float) -> None:
+def _serve_in_turn(
+    judge: Judge, requests: TextIO, answers: TextIO, runner: asyncio.Runner, *, timeout_s: float
+) -> None:
     own_pid = os.getpid()
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        # A context of its own: the runner's is that of the first call, with its deadline.
+        return runner.run(coroutine, context=contextvars.copy_context())
+
     for line in requests:
         request = json.loads(line)
         for number, size, given in request["calls"]:
@@ -55,7 +67,7 @@ def _serve_in_turn(judge: Judge, requests: TextIO, answers: TextIO, *, timeout_s
             try:
                 # Parsed anew for each call, so that a judge may change its columns.
                 with verdict_within(timeout_s):
-                    judged = judge_now(judge, json.loads(request["shared"]) | given, size=size)
+                    judged = judge_now(judge, json.loads(request["shared"]) | given, size=size, run=run)
             except (MemoryError, asyncio.CancelledError) as error:
                 judged, is_spent = [failed(error)] * size, isinstance(error, MemoryError)
             except UnavailableError as error:

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import linecache
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,14 @@ def find_judge(judge: Plugin, *, field: str = "reward.judge") -> Judge:
     )
 
 
-def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judged:
-    """Calls a synchronous judge on `size` trajectories.
+def judge_now(
+    judge: Judge,
+    given: Mapping[str, Any],
+    *,
+    size: int = 1,
+    run: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
+) -> Judged:
+    """Calls a synchronous judge on `size` trajectories. `run` runs a coroutine to its end.
 
     Raises MemoryError if the process is out of memory, and UnavailableError if the judge's server is away.
     """
@@ -82,7 +88,7 @@ def judge_now(judge: Judge, given: Mapping[str, Any], *, size: int = 1) -> Judge
     try:
         value = judge.call(**given)
         if inspect.isawaitable(value):  # an adapter of another library's asynchronous function
-            value = asyncio.run(_awaited(value))
+            value = run(_awaited(value))
         return _judged(judge, value, size)
     except (MemoryError, UnavailableError):
         raise

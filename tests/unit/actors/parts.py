@@ -119,6 +119,15 @@ async def format_of_messages(completions, **kwargs):
     return [1.0 if re.match(r"^<think>.*?</think>", completion[0]["content"]) else 0.0 for completion in completions]
 
 
+_CLIENT = asyncio.Queue[float]()
+
+
+async def of_a_client(completions, **kwargs):
+    """A client of the module that belongs to the event loop of its first use, as those of httpx and openai."""
+    asyncio.get_running_loop().call_soon(_CLIENT.put_nowait, 1.0)
+    return [await _CLIENT.get()] * len(completions)
+
+
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """As in verl's documents."""
     assert data_source == "openai/gsm8k" and extra_info == {"split": "train"}

@@ -202,6 +202,12 @@ async def test_functions_of_trl_run_unchanged():
     assert other["reward"].to_pylist() == [2.0], "a function that returns None for a prompt does not judge it"
 
 
+async def test_an_asynchronous_function_of_trl_may_keep_a_client_between_calls():
+    async with service(judge={"name": "trl", "function": f"{PARTS}:of_a_client"}) as rewards:
+        batches = [(await rewards.score(batch_of(["a"])))[0] for _ in range(3)]
+    assert [batch["reward_message"].to_pylist() for batch in batches] == [[None]] * 3
+
+
 async def test_a_compute_score_of_verl_runs_unchanged():
     row = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "42"}, "extra_info": {"split": "train"}}
     batch = await scored(["42", "41"], row, judge={"name": "verl", "function": f"{PARTS}:compute_score"})
