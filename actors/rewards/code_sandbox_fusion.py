@@ -6,15 +6,41 @@ from typing import Any
 from pydantic import NonNegativeFloat
 
 from actors.http import Endpoint, HttpClient
-from actors.sandbox.judging import Score, program_of, reward_of, same_output, texts_of
+from actors.sandbox.judging import PYTHON, Score, program_of, reward_of, same_output, texts_of
 from actors.sandbox.sandbox import Verdict
 from cluster.contracts.errors import DataError, WorkerError
 
 _MIB = 1024**2
+_MARKS: Mapping[str, Sequence[str]] = {
+    "bash": ("sh", "shell"),
+    "cpp": ("c++", "cc", "cxx"),
+    "csharp": ("c#", "cs"),
+    "cuda": ("cu", "cpp", "c++"),
+    "D_ut": ("d",),
+    "go": ("golang",),
+    "go_test": ("go", "golang"),
+    "jest": ("typescript", "ts", "javascript", "js"),
+    "julia": ("jl",),
+    "junit": ("java",),
+    "kotlin_script": ("kotlin", "kt", "kts"),
+    "lean": ("lean4",),
+    "nodejs": ("javascript", "js", "node"),
+    "perl": ("pl",),
+    "pytest": PYTHON,
+    "python": PYTHON,
+    "python_gpu": PYTHON,
+    "racket": ("rkt",),
+    "ruby": ("rb",),
+    "rust": ("rs",),
+    "typescript": ("ts", "tsx"),
+    "verilog": ("systemverilog", "sv", "v"),
+}
+"""Names at a fence for the server's languages, besides the language's own."""
 
 
 class SandboxFusion:
     """As `code_stdin`, on the server at `url`. The program's output is compared with each case's `output` here, outside the server.
+    Its fence may have each usual name of the language, such as `js` for `nodejs`.
 
     The server gets the program and each case's input, never an expected output. An error of the server or of its sandbox is a failed
     reward. After `total_s` by the server's clock, the remaining cases count as out of time. `url` takes all forms of `remote`'s `endpoint`.
@@ -34,6 +60,7 @@ class SandboxFusion:
     ) -> None:
         self._client = HttpClient(url, field="url")
         self._language, self._column, self._tolerance = language, column, tolerance
+        self._marks = (language.lower(), *_MARKS.get(language, ()))
         self._score: Score = score
         self._time_s, self._total_s = time_s, total_s
         self._limits = {"compile_timeout": time_s, "run_timeout": time_s, "memory_limit_MB": memory_bytes // _MIB}
@@ -49,7 +76,7 @@ class SandboxFusion:
     ) -> dict[str, float]:
         cases = texts_of(columns, self._column)
         program = program_of(
-            completion, prompt=prompt, finish_reason=finish_reason, messages=messages, language=self._language
+            completion, prompt=prompt, finish_reason=finish_reason, messages=messages, marks=self._marks
         )
         if program is None:
             return reward_of(None, score=self._score)

@@ -17,7 +17,8 @@ from cluster.contracts.errors import DataError
 Score = Literal["all", "share"]
 """`all`: 1 if every case passes, else 0; `share`: the share of cases that pass."""
 _FENCE = "```"
-_PYTHON = ("python", "py", "python3")
+PYTHON = ("python", "py", "python3")
+"""Names of Python at a fence."""
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
@@ -27,13 +28,12 @@ def program_of(
     prompt: str = "",
     finish_reason: str = "",
     messages: Sequence[Mapping[str, Any]] = (),
-    language: str = "python",
+    marks: Sequence[str] = PYTHON,
 ) -> str | None:
-    """The last fenced block after the reasoning that is marked with the language. If none is marked, the last unmarked one, since an
-    unmarked block after a program is often its output. A fence of at least as many backticks closes a block. An unclosed block does not
-    count: it was cut off."""
+    """The last fenced block after the reasoning that is marked with one of `marks`, in any case. If none is marked, the last unmarked one,
+    since an unmarked block after a program is often its output. A fence of at least as many backticks closes a block. An unclosed block
+    does not count: it was cut off."""
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
-    marks = _PYTHON if language == "python" else (language.lower(),)
     found, unmarked, block, fence, mark, margin = None, None, None, "", "", ""
     for line in answer.replace("\r\n", "\n").split("\n"):
         stripped = line.strip()

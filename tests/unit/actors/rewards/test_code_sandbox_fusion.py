@@ -50,10 +50,10 @@ async def server():
     sandbox.close()
 
 
-async def judged(server, program, columns=CASES, **params):
+async def judged(server, program, columns=CASES, *, mark="python", **params):
     judge = find_judge(Plugin(name="code_sandbox_fusion", params={"url": server["url"], **params}))
     (reward,) = await judge_async(
-        judge, {"prompt": "?", "completion": f"```python\n{program}\n```", "columns": columns}
+        judge, {"prompt": "?", "completion": f"```{mark}\n{program}\n```", "columns": columns}
     )
     return reward
 
@@ -77,6 +77,15 @@ async def test_the_server_sees_the_input_and_never_the_output(server):
     assert (await judged(server, "print(2)", score="share", time_s=3, memory_bytes=2**29)).value == 0.5
     sent = {"code": "print(2)\n", "language": "python", "compile_timeout": 3, "run_timeout": 3, "memory_limit_MB": 512}
     assert server["requests"] == [sent | {"stdin": "1"}, sent | {"stdin": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("language", "mark"),
+    [("nodejs", "javascript"), ("nodejs", "JS"), ("cpp", "c++"), ("csharp", "C#"), ("R", "r"), ("pytest", "python")],
+)
+async def test_a_fence_may_have_each_usual_name_of_the_language(language, mark, server):
+    reward = await judged(server, "print(2 * int(input()))", language=language, mark=mark)
+    assert (reward.value, server["requests"][0]["language"]) == (1.0, language)
 
 
 async def test_a_case_that_is_neither_text_nor_a_number_is_an_error_of_the_data(server):
