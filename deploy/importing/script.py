@@ -13,6 +13,15 @@ from deploy.config.yaml_text import parse
 WORD = re.compile(r"(?P<mark>[+~]{0,2})(?P<name>[\w./@-]+)(?P<more>\+?)=(?P<text>.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([^\W\d]\w*)|\{([^\W\d]\w*)([^\[\]]*)\})")
 """A word that is `$name`, `${name}`, or `${name:-...}` and the like. Not `"${name[@]}"`: words of an array are read where it is filled."""
+_FILES = {
+    "--config-name": "--config-name",
+    "-cn": "--config-name",
+    "--config-path": "--config-path",
+    "-cp": "--config-path",
+}
+"""Hydra's options that name the main file, long and short."""
+_GROUPS = ("model_engine",)
+"""Hydra's settings without a dot. All other words without a dot set variables."""
 _ENDS = "\n;&|()"
 _MARKED = re.compile(
     r"""(?P<quoted>'[^']*'|"(?:[^"\\]|\\.)*"|\\[^\n])"""
@@ -30,8 +39,9 @@ class Unresolved(str):
 
 
 def settings(path: str, *, way_out: str) -> dict[str, Any]:
-    """Words `a.b=value` are settings. Words `name=value` set variables, which replace `$name` and `${name}` in later words. Any other `$`
-    is unresolved. So is a variable or setting that gets a second value: which one a shell takes may depend on an `if`.
+    """Words `a.b=value` are settings, as are hydra's options for the main file. Words `name=value` set variables, which replace `$name` and
+    `${name}` in later words. Any other `$` is unresolved. So is a variable or setting that gets a second value: which one a shell takes may
+    depend on an `if`.
 
     Raises ConfigError for a file that cannot be read or has no settings.
     """
@@ -81,7 +91,7 @@ def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: st
     found: dict[str, Any] = {}
     unknown: list[str] = []
     has_begun = False
-    for word in _expanded(words, variables):
+    for word in _with_whole_options(_expanded(words, variables)):
         has_begun = has_begun or word == "-m" or bool(found)  # options of the launcher come before
         if has_begun and _VARIABLE.fullmatch(word):
             unknown.append(word)
@@ -89,10 +99,11 @@ def _of_a_command(words: Sequence[str], variables: dict[str, str], *, source: st
         if setting is None:
             continue
         name, text = setting["name"], Template(setting["text"]).safe_substitute(variables)
-        if "." not in name and not setting["mark"] and not name.startswith("-"):
+        is_variable = "." not in name and not setting["mark"] and not name.startswith("-")
+        if is_variable:
             is_clear = not setting["more"] and variables.get(name, text) == text
             variables[name] = text if is_clear else Unresolved(f"${name}")
-        else:
+        if not is_variable or name in _GROUPS:
             found[named(setting)] = Unresolved(text) if "$" in text else parse(text, source=f"{source}, {name}")
     return found | ({word: Unresolved(word) for word in unknown} if found else {})
 
@@ -106,3 +117,10 @@ def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[st
             yield word
         else:
             yield from text.split()
+
+
+def _with_whole_options(words: Iterator[str]) -> Iterator[str]:
+    """The words, with `--config-name=x` for `--config-name x` and `-cn x`."""
+    for word in words:
+        option, equals, value = word.partition("=")
+        yield f"{_FILES[option]}={value if equals else next(words, '')}" if option in _FILES else word

@@ -38,6 +38,7 @@ _DEFAULTS: dict[str, Any] = {
     **_at(f"{_MODEL}.mtp", enable_train=False),
     **_at(f"{_MODEL}.lora", rank=0),
     "num_prompts": None,
+    **{"--config-name": "ppo_trainer", "--config-path": "config", "model_engine": "dp"},
     **_at("data", train_files=None, train_max_samples=-1, train_batch_size=1024, gen_batch_size=None),
     **_at("data", val_files=None, val_max_samples=-1, prompt_key="prompt", shuffle=True, seed=None),
     **_at("data", max_prompt_length=512, max_response_length=512, filter_overlong_prompts=False, truncation="error"),
@@ -786,6 +787,11 @@ VERL = Peer(
                 "data.tokenizer": None,
             },
         ),
+        only(
+            "its settings are in another file; add --cfg job --resolve to the command, and import the configuration that it prints",
+            {"--config-name": ("ppo_trainer", "ppo_trainer.yaml"), "--config-path": "config"},
+        ),
+        only("the table is that of FSDP; use dp", {"model_engine": "dp"}),
         only("write only its param_dtype", {f"{_ACTOR}.fsdp_config.mixed_precision": (None, {})}),
         only("write the adapter as model.lora_rank, lora_alpha and target_modules", {f"{_MODEL}.lora.rank": 0}),
         only(

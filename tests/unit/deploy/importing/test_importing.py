@@ -623,6 +623,32 @@ def test_options_of_what_starts_the_program_are_no_settings(tmp_path):
     assert words_of(tmp_path, text) == {"a.b": 1}
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--config-name gsm8k_multiturn_grpo",
+            "--config-name='gsm8k_multiturn_grpo' is not supported: its settings are",
+        ),
+        (
+            "--config-name=mine",
+            "--config-name='mine' is not supported: its settings are in another file; add --cfg job",
+        ),
+        ("-cn mine", "--config-name='mine' is not supported"),
+        ("--config-path /config -cn mine", "--config-path='/config' is not supported"),
+        ("-cp /config", "--config-path='/config' is not supported"),
+        ("model_engine=megatron", "model_engine='megatron' is not supported: the table is that of FSDP; use dp"),
+    ],
+)
+def test_settings_of_another_file_are_refused(tmp_path, words, said):
+    assert said in refused_script(tmp_path, f"python3 -m verl.trainer.main_ppo {words} {{lr}}=1e-6")
+
+
+def test_verls_own_file_and_engine_may_be_named(tmp_path):
+    text = "python x --config-path=config --config-name='ppo_trainer.yaml' model_engine=dp {lr}=1"
+    assert "not supported" not in refused_script(tmp_path, text)
+
+
 def test_words_of_an_array_are_settings_from_bracket_to_bracket(tmp_path):
     text = """MORE=(a.b=1  # (the first)
     "a.c=[x, y]" a.d=$((2 * (1 + 3))))
