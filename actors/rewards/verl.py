@@ -8,6 +8,9 @@ from pydantic import ImportString
 
 from cluster.contracts.errors import DataError
 
+_OF_THE_ROLLOUT: Mapping[str, Any] = {"num_turns": 2, "rollout_reward_scores": {}}
+"""What verl's reward manager adds to `extra_info` for a single turn: question and answer are 2."""
+
 
 class VerlReward:
     """The function returns a number, or a dict with `score`. Other numbers in the dict become components, other values are ignored.
@@ -15,11 +18,15 @@ class VerlReward:
     Source: verl, "Implement Reward Function for Dataset"
     """
 
-    def __init__(self, *, function: ImportString[Any], ground_truth: str | None = None) -> None:
+    def __init__(
+        self, *, function: ImportString[Any], ground_truth: str | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
         """`function` is an import path, `my_package.rewards:compute_score`. `ground_truth` names the column with the answer. None reads
-        `reward_model: {ground_truth: ...}`, as verl does. Raises DataError for a prompt without the answer."""
+        `reward_model: {ground_truth: ...}`, as verl does. `kwargs` are more arguments of the function, verl's `reward_kwargs`. Raises
+        DataError for a prompt without the answer."""
         self._function = self.identity = function
         self._ground_truth = ground_truth
+        self._kwargs = kwargs or {}
 
     def __call__(self, *, completion: str, columns: Mapping[str, Any]) -> Any:
         place, name = (
@@ -30,12 +37,13 @@ class VerlReward:
                 f"the prompt has no {name!r}{'' if self._ground_truth else ' below reward_model'}; name the column of the answer: "
                 f"ground_truth: NAME; it has: {', '.join(sorted(columns)) or 'none'}"
             )
-        score = self._function(
-            data_source=columns.get("data_source"),
-            solution_str=completion,
-            ground_truth=place[name],
-            extra_info=columns.get("extra_info") or {},  # verl never passes None
-        )
+        given = {
+            "data_source": columns.get("data_source"),
+            "solution_str": completion,
+            "ground_truth": place[name],
+            "extra_info": {**(columns.get("extra_info") or {}), **_OF_THE_ROLLOUT},  # verl never passes None
+        }
+        score = self._function(**{**given, **self._kwargs})
         return _later(score) if inspect.isawaitable(score) else _reward(score)
 
 

@@ -302,9 +302,6 @@ def _aggregation(given: Given) -> Made:
         given.refuse(
             "loss_type", "divides by the tokens of one device's micro-batch; use dapo, which counts all tokens"
         )
-    if kind == "luspo" and (why := _why_by_token(given)):
-        way_out = "importance_sampling_level=sequence" if why.startswith("importance") else "grpo or dapo"
-        given.refuse("loss_type", f"with {why} divides by the padded width of a micro-batch; use {way_out}")
     _, mini_batches, _ = _updates(given)
     if mini_batches > 1 and _AGGREGATIONS.get(kind) == "token_mean":
         given.note(
@@ -312,21 +309,6 @@ def _aggregation(given: Given) -> Made:
             "own token count."
         )
     return {"algorithm.aggregation": _AGGREGATIONS.get(kind)}
-
-
-def _why_by_token(given: Given) -> str | None:
-    """The setting that gives each token its own loss. TRL's LUSPO expects one loss a sequence: otherwise its mean includes padding."""
-    if (level := given["importance_sampling_level"]) != "sequence":
-        return f"importance_sampling_level={level}"
-    if beta := given["beta"]:
-        return f"beta={beta}"
-    if (share := given["top_entropy_quantile"]) < 1:
-        return f"top_entropy_quantile={share}"
-    is_weighed, mode = given["use_vllm"] and given["vllm_importance_sampling_correction"], given[_MODE]
-    return f"{_MODE}={mode}" if is_weighed and mode.startswith("token") else None
-
-
-_MODE = "vllm_importance_sampling_mode"
 
 
 def _kl(given: Given) -> Made:
@@ -523,13 +505,11 @@ TRL = Peer(
             note="The level `sequence` is `gspo`. CISPO's `epsilon_high` is the bound itself, not 1 + `epsilon_high`.",
         ),
         Row(
-            of=f"loss_type {_BATCH} importance_sampling_level beta top_entropy_quantile use_vllm vllm_importance_sampling_correction "
-            f"{_MODE}",
+            of=f"loss_type {_BATCH}",
             ours="algorithm.aggregation",
             make=_aggregation,
             note="`grpo` and `sapo`: `sequence_mean`; `dapo` and `cispo`: `token_mean`; `dr_grpo`: `sequence_sum_over_length`; "
-            "`luspo`: `sequence_sum_mean`, unless a setting gives tokens their own losses, whose mean includes padding in TRL. `bnpo` and "
-            "`vespo` are refused.",
+            "`luspo`: `sequence_sum_mean`. `bnpo` and `vespo` are refused.",
         ),
         Row(
             of="beta use_bias_correction_kl importance_sampling_level",

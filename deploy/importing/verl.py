@@ -52,7 +52,7 @@ _DEFAULTS: dict[str, Any] = {
     **_at("trainer.v1.sampler.custom_sampler", path=None),
     **_at(_ROLLOUT, n=1, temperature=1.0, top_p=1, top_k=-1, do_sample=True, ignore_eos=False, max_model_len=None),
     **_at(_ROLLOUT, over_sample_rate=0, quantization=None, enable_rollout_routing_replay=False),
-    **_at(_ROLLOUT, prompt_length=None, response_length=None),
+    **_at(_ROLLOUT, prompt_length=None, response_length=None, calculate_log_probs=True),
     **_at(f"{_ROLLOUT}.val_kwargs", n=1, temperature=0, top_p=1.0, top_k=-1),
     **_at(f"{_ROLLOUT}.multi_turn", enable=False),
     **_at(f"{_ROLLOUT}.agent", default_agent_loop="single_turn_agent"),
@@ -80,8 +80,8 @@ _DEFAULTS: dict[str, Any] = {
     **_at("algorithm.filter_groups", enable=False, metric="reward"),
     **_at(_CORRECTION, bypass_mode=False, loss_type="ppo_clip", rollout_rs=None),
     **_at(_CORRECTION, rollout_is=None, rollout_is_threshold=2.0, rollout_is_batch_normalize=False),
-    **_at("reward.custom_reward_function", path=None, name="compute_score"),
-    **_at("custom_reward_function", path=None, name=None),
+    **_at("reward.custom_reward_function", path=None, name="compute_score", reward_kwargs={}),
+    **_at("custom_reward_function", path=None, name=None, reward_kwargs={}),
     **_at("reward.reward_manager", name="naive", source="register"),
     **_at("reward.reward_model", enable=False),
     **_at("reward_model", reward_manager=None, reward_loop_source=None, enable=None),
@@ -101,7 +101,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
          *(f"{_ACTOR}.{name}" for name in ("clip_ratio_low", "clip_ratio_high", "loss_scale_factor", "policy_loss.dro_beta")),
          *(f"{each}.optim.{name}" for each in (_ACTOR, "critic") for name in ("lr_warmup_steps", "min_lr_ratio"))), NO_NUMBER,
     ),
-    **dict.fromkeys((f"{_MODEL}.override_config", "data.apply_chat_template_kwargs"), (dict, type(None))),
+    **dict.fromkeys(
+        (f"{_MODEL}.override_config", "data.apply_chat_template_kwargs", "custom_reward_function.reward_kwargs",
+         "reward.custom_reward_function.reward_kwargs"), (dict, type(None)),
+    ),
     **dict.fromkeys(("data.train_files", "data.val_files"), (str, list, type(None))),
     **dict.fromkeys(("reward.custom_reward_function.path", "custom_reward_function.path"), (str, type(None))),
     f"{_CORRECTION}.rollout_is_threshold": (*NUMBER, str), _COMPUTED: (str, int, type(None)),
@@ -138,7 +141,7 @@ _DROPPED = {
         "data.function_tool_path data.mm_processor_kwargs* data.trust_remote_code data.custom_cls.name *freeze_vision_tower "
         "*.external_lib critic.model.hf_config_path critic.model.tokenizer_path *.mtp *.mtp.* *.num_workers "
         f"*.lora.* {_KWARGS}.overlong_buffer_cfg.log {_LEGACY_KWARGS}.overlong_buffer_cfg.log "
-        f"{_ROLLOUT}.calculate_log_probs {_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
+        f"{_ROLLOUT}.logprobs_mode {_ROLLOUT}.skip_tokenizer_init {_ROLLOUT}.router_config_path "
         f"{_ROLLOUT}.quantization_config_file {_ROLLOUT}.qat {_ROLLOUT}.val_kwargs.* {_ROLLOUT}.multi_turn.* "
         "critic.model.lora_alpha critic.model.target_modules critic.model.exclude_modules "
         "critic.model.lora_adapter_path critic.model.override_config critic.model.custom_chat_template critic.shuffle "
@@ -269,8 +272,12 @@ def _batch(given: Given) -> Made:
     groups, part = given.counts("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size")
     if groups % part:
         given.refuse(f"{_ACTOR}.ppo_mini_batch_size", f"does not divide data.train_batch_size={groups}; use a divisor")
-    if given["data.gen_batch_size"] not in (None, groups) and not given["algorithm.filter_groups.enable"]:
-        given.refuse("data.gen_batch_size", "samples more groups than are trained on; leave it out")
+    fetched = given["data.gen_batch_size"]
+    if fetched and groups % fetched and not given["algorithm.filter_groups.enable"]:
+        given.refuse(
+            "data.gen_batch_size",
+            f"does not divide data.train_batch_size={groups}, which verl refuses too; leave it out",
+        )
     mini_batches = max(groups // part, 1)
     made: Made = {
         "buffer.groups_per_step": groups,
@@ -331,9 +338,10 @@ def _sampling(given: Given) -> Made:
 
 
 def _reward(given: Given) -> Made:
-    path, name = given["custom_reward_function.path"], given["custom_reward_function.name"]
-    if path is None and name is None:  # each of the old settings replaces both new ones
-        path, name = given["reward.custom_reward_function.path"], given["reward.custom_reward_function.name"]
+    old, new = (f"{section}custom_reward_function" for section in ("", "reward."))
+    # Each of the old settings replaces all new ones.
+    section = old if any(given[f"{old}.{name}"] for name in ("path", "name", "reward_kwargs")) else new
+    path, name, kwargs = (given[f"{section}.{name}"] for name in ("path", "name", "reward_kwargs"))
     if path is None:
         given.note(
             "The reward is verl's default_compute_score: install verl where judges run, or use a judge of `treadwheel list rewards`."
@@ -349,7 +357,17 @@ def _reward(given: Given) -> Made:
             f"The reward function is imported as a module: put {file} into the folder in which you start the command, or name its folder "
             "in PYTHONPATH."
         )
-    return {"reward.judge": {"name": "verl", "function": f"{module}:{name or 'compute_score'}"}}
+    if kwargs and not all(_is_plain(name, value) for name, value in kwargs.items()):
+        given.refuse(
+            f"{section}.reward_kwargs", "has sections or values that are not resolved; write them as the judge's kwargs"
+        )
+    judge = {"name": "verl", "function": f"{module}:{name or 'compute_score'}"}
+    return {"reward.judge": judge | ({"kwargs": kwargs} if kwargs else {})}
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """False in a section, whose names have dots, and for an interpolation."""
+    return "." not in name and "${" not in str(value)
 
 
 def _shaping(given: Given) -> Made:
@@ -504,6 +522,12 @@ def _corrections(given: Given) -> Made:
                 "policy_loss.loss_mode, without weights."
             )
         return {"algorithm.proximal": "rollout"}
+    if (level is not None or gate is not None) and not given[f"{_ROLLOUT}.calculate_log_probs"]:
+        given.note(
+            "rollout_correction.rollout_is and rollout_rs have no effect in verl without rollout.calculate_log_probs. To correct, add "
+            "algorithm.corrections: [tis]."
+        )
+        level = gate = None
     if gate is not None:
         given.refuse(
             f"{_CORRECTION}.rollout_rs",
@@ -672,10 +696,11 @@ VERL = Peer(
             make=_sampling,
         ),
         Row(
-            of=f"{_below('reward.custom_reward_function', 'path name')} {_below('custom_reward_function', 'path name')}",
+            of=f"{_below('reward.custom_reward_function', 'path name reward_kwargs')} "
+            f"{_below('custom_reward_function', 'path name reward_kwargs')}",
             ours="reward.judge",
             make=_reward,
-            note="The judge `verl` calls the function unchanged.",
+            note="The judge `verl` calls the function unchanged, with `reward_kwargs` as its `kwargs`.",
         ),
         Row(
             of=f"reward.reward_manager.name reward_model.reward_manager {_below(_KWARGS, _PENALTY)} {_below(_LEGACY_KWARGS, _PENALTY)} "
@@ -741,7 +766,7 @@ VERL = Peer(
                 _CORRECTION,
                 "bypass_mode loss_type rollout_is rollout_is_threshold rollout_is_batch_normalize rollout_rs",
             )
-            + f" {_ACTOR}.policy_loss.loss_mode algorithm.use_kl_in_reward",
+            + f" {_ROLLOUT}.calculate_log_probs {_ACTOR}.policy_loss.loss_mode algorithm.use_kl_in_reward",
             ours="algorithm.proximal algorithm.corrections",
             make=_corrections,
             note="verl recomputes π_old (`proximal: recompute`) except in bypass mode. The default here is the rollout's.",

@@ -48,8 +48,7 @@ VERL = {
     "algorithm.adv_estimator": "grpo",
 }
 ACTOR = "actor_rollout_ref.actor"
-# The recorded case of LUSPO by token has no padding, which TRL's mean would take in.
-REFUSED_OF_TRL = {"bnpo", "bnpo.kl", "gspo.bnpo", "vespo", "entropy_bonus", "luspo.tok"}
+REFUSED_OF_TRL = {"bnpo", "bnpo.kl", "gspo.bnpo", "vespo", "entropy_bonus"}
 REFUSED_OF_VERL = {"vanilla.agg_seq-mean-token-sum-norm", "clip_cov.all", "clip_cov.none"} | {
     *(
         "dppo_tv.default",

@@ -130,7 +130,8 @@ async def of_a_client(completions, **kwargs):
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     """As in verl's documents."""
-    assert data_source == "openai/gsm8k" and extra_info == {"split": "train"}
+    assert data_source == "openai/gsm8k"
+    assert extra_info == {"split": "train", "num_turns": 2, "rollout_reward_scores": {}}
     return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth, "pred": solution_str}
 
 

@@ -402,6 +402,15 @@ def test_a_compute_score_may_be_asynchronous_and_finds_extra_info_to_be_a_dict()
     assert asyncio.run(judge(completion="", columns={"a": 1})) == {"reward": 1.0, "acc": 0.0}
 
 
+def test_a_compute_score_gets_verls_reward_kwargs_which_replace_its_arguments():
+    given = {}
+    judge = VerlReward(
+        function=lambda **all: given.update(all) or 1.0, ground_truth="a", kwargs={"w": 0.5, "data_source": "b"}
+    )
+    judge(completion="", columns={"a": 1, "data_source": "c"})
+    assert (given["w"], given["data_source"], given["ground_truth"]) == (0.5, "b", 1)
+
+
 OF_ONE = {"prompt": "2+2?", "completion": "4", "token_ids": [], "columns": {"label": "4"}}
 
 

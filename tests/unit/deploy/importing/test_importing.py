@@ -244,6 +244,13 @@ def test_verls_bypass_mode_has_the_loss_of_its_name_without_weights():
         assert note in " ".join(text_of("verl_gsm8k.sh", *more, f"{correction}.{idle}").replace("#", "").split())
 
 
+def test_verl_corrects_nothing_without_the_rollouts_log_probs():
+    assert "corrections" in algorithm_of("verl_dapo.yaml")
+    without = "actor_rollout_ref.rollout.calculate_log_probs=false"
+    assert "corrections" not in algorithm_of("verl_dapo.yaml", without)
+    assert "no effect in verl without rollout.calculate_log_probs" in text_of("verl_dapo.yaml", without)
+
+
 def test_a_cap_that_is_verls_own_error_is_refused_by_its_name():
     with pytest.raises(ConfigError, match=r"actor\.clip_ratio_c=1\.0 is an error in verl too; set it above 1"):
         run_of("verl_dr_grpo.yaml", "actor_rollout_ref.actor.clip_ratio_c=1.0")
@@ -331,17 +338,6 @@ def test_all_that_cannot_be_said_is_refused_at_once():
         ("trl_gsm8k.yaml", "router_aux_loss_coef=0.001", "write algorithm.router_aux_loss_coefficient"),
         ("trl_gsm8k.yaml", "~beta=1", "~beta=1 is not a known setting of TRL"),
         ("trl_dr_grpo.yaml", "lora_target_modules=null", "PEFT's choice"),
-        (
-            "trl_gsm8k.yaml",
-            "loss_type=luspo beta=0",
-            "with importance_sampling_level=token divides by the padded width",
-        ),
-        ("trl_gsm8k.yaml", "loss_type=luspo importance_sampling_level=sequence", "with beta=0.04 divides by"),
-        (
-            "trl_gsm8k.yaml",
-            "loss_type=luspo importance_sampling_level=sequence beta=0 vllm_importance_sampling_mode=token_mask",
-            "with vllm_importance_sampling_mode=token_mask divides by",
-        ),
         ("trl_dr_grpo.yaml", "importance_sampling_level=sequence beta=0.1", "set it to false"),
         ("verl_gsm8k.sh", "actor_rollout_ref.actor.kl_loss_type=kl", "use low_var_kl or mse"),
         ("verl_gsm8k.sh", "algorithm.adv_estimator=remax", "is not supported; use one of grpo"),
@@ -396,6 +392,20 @@ def test_what_is_refused_has_a_way_out(name, setting, said):
 def test_files_of_like_names_stay_apart():
     sources = verl._source(["a/b-c.parquet", "a/b_c.parquet", "a/b_c.jsonl"], "prompt")["sources"]
     assert [each["path"] for each in sources.values()] == ["a/b-c.parquet", "a/b_c.parquet", "a/b_c.jsonl"]
+
+
+@pytest.mark.parametrize("more", ["beta=0.1", "vllm_importance_sampling_mode=token_mask", "top_entropy_quantile=0.5"])
+def test_luspo_of_trl_sums_the_losses_of_tokens(more):
+    algorithm = run_of("trl_gsm8k.yaml", "loss_type=luspo", "importance_sampling_level=token", more).algorithm
+    assert (algorithm.policy_loss.name, algorithm.aggregation.name) == ("ppo_clip", "sequence_sum_mean")
+
+
+def test_the_size_in_which_verl_fetches_prompts_changes_nothing_where_it_divides_the_batch():
+    batch = run_of("verl_gsm8k.sh").buffer
+    assert run_of("verl_gsm8k.sh", "data.gen_batch_size=256").buffer == batch
+    assert "data.gen_batch_size=3072 does not divide data.train_batch_size=1024" in refused(
+        "verl_gsm8k.sh", "data.gen_batch_size=3072"
+    )
 
 
 def test_updates_that_are_no_whole_generation_are_told():
@@ -518,6 +528,15 @@ def test_verls_old_names_of_a_reward_function_replace_the_new_ones():
     assert run.reward.judge.params == {"function": "old:score"}
     run = run_of("verl_gsm8k.sh", f"{old}.name=score", f"{new}.path=new.py")
     assert run.reward.judge.params == {"function": "verl.utils.reward_score:default_compute_score"}
+
+
+@pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])
+def test_reward_kwargs_of_verl_are_kwargs_of_the_judge(section):
+    more = f"{section}.path=score.py", f"+{section}.reward_kwargs.weight=0.5", f"+{section}.reward_kwargs.strict=true"
+    kwargs = {"weight": 0.5, "strict": True}
+    assert run_of("verl_gsm8k.sh", *more).reward.judge.params == {"function": "score:compute_score", "kwargs": kwargs}
+    said = refused("verl_gsm8k.sh", *more, f"{section}.reward_kwargs.inner.x=1")
+    assert "has sections or values that are not resolved; write them as the judge's kwargs" in said
 
 
 def test_rewards_that_are_normalised_apart_are_parts():
