@@ -507,7 +507,8 @@ def _filters(given: Given) -> Made:
         return {}
     if given["algorithm.filter_groups.metric"] != "reward":
         given.refuse("algorithm.filter_groups.metric", "is another number than the reward that trains; use reward")
-    return {"algorithm.filters": ["zero_variance"]}
+    # verl keeps a group of one, which `zero_variance` drops.
+    return {"algorithm.filters": ["zero_variance"]} if given[f"{_ROLLOUT}.n"] > 1 else {}
 
 
 def _corrections(given: Given) -> Made:
@@ -756,10 +757,10 @@ VERL = Peer(
             "Both aggregate entropies as they do the policy loss.",
         ),
         Row(
-            of=_below("algorithm.filter_groups", "enable metric"),
+            of=f"{_below('algorithm.filter_groups', 'enable metric')} {_ROLLOUT}.n",
             ours="algorithm.filters",
             make=_filters,
-            note="`zero_variance`: more groups are sampled until the step is full.",
+            note="`zero_variance`: more groups are sampled until the step is full. Without effect on groups of one.",
         ),
         Row(
             of=_below(

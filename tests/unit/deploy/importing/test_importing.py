@@ -244,6 +244,10 @@ def test_verls_bypass_mode_has_the_loss_of_its_name_without_weights():
         assert note in " ".join(text_of("verl_gsm8k.sh", *more, f"{correction}.{idle}").replace("#", "").split())
 
 
+def test_a_filter_of_verl_keeps_groups_of_one():
+    assert "filters" not in algorithm_of("verl_dapo.yaml", "actor_rollout_ref.rollout.n=1")
+
+
 def test_verl_corrects_nothing_without_the_rollouts_log_probs():
     assert "corrections" in algorithm_of("verl_dapo.yaml")
     without = "actor_rollout_ref.rollout.calculate_log_probs=false"
