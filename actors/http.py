@@ -52,7 +52,10 @@ _SHOWN = 200
 
 
 class Endpoint(Checked):
-    """Equal servers and their limits. A text or a list in its place gives only the URLs."""
+    """Equal servers and their limits. A text or a list in its place gives only the URLs.
+
+    Each reward service keeps the limits for itself, and each part of the reward for its own requests.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
