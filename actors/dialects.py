@@ -1,5 +1,6 @@
 """Request and answer formats of other systems' reward servers, one entry of `DIALECTS` each."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,17 @@ def _classify(batch: Sequence[Item]) -> dict[str, Any]:
     if isinstance(queries[0], str):
         return {"use_activation": False, "input": queries}
     (messages,) = queries
-    return {"use_activation": False, "messages": messages}
+    return {"use_activation": False, "messages": [_with_calls_of_openai(each) for each in messages]}
+
+
+def _with_calls_of_openai(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its tool calls as OpenAI's API has them: each with an id, the arguments as text."""
+    calls = list[Any]()
+    for place, call in enumerate(message.get("tool_calls") or ()):
+        given = call["function"].get("arguments")
+        text = given if isinstance(given, str) else json.dumps(given)
+        calls.append({"id": f"call{place:05}", **call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _of_classify(answer: Any) -> Sequence[Any]:

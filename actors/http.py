@@ -1,8 +1,8 @@
 """HTTP client of the judges: posts JSON to the next healthy one of several equal servers, within the deadline of the calling judge.
 
-Transport failures (no connection, a truncated body, 5xx, 429) are retried: at once on another server, or on the same one with full jitter
-(Brooker, AWS, "Exponential Backoff And Jitter") or after its `Retry-After`. Other answers that are no success (3xx, 4xx, a body that is not
-JSON) are errors at once.
+Transport failures (no connection, a truncated body, 5xx, 408, 429) are retried: at once on another server, or on the same one with full
+jitter (Brooker, AWS, "Exponential Backoff And Jitter") or after its `Retry-After`. Other answers that are no success (3xx, 4xx, a body that
+is not JSON) are errors at once.
 
 A request without an answer shortly before the deadline raises UnavailableError, whether the server refuses, fails or is silent. The reward
 service then finds out whether the server is down or cannot take this request. If the endpoint's own limits delayed the request, the error
@@ -52,7 +52,10 @@ _SHOWN = 200
 
 
 class Endpoint(Checked):
-    """Equal servers and their limits. A text or a list in its place gives only the URLs."""
+    """Equal servers and their limits. A text or a list in its place gives only the URLs.
+
+    Each reward service keeps the limits for itself, and each part of the reward for its own requests.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -260,7 +263,7 @@ class HttpClient:
         except (aiohttp.ClientError, OSError) as error:
             raise _TransportError(f"{type(error).__name__}: {error}") from error
         shown = self._shown(content)
-        if response.status == 429 or response.status >= 500:
+        if response.status in (408, 429) or response.status >= 500:
             retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
             raise _TransportError(
                 f"HTTP {response.status}: {shown}", retry_after_s=retry_after_s, status=response.status

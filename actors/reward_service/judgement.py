@@ -19,6 +19,7 @@ from actors.returned import MAX_MESSAGE, to_reward
 from actors.writable import writable
 from cluster.contracts.errors import ConfigError, DataError, UnavailableError
 from cluster.contracts.foreign import described, line_of
+from cluster.contracts.hiding import hidden
 from cluster.contracts.plugins import OF_EITHER, OF_ONE_OR_ALL, REWARDS, Plugin, is_async, resolve
 from cluster.contracts.types import Reward, RewardStatus
 
@@ -129,7 +130,7 @@ def to_rewards(value: Any, *, size: int) -> Judged:
 
 def failed(error: BaseException, *, stage: str = "") -> Reward:
     stage = stage or getattr(error, "stage", None) or ""
-    said, line = described(error), line_of(error)
+    said, line = hidden(described(error)), line_of(error)
     if line and ": " not in said:  # a bare `assert`
         said += ":"
     message = writable(f"{stage} {said}".lstrip()[: MAX_MESSAGE - len(line)] + line)

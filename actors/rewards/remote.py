@@ -81,8 +81,8 @@ class Remote:
             return await self._batches.result({"columns": columns, "trajectories": trajectories})
         label = value_of(columns, self._column) if self._column and self._dialect.sends_label else None
         items = [
-            {"prompt": prompt, "completion": said, "query": self._query(columns, prompt, said), "label": label}
-            for prompt, said, *_ in rows
+            {"prompt": prompt, "completion": said, "query": self._query(prompt + said, messages), "label": label}
+            for (prompt, said, *_), messages in zip(rows, all_messages, strict=True)
         ]
         verdicts = await asyncio.gather(*map(self._batches.result, items), return_exceptions=True)
         if away := next((each for each in verdicts if isinstance(each, UnavailableError)), None):
@@ -91,13 +91,13 @@ class Remote:
         verdicts = [DataError("the server answered null") if each is None else each for each in verdicts]
         return [failed(verdict) if isinstance(verdict, BaseException) else verdict for verdict in verdicts]
 
-    def _query(self, columns: Mapping[str, Any], prompt: str, completion: str) -> Any:
+    def _query(self, raw: str, messages: Sequence[Any]) -> Any:
         if self._text == "raw":
-            return prompt + completion
-        messages = conversation(columns, prompt=prompt, completion=completion)
+            return raw
         if self._text == "chat":
             return messages
-        said = [each.get("content") for each in messages]
+        # A message of tool calls alone may have null as its content.
+        said = [each.get("content") or "" for each in messages]
         if not all(isinstance(each, str) for each in said):
             raise DataError("text=plain needs messages that are only text, and this prompt has another one; use raw")
         return "\n".join(said)

@@ -1,7 +1,7 @@
 """Asks a chat server with OpenAI's API for the grades of one conversation, and once more if its answer is unreadable."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
@@ -85,7 +85,7 @@ class ChatJudge:
         try:
             # Servers that separate reasoning put it into another field, which is not the answer.
             choice, used = answer["choices"][0], (answer.get("usage") or {}).get("total_tokens") or 0
-            text, is_cut_off = str(choice["message"].get("content") or ""), choice.get("finish_reason") == "length"
+            text, is_cut_off = _text(choice["message"].get("content")), choice.get("finish_reason") == "length"
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             why = f"{type(error).__name__}: {error}"
             raise DataError(f"the answer is not a chat completion ({why}): {str(answer)[:_SHOWN]}") from error
@@ -120,7 +120,19 @@ class ChatJudge:
         return await self._client.post("/chat/completions", body, urls=urls, num_tokens=num_tokens)
 
 
+def _text(content: Any) -> str:
+    """The answer's text. Some servers write a list of parts, in which reasoning has a type of its own."""
+    if isinstance(content, list):
+        parts = cast("list[Any]", content)
+        return "".join(part["text"] for part in parts if part["type"] == "text")
+    return str(content or "")
+
+
 # Named as in llm_judge.py: that file's bytes are part of the keys of kept verdicts, which a change there would ask for again.
 def prompt_text(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages before the completion, which is the last of `messages`. `Rubric.conversation` makes the prompt's text of them."""
-    return messages[:-1]
+    """The messages before the completion, which is the words of the last of `messages`, and the tool calls of that message.
+
+    `Rubric.conversation` makes the prompt's text of them.
+    """
+    *before, last = messages
+    return [*before, {**last, "content": None}] if last.get("tool_calls") else before

@@ -57,6 +57,9 @@ class Criterion(Section):
 
     def value_of(self, answer: object) -> float | None:
         """None if the answer is none of the choices."""
+        # null is no answer, also where a choice is named none.
+        if not isinstance(answer, str | int | float):
+            return None
         said = str(answer).strip().casefold()
         return next((choice.value for choice in self.choices if choice.name.casefold() == said), None)
 
@@ -134,12 +137,12 @@ class Rubric(Section):
 
         The answer is the JSON object at the end of the message. No other object may have its names: the graded text might be quoted.
         """
+        # The object comes first: its reason may mention the tags of reasoning.
+        before, said = _object_at_the_end(message)
         # A chat template may have opened the reasoning. Then the message has only its end.
-        answer = after_reasoning(message)
-        if not message.endswith(answer):  # the message ends in unclosed reasoning
-            return None
-        before, said = _object_at_the_end(answer)
-        if any(f'"{name}"' in before for name in ("reason", *(each.name for each in self.criteria))):
+        ahead = after_reasoning(f"{before}{{")
+        is_reasoning = not ahead.endswith("{")
+        if is_reasoning or any(f'"{name}"' in ahead for name in ("reason", *(each.name for each in self.criteria))):
             return None
         values = {each.name: each.value_of(said.get(each.name)) for each in self.criteria}
         grades = {name: value for name, value in values.items() if value is not None}

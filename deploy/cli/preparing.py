@@ -291,6 +291,7 @@ def serve_reward(
         from cluster.contracts.reward_config import model_of, server_of
         from deploy import serving
         from deploy.config import loading as configuration
+        from deploy.preflight.sandbox import check_sandboxes
 
         plugin = Plugin(name=judge, params=dict(map(configuration.parsed, params or [])))
         if model_of(plugin) or server_of(plugin):
@@ -300,4 +301,5 @@ def serve_reward(
             config = RewardConfig(judge=plugin, env=tuple(env or ()), **limits)
         except ValidationError as error:
             raise ConfigError("; ".join(configuration.explained(error, within="reward"))) from error
+        check_sandboxes(config)
         serving.serve(config, host=host, port=port, key_env=key_env, says=typer.echo)

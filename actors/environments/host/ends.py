@@ -7,6 +7,7 @@ from actors.writable import writable
 from cluster.contracts.episodes import EpisodeEnd
 from cluster.contracts.errors import EpisodeOver
 from cluster.contracts.foreign import described
+from cluster.contracts.hiding import hidden
 from cluster.contracts.types import RewardStatus
 
 ENVIRONMENT = "environment"
@@ -33,4 +34,4 @@ def raised(error: BaseException) -> EpisodeEnd:
 
 
 def failure(message: str, *, status: RewardStatus = RewardStatus.ERROR, stage: str = ENVIRONMENT) -> EpisodeEnd:
-    return EpisodeEnd(status=status, failed_stage=writable(stage), message=writable(message)[:MAX_MESSAGE])
+    return EpisodeEnd(status=status, failed_stage=writable(stage), message=writable(hidden(message))[:MAX_MESSAGE])

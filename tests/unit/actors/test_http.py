@@ -32,6 +32,7 @@ async def client_of(*urls, **limits):
     [
         "500",
         "503",
+        "408",
         "429",
         "close",
         "half a body",

@@ -200,6 +200,11 @@ def test_an_error_shows_no_secret(command, secret):
     assert refused.exit_code == 2 and "<hidden>" in refused.output and secret not in refused.output
 
 
+def test_programs_that_may_run_longer_than_their_reward_are_not_served():
+    refused = CliRunner().invoke(app, ["serve-reward", "code_stdin", "--timeout-s", "10"])
+    assert refused.exit_code == 2 and "sandbox.total_s=20 must be less than the judge's timeout_s=10" in refused.output
+
+
 def test_what_a_model_wrote_into_an_error_does_nothing_to_the_terminal(tmp_path, monkeypatch):
     def fail(*_):
         raise ConfigError("a judge said \x1b[2J\x1b]0;owned\x07[/INST]\ud83d, twice\n  and more")

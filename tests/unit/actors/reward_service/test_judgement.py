@@ -1,6 +1,7 @@
 import pytest
 
-from actors.reward_service.judgement import find_judge
+from actors.environments.host.ends import raised
+from actors.reward_service.judgement import failed, find_judge
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.plugins import Plugin
 
@@ -29,3 +30,9 @@ class Script:
 def test_a_class_that_cannot_judge_is_refused_by_name(judge, why):
     with pytest.raises(ConfigError, match=rf"reward\.judge='{__name__}:{judge}' {why}"):
         find_judge(Plugin(name=f"{__name__}:{judge}"))
+
+
+def test_the_reason_of_a_failed_reward_shows_no_secret():
+    error = ValueError("GET https://rm.example/judge?key=s3cr3t&city=Rome was refused")
+    shown = "ValueError: GET https://rm.example/judge?key=<hidden>&city=Rome was refused"
+    assert failed(error).message == raised(error).message == shown

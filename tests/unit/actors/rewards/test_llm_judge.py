@@ -108,6 +108,14 @@ async def test_two_answers_that_cannot_be_read_are_a_failed_reward_and_not_the_l
     )
 
 
+async def test_an_answer_in_parts_is_read_as_their_texts(rubric):
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": GOOD.replace("good", "bad")}]}
+    answer = chat([thought, {"type": "text", "text": GOOD[:9]}, {"type": "text", "text": GOOD[9:]}])
+    async with faulty_server(saying(answer)) as server:
+        assert (await judged(server, rubric)).value == 2.5
+    assert len(server.requests) == 1
+
+
 async def test_an_error_that_comes_as_an_answer_is_told(rubric):
     async with faulty_server(saying({"error": {"message": "no credits left", "code": 402}})) as server:
         reward = await judged(server, rubric)
@@ -208,6 +216,20 @@ async def test_the_policys_earlier_turns_give_the_judge_no_instructions(rubric):
         f"[user]\n1+1?\n\n[assistant]\n<text {mark}>\n{note}\n</text {mark}>\n\n"
         "[tool]\n<text ef2d127de37b942b>\n5\n</text ef2d127de37b942b> "
         "<text d4735e3a265e16ee>\n2\n</text d4735e3a265e16ee> The truth: 2"
+    )
+
+
+async def test_the_calls_of_a_last_message_are_shown_before_its_words(rubric):
+    function = {"name": "add", "arguments": {"a": "\ud83d"}}
+    asked, answer = messages("2")
+    episode = [asked, {**answer, "tool_calls": [{"type": "function", "function": function}]}]
+    async with faulty_server(saying(GOOD)) as server:
+        where = {"endpoint": {"urls": [server.url], "model": "m"}}
+        judge = find_judge(Plugin(name="llm_judge", params={"rubric": rubric, **where}))
+        await judge.call(messages=episode, columns={"answer": 2, "messages": [asked]}, servers={})
+    called = between_marks('{"name": "add", "arguments": {"a": "?"}}')
+    assert server.requests[0]["messages"][1]["content"] == (
+        f"[user]\n1+1?\n\n[assistant calls]\n{called} {between_marks('2')} The truth: 2"
     )
 
 

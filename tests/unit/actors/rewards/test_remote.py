@@ -25,14 +25,16 @@ TURNS = [{"role": "user", "content": "2+2?"}]
 
 def group(*completions, prompt="<s>2+2?</s>", columns=None):
     size = len(completions)
+    columns = {"messages": TURNS, "answer": "4"} if columns is None else columns
+    asked = columns.get("messages", TURNS)
     return {
         "prompts": [prompt] * size,
         "completions": [*completions],
-        "all_messages": [[*TURNS, {"role": "assistant", "content": said}] for said in completions],
+        "all_messages": [[*asked, {"role": "assistant", "content": said}] for said in completions],
         "all_token_ids": [[7]] * size,
         "finish_reasons": ["stop"] * size,
         "seeds": [*range(size)],
-        "columns": {"messages": TURNS, "answer": "4"} if columns is None else columns,
+        "columns": columns,
     }
 
 
@@ -145,6 +147,33 @@ async def test_a_reward_model_behind_vllm_gets_the_messages_and_applies_its_own_
         rewards = await judged(remote("classify", server.url, text="chat"), group("4", "four", columns=columns))
     assert [reward.value for reward in rewards] == [1.0, 4.0]
     assert server.requests[1]["messages"][1] == {"role": "assistant", "content": "four"}
+
+
+def episode():
+    """A group of one episode with a call, in the form of chat templates."""
+    calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]
+    given = group("4")
+    given["all_messages"][0][1:1] = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "name": "add", "content": "four"},
+    ]
+    return given
+
+
+async def test_a_reward_model_behind_vllm_gets_all_turns_of_an_episode_with_calls_in_the_form_of_its_api():
+    async with faulty_server(lambda body: {"data": [{"index": 0, "probs": [1.0]}]}) as server:
+        await judged(remote("classify", server.url, text="chat"), episode())
+    asked, calling, told, said = server.requests[0]["messages"]
+    assert (asked, told["content"], said) == (TURNS[0], "four", {"role": "assistant", "content": "4"})
+    assert calling["tool_calls"] == [
+        {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    ]
+
+
+async def test_plain_text_has_the_contents_of_all_messages_of_an_episode():
+    async with faulty_server(SERVERS["openrlhf"][1]) as server:
+        await judged(remote("openrlhf", server.url, text="plain"), episode())
+    assert server.requests[0]["query"] == ["2+2?\n\nfour\n4"]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,10 @@ def test_a_column_that_the_prompt_does_not_have_is_an_error():
         ('<think>{"correct": "right"}</think> {"correct": "wrong"}', {"correct": 0.0}),
         ('so it is {"correct": "right"}</think>{"correct": "wrong"}', {"correct": 0.0}),
         ('<think>I would say {"correct": "right"}', None),
+        ('{"reason": "It ends its <think> late.", "correct": "right"}', {"correct": 1.0}),
+        ('{"reason": "It writes </think> twice.", "correct": "right"}', {"correct": 1.0}),
+        ('<think>Well.</think>{"reason": "It writes </think>.", "correct": "right"}', {"correct": 1.0}),
+        ('<think>I would say {"reason": "It writes </think>.", "correct": "right"}', None),
         ("Good.\n**Verdict: partly**\n", None),
         ('{"correct": "right", "correct": "excellent"}', None),
         ('{"correct": 1}', None),
@@ -99,6 +103,23 @@ def test_a_column_that_the_prompt_does_not_have_is_an_error():
 )
 def test_the_last_answer_after_the_reasoning_counts(message, grades):
     assert Rubric(criteria=(RIGHT,)).grades_in(message) == grades
+
+
+@pytest.mark.parametrize(
+    "message", ["", "I cannot grade this.", '{"reason": "so"}', '{"errors": null}', "Errors: major"]
+)
+def test_an_answer_without_a_grade_is_not_the_choice_none(message):
+    choices = ({"name": "none", "value": 1}, {"name": "major", "value": 0})
+    rubric = Rubric(criteria=({"name": "errors", "question": "Which errors?", "choices": choices},))
+    assert rubric.grades_in(message) is None
+    assert rubric.grades_in('{"errors": "None"}') == {"errors": 1.0}
+
+
+def test_a_number_or_boolean_is_the_choice_of_that_name():
+    choices = ({"name": "1", "value": 0.1}, {"name": "true", "value": 1})
+    rubric = Rubric(criteria=({"name": "grade", "question": "How good?", "choices": choices},))
+    assert rubric.grades_in('{"grade": 1}') == {"grade": 0.1}
+    assert rubric.grades_in('{"grade": true}') == {"grade": 1.0}
 
 
 def test_of_several_criteria_all_are_needed():
