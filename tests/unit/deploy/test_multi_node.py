@@ -113,11 +113,12 @@ WAITS = pytest.mark.parametrize(
 def calls_of_the_batch_script(folder, *more, health_check="exit 0", settings=0, code=0, preempted="None"):
     """What it has srun, scontrol and treadwheel do, on two nodes; its exit code. A `ray start` ends with the job, a session of its own."""
     say = 'echo "$0 $*" | sed "s|.*/||" >>calls'
+    job = f'echo "   PreemptTime={preempted}"; yes | head -c 100000'
     stand_ins(
         folder,
         python="echo secret",
         ray=f'[ "$1" = start ] && exec sleep 600; {health_check}',
-        scontrol=f'case "$2" in hostnames) printf "a\\nb\\n" ;; job) echo "   PreemptTime={preempted}"; yes | head -c 100000 ;; *) {say} ;; esac',
+        scontrol=f'case "$2" in hostnames) printf "a\\nb\\n" ;; job) {job} ;; *) {say} ;; esac',
         srun='echo "srun: $SRUN_CPUS_PER_TASK CPUs: $*" >>calls; while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
         treadwheel=f'{say}; case "$*" in *{CHECK}) exit {settings} ;; esac; '
         f"while [ $(grep -c srun: calls) -lt 2 ]; do sleep 0.01; done; exit {code}",
