@@ -99,6 +99,19 @@ def test_with_a_volume_the_head_holds_no_actor():
     assert [*groups_of(made)] == ["learner", "rollout"]
 
 
+def test_services_without_room_beside_the_ranks_have_pods_without_gpus_that_stay():
+    full = ray_job.job(run(GPU, "learner.num_ranks=8", "learner.cpus_per_rank=8"), SHARED)[1]
+    groups = groups_of(full)
+    assert {name: group["maxReplicas"] for name, group in groups.items()} == {
+        "learner": 1,
+        "without-gpus": 1,
+        "rollout": 16,
+    }
+    pod = groups["without-gpus"]["template"]["spec"]
+    assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"] and "tolerations" not in pod
+    assert groups["without-gpus"]["labels"] == groups["learner"]["labels"]
+
+
 def test_spot_nodes_come_before_others_and_after_the_learner():
     made = job(Site(run_claim="treadwheel", spot={"node_selector": {"pool": "spot"}}), path=GPU)
     groups = groups_of(made)
