@@ -280,8 +280,17 @@ def test_a_name_has_room_for_what_kuberay_appends(made, most):
 
 
 def test_a_run_file_whose_name_is_no_kubernetes_name_asks_for_one():
-    with pytest.raises(ConfigError, match=r"name '7b' .* a letter first; set `name` in the site file"):
-        ray_job.job(run(name="7b"), Site())
+    with pytest.raises(ConfigError, match=r"name '' .* a letter first and no dash last; set `name` in the site file"):
+        ray_job.job(run(name=""), Site())
+
+
+def test_a_run_file_whose_name_begins_with_a_digit_has_a_name_with_a_letter_first():
+    assert ray_job.read("deploy/runs/recipes/7b_lora.yaml", []).name == "run-7b-lora"
+
+
+def test_a_job_names_its_type_since_a_cluster_cannot_be_asked_for_it():
+    with pytest.raises(ConfigError, match=r"model\.dtype='auto' asks the machine, .* write bfloat16 or float32"):
+        ray_job.job(run(GPU, "model.dtype=auto"), SHARED)
 
 
 def test_a_queue_admits_the_job_slice_by_slice():
