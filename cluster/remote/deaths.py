@@ -35,7 +35,9 @@ def where_it_printed(text: str) -> str:
     """Where Ray keeps the dead process's output; empty if Ray does not name the process."""
     pid = _PID.search(text)
     return (
-        f"What it printed: worker-*-{pid[1]}.out and .err in /tmp/ray/session_latest/logs of its node." if pid else ""
+        f"What it printed: worker-*-{pid[1]}.out and .err in session_latest/logs of Ray's folder on its node (/tmp/ray by default)."
+        if pid
+        else ""
     )
 
 

@@ -1,4 +1,5 @@
-"""Ray's own metrics, exported at its Prometheus endpoint: `ray_treadwheel_reward_mean` and so on, tagged with the run.
+"""Ray's own metrics, exported at its Prometheus endpoint: `ray_treadwheel_reward_mean` and so on, tagged with the run:
+its directory's name and four letters of its identity, since one Prometheus may see several directories of a name.
 
 A gauge keeps its last number until the run ends. Events are counted by kind, `launched` and the run's end (`finished`, `stopped` or
 `failed`) among them, so a driver that died shows as a launch without an end. An actor that leaves its node counts as `drain`, not as
@@ -16,6 +17,7 @@ from ray.util.metrics import Counter, Gauge
 
 from cluster.metrics import ENDS, METRICS, in_ascii
 from cluster.record.run_directory import RunDirectory
+from cluster.sinks.tracked import identity
 
 REPEAT_S = 5.0
 """Ray exports every 10 s the gauges set since the last export, and drops a gauge that two exports lacked."""
@@ -73,7 +75,7 @@ class RayMetrics:
 
 
 def ray(*, directory: RunDirectory, num_steps: int) -> RayMetrics:
-    metrics = RayMetrics(directory.name)
+    metrics = RayMetrics(f"{directory.name}-{identity(directory)[:4]}")
     threading.Thread(target=metrics.repeat_until_the_end, name="ray-metrics", daemon=True).start()
     return metrics
 

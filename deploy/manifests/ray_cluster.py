@@ -95,14 +95,15 @@ def _groups(site: Site, sizes: Sizes, *, image: str, config_map: str | None, sto
     """Groups of workers. All begin with 0 pods: the run's actors ask for them."""
 
     def group(name: str, shape: Pods, nodes: Nodes, labels: Manifest, priority: int) -> Manifest:
-        saves_in_s = stop_wait_s if shape is sizes.base else None
+        saves_in_s = stop_wait_s if shape is not sizes.rollout else None
         template = pods.worker(site, shape, nodes, image=image, config_map=config_map, saves_in_s=saves_in_s)
         return _group(site, name, shape, template, labels=labels, priority=priority, fewest=0)
 
     on_demand = {_MARKET: "on-demand"}
     goes = {_GOES: _GOES_VALUE}
-    learner = group("learner", sizes.base, site.on_demand, on_demand, _FIRST)
-    groups = [] if sizes.base_is_on_head else [learner]
+    groups = [] if sizes.base_is_on_head else [group("learner", sizes.base, site.on_demand, on_demand, _FIRST)]
+    if sizes.without_gpus:
+        groups.append(group("without-gpus", sizes.without_gpus, site.on_demand, on_demand, _FIRST))
     if site.spot is None:
         return [*groups, group("rollout", sizes.rollout, site.on_demand, on_demand | goes, _LAST)]
     groups.append(group("rollout-spot", sizes.rollout, site.spot, {_MARKET: "spot"} | goes, _SECOND))

@@ -18,6 +18,7 @@ from deploy.manifests import ray_cluster
 from deploy.manifests.pods import CONFIG, RUN, Manifest
 from deploy.manifests.site import NAME, Site, looks_secret
 from deploy.manifests.sizes import sizes
+from deploy.preflight.settings import check_compute_type
 
 LARGEST_NAME = 47
 _PRE_RUNNING_S = 3600
@@ -32,7 +33,7 @@ class Run:
     """A run for Kubernetes."""
 
     name: str
-    """Of the run file."""
+    """Of the run file, in Kubernetes' characters."""
     text: str
     """The run file's values, without its comments, which may be private."""
     overrides: tuple[str, ...]
@@ -67,7 +68,7 @@ def read(path: str, overrides: Sequence[str]) -> Run:
     needs = frozenset(Objective.of_run(config).needs)
     name = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")
     return Run(
-        name=name,
+        name=f"run-{name}" if name[:1].isdigit() else name,
         text=dumped(values),
         overrides=tuple(overrides),
         config=config,
@@ -87,12 +88,14 @@ def _upload_gib(config: RunConfig) -> int:
 
 
 def job(run: Run, site: Site) -> list[Manifest]:
-    """ConfigMap and RayJob. Raises ConfigError for a run that samples nothing, and for a run directory that pods cannot reach."""
+    """ConfigMap and RayJob. Raises ConfigError for a run that samples nothing, for `auto` as its type, and for a run directory that pods
+    cannot reach."""
     if run.config.recorded is not None:
         raise ConfigError(
             f"recorded={run.config.recorded!r}: a job trains by sampling, and this run samples nothing; leave it out, or run "
             "`treadwheel learn` on a lasting cluster (--cluster)"
         )
+    check_compute_type(run.config)
     name = named(site, run.name, most=LARGEST_NAME)
     run_dir = run_directory(run.config.run_dir)
     config_map = f"{name}-run"
@@ -159,10 +162,14 @@ def image(site: Site, *, needs_gpus: bool) -> str:
 def named(site: Site, default: str, *, most: int) -> str:
     """The resource's name. Pods' names contain it and may have 63 characters, so it is limited to `most`."""
     name = site.name or default
-    if len(name) > most or not NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigError(
-            f"name {name!r} has {len(name)} characters; Kubernetes allows at most {most} here: lower-case letters, digits and dashes, a "
-            "letter first; set `name` in the site file"
+            f"name {name!r} is not one for Kubernetes: lower-case letters, digits and dashes, a letter first and no dash last; set `name` "
+            "in the site file"
+        )
+    if len(name) > most:
+        raise ConfigError(
+            f"name {name!r} has {len(name)} characters; Kubernetes allows at most {most} here; set a shorter `name` in the site file"
         )
     return name
 

@@ -1,6 +1,7 @@
 """Sizes of a run's pods, computed from its actors' resources.
 
-Base pods hold learner, reward services, reference scorer and judge servers. Rollout workers have their own pods, which come and go.
+Base pods hold learner, reward services, reference scorer and judge servers. Those without GPUs have pods of their own where the pods with
+GPUs have no room for all of them. Rollout workers have their own pods, which come and go.
 """
 
 import math
@@ -30,6 +31,8 @@ class Sizes:
     base: Pods
     base_is_on_head: bool
     """The head pod holds the base, because only the head has the run directory."""
+    without_gpus: Pods | None
+    """Of the base's actors without GPUs. None: they are in the base."""
     rollout: Pods
 
     @property
@@ -51,16 +54,25 @@ def sizes(
         )
     bundles = asked_bundles(config, available=None, needs=needs, num_workers=config.rollout.num_workers)
     workers = [each for each in bundles if each.kind is ActorKind.ROLLOUT_WORKER]
-    base = _packed([each for each in bundles if each.kind is not ActorKind.ROLLOUT_WORKER], largest)
+    base = [each for each in bundles if each.kind is not ActorKind.ROLLOUT_WORKER]
+    whole = _packed(base, largest)
     base_is_on_head = not shares_files and "://" not in config.run_dir
-    if base_is_on_head and base.most > 1:
+    if base_is_on_head and whole.most > 1:
         raise ConfigError(
-            f"learner.num_ranks={config.learner.num_ranks}: learner and services take {base.most} pods, which do not share "
+            f"learner.num_ranks={config.learner.num_ranks}: learner and services take {whole.most} pods, which do not share "
             f"run_dir={config.run_dir!r}; name a volume that all pods mount (run_claim in the site file), or lower their resources"
         )
-    base = replace(base, upload_gib=upload_gib)
+    with_gpus = _packed([each for each in base if each.gpus], largest)
+    # A pod more with idle GPUs would cost more than one without.
+    is_apart = 0 < with_gpus.most < whole.most
+    without_gpus = _packed([each for each in base if not each.gpus], largest) if is_apart else None
     num_workers = max(config.rollout.num_workers, config.elastic.max_workers or 0)
-    return Sizes(base=base, base_is_on_head=base_is_on_head, rollout=_rollout(workers[0], num_workers, largest))
+    return Sizes(
+        base=replace(with_gpus if is_apart else whole, upload_gib=upload_gib),
+        base_is_on_head=base_is_on_head,
+        without_gpus=replace(without_gpus, upload_gib=upload_gib) if without_gpus else None,
+        rollout=_rollout(workers[0], num_workers, largest),
+    )
 
 
 def _packed(bundles: Sequence[Bundle], largest: Node) -> Pods:
@@ -73,7 +85,7 @@ def _packed(bundles: Sequence[Bundle], largest: Node) -> Pods:
         if pod is None:
             pods.append(pod := [])
         pod.append(bundle)
-    return Pods(cpus=max(map(_num_cpus, pods)), gpus=max(map(_num_gpus, pods)), most=len(pods))
+    return Pods(cpus=max(map(_num_cpus, pods), default=0), gpus=max(map(_num_gpus, pods), default=0), most=len(pods))
 
 
 def _has_room(bundles: Sequence[Bundle], largest: Node) -> bool:

@@ -79,8 +79,8 @@ ALERTS = (
         name="TreadwheelRunEndedAbnormally",
         # The newest driver of the run, unless it reported how it ended, and unless a driver is alive.
         expression=f"max by (run) ({_NEWEST} "
-        # Its head may be gone by then, and with it the driver's last report.
-        f'unless on (run, WorkerId) max_over_time({EVENTS}{{kind=~"finished|stopped"}}[6h])) unless on (run) {LAST_STEP_TIME}',
+        # Its head may be gone by then, and with it the driver's last report. A preempted driver saves after `preempted`, before `stopped`.
+        f'unless on (run, WorkerId) max_over_time({EVENTS}{{kind=~"finished|stopped|preempted"}}[6h])) unless on (run) {LAST_STEP_TIME}',
         lasts="2m",
         severity="critical",
         summary="its driver failed, was killed, or cannot be scraped, and no other driver has taken over",

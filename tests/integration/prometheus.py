@@ -41,13 +41,13 @@ class Prometheus:
         return float(found[0]["value"][1]) if found else None
 
     def times(self, name: str, *, run: str) -> list[float]:
-        """When it was scraped, of all drivers."""
-        return _times(self.query(f'{name}{{run="{run}"}}[1h]'))
+        """When it was scraped, of all drivers of the runs that match."""
+        return _times(self.query(f'{name}{{run=~"{run}"}}[1h]'))
 
     def num_missed(self, name: str, *, run: str) -> int:
         """Since it was first there: most scrapes of its target in a row that went well and did not bring it."""
         went_well = self.query("up[1h]")  # before the series: what is scraped in between is no miss
-        found = self.query(f'{name}{{run="{run}"}}[1h]')
+        found = self.query(f'{name}{{run=~"{run}"}}[1h]')
         (instance,) = {series["metric"]["instance"] for series in found}
         times = _times(found)
         targets = [series for series in went_well if series["metric"]["instance"] == instance]

@@ -33,7 +33,8 @@ pytestmark = [
     needs("prometheus", package="prometheus"),
     needs("prometheus-alertmanager", package="prometheus-alertmanager"),
 ]
-RUN = "watched"
+RUN, LABEL = "watched", "watched-[0-9a-f]{4}"
+"""The run directory's name, and a pattern of the label that follows from it."""
 SUMS = "{name: reasoning_gym, task: chain_sum, min_terms: 2, max_terms: 2, min_digits: 2, max_digits: 2, size: 2000}"
 PRODUCTS = "{name: reasoning_gym, task: products, min_terms: 2, max_terms: 2, size: 2000}"
 """Every second group has an environment, which their column `task` names."""
@@ -114,7 +115,7 @@ class Watched:
 
     def shown(self, name: str) -> float:
         """What Prometheus knows; NaN when it knows nothing."""
-        found = self.prometheus.value(f'ray_treadwheel_{name}{{run="{RUN}"}}')
+        found = self.prometheus.value(f'ray_treadwheel_{name}{{run=~"{LABEL}"}}')
         return math.nan if found is None else found
 
     def steps(self) -> list[dict[str, float]]:
@@ -164,11 +165,11 @@ def test_every_series_of_the_run_is_there_at_every_scrape(watched):
     began = {name: at for name, at in began.items() if at < now - EXPORTED_S}
     assert len(began) > 80
     names = {name: f"ray_{exported_name(name)}" for name in began}
-    missing = lambda: [name for name in began if not watched.prometheus.times(names[name], run=RUN)]
+    missing = lambda: [name for name in began if not watched.prometheus.times(names[name], run=LABEL)]
     eventually(lambda: not missing(), within_s=120, what=missing)
     for name, at in began.items():
-        times = watched.prometheus.times(names[name], run=RUN)
-        num_missed = watched.prometheus.num_missed(names[name], run=RUN)
+        times = watched.prometheus.times(names[name], run=LABEL)
+        num_missed = watched.prometheus.num_missed(names[name], run=LABEL)
         assert num_missed <= 1, f"{num_missed} scrapes in a row went without {name}"
         assert at > now - STILL_S or times[-1] - times[0] > KEPT_S, f"{name} was there for {times[-1] - times[0]:.0f} s"
 
@@ -186,10 +187,10 @@ def test_every_query_of_the_dashboard_is_answered_and_what_is_excused_is_not(wat
     for panel in (panel for panels in dashboard.rows().values() for panel in panels):
         names = [*panel.names, *(panel.title for _ in panel.queries)]
         for name, (_, query) in zip(names, dashboard.queries(panel), strict=True):
-            asked = query.replace("$run", RUN).replace("$node", ".*")
+            asked = query.replace("$run", LABEL).replace("$node", ".*")
             (answered if watched.prometheus.query(asked) else empty).add(name)
     assert sorted(empty - excused) == [] and excused & answered == set()
-    assert watched.prometheus.query(dashboard.annotated().replace("$run", RUN).replace("1m", "10m"))
+    assert watched.prometheus.query(dashboard.annotated().replace("$run", LABEL).replace("1m", "10m"))
 
 
 def test_every_series_that_an_alert_asks_for_is_there(watched):
@@ -197,7 +198,7 @@ def test_every_series_that_an_alert_asks_for_is_there(watched):
     excused = {f"ray_{exported_name(name)}" for name in excused}
     for alert in ALERTS:
         for name in set(re.findall(r"ray_treadwheel_\w+", alert.expression)) - excused:
-            assert watched.prometheus.query(f'{name}{{run="{RUN}"}}'), f"{alert.name}: {name}"
+            assert watched.prometheus.query(f'{name}{{run=~"{LABEL}"}}'), f"{alert.name}: {name}"
     (group,) = watched.prometheus.ask("rules")["groups"]
     assert {(rule["health"], rule.get("lastError")) for rule in group["rules"]} == {("ok", None)}
     assert len(group["rules"]) == len(ALERTS)
@@ -215,5 +216,5 @@ def test_a_driver_that_is_killed_reaches_a_webhook_as_an_alert(watched):
     watched.driver.send(signal.SIGKILL)
     eventually(lambda: bool(firing()), within_s=300, what=lambda: watched.webhook.alerts(name))
     (alert, *_) = firing()
-    assert alert["labels"]["run"] == RUN
-    assert alert["annotations"]["summary"].startswith(f"{RUN}: its driver failed")
+    assert re.fullmatch(LABEL, alert["labels"]["run"])
+    assert alert["annotations"]["summary"].startswith(f"{alert['labels']['run']}: its driver failed")

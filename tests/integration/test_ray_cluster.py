@@ -153,7 +153,7 @@ def counts(head: RayHead) -> dict[str, float]:
     """Of the run's events, by kind, as the cluster tells them now."""
     targets = [target for group in asked(head, "/api/prometheus/sd") for target in group["targets"]]
     lines = [line for target in targets for line in scraped(target)]
-    events = [line for line in lines if line.startswith("ray_treadwheel_events_total") and 'run="ppo"' in line]
+    events = [line for line in lines if line.startswith("ray_treadwheel_events_total") and 'run="ppo-' in line]
     return {found[1]: float(line.rpartition(" ")[2]) for line in events if (found := re.search('kind="(.*?)"', line))}
 
 

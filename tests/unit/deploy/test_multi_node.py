@@ -113,11 +113,12 @@ WAITS = pytest.mark.parametrize(
 def calls_of_the_batch_script(folder, *more, health_check="exit 0", settings=0, code=0, preempted="None"):
     """What it has srun, scontrol and treadwheel do, on two nodes; its exit code. A `ray start` ends with the job, a session of its own."""
     say = 'echo "$0 $*" | sed "s|.*/||" >>calls'
+    job = f'echo "   PreemptTime={preempted}"; yes | head -c 100000'
     stand_ins(
         folder,
         python="echo secret",
         ray=f'[ "$1" = start ] && exec sleep 600; {health_check}',
-        scontrol=f'case "$2" in hostnames) printf "a\\nb\\n" ;; job) echo "   PreemptTime={preempted}" ;; *) {say} ;; esac',
+        scontrol=f'case "$2" in hostnames) printf "a\\nb\\n" ;; job) {job} ;; *) {say} ;; esac',
         srun='echo "srun: $SRUN_CPUS_PER_TASK CPUs: $*" >>calls; while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
         treadwheel=f'{say}; case "$*" in *{CHECK}) exit {settings} ;; esac; '
         f"while [ $(grep -c srun: calls) -lt 2 ]; do sleep 0.01; done; exit {code}",
@@ -145,6 +146,14 @@ def test_every_step_of_the_batch_script_has_all_cpus_of_its_node(tmp_path):
     assert train.endswith(" --wait-for-claim 10m --wait-for-nodes 10m run.yaml"), (
         "one's own options count: the last does"
     )
+
+
+def test_jobs_on_one_node_have_their_own_folder_and_ports(tmp_path):
+    """Ray's default folder belongs to the first user, and a second head gets no dashboard on the first one's port."""
+    calls, _ = calls_of_the_batch_script(tmp_path)
+    head, worker = sorted((call for call in calls if call.startswith("srun: ")), key=lambda call: "--head" not in call)
+    assert head.endswith("--head --port 20014 --temp-dir /tmp/ray-7 --dashboard-host 127.0.0.1 --dashboard-port 20015")
+    assert "--temp-dir" not in worker, "Ray takes the head's"
 
 
 def test_a_wrong_setting_ends_the_batch_script_before_ray_starts(tmp_path):

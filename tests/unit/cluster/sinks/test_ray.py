@@ -9,6 +9,7 @@ import pytest
 from cluster.record.run_directory import RunDirectory
 from cluster.sinks import ray
 from cluster.sinks.ray import RayMetrics
+from cluster.sinks.tracked import identity
 
 
 class Ray:
@@ -65,6 +66,16 @@ def test_sources_with_names_in_any_script_have_a_gauge_each(there):
     found = there.drained()
     assert sorted(value for name, value in found.items() if "reward" in name) == [0.25, 0.75]
     assert all(re.fullmatch(r"[a-zA-Z0-9_]+ of r", name) for name in found)
+
+
+def test_runs_in_directories_of_one_name_have_different_names(there, tmp_path):
+    directories = [RunDirectory(str(tmp_path / team / "mine")) for team in ("a", "b")]
+    for directory in directories:
+        metrics = ray.ray(directory=directory, num_steps=1)
+        metrics.repeat()
+        metrics.close()
+    names = {f"treadwheel_last_step_time of mine-{identity(directory)[:4]}" for directory in directories}
+    assert there.drained().keys() == names
 
 
 def test_numbers_that_are_added_to_a_step_are_no_progress(there):

@@ -99,6 +99,19 @@ def test_with_a_volume_the_head_holds_no_actor():
     assert [*groups_of(made)] == ["learner", "rollout"]
 
 
+def test_services_without_room_beside_the_ranks_have_pods_without_gpus_that_stay():
+    full = ray_job.job(run(GPU, "learner.num_ranks=8", "learner.cpus_per_rank=8"), SHARED)[1]
+    groups = groups_of(full)
+    assert {name: group["maxReplicas"] for name, group in groups.items()} == {
+        "learner": 1,
+        "without-gpus": 1,
+        "rollout": 16,
+    }
+    pod = groups["without-gpus"]["template"]["spec"]
+    assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"] and "tolerations" not in pod
+    assert groups["without-gpus"]["labels"] == groups["learner"]["labels"]
+
+
 def test_spot_nodes_come_before_others_and_after_the_learner():
     made = job(Site(run_claim="treadwheel", spot={"node_selector": {"pool": "spot"}}), path=GPU)
     groups = groups_of(made)
@@ -267,8 +280,17 @@ def test_a_name_has_room_for_what_kuberay_appends(made, most):
 
 
 def test_a_run_file_whose_name_is_no_kubernetes_name_asks_for_one():
-    with pytest.raises(ConfigError, match=r"name '7b' .* a letter first; set `name` in the site file"):
-        ray_job.job(run(name="7b"), Site())
+    with pytest.raises(ConfigError, match=r"name '' .* a letter first and no dash last; set `name` in the site file"):
+        ray_job.job(run(name=""), Site())
+
+
+def test_a_run_file_whose_name_begins_with_a_digit_has_a_name_with_a_letter_first():
+    assert ray_job.read("deploy/runs/recipes/7b_lora.yaml", []).name == "run-7b-lora"
+
+
+def test_a_job_names_its_type_since_a_cluster_cannot_be_asked_for_it():
+    with pytest.raises(ConfigError, match=r"model\.dtype='auto' asks the machine, .* write bfloat16 or float32"):
+        ray_job.job(run(GPU, "model.dtype=auto"), SHARED)
 
 
 def test_a_queue_admits_the_job_slice_by_slice():

@@ -42,6 +42,18 @@ def test_ranks_go_into_pods_of_the_largest_size_and_services_beside_them():
     assert made.rollout == Pods(cpus=6, gpus=1, most=16)
 
 
+def test_services_beside_full_pods_take_none_with_gpus():
+    # 8 ranks have the 64 CPUs of a pod; two services of a quarter CPU have one without GPUs.
+    made = of(GPU, "learner.num_ranks=8", "learner.cpus_per_rank=8", "reward.num_services=2")
+    assert made.base == Pods(cpus=64, gpus=8, most=1)
+    assert made.without_gpus == Pods(cpus=1, gpus=0, most=1)
+
+
+def test_services_that_fit_beside_ranks_have_no_pods_of_their_own():
+    assert of(GPU, "learner.num_ranks=8", "learner.cpus_per_rank=6").without_gpus is None
+    assert of(QUICKSTART, "learner.num_ranks=100").without_gpus is None
+
+
 def test_the_largest_actors_have_their_place_first():
     # Two ranks of 4 CPUs in one pod would leave each service of 6 a pod of its own.
     ranks = ("learner.num_ranks=2", "learner.gpus_per_rank=0", "learner.cpus_per_rank=4")
@@ -108,6 +120,7 @@ def test_the_run_fits_into_all_its_pods_without_sharing_cpus(ranks, workers, ran
     made = sizes(config, NEEDS, largest=LARGEST, shares_files=True)
     base, rollout = made.base, made.rollout
     nodes = [Node(cpus=base.cpus, gpus=base.gpus)] * base.most
+    nodes += [Node(cpus=made.without_gpus.cpus)] * made.without_gpus.most if made.without_gpus else []
     nodes += [Node(cpus=rollout.cpus, gpus=rollout.gpus, is_spot=True)] * rollout.most
     placed = plan(config, ClusterResources(nodes=tuple(nodes)), needs=NEEDS)
     assert not placed.is_time_shared and placed.num_missing_workers == 0

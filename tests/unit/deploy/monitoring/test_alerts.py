@@ -78,6 +78,11 @@ CASES = [
     silent("RunEndedAbnormally", "stopped", {"last_step_time": "0+60x30 stale", "stopped": "_x29 1x90"}),
     silent(
         "RunEndedAbnormally",
+        "preempted, and its pod ended before its last report",
+        {"last_step_time": "0+60x30 stale", "preempted": "_x29 1x1 stale"},
+    ),
+    silent(
+        "RunEndedAbnormally",
         "another driver has taken over, and finished",
         {
             "last_step_time": "0+60x20 stale",
