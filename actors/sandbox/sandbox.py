@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -134,6 +134,10 @@ class Sandbox:
                 verdict, detail = Verdict.CRASHED, "the program ended before its tests did"
             answers += [Answer(verdict=verdict, detail=detail)] * (len(questions) - len(answers))
         return answers
+
+    def lacks(self, modules: Iterable[str]) -> list[str]:
+        """The modules that programs and tests cannot import."""
+        return self._host.lacks(modules)
 
     def close(self) -> None:
         self._host.close()

@@ -221,6 +221,30 @@ def test_a_comparison_that_nothing_looks_at_is_an_error_of_the_data():
     assert "compares in vain, 'f(2) == 4': begin it with assert" in reward.message
 
 
+@pytest.mark.parametrize("completion", ["", "```\ndef f(x): return x * x\n```"])
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("assert (f(2) == 4, 'wrong')", "asserts a tuple, which always holds, \"assert (f(2) == 4, 'wrong')\""),
+        ("def check(f):\n    assert (f(2) == 4,)\n    assert f(3) == 9\ncheck(f)", "asserts a tuple"),
+        (["x = f(2)", "print(x == 4)"], "the tests in the column 'tests' cannot fail"),
+        (
+            "import numpy as np\nassert np.allclose(f(2), 4)",
+            "import numpy, and the sandbox lacks it: name packages in ",
+        ),
+        ("from solution import *\nassert f(2) == 4", "import solution, and the sandbox lacks it"),
+    ],
+)
+def test_tests_that_all_programs_pass_or_none_are_an_error_of_the_data(tests, message, completion):
+    reward = judged_text("code_asserts", completion, {"tests": tests})
+    assert reward.status is RewardStatus.ERROR and message in reward.message
+
+
+def test_tests_may_import_the_packages_that_the_sandbox_has():
+    tests = {"tests": "import numpy as np\nassert np.allclose(f(2), [4])"}
+    assert judged("code_asserts", "def f(x): return [x * x]", tests, sandbox={"imports": ["numpy"]}).value == 1.0
+
+
 @pytest.mark.parametrize(
     "tests",
     [
