@@ -81,7 +81,8 @@ def code_function(
     """Calls the program's function with each case's `input`, a list of arguments, and compares the result with `output`.
 
     `function` is its name, or `Solution().name`. None takes the prompt's column `fn_name`. The program never sees the expected outputs:
-    it returns plain values, which are compared outside. Raises DataError if the prompt has no such cases, or no function name.
+    it returns plain values, which are compared outside. If all outputs are lists of one element, as APPS wraps them, the element alone is
+    right too. Raises DataError if the prompt has no such cases, or no function name.
     """
     cases = cases_of(columns, column)
     name = function or columns.get("fn_name")
@@ -95,10 +96,14 @@ def code_function(
     # As above. Encoded for the pipe, an empty list is six times as long as in the data set.
     expected_bytes = len(json.dumps([expected for _, expected in cases], default=str))
     answers = _sandbox(sandbox or SandboxConfig()).ask(program, questions, output_bytes=8 * expected_bytes)
+    are_wrapped = all(isinstance(expected, list) and len(expected) == 1 for _, expected in cases)
+
+    def is_right(said: Any, expected: Any) -> bool:
+        right = [expected, *expected] if are_wrapped else [expected]
+        return any(same_value(said, each, tolerance=tolerance) for each in right)
+
     verdicts = [
-        Verdict.WRONG
-        if answer.verdict is Verdict.OK and not same_value(answer.value, expected, tolerance=tolerance)
-        else answer.verdict
+        Verdict.WRONG if answer.verdict is Verdict.OK and not is_right(answer.value, expected) else answer.verdict
         for answer, (_, expected) in zip(answers, cases, strict=True)
     ]
     return reward_of(verdicts, score=score)

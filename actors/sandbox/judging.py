@@ -17,6 +17,7 @@ from cluster.contracts.errors import DataError
 Score = Literal["all", "share"]
 """`all`: 1 if every case passes, else 0; `share`: the share of cases that pass."""
 _FENCE = "```"
+_CLOSED = re.compile(r"(?P<code>[^`]*)(?P<fence>```+)\s*(?:</\w+>\s*)*")
 _PYTHON = ("python", "py", "python3")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
@@ -30,8 +31,8 @@ def program_of(
     language: str = "python",
 ) -> str | None:
     """The last fenced block after the reasoning that is marked with the language. If none is marked, the last unmarked one, since an
-    unmarked block after a program is often its output. A fence of at least as many backticks closes a block. An unclosed block does not
-    count: it was cut off."""
+    unmarked block after a program is often its output. A fence of at least as many backticks closes a block, also at the end of its last
+    line and before tags such as `</answer>`. An unclosed block does not count: it was cut off."""
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     marks = _PYTHON if language == "python" else (language.lower(),)
     found, unmarked, block, fence, mark, margin = None, None, None, "", "", ""
@@ -42,8 +43,9 @@ def program_of(
             words = stripped.lstrip("`")
             block, mark, fence = [], next(iter(words.lower().split()), ""), stripped.removesuffix(words)
             margin = line[: len(line) - len(line.lstrip())]  # of a block in a list
-        elif block is not None and stripped.startswith(fence) and not stripped.strip("`"):
-            text, block = "\n".join(block) + "\n", None
+        elif block is not None and (closed := _CLOSED.fullmatch(line)) and closed["fence"].startswith(fence):
+            last = closed["code"].removeprefix(margin)
+            text, block = "\n".join([*block, last] if last.strip() else block) + "\n", None
             found, unmarked = (text if mark in marks else found), (unmarked if mark else text)
         elif block is not None:
             block.append(line.removeprefix(margin))

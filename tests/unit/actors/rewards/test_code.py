@@ -41,6 +41,11 @@ def judged_text(name, completion, columns, **params):
         ('````python\nd = """\n```\n"""\n`````', 'd = """\n```\n"""\n'),
         ("```python\na\n````\n```python\nb\n``", "a\n"),
         ("```python\na\n``` b\n```", "a\n``` b\n"),
+        ("<answer>\n```python\na\n```</answer></final> \nDone.", "a\n"),
+        ("```python\ndef f():\n    return 1```\nIt prints:\n```\n1\n```", "def f():\n    return 1\n"),
+        ("1. So:\n   ```python\n   a\n   b```", "a\nb\n"),
+        ("```python\na = `b` ```\n```", "a = `b` ```\n"),
+        ("```python\na</answer>", None),
         ("````python\na\n```", None),
         ("```python\na", None),
         ("a", None),
@@ -144,6 +149,16 @@ def test_a_function_is_called_with_each_case():
     assert judged("code_function", "def add(a, b): return a * b", cases, score="share").value == 0.0
     solution = "class Solution:\n    def add(self, a, b): return a + b"
     assert judged("code_function", solution, cases, function="Solution().add").value == 1.0
+
+
+def test_outputs_that_are_all_wrapped_in_lists_as_in_apps_may_be_returned_bare():
+    wrapped = {"fn_name": "f", "cases": {"inputs": [[2], [3]], "outputs": [[[0, 1]], [[0, 1, 2]]]}}
+    assert judged("code_function", "def f(n): return list(range(n))", wrapped).value == 1.0
+    assert judged("code_function", "def f(n): return [list(range(n))]", wrapped).value == 1.0
+    assert judged("code_function", "def f(n): return [0]", wrapped, score="share").value == 0.0
+    mixed = {"fn_name": "f", "cases": {"inputs": [[1], [2]], "outputs": [[0], [0, 1]]}}
+    program = "def f(n): return list(range(n)) if n > 1 else 0"
+    assert judged("code_function", program, mixed, score="share").value == 0.5
 
 
 @pytest.mark.parametrize(("program", "value"), [("x = 1", 0.0), ("def max(a, b): return 2", 1.0), ("max = min", 0.0)])

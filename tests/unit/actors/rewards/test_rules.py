@@ -61,6 +61,16 @@ from cluster.contracts.errors import ConfigError, DataError
         ("The answer is **B**/**A**", 0.0),
         ("The answer is B, A is wrong and C as well", 1.0),
         ("The answer is B or 5 m", 1.0),
+        ("The answer is 'B'. A is wrong.", 1.0),
+        ("The answer is “B”. A is wrong.", 1.0),
+        ("The answer is A's opposite: B", 1.0),
+        ("The correct answer choice is B. (A is a distractor)", 1.0),
+        ("Answer choice: B; A is wrong", 1.0),
+        ("The answer would be B. Option A is not.", 1.0),
+        ("The answer is therefore B, not A.", 1.0),
+        ("The answer is clearly not A. It is B.", 1.0),
+        ('{"answer": "B", "reason": "A is wrong"}', 1.0),
+        ("The answer choice would be 'A', the answer is 'B' or 'A'", 0.0),
     ],
 )
 def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
