@@ -6,9 +6,11 @@ and no manipulation of its own process can decide the tests' result.
 
 import atexit
 import builtins
+import contextlib
 import importlib
 import json
 import keyword
+import operator
 import os
 import random
 import re
@@ -49,6 +51,8 @@ _WRITTEN: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
 }
 """Types sent as text, each with its writer and reader."""
 _CHANGEABLE = (list, dict, set, deque)
+_COMPARING = ("lt", "le", "gt", "ge")
+_COMPUTING = ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "and_", "or_", "xor")
 
 
 def run(role: str) -> NoReturn:
@@ -98,7 +102,9 @@ def _serve(source: str) -> None:
             changed = [*values[1], *values[2].values()] if what == "call" and value is None else []
             answer = json.dumps(["ok", _encode(value, objects), _encode(changed, objects)])
         except BaseException as error:  # noqa: BLE001 - foreign code; the error's name and message are the answer
-            answer = json.dumps(["raised", [kind.__name__ for kind in type(error).__mro__], _message(error)])
+            objects.append(BaseException.with_traceback(error, None))
+            names = [kind.__name__ for kind in type(error).__mro__]
+            answer = json.dumps(["raised", names, _message(error), len(objects) - 1])
         _say(answers, answer)
 
 
@@ -112,10 +118,15 @@ def _answer(space: dict[str, Any], what: str, values: list[Any]) -> Any:
             return getattr(values[0], values[1])
         case "list":
             return list(values[0])
-        case "item":
-            return values[0][values[1]]
-        case "len" | "bool" | "str":
-            return getattr(builtins, what)(values[0])
+        case "setattr" | "len" | "bool" | "str" | "repr" | "next" | "isinstance" | "issubclass":
+            return getattr(builtins, what)(*values)
+        case "enter":
+            return values[0].__enter__()
+        case "exit":
+            kind = getattr(builtins, values[1] or "", None)
+            return values[0].__exit__(kind, kind and kind(), None)
+        case _ if what != "call":
+            return getattr(operator, what)(*values)
         case _:
             return values[0](*values[1], **values[2])
 
@@ -178,6 +189,7 @@ class _Program:
     def __init__(self, answers: TextIO, questions: TextIO) -> None:
         self._answers = answers
         self._questions = questions
+        self._errors: dict[str, _ErrorClass] = {}
         self.has_ended = False
 
     def ask(self, *what: Any) -> Any:
@@ -188,7 +200,8 @@ class _Program:
         """The function's result. If that is None, its in-place changes to arguments are copied back. Otherwise arguments stay unchanged, so
         that a program cannot empty the value that it is compared with.
 
-        Raises the program's exception as its nearest builtin base class that takes a message, else as RuntimeError."""
+        Raises the program's exception as its nearest class that is builtin and takes a message, or that the tests name, else as
+        RuntimeError."""
         value, changed = self._ask("call", function, args, kwargs)
         # The program can make its process send changes with any value.
         if value is not None:
@@ -212,11 +225,27 @@ class _Program:
             raise _Ended
         status, *answer = json.loads(line)
         if status == "ok":
-            value, changed = (decode(each, lambda number: _Object(self, number)) for each in answer)
+            value, changed = (decode(each, self._found) for each in answer)
             return value, changed
-        kinds = [getattr(builtins, name, None) for name in answer[0]]
-        likes = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)]
-        raise next((kind for kind in likes if kind not in _NOT_RAISED), RuntimeError)(answer[1])
+        names, message, number = answer
+        kind = self._nearest(names)
+        raise kind.made(message, _Object(self, number)) if isinstance(kind, _ErrorClass) else kind(message)
+
+    def _found(self, found: Any) -> Any:
+        """The object of a number. A class of exceptions comes with the names of its bases."""
+        if not isinstance(found, list):
+            return _Object(self, found)
+        number, names = found
+        # Never a class of Python's own, which would catch the errors of the test.
+        members = {"_object": _Object(self, number), "__getattr__": lambda error, name: getattr(error._error, name)}
+        return self._errors.setdefault(names[0], _ErrorClass(names[0], (self._nearest(names[1:]),), members))
+
+    def _nearest(self, names: list[str]) -> type[Exception]:
+        for name in names:
+            kind = getattr(builtins, name, self._errors.get(name))
+            if isinstance(kind, type) and issubclass(kind, Exception) and kind not in _NOT_RAISED:
+                return kind
+        return RuntimeError
 
 
 class _Globals:
@@ -233,12 +262,14 @@ class _Object:
     """A proxy of an object of the program that is not a plain value: a function, a class, an instance.
 
     It equals only itself, and `in` compares here with the items that it lists: the program must not decide whether a value of the tests is
-    right.
+    right. So it is ordered and computed with other objects of the program alone, and what it computes is no plain value.
     """
 
+    __slots__ = ("_number", "_program")
+
     def __init__(self, program: _Program, number: int) -> None:
-        self._program = program
-        self._number = number
+        object.__setattr__(self, "_program", program)
+        object.__setattr__(self, "_number", number)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.call(self, args, kwargs)
@@ -248,14 +279,26 @@ class _Object:
             raise AttributeError(name)
         return self._program.ask("get", self, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._program.ask("setattr", self, name, value)
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self._program.ask("list", self))
+
+    def __next__(self) -> Any:
+        return self._program.ask("next", self)
 
     def __contains__(self, value: Any) -> bool:
         return value in self._program.ask("list", self)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._program.ask("item", self, key)
+        return self._program.ask("getitem", self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._program.ask("setitem", self, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._program.ask("delitem", self, key)
 
     def __len__(self) -> int:
         return self._program.ask("len", self)
@@ -265,6 +308,68 @@ class _Object:
 
     def __str__(self) -> str:
         return self._program.ask("str", self)
+
+    def __repr__(self) -> str:
+        return self._program.ask("repr", self)
+
+    def __enter__(self) -> Any:
+        return self._program.ask("enter", self)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """The program neither suppresses an error of the test nor replaces it."""
+        with contextlib.suppress(*([Exception] if kind else [])):
+            self._program.ask("exit", self, kind and kind.__name__)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, _Object) and self._program.ask("isinstance", value, self) is True
+
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return isinstance(kind, _Object) and self._program.ask("issubclass", kind, self) is True
+
+
+def _with_another(name: str) -> Callable[[_Object, Any], Any]:
+    def method(one: _Object, other: Any) -> Any:
+        if not isinstance(other, _Object):
+            return NotImplemented
+        said = one._program.ask(name, one, other)
+        return said if isinstance(said, bool if name in _COMPARING else _Object) else NotImplemented
+
+    return method
+
+
+for _name in (*_COMPARING, *_COMPUTING):
+    setattr(_Object, f"__{_name.rstrip('_')}__", _with_another(_name))
+
+
+class _ErrorClass(type):
+    """A class of exceptions that stands for one of the program, so that tests can catch it. Calls and attributes are the program's."""
+
+    _object: _Object
+
+    def made(cls, message: str, error: _Object) -> Exception:
+        made = type.__call__(cls, message)
+        made._error = error
+        return made
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._object(*args, **kwargs)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls._object, name)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return type.__instancecheck__(cls, value) or cls._object.__instancecheck__(value)
+
+
+class _Named(tuple[Any, ...]):
+    """A named tuple."""
+
+    _fields: Sequence[str] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._fields:
+            return self[self._fields.index(name)]
+        raise AttributeError(name)
 
 
 def _encode(value: Any, objects: list[Any] | None) -> Any:
@@ -278,10 +383,12 @@ def _encode(value: Any, objects: list[Any] | None) -> Any:
         return ["complex", [value.real, value.imag]]
     if isinstance(value, bytes):
         return ["bytes", value.hex()]
-    if isinstance(value, _Object):
-        return ["object", value._number]
+    if (remote := _remote(value)) is not None:
+        return ["object", remote._number]
     if isinstance(value, dict):
         return ["dict", [[_encode(key, objects), _encode(item, objects)] for key, item in value.items()]]
+    if (fields := _fields_of(value)) is not None:
+        return ["named", [fields, [_encode(item, objects) for item in value]]]
     for name, (kind, write, _) in _WRITTEN.items():
         if isinstance(value, kind):
             return [name, write(value)]
@@ -298,7 +405,23 @@ def _encode(value: Any, objects: list[Any] | None) -> Any:
             "change the tests, or drop this prompt"
         )
     objects.append(value)
-    return ["object", len(objects) - 1]
+    number = len(objects) - 1
+    if isinstance(value, type) and issubclass(value, Exception):
+        return ["object", [number, [kind.__name__ for kind in value.__mro__]]]
+    return ["object", number]
+
+
+def _fields_of(value: Any) -> list[str] | None:
+    """Of a named tuple."""
+    fields = getattr(value, "_fields", None) if isinstance(value, tuple) else None
+    return [*map(str, fields)] if isinstance(fields, Sequence) else None
+
+
+def _remote(value: Any) -> _Object | None:
+    """The object of the program that the value stands for."""
+    if isinstance(type(value), _ErrorClass):
+        return value._error
+    return value if isinstance(value, _Object) else value._object if isinstance(value, _ErrorClass) else None
 
 
 def decode(value: Any, find: Callable[[int], Any]) -> Any:
@@ -308,6 +431,10 @@ def decode(value: Any, find: Callable[[int], Any]) -> Any:
     kind, items = value
     if kind == "object":
         return find(items)
+    if kind == "named":
+        named = _Named(decode(item, find) for item in items[1])
+        named._fields = items[0]
+        return named
     if kind == "int":
         return int(items, 16)
     if kind == "complex":

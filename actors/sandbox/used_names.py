@@ -55,12 +55,19 @@ def asserted_tuple(tests: tuple[str, ...]) -> str | None:
     return None if looked is None else looked.asserted_tuple
 
 
+def unmet_need(tests: tuple[str, ...]) -> str | None:
+    """What tests need to pass and no sandbox has, in words. None if there is nothing known."""
+    looked = _look(tests)
+    return None if looked is None else looked.unmet_need
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Looked:
     use_program: bool
     can_fail: bool
     imported: frozenset[str]
     asserted_tuple: str | None
+    unmet_need: str | None
 
 
 @functools.lru_cache(maxsize=16)
@@ -73,15 +80,16 @@ def _look(tests: tuple[str, ...]) -> _Looked | None:
         definitions = _reached(run)
         read = run.read.union(*(_read(definition) - run.bound for definition in definitions))
         statements = [each for each in whole.body if not isinstance(each, _Definition)]
+        parts = [*statements, *definitions]
+        modules = {
+            name for part in parts for node in _nodes(part, unless_caught=_IMPORT_ERRORS) for name in _modules(node)
+        }
+        names = {name for part in parts for node in ast.walk(part) for name in _names(node)}
         return _Looked(
             use_program=_is_of_program(read, words_of_python(tests)),
-            can_fail=bool(read & _REACH_ALL) or _fails([*statements, *definitions]),
-            imported=frozenset(
-                name
-                for part in (*statements, *definitions)
-                for node in _nodes(part, unless_caught=_IMPORT_ERRORS)
-                for name in _modules(node)
-            ),
+            can_fail=bool(read & _REACH_ALL) or _fails(parts, names),
+            imported=frozenset(modules),
+            unmet_need=_unmet_need(modules, names, parts),
             asserted_tuple=next((ast.unparse(node) for node in ast.walk(whole) if _holds_always(node)), None),
         )
     except RecursionError:
@@ -92,8 +100,20 @@ def _is_of_program(read: set[str], of_python: set[str]) -> bool:
     return bool(read - of_python or read & _REACH_ALL or (read and len(of_python) == 1))
 
 
-def _fails(parts: list[ast.stmt]) -> bool:
-    names = {name for part in parts for node in ast.walk(part) for name in _names(node)}
+def _unmet_need(modules: set[str], names: set[str], parts: list[ast.stmt]) -> str | None:
+    if "asyncio" in modules and names & {"run", "run_until_complete"}:
+        return "an event loop, which the sandbox lacks: give the program a function that is not asynchronous"
+    stored = {ast.unparse(node) for part in parts for node in ast.walk(part) if _is_stored(node)}
+    if "getvalue" in names and ("redirect_stdout" in names or "sys.stdout" in stored):
+        return "the program's output, which they cannot read: compare it with code_stdin"
+    return None
+
+
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+
+
+def _fails(parts: list[ast.stmt], names: set[str]) -> bool:
     if "TextTestRunner" in names and names.isdisjoint(_RESULTS_OF_UNITTEST):
         # A runner catches all errors of its test cases.
         parts = [part for part in parts if not isinstance(part, ast.ClassDef)]

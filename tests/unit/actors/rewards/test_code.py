@@ -161,6 +161,12 @@ def test_outputs_that_are_all_wrapped_in_lists_as_in_apps_may_be_returned_bare()
     assert judged("code_function", program, mixed, score="share").value == 0.5
 
 
+def test_a_named_tuple_is_a_list_of_its_values():
+    program = "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(x): return P(x, [x])"
+    cases = {"cases": [{"input": [1], "output": [1, [1]]}]}
+    assert judged("code_function", program, cases, function="f").value == 1.0
+
+
 @pytest.mark.parametrize(("program", "value"), [("x = 1", 0.0), ("def max(a, b): return 2", 1.0), ("max = min", 0.0)])
 def test_a_function_of_pythons_own_name_is_the_programs(program, value):
     """`max` answered for a program that has none."""
@@ -248,6 +254,12 @@ def test_a_comparison_that_nothing_looks_at_is_an_error_of_the_data():
             "import numpy, and the sandbox lacks it: name packages in ",
         ),
         ("from solution import *\nassert f(2) == 4", "import solution, and the sandbox lacks it"),
+        ("import asyncio\nassert asyncio.run(f(2)) == 4", "need an event loop, which the sandbox lacks"),
+        (
+            "import io\nfrom contextlib import redirect_stdout\nout = io.StringIO()\nwith redirect_stdout(out): f(2)\n"
+            "assert out.getvalue() == '4'",
+            "need the program's output, which they cannot read: compare it with code_stdin",
+        ),
     ],
 )
 def test_tests_that_all_programs_pass_or_none_are_an_error_of_the_data(tests, message, completion):

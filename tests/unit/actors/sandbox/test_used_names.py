@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from actors.sandbox.used_names import can_fail, imported, use_program
+from actors.sandbox.used_names import can_fail, imported, unmet_need, use_program
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,20 @@ def test_one_test_may_compute_what_another_asserts():
 )
 def test_the_modules_of_tests_are_those_that_they_import_as_they_run(test, modules):
     assert imported((test,)) == modules
+
+
+@pytest.mark.parametrize(
+    ("test", "need"),
+    [
+        ("import asyncio\nasync def main(): assert await f(2) == 4\nasyncio.run(main())", "event loop"),
+        ("import asyncio\nloop = asyncio.new_event_loop()\nassert loop.run_until_complete(f(2)) == 4", "event loop"),
+        ("import asyncio\nassert f(2) == 4", None),
+        ("machine = f(2)\nassert machine.run() == 4", None),
+        ("import io, sys\nsys.stdout = out = io.StringIO()\nf(2)\nassert out.getvalue() == '4'", "output"),
+        ("import io, sys\nsys.stdout = io.StringIO()\nassert f(2) == 4", None),
+        ("import io\nout = io.StringIO()\nf(out.getvalue())", None),
+    ],
+)
+def test_tests_that_need_an_event_loop_or_the_programs_output_are_found(test, need):
+    unmet = unmet_need((test,))
+    assert unmet is None if need is None else need in unmet
