@@ -17,7 +17,8 @@ from pydantic import ConfigDict, PositiveFloat, PositiveInt
 
 from actors.sandbox.confinement import Bounds
 from actors.sandbox.host_process import HostProcess, memory_files, text_of
-from actors.sandbox.roles import OUT_OF_MEMORY, decode
+from actors.sandbox.proxies import decode
+from actors.sandbox.roles import OUT_OF_MEMORY
 from cluster.contracts.checked import Checked
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 

@@ -487,10 +487,10 @@ FORGES_ITS_ANSWER = """
 import sys
 roles = sys.modules["actors.sandbox.roles"]
 def f(x):
-    def say(to, message, truly=roles._say):
-        roles._say = truly
+    def say(to, message, truly=roles.say):
+        roles.say = truly
         truly(to, {said!r})
-    roles._say = say
+    roles.say = say
 """
 
 
@@ -511,10 +511,10 @@ def test_only_a_call_that_returns_none_changes_its_arguments_whatever_the_progra
 FORGES_ITS_NAMES = """
 import sys
 roles = sys.modules["actors.sandbox.roles"]
-def say(to, message, truly=roles._say):
-    roles._say = truly
+def say(to, message, truly=roles.say):
+    roles.say = truly
     truly(to, '["ok", ["list", ["__builtins__", "f"]], ["list", []]]')
-roles._say = say
+roles.say = say
 def f(x): return 0
 __builtins__ = {"abs": lambda x: 0}
 """
