@@ -56,7 +56,7 @@ def asserted_tuple(tests: tuple[str, ...]) -> str | None:
 
 
 def unmet_need(tests: tuple[str, ...]) -> str | None:
-    """What tests need to pass and no sandbox has, in words. None if there is nothing known."""
+    """A need of the tests that no sandbox meets, in words. None if none is known."""
     looked = _look(tests)
     return None if looked is None else looked.unmet_need
 
@@ -101,10 +101,12 @@ def _is_of_program(read: set[str], of_python: set[str]) -> bool:
 
 
 def _unmet_need(modules: set[str], names: set[str], parts: list[ast.stmt]) -> str | None:
-    if "asyncio" in modules and names & {"run", "run_until_complete"}:
+    written = "\n".join(map(ast.unparse, parts)) if "asyncio" in modules else ""
+    if "asyncio.run(" in written or ".run_until_complete(" in written:
         return "an event loop, which the sandbox lacks: give the program a function that is not asynchronous"
     stored = {ast.unparse(node) for part in parts for node in ast.walk(part) if _is_stored(node)}
-    if "getvalue" in names and ("redirect_stdout" in names or "sys.stdout" in stored):
+    is_captured = "getvalue" in names and ("redirect_stdout" in names or "sys.stdout" in stored)
+    if is_captured and "print" not in names:
         return "the program's output, which they cannot read: compare it with code_stdin"
     return None
 

@@ -157,9 +157,10 @@ def test_the_modules_of_tests_are_those_that_they_import_as_they_run(test, modul
         ("import asyncio\nasync def main(): assert await f(2) == 4\nasyncio.run(main())", "event loop"),
         ("import asyncio\nloop = asyncio.new_event_loop()\nassert loop.run_until_complete(f(2)) == 4", "event loop"),
         ("import asyncio\nassert f(2) == 4", None),
-        ("machine = f(2)\nassert machine.run() == 4", None),
+        ("import asyncio\nmachine = f(2)\nassert machine.run() == 4", None),
         ("import io, sys\nsys.stdout = out = io.StringIO()\nf(2)\nassert out.getvalue() == '4'", "output"),
         ("import io, sys\nsys.stdout = io.StringIO()\nassert f(2) == 4", None),
+        ("import io, sys\nsys.stdout = out = io.StringIO()\nprint(f(2))\nassert out.getvalue() == '4'", None),
         ("import io\nout = io.StringIO()\nf(out.getvalue())", None),
     ],
 )
