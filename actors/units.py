@@ -18,6 +18,9 @@ _UNITS = {name: {names for names in _NAMES if name in names.split()} for name in
 _MILLILITERS = ("ml", "milliliter", "milliliters", "millilitre", "millilitres")
 _WORDS = re.compile(r"\\(?:text|mbox)\{")
 _PLAIN = re.compile(r"(?<=[\d}])\s*[A-Za-z]+(?:\^\d|\^\{\d\})?$")
+_RATE = re.compile(
+    r"(?<=\d)(?:\s|~|\\[ ,]){0,3}([A-Za-z]{1,12})/([A-Za-z]{1,12})(?:\^\d|\^\{\d\})?(?=\s{0,3}(?:[}$]|\Z))"
+)
 _CUT_OFF = re.compile(r"\}(?:\^\d|\{\^\d\})?$")
 # These read a run of spaces or brackets once: a policy that has lost its way writes thousands.
 _POWER = re.compile(r"(?<![\s}])[\s}]*+\^\s*+\{?+\s*+(-?\d{1,9})\s*+\}?+")
@@ -53,6 +56,11 @@ def same_tail(gold: str, said: str) -> bool:
     )
 
 
+def without_rate(text: str) -> str:
+    """Cuts off a known unit by another one after a number that ends an answer: `km/h` of `12 km/h`."""
+    return _RATE.sub(lambda rate: "" if all(map(_of_name, rate.groups())) else rate[0], text)
+
+
 def _parted(text: str) -> tuple[str, str]:
     found = _WORDS.search(text) if _CUT_OFF.search(text) else _PLAIN.search(text)
     if found is None or not text[: found.start()].strip():
@@ -83,8 +91,12 @@ def _parts(tail: str) -> tuple[list[Fraction], list[_Unit | None]]:
 
 def _known(unit: re.Match[str]) -> _Unit | None:
     name = unit["name"].lower()
-    names = _UNITS.get(name) or _UNITS.get(name.removesuffix("s"))
+    names = _of_name(name)
     power = "  ²³".index(unit["raised"]) if unit["raised"] else int(unit["power"] or 1)
     if name in _MILLILITERS and power == 1:
         return _Unit(names=_UNITS["cm"], power=3)
     return _Unit(names=names, power=power) if names else None
+
+
+def _of_name(name: str) -> set[str] | None:
+    return _UNITS.get(name) or _UNITS.get(name.removesuffix("s"))

@@ -24,7 +24,7 @@ from actors.sandbox.judging import (
 )
 from actors.sandbox.roles import PROGRAM
 from actors.sandbox.sandbox import Sandbox, SandboxConfig, Verdict
-from actors.sandbox.used_names import unseen_comparison, use_program
+from actors.sandbox.used_names import asserted_tuple, can_fail, imported, unmet_need, unseen_comparison, use_program
 from cluster.contracts.errors import DataError
 
 
@@ -81,7 +81,8 @@ def code_function(
     """Calls the program's function with each case's `input`, a list of arguments, and compares the result with `output`.
 
     `function` is its name, or `Solution().name`. None takes the prompt's column `fn_name`. The program never sees the expected outputs:
-    it returns plain values, which are compared outside. Raises DataError if the prompt has no such cases, or no function name.
+    it returns plain values, which are compared outside. If all outputs are lists of one element, as APPS wraps them, the element alone is
+    right too. Raises DataError if the prompt has no such cases, or no function name.
     """
     cases = cases_of(columns, column)
     name = function or columns.get("fn_name")
@@ -95,10 +96,14 @@ def code_function(
     # As above. Encoded for the pipe, an empty list is six times as long as in the data set.
     expected_bytes = len(json.dumps([expected for _, expected in cases], default=str))
     answers = _sandbox(sandbox or SandboxConfig()).ask(program, questions, output_bytes=8 * expected_bytes)
+    are_wrapped = all(isinstance(expected, list) and len(expected) == 1 for _, expected in cases)
+
+    def is_right(said: Any, expected: Any) -> bool:
+        right = [expected, *expected] if are_wrapped else [expected]
+        return any(same_value(said, each, tolerance=tolerance) for each in right)
+
     verdicts = [
-        Verdict.WRONG
-        if answer.verdict is Verdict.OK and not same_value(answer.value, expected, tolerance=tolerance)
-        else answer.verdict
+        Verdict.WRONG if answer.verdict is Verdict.OK and not is_right(answer.value, expected) else answer.verdict
         for answer, (_, expected) in zip(answers, cases, strict=True)
     ]
     return reward_of(verdicts, score=score)
@@ -120,13 +125,16 @@ def code_asserts(
 
     `entry_point` names the column with the function's name, for tests that define `check(candidate)`, such as HumanEval's. The tests run
     confined in a second process, to which the program's process returns plain values. Tests can use instances, functions and iterators of
-    the program, but these equal nothing. Arguments are copies of plain values, or objects of the program; a lambda cannot be passed. If a
-    function returns None, its in-place changes to a list, dict, set or deque are copied back to the tests. A name that the tests neither
-    import nor define, and that is not a Python builtin, is the program's: so tests that use np.allclose or Counter must import them. If the
-    tests use one builtin and no other name of the program, and the program defines that name, it is the program's, as in
-    `assert sum(10, 15) == 6`. Raises DataError for a prompt without tests, for tests that do not compile, that compare without `assert`, or
-    that use nothing of the program, such as functions that are never called, and for tests that pass a lambda or another value that is not
-    plain to the program.
+    the program, and catch its exceptions, but these equal nothing, are ordered and added only with one another, and a `with` of theirs
+    swallows no error. Arguments are copies of plain values, or objects of the program; a lambda cannot be passed. If a function returns
+    None, its in-place changes to a list, dict, set or deque are copied back to the tests. A name that the tests neither import nor define,
+    and that is not a Python builtin, is the program's: so tests that use np.allclose or Counter must import them. If the tests use one
+    builtin and no other name of the program, and the program defines that name, it is the program's, as in `assert sum(10, 15) == 6`.
+
+    Raises DataError for a prompt without tests, for tests that do not compile, that compare without `assert`, that have no `assert` or the
+    like where they run, that import modules which the sandbox lacks, that need an event loop or the program's output, or that use nothing
+    of the program, such as functions that are never called, and for tests that pass a lambda or another value that is not plain to the
+    program.
     """
     tests = json_of(columns, column)
     tests = [tests] if isinstance(tests, str) else tests
@@ -136,6 +144,16 @@ def code_asserts(
         )
     if entry_point is not None:
         tests = [f"{test}\ncheck({json_of(columns, entry_point)})" for test in tests]
+    box = _sandbox(sandbox or SandboxConfig())
+    _require_fit_tests(tuple(tests), column=column, box=box)
+    if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)) is None:
+        return reward_of(None, score=score)
+    answers = box.ask(program, tests)
+    return reward_of([answer.verdict for answer in answers], score=score)
+
+
+def _require_fit_tests(tests: tuple[str, ...], *, column: str, box: Sandbox) -> None:
+    """Raises DataError for tests that cannot judge a program."""
     for test in tests:
         try:
             compile(test, "<test>", "exec")
@@ -143,16 +161,28 @@ def code_asserts(
             raise DataError(f"a test in the column {column!r} does not compile: {error}") from None
         if unseen := unseen_comparison(test):
             raise DataError(f"a test in the column {column!r} compares in vain, {unseen!r}: begin it with assert")
-    if not use_program(tuple(tests)):
+    if always := asserted_tuple(tests):
+        raise DataError(
+            f"a test in the column {column!r} asserts a tuple, which always holds, {always!r:.200}: remove its brackets"
+        )
+    if not use_program(tests):
         raise DataError(
             f"the tests in the column {column!r} use nothing of the program, so they cannot judge it: call the functions that the tests "
             "define, outside of `if __name__ == '__main__'`, and import none of the program's; if they define check(candidate), name the "
             "column with the function's name in reward.judge.entry_point"
         )
-    if (program := program_of(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)) is None:
-        return reward_of(None, score=score)
-    answers = _sandbox(sandbox or SandboxConfig()).ask(program, tests)
-    return reward_of([answer.verdict for answer in answers], score=score)
+    if not can_fail(tests):
+        raise DataError(
+            f"the tests in the column {column!r} cannot fail, so they cannot judge a program: compare with assert where the tests run, and "
+            "catch neither its error nor the result of a unittest runner"
+        )
+    if need := unmet_need(tests):
+        raise DataError(f"the tests in the column {column!r} need {need}")
+    if lacks := box.lacks(imported(tests)):
+        raise DataError(
+            f"the tests in the column {column!r} import {', '.join(lacks)}, and the sandbox lacks it: name packages in "
+            "reward.judge.sandbox.imports, as in [numpy]; nothing of the program needs an import"
+        )
 
 
 _sandbox = functools.cache(Sandbox)

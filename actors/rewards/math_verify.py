@@ -18,7 +18,7 @@ from sympy.core.relational import Relational
 from actors.columns import text_of
 from actors.reasoning import after_reasoning
 from actors.too_large import is_too_large
-from actors.units import same_tail
+from actors.units import same_tail, without_rate
 from cluster.contracts.errors import DataError
 
 # The package warns once a process that its deadlines are off. `math_verify` below says why they are.
@@ -37,6 +37,15 @@ _JOINS = re.compile(r"[\s$]*(?:[,;]|(?:,\s*)?(?:and|or|\\text\{\s*(?:and|or)\s*\
 _MOST_NESTED = 12
 """Most brackets in one another. The parser takes seconds for 15, and twice as long for two more."""
 _MIXED = re.compile(r"(?<![\w.,/^])(?<!\^\{)(\d{1,9})\s+([1-9]\d?)/([1-9]\d{0,2})(?![\w/^]|[.,]\d)")
+_THIN = r"(?:\\[, ]|[~\u00a0\u2009\u202f])"
+_GROUPS = re.compile(rf"(?<![\w.,^])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)")
+"""Groups of three digits: `12\\,000`."""
+_SPACED = re.compile(r"(?:(?<=boxed\{)|\A)\s*[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?\s*(?=\}|\Z)")
+"""The same with plain spaces, as a whole answer."""
+_CURRENCY = re.compile(r"[€£¥₹]\s?(?=[\d.])|(?<=\d)\s?[€£¥₹]")
+_FULL_STOP = re.compile(r"(?<=[\d)\]}])\.\s*\Z")
+_AS_TEXT = (re.compile(r"\A(?:\\\w+\{)?\s*([A-Z]{3,})\s*\}?\Z"), re.compile(r"\d_\{?(\d+)\}?\Z"))
+"""Words of capitals, which the package reads as products, and bases of numbers, which it leaves out."""
 
 
 def math_verify(
@@ -51,7 +60,8 @@ def math_verify(
     r"""1 if the completion's answer equals the prompt's `column`, else 0. The answer is the last \boxed{...}, else LaTeX, else a plain
     expression. Boxes joined only by `,`, `;`, `and` or `or` are one answer with several values. `2 1/2` is a mixed number. Text before a
     `</think>` or after an unclosed `<think>` is not an answer, nor is a box with a number too large to compute, such as 10^{10^{10}}, nor
-    are more than 12 brackets in one another, the box's own included.
+    are more than 12 brackets in one another, the box's own included. Words of three or more capitals are compared as text, and so are the
+    bases of two numbers such as `25_7`.
 
     Decimals are compared at six places, numbers below 0.001 also to 0.1 %, and those below 0.000001 to 0.001 %. Units are not converted: a
     missing or unknown one is fine, another one than the column's, such as `m` for `km`, is wrong, and both numbers of
@@ -67,14 +77,14 @@ def math_verify(
     # The package's own deadlines are off: they are alarm signals, which only main threads get. The reward service enforces the deadline.
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     box = _boxed(answer)
-    if (box and is_too_large(box)) or any(map(_is_deep, [box] if box else answer.splitlines())):
+    answer = _plain(box or answer)
+    if (box and is_too_large(answer)) or any(map(_is_deep, [answer] if box else answer.splitlines())):
         return 0.0
-    answer = _improper(box or answer)
-    said = package.parse(answer, parsing_timeout=0)
+    said = _parsed(answer)
     is_equal = any(_are_equal(one, other) for one, other in itertools.product(gold, said))
-    if not is_equal:
+    if not is_equal or not _have_same_text(gold, said):
         return 0.0
-    whole_gold = _uncut(_improper(_boxed(text) or text))
+    whole_gold = _uncut(_plain(_boxed(text) or text))
     return float(same_tail(whole_gold, _uncut(answer) if box else _last_uncut(answer)))
 
 
@@ -89,6 +99,17 @@ def _are_equal(gold: Any, said: Any) -> bool:
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):
         # The package's word stands for numbers that sympy does not evaluate.
         return True
+
+
+def _have_same_text(gold: list[Any], said: list[Any]) -> bool:
+    for pattern in _AS_TEXT:
+        one, other = (
+            {found[1] for each in parsed if isinstance(each, str) and (found := pattern.search(each))}
+            for parsed in (gold, said)
+        )
+        if one and other and one.isdisjoint(other):
+            return False
+    return True
 
 
 def _are_close(gold: Any, said: Any) -> bool:
@@ -137,15 +158,21 @@ def _last_uncut(text: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def _gold(text: str) -> list[Any]:
     # Data sets write answers without dollars ("\frac{1}{2}"), but LaTeX parses only between dollars.
-    text = _improper(_boxed(text) or text)
+    text = _plain(_boxed(text) or text)
     is_marked = "$" in text or "\\boxed" in text
     # In "\$18.90" the dollar is a currency sign and no mark of LaTeX.
-    parsed = (is_marked and package.parse(text, parsing_timeout=0)) or package.parse(f"${text}$", parsing_timeout=0)
+    parsed = (is_marked and _parsed(text)) or _parsed(f"${text}$")
     if not parsed:
         raise DataError(
             f"the answer {text[:80]!r} is not a mathematical expression; compare it with the reward exact_match"
         )
     return parsed
+
+
+def _parsed(text: str) -> list[Any]:
+    """All readings of the answer: `km/h` after a number may be a unit or a quotient."""
+    readings = dict.fromkeys((text, without_rate(text)))
+    return [each for reading in readings for each in package.parse(reading, parsing_timeout=0)]
 
 
 def _boxed(text: str) -> str | None:
@@ -166,7 +193,8 @@ def _boxed(text: str) -> str | None:
     first = len(boxes) - 1
     while first and _JOINS.fullmatch(text, boxes[first - 1][1] + 1, boxes[first][0].start()):
         first -= 1
-    return ", ".join(f"\\boxed{{{text[box.end() : end]}}}" for box, end in boxes[first:])
+    contents = (_FULL_STOP.sub("", text[box.end() : end]) for box, end in boxes[first:])
+    return ", ".join(f"\\boxed{{{content}}}" for content in contents)
 
 
 def _is_deep(text: str) -> bool:
@@ -176,6 +204,13 @@ def _is_deep(text: str) -> bool:
         if depth > _MOST_NESTED:
             return True
     return False
+
+
+def _plain(text: str) -> str:
+    """Writes numbers as the package reads them: without spaces between their digits, currency signs and mixed numbers."""
+    text = _CURRENCY.sub("", text).replace("°", r"^{\circ}")
+    text = _SPACED.sub(lambda number: "".join(number[0].split()), text)
+    return _improper(_GROUPS.sub(lambda number: re.sub(_THIN, "", number[0]), text))
 
 
 def _improper(text: str) -> str:

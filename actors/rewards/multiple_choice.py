@@ -17,8 +17,9 @@ _WORD = (
 _BOXED = re.compile(rf"\\boxed\{{(?:\s|\\\w{{1,9}}\{{|\(){{0,9}}([A-Z](?!{_WORD})|[a-z](?=[\s).}}]*\}}))")
 # A lower-case a before another word is an article, and e^x is a power.
 _CALLED_ANSWER = re.compile(
-    rf"(?<!{_WORD})answer(?:(?:\s+is|\s*:)(?:[\s*:($\[]|\\\(|\\[a-z]+\{{|(?:the|option|choice|letter)\s)*|[\s*:(]*)"
-    rf"(?-i:(?!a\s+\w))([A-Z])(?!{_WORD})(?![\^'’-])",
+    rf"(?<!{_WORD})answer(?:(?:\s+(?:choice|option|letter))?(?:\s+(?:is|(?:would|must|should|will)\s+be)|[\"'*]*\s*:)"
+    rf"(?:[\s*:($\[\"'“‘`]|\\\(|\\[a-z]+\{{|(?:the|option|choice|letter|clearly|definitely|therefore|thus)\s)*|[\s*:(]*)"
+    rf"(?-i:(?!a\s+\w))([A-Z])(?!{_WORD}|[\^-]|['’]\w)",
     re.IGNORECASE,
 )
 _CALLED_ANSWER_OTHERWISE = re.compile(
@@ -27,7 +28,9 @@ _CALLED_ANSWER_OTHERWISE = re.compile(
 )
 """In Chinese, Japanese and Korean."""
 _ANOTHER_BOXED = re.compile(rf"[\s).]{{0,9}}(?:,|;|&|/|\b(?:or|and)\b)[\s(]{{0,9}}([A-Z])(?!{_WORD})")
-_ANOTHER_CALLED = re.compile(rf"[\s).*）]{{0,9}}(?:\bor\b|/|或|または|또는)[\s(*（]{{0,9}}([A-Z])(?!{_WORD})")
+_ANOTHER_CALLED = re.compile(
+    rf"[\s).*）\"'”’`]{{0,9}}(?:\bor\b|/|或|または|또는)[\s(*（\"'“‘`]{{0,9}}([A-Z])(?!{_WORD})"
+)
 _ALONE = re.compile(rf"(?<!{_WORD})(?<!')([A-Z])(?!{_WORD}|')")
 # An upper-case A at the start of a sentence is an article, unless a verb follows: "A matches", "A would".
 _NO_ARTICLE = re.compile(

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,15 @@ class HostProcess:
                 )
         return ends
 
+    def lacks(self, modules: Iterable[str]) -> list[str]:
+        """The modules that programs cannot import."""
+        search = self._search()
+        return sorted(
+            name
+            for name in modules
+            if name not in sys.stdlib_module_names and PathFinder.find_spec(name, search) is None
+        )
+
     def close(self) -> None:
         if self._process is not None:
             self._connection.close()
@@ -126,7 +136,7 @@ class HostProcess:
             "control": theirs.fileno(),
             "readable": [*self._readable(), *_DEVICES],
             "imports": [*_IMPORTED, *self._imports],
-            "search": _site_packages() if self._imports else [],
+            "search": self._search(),
             "filtered": self._level != "none",
         }
         python = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", _START.format(str(_ROOT))]
@@ -154,7 +164,10 @@ class HostProcess:
     def _readable(self) -> list[str]:
         """Library folders, and site-packages if programs may use packages."""
         own = [f"{sys.base_prefix}/lib", f"{sys.base_prefix}/lib64"]
-        return [*_READABLE, *own, *(_site_packages() if self._imports else ())]
+        return [*_READABLE, *own, *self._search()]
+
+    def _search(self) -> list[str]:
+        return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}) if self._imports else []
 
 
 @contextlib.contextmanager
@@ -189,7 +202,3 @@ def _namespaces(readable: Sequence[str]) -> list[str]:
 
 def _landlock(found: dict[str, Any]) -> list[str]:
     return [f"Landlock {found['landlock']}"] if found["landlock"] else []
-
-
-def _site_packages() -> list[str]:
-    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})

@@ -19,6 +19,7 @@ Score = Literal["all", "share"]
 _FENCE = "```"
 PYTHON = ("python", "py", "python3")
 """Names of Python at a fence."""
+_CLOSED = re.compile(r"(?P<code>[^`]*)(?P<fence>```+)\s*(?:</\w+>\s*)*")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
@@ -31,8 +32,8 @@ def program_of(
     marks: Sequence[str] = PYTHON,
 ) -> str | None:
     """The last fenced block after the reasoning that is marked with one of `marks`, in any case. If none is marked, the last unmarked one,
-    since an unmarked block after a program is often its output. A fence of at least as many backticks closes a block. An unclosed block
-    does not count: it was cut off."""
+    since an unmarked block after a program is often its output. A fence of at least as many backticks closes a block, also at the end of
+    its last line and before tags such as `</answer>`. An unclosed block does not count: it was cut off."""
     answer = after_reasoning(completion, prompt=prompt, finish_reason=finish_reason, messages=messages)
     found, unmarked, block, fence, mark, margin = None, None, None, "", "", ""
     for line in answer.replace("\r\n", "\n").split("\n"):
@@ -42,8 +43,9 @@ def program_of(
             words = stripped.lstrip("`")
             block, mark, fence = [], next(iter(words.lower().split()), ""), stripped.removesuffix(words)
             margin = line[: len(line) - len(line.lstrip())]  # of a block in a list
-        elif block is not None and stripped.startswith(fence) and not stripped.strip("`"):
-            text, block = "\n".join(block) + "\n", None
+        elif block is not None and (closed := _CLOSED.fullmatch(line)) and closed["fence"].startswith(fence):
+            last = closed["code"].removeprefix(margin)
+            text, block = "\n".join([*block, last] if last.strip() else block) + "\n", None
             found, unmarked = (text if mark in marks else found), (unmarked if mark else text)
         elif block is not None:
             block.append(line.removeprefix(margin))

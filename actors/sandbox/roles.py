@@ -9,46 +9,23 @@ import builtins
 import importlib
 import json
 import keyword
+import operator
 import os
 import random
 import re
 import sys
 import threading
 import types
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date, datetime
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any, NoReturn, TextIO
+
+from actors.sandbox.proxies import Ended, Globals, Program, UnsendableError, decode, encode, say
 
 OUT_OF_MEMORY = 77
 """Exit code after an uncaught MemoryError."""
 PROGRAM = "__program__"
 """Prefix by which a question names a global of the program, even if Python has a builtin of that name."""
 _SOURCE = 3
-_SCALARS = (bool, int, float, str, type(None))
-_MOST = 2**1024
-"""Whole numbers with a larger absolute value are sent in hexadecimal: Python refuses to convert more than 4,300 decimal digits."""
-_NOT_RAISED = (
-    # These would end a loop of the test, which would then seem to pass (see PEP 479).
-    StopIteration,
-    StopAsyncIteration,
-    # These cannot be built from a message alone.
-    UnicodeDecodeError,
-    UnicodeEncodeError,
-    UnicodeTranslateError,
-    ExceptionGroup,
-)
-_KINDS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
-_WRITTEN: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
-    "Decimal": (Decimal, str, lambda text: _quiet(Decimal(text))),
-    "Fraction": (Fraction, str, Fraction),
-    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),  # before its base class
-    "date": (date, date.isoformat, date.fromisoformat),
-}
-"""Types sent as text, each with its writer and reader."""
-_CHANGEABLE = (list, dict, set, deque)
 
 
 def run(role: str) -> NoReturn:
@@ -96,10 +73,12 @@ def _serve(source: str) -> None:
             what, *values = decode(json.loads(line), objects.__getitem__)
             value = _answer(space, what, values)
             changed = [*values[1], *values[2].values()] if what == "call" and value is None else []
-            answer = json.dumps(["ok", _encode(value, objects), _encode(changed, objects)])
+            answer = json.dumps(["ok", encode(value, objects), encode(changed, objects)])
         except BaseException as error:  # noqa: BLE001 - foreign code; the error's name and message are the answer
-            answer = json.dumps(["raised", [kind.__name__ for kind in type(error).__mro__], _message(error)])
-        _say(answers, answer)
+            objects.append(BaseException.with_traceback(error, None))
+            names = [kind.__name__ for kind in type(error).__mro__]
+            answer = json.dumps(["raised", names, _message(error), len(objects) - 1])
+        say(answers, answer)
 
 
 def _answer(space: dict[str, Any], what: str, values: list[Any]) -> Any:
@@ -112,10 +91,15 @@ def _answer(space: dict[str, Any], what: str, values: list[Any]) -> Any:
             return getattr(values[0], values[1])
         case "list":
             return list(values[0])
-        case "item":
-            return values[0][values[1]]
-        case "len" | "bool" | "str":
-            return getattr(builtins, what)(values[0])
+        case "setattr" | "len" | "bool" | "str" | "repr" | "next" | "isinstance" | "issubclass":
+            return getattr(builtins, what)(*values)
+        case "enter":
+            return values[0].__enter__()
+        case "exit":
+            kind = getattr(builtins, values[1] or "", None)
+            return values[0].__exit__(kind, kind and kind(), None)
+        case _ if what != "call":
+            return getattr(operator, what)(*values)
         case _:
             return values[0](*values[1], **values[2])
 
@@ -123,24 +107,24 @@ def _answer(space: dict[str, Any], what: str, values: list[Any]) -> Any:
 def _test(source: str) -> None:
     """Runs each question of a JSON list, an expression or statements, and writes its result to descriptor 6."""
     questions: list[str] = json.loads(source)
-    program, results = _Program(os.fdopen(4), os.fdopen(5, "w")), os.fdopen(6, "w")
-    space: dict[str, Any] = {"__name__": "tests", "inf": float("inf"), "nan": float("nan"), PROGRAM: _Globals(program)}
+    program, results = Program(os.fdopen(4), os.fdopen(5, "w")), os.fdopen(6, "w")
+    space: dict[str, Any] = {"__name__": "tests", "inf": float("inf"), "nan": float("nan"), PROGRAM: Globals(program)}
     try:
         space |= dict(_names(program, questions))
-    except _Ended:
+    except Ended:
         return
     for question in questions:
         try:
             is_expression = _compiles(question, "eval")
             value = eval(question, space) if is_expression else exec(question, space)
-            result = json.dumps(["ok", _encode(value if is_expression else None, None)])
-        except _UnsendableError as error:
+            result = json.dumps(["ok", encode(value if is_expression else None, None)])
+        except UnsendableError as error:
             result = json.dumps(["unsendable", str(error)])
         except BaseException as error:  # noqa: BLE001 - foreign code; a test may fail in any way
             result = json.dumps(["raised", f"{type(error).__name__}: {_message(error)}"])
         if program.has_ended:
             return
-        _say(results, result)
+        say(results, result)
 
 
 def words_of_python(questions: Sequence[str]) -> set[str]:
@@ -149,7 +133,7 @@ def words_of_python(questions: Sequence[str]) -> set[str]:
     return {word for word in words if hasattr(builtins, word) and not keyword.iskeyword(word)}
 
 
-def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any]]:
+def _names(program: Program, questions: list[str]) -> Iterator[tuple[str, Any]]:
     """The program's globals that the tests mention. Builtins, and modules whose attributes the tests use, keep Python's meaning. But if the
     tests mention a single builtin and none of the program's other names, they test the program's function of that name."""
     found = [name for name in program.ask("names") if any(name in question for question in questions)]
@@ -162,172 +146,6 @@ def _names(program: "_Program", questions: list[str]) -> Iterator[tuple[str, Any
             continue
         is_module = name in sys.stdlib_module_names and any(f"{name}." in question for question in questions)
         yield name, importlib.import_module(name) if is_module else program.ask("global", name)
-
-
-class _UnsendableError(TypeError):
-    """The tests passed the program a value that is not plain, such as a lambda."""
-
-
-class _Ended(BaseException):
-    """The program's process has ended."""
-
-
-class _Program:
-    """The tests' connection to the program's process."""
-
-    def __init__(self, answers: TextIO, questions: TextIO) -> None:
-        self._answers = answers
-        self._questions = questions
-        self.has_ended = False
-
-    def ask(self, *what: Any) -> Any:
-        """The program's answer. Raises as `call`."""
-        return self._ask(*what)[0]
-
-    def call(self, function: "_Object", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function's result. If that is None, its in-place changes to arguments are copied back. Otherwise arguments stay unchanged, so
-        that a program cannot empty the value that it is compared with.
-
-        Raises the program's exception as its nearest builtin base class that takes a message, else as RuntimeError."""
-        value, changed = self._ask("call", function, args, kwargs)
-        # The program can make its process send changes with any value.
-        if value is not None:
-            return value
-        for kept, left in zip((*args, *kwargs.values()), changed, strict=False):
-            if isinstance(kept, _CHANGEABLE) and isinstance(left, _CHANGEABLE):
-                kept.clear()
-                (kept.extend if isinstance(kept, list | deque) else kept.update)(left)
-        return None
-
-    def _ask(self, *what: Any) -> tuple[Any, Any]:
-        """The answer, and for a call that returned None its arguments."""
-        question = json.dumps(_encode(list(what), None))
-        try:
-            _say(self._questions, question)
-            line = self._answers.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line.endswith("\n"):
-            self.has_ended = True
-            raise _Ended
-        status, *answer = json.loads(line)
-        if status == "ok":
-            value, changed = (decode(each, lambda number: _Object(self, number)) for each in answer)
-            return value, changed
-        kinds = [getattr(builtins, name, None) for name in answer[0]]
-        likes = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)]
-        raise next((kind for kind in likes if kind not in _NOT_RAISED), RuntimeError)(answer[1])
-
-
-class _Globals:
-    """The program's globals, without Python's builtins."""
-
-    def __init__(self, program: _Program) -> None:
-        self._program = program
-
-    def __getattr__(self, name: str) -> Any:
-        return self._program.ask("global", name)
-
-
-class _Object:
-    """A proxy of an object of the program that is not a plain value: a function, a class, an instance.
-
-    It equals only itself, and `in` compares here with the items that it lists: the program must not decide whether a value of the tests is
-    right.
-    """
-
-    def __init__(self, program: _Program, number: int) -> None:
-        self._program = program
-        self._number = number
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program.call(self, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._program.ask("get", self, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._program.ask("list", self))
-
-    def __contains__(self, value: Any) -> bool:
-        return value in self._program.ask("list", self)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._program.ask("item", self, key)
-
-    def __len__(self) -> int:
-        return self._program.ask("len", self)
-
-    def __bool__(self) -> bool:
-        return self._program.ask("bool", self)
-
-    def __str__(self) -> str:
-        return self._program.ask("str", self)
-
-
-def _encode(value: Any, objects: list[Any] | None) -> Any:
-    """The value as JSON. An object that is not plain is stored in `objects` and sent as its number. Raises _UnsendableError for it if
-    `objects` is None."""
-    if isinstance(value, int) and abs(value) > _MOST:
-        return ["int", hex(value)]
-    if isinstance(value, _SCALARS):
-        return value
-    if isinstance(value, complex):
-        return ["complex", [value.real, value.imag]]
-    if isinstance(value, bytes):
-        return ["bytes", value.hex()]
-    if isinstance(value, _Object):
-        return ["object", value._number]
-    if isinstance(value, dict):
-        return ["dict", [[_encode(key, objects), _encode(item, objects)] for key, item in value.items()]]
-    for name, (kind, write, _) in _WRITTEN.items():
-        if isinstance(value, kind):
-            return [name, write(value)]
-    for name, kind in _KINDS.items():
-        if isinstance(value, kind):
-            return [name, [_encode(item, objects) for item in value]]
-    if isinstance(value, slice):
-        return ["slice", [_encode(each, objects) for each in (value.start, value.stop, value.step)]]
-    if hasattr(value, "tolist") and not isinstance(value, type):
-        return _encode(value.tolist(), objects)
-    if objects is None:
-        raise _UnsendableError(
-            f"a {type(value).__name__} is not a plain value, and only plain values pass between the tests and the program; "
-            "change the tests, or drop this prompt"
-        )
-    objects.append(value)
-    return ["object", len(objects) - 1]
-
-
-def decode(value: Any, find: Callable[[int], Any]) -> Any:
-    """The inverse of `_encode`. `find` returns the object of a number."""
-    if not isinstance(value, list):
-        return value
-    kind, items = value
-    if kind == "object":
-        return find(items)
-    if kind == "int":
-        return int(items, 16)
-    if kind == "complex":
-        return complex(*items)
-    if kind == "bytes":
-        return bytes.fromhex(items)
-    if kind == "dict":
-        return {decode(key, find): decode(item, find) for key, item in items}
-    if kind == "slice":
-        return slice(*(decode(item, find) for item in items))
-    if kind in _WRITTEN:
-        return _WRITTEN[kind][2](items)
-    return _KINDS[kind](decode(item, find) for item in items)
-
-
-def _quiet(number: Decimal) -> Decimal:
-    """Raises ValueError for a signaling NaN, which raises in every comparison."""
-    if number.is_snan():
-        raise ValueError("a signaling NaN is not a plain value")
-    return number
 
 
 def _execute(source: str, name: str) -> dict[str, Any]:
@@ -350,11 +168,6 @@ def _message(error: BaseException) -> str:
         return str(error)[:500]
     except BaseException:  # noqa: BLE001 - foreign code: a __str__ of the program's
         return ""
-
-
-def _say(to: TextIO, message: str) -> None:
-    to.write(message + "\n")
-    to.flush()
 
 
 def _read(descriptor: int) -> str:

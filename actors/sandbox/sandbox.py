@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,8 @@ from pydantic import ConfigDict, PositiveFloat, PositiveInt
 
 from actors.sandbox.confinement import Bounds
 from actors.sandbox.host_process import HostProcess, memory_files, text_of
-from actors.sandbox.roles import OUT_OF_MEMORY, decode
+from actors.sandbox.proxies import decode
+from actors.sandbox.roles import OUT_OF_MEMORY
 from cluster.contracts.checked import Checked
 from cluster.contracts.errors import ConfigError, DataError, WorkerError
 
@@ -134,6 +135,10 @@ class Sandbox:
                 verdict, detail = Verdict.CRASHED, "the program ended before its tests did"
             answers += [Answer(verdict=verdict, detail=detail)] * (len(questions) - len(answers))
         return answers
+
+    def lacks(self, modules: Iterable[str]) -> list[str]:
+        """The modules that programs and tests cannot import."""
+        return self._host.lacks(modules)
 
     def close(self) -> None:
         self._host.close()

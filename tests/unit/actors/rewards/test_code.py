@@ -41,6 +41,11 @@ def judged_text(name, completion, columns, **params):
         ('````python\nd = """\n```\n"""\n`````', 'd = """\n```\n"""\n'),
         ("```python\na\n````\n```python\nb\n``", "a\n"),
         ("```python\na\n``` b\n```", "a\n``` b\n"),
+        ("<answer>\n```python\na\n```</answer></final> \nDone.", "a\n"),
+        ("```python\ndef f():\n    return 1```\nIt prints:\n```\n1\n```", "def f():\n    return 1\n"),
+        ("1. So:\n   ```python\n   a\n   b```", "a\nb\n"),
+        ("```python\na = `b` ```\n```", "a = `b` ```\n"),
+        ("```python\na</answer>", None),
         ("````python\na\n```", None),
         ("```python\na", None),
         ("a", None),
@@ -146,6 +151,22 @@ def test_a_function_is_called_with_each_case():
     assert judged("code_function", solution, cases, function="Solution().add").value == 1.0
 
 
+def test_outputs_that_are_all_wrapped_in_lists_as_in_apps_may_be_returned_bare():
+    wrapped = {"fn_name": "f", "cases": {"inputs": [[2], [3]], "outputs": [[[0, 1]], [[0, 1, 2]]]}}
+    assert judged("code_function", "def f(n): return list(range(n))", wrapped).value == 1.0
+    assert judged("code_function", "def f(n): return [list(range(n))]", wrapped).value == 1.0
+    assert judged("code_function", "def f(n): return [0]", wrapped, score="share").value == 0.0
+    mixed = {"fn_name": "f", "cases": {"inputs": [[1], [2]], "outputs": [[0], [0, 1]]}}
+    program = "def f(n): return list(range(n)) if n > 1 else 0"
+    assert judged("code_function", program, mixed, score="share").value == 0.5
+
+
+def test_a_named_tuple_is_a_list_of_its_values():
+    program = "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(x): return P(x, [x])"
+    cases = {"cases": [{"input": [1], "output": [1, [1]]}]}
+    assert judged("code_function", program, cases, function="f").value == 1.0
+
+
 @pytest.mark.parametrize(("program", "value"), [("x = 1", 0.0), ("def max(a, b): return 2", 1.0), ("max = min", 0.0)])
 def test_a_function_of_pythons_own_name_is_the_programs(program, value):
     """`max` answered for a program that has none."""
@@ -219,6 +240,36 @@ def test_a_comparison_that_nothing_looks_at_is_an_error_of_the_data():
     reward = judged("code_asserts", "def f(x): return x", {"tests": ["f(2) == 4"]})
     assert reward.status is RewardStatus.ERROR
     assert "compares in vain, 'f(2) == 4': begin it with assert" in reward.message
+
+
+@pytest.mark.parametrize("completion", ["", "```\ndef f(x): return x * x\n```"])
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("assert (f(2) == 4, 'wrong')", "asserts a tuple, which always holds, \"assert (f(2) == 4, 'wrong')\""),
+        ("def check(f):\n    assert (f(2) == 4,)\n    assert f(3) == 9\ncheck(f)", "asserts a tuple"),
+        (["x = f(2)", "print(x == 4)"], "the tests in the column 'tests' cannot fail"),
+        (
+            "import numpy as np\nassert np.allclose(f(2), 4)",
+            "import numpy, and the sandbox lacks it: name packages in ",
+        ),
+        ("from solution import *\nassert f(2) == 4", "import solution, and the sandbox lacks it"),
+        ("import asyncio\nassert asyncio.run(f(2)) == 4", "need an event loop, which the sandbox lacks"),
+        (
+            "import io\nfrom contextlib import redirect_stdout\nout = io.StringIO()\nwith redirect_stdout(out): f(2)\n"
+            "assert out.getvalue() == '4'",
+            "need the program's output, which they cannot read: compare it with code_stdin",
+        ),
+    ],
+)
+def test_tests_that_all_programs_pass_or_none_are_an_error_of_the_data(tests, message, completion):
+    reward = judged_text("code_asserts", completion, {"tests": tests})
+    assert reward.status is RewardStatus.ERROR and message in reward.message
+
+
+def test_tests_may_import_the_packages_that_the_sandbox_has():
+    tests = {"tests": "import numpy as np\nassert np.allclose(f(2), [4])"}
+    assert judged("code_asserts", "def f(x): return [x * x]", tests, sandbox={"imports": ["numpy"]}).value == 1.0
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,16 @@ from tests.models import make_tokenizer
         ("The answer is **B**/**A**", 0.0),
         ("The answer is B, A is wrong and C as well", 1.0),
         ("The answer is B or 5 m", 1.0),
+        ("The answer is 'B'. A is wrong.", 1.0),
+        ("The answer is “B”. A is wrong.", 1.0),
+        ("The answer is A's opposite: B", 1.0),
+        ("The correct answer choice is B. (A is a distractor)", 1.0),
+        ("Answer choice: B; A is wrong", 1.0),
+        ("The answer would be B. Option A is not.", 1.0),
+        ("The answer is therefore B, not A.", 1.0),
+        ("The answer is clearly not A. It is B.", 1.0),
+        ('{"answer": "B", "reason": "A is wrong"}', 1.0),
+        ("The answer choice would be 'A', the answer is 'B' or 'A'", 0.0),
     ],
 )
 def test_the_choice_is_the_last_that_is_called_the_answer(said, reward):
@@ -328,6 +338,86 @@ def test_a_number_after_the_first_unit_is_part_of_the_answer(answer, said, rewar
     ],
 )
 def test_another_known_unit_is_wrong_and_a_missing_one_is_not(answer, said, reward):
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize(
+    "written", [r"12\,000", r"12\ 000", "12~000", "12 000", "12\u00a0000", "12,000", r"\$12\,000.0"]
+)
+def test_groups_of_three_digits_are_one_number(written):
+    r"""`12\,000` was 12 times 0."""
+    for answer, said in ((written, "12000"), ("12000", written)):
+        assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == 1.0
+    assert math_verify(prompt="?", completion=r"\boxed{0}", columns={"answer": written}) == 0.0
+    assert math_verify(prompt="?", completion=r"It is $-1\,234\,567$.", columns={"answer": "-1234567"}) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        (r"(12\,000, 3)", "(12000, 3)", 1.0),
+        (r"12\,000\text{ km}", r"12000\text{ m}", 0.0),
+        (r"2\,\frac{1}{2}", "2.5", 1.0),
+        (r"x^2\,100", "100x^2", 1.0),
+        (r"2\,100x", "2100x", 1.0),
+        ("1000", r"\frac{1}{2}\,500", 0.0),
+        ("600", "2 300 x", 0.0),
+        ("0", r"1\,0000", 1.0),
+        ("512", r"999\,999!", 0.0),
+    ],
+)
+def test_other_spaces_between_numbers_mean_what_they_did(answer, said, reward):
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("5", "5."),
+        ("5", r"\frac{10}{2}."),
+        ("0.5", "0.5."),
+        (r"\frac{1}{2}", r"\left(\frac{1}{2}\right)."),
+        ("90", "90°"),
+        ("90°", r"90^\circ"),
+        ("90°", "90"),
+        ("18", "€18"),
+        ("18", "£ 18.00"),
+        ("€18", "18 €"),
+        (r"\$18", "18"),
+        ("12", "12 km/h"),
+        ("12 km/h", "12"),
+        ("12 km/h", r"12 \text{ km/h}"),
+        ("2.5 g/cm^3", "2.5"),
+        ("12 m/s", r"\frac{12m}{s}"),
+        ("12", r"12\ \mathrm{m/s}"),
+    ],
+)
+def test_a_full_stop_a_degree_sign_money_and_a_unit_by_another_one_are_no_other_answer(answer, said):
+    assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == 1.0
+    assert math_verify(prompt="?", completion=rf"\boxed{{1 + {said}}}", columns={"answer": answer}) == 0.0
+
+
+def test_letters_that_are_no_units_are_variables():
+    assert math_verify(prompt="?", completion=r"\boxed{12 a/b}", columns={"answer": "12"}) == 0.0
+    assert math_verify(prompt="?", completion=r"\boxed{12 b/a}", columns={"answer": "12 a/b"}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "reward"),
+    [
+        ("ABCD", "ABCD", 1.0),
+        ("ABCD", r"\text{ABCD}", 1.0),
+        ("ABCD", "ABDC", 0.0),
+        ("ABCD", r"\text{ABDC}", 0.0),
+        ("AB", "BA", 1.0),
+        ("abc", "cba", 1.0),
+        ("ABC", r"C \cdot B \cdot A", 1.0),
+        ("25_7", "25_8", 0.0),
+        ("25_7", "25_{7}", 1.0),
+        ("25_7", "25", 1.0),
+    ],
+)
+def test_a_word_of_capitals_is_no_product_and_a_base_is_part_of_a_number(answer, said, reward):
     assert math_verify(prompt="?", completion=rf"\boxed{{{said}}}", columns={"answer": answer}) == reward
 
 

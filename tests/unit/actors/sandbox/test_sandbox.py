@@ -313,6 +313,43 @@ def test_complex_numbers_and_bytes_are_plain_values(sandbox):
     assert answers[3].value == 1j
 
 
+NODE = """
+class Node:
+    def __init__(self, value):
+        self.value, self.next = value, None
+def total(node):
+    return node.value + (total(node.next) if node.next else 0)
+"""
+NUMBER = """
+import functools
+@functools.total_ordering
+class N:
+    def __init__(self, n): self.n = n
+    def __lt__(self, other): return self.n < other.n
+    def __eq__(self, other): return self.n == other.n
+    def __add__(self, other): return N(self.n + other.n)
+    def __repr__(self): return f"N({self.n})"
+"""
+CONTEXT = """
+class Context:
+    def __enter__(self):
+        self.is_open = True
+        return self
+    def __exit__(self, kind, error, traceback):
+        self.is_open, self.saw = False, kind and kind.__name__
+"""
+ERRORS = """
+class Ours(ValueError): pass
+class TooMuch(Ours):
+    unit = "m"
+    def __init__(self, code):
+        super().__init__("much")
+        self.code = code
+def f(x): raise TooMuch(x)
+def name(kind): return kind.__name__
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "test"),
     [
@@ -346,11 +383,65 @@ def test_complex_numbers_and_bytes_are_plain_values(sandbox):
             "    def __str__(self): return f'S{self.a}'",
             "s = S()\nassert not s\ns.push(4)\nassert s and len(s) == 1 and s[0] == 4 and str(s) == 'S[4]'",
         ),
+        (NODE, "n = Node(1)\nn.next = Node(2)\nassert n.next.value == 2 and total(n) == 3"),
+        (NUMBER, "assert N(1) < N(2) <= N(2) and max(N(3), N(1), N(2)).n == 3 and not N(1) > N(2)"),
+        (
+            NUMBER,
+            "assert (N(1) + N(2)).n == 3 and repr(N(4)) == 'N(4)' and [n.n for n in sorted([N(2), N(1)])] == [1, 2]",
+        ),
+        (NUMBER, "assert isinstance(N(1), N) and not isinstance(1, N) and issubclass(N, N)"),
+        ("def f():\n    yield 1\n    yield 2", "g = f()\nassert next(g) == 1 and list(g) == [2]"),
+        (CONTEXT, "with Context() as opened:\n    assert opened.is_open\nassert not opened.is_open"),
+        (
+            CONTEXT,
+            "opened = Context()\ntry:\n    with opened: raise KeyError\nexcept KeyError: pass\n"
+            "assert not opened.is_open and opened.saw == 'KeyError'",
+        ),
+        (
+            "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return [P(1, 2)]\ndef g(p): return p.y",
+            "(p,) = f()\nassert p.x == 1 and p == (1, 2) and g(p) == 2",
+        ),
+        (
+            "class S:\n    def __init__(self): self.d = {}\n    def __getitem__(self, k): return self.d[k]\n"
+            "    def __setitem__(self, k, v): self.d[k] = v\n    def __delitem__(self, k): del self.d[k]",
+            "s = S()\ns['a'] = 1\nassert s['a'] == 1\ndel s['a']\nassert s.d == {}",
+        ),
+        (
+            ERRORS,
+            "try:\n    f(3)\nexcept TooMuch as e:\n    assert e.code == 3 and str(e) == 'much'\nelse:\n    assert False",
+        ),
+        (ERRORS, "try:\n    f(3)\nexcept ValueError as e:\n    assert isinstance(e, TooMuch)\nelse:\n    assert False"),
+        (
+            ERRORS,
+            "import unittest\ncase = unittest.TestCase()\nwith case.assertRaises(Ours): f(3)\n"
+            "assert issubclass(TooMuch, Ours) and TooMuch(5).code == 5 and TooMuch.unit == 'm' and name(TooMuch) == 'TooMuch'",
+        ),
     ],
 )
 def test_usual_tests_of_right_programs_pass(program, test, sandbox):
     (answer,) = sandbox.ask(program, [test])
     assert answer.verdict is Verdict.OK, answer
+
+
+LIES = """
+class A:
+    n = 0
+    E = BaseException
+    def __lt__(self, other): return True
+    __gt__ = __le__ = __ge__ = __eq__ = __instancecheck__ = __subclasscheck__ = __lt__
+    def __sub__(self, other): return 0 if isinstance(other, int) else 9
+    __rsub__ = __sub__
+    def __mul__(self, other): return 9
+    def __add__(self, other): return 6
+    def __enter__(self): return self
+    def __exit__(self, kind, *_):
+        if kind: raise KeyError
+        return True
+    def __next__(self): raise StopIteration
+    def __iter__(self): return self
+def f(x): return A()
+E = AssertionError
+"""
 
 
 @pytest.mark.parametrize(
@@ -367,6 +458,23 @@ def test_usual_tests_of_right_programs_pass(program, test, sandbox):
             "assert list(f(3)) == [3]",
         ),
         ("from decimal import Decimal\ndef f(x): return Decimal('sNaN')", "assert f(3) == 3"),
+        (LIES, "assert f(3) < 7"),
+        (LIES, "assert not f(3) < 7"),
+        (LIES, "assert 7 >= f(3)"),
+        (LIES, "assert f(3) - 7 < 1"),
+        (LIES, "assert not (f(3) - 7).n"),
+        (LIES, "assert 7 - f(3) < f(3)"),
+        (LIES, "assert f(3) * f(3) == 9"),
+        (LIES, "assert f(3) + f(3) == 6"),
+        (LIES, "assert isinstance(f(3), int)"),
+        (LIES, "assert isinstance(7, A)"),
+        (LIES, "with f(3): assert False"),
+        (LIES, "try:\n    with f(3): assert False\nexcept KeyError: pass"),
+        (LIES, "try:\n    assert f(3) == 7\nexcept E: pass"),
+        (LIES, "try:\n    assert f(3) == 7\nexcept A.E: pass"),
+        (LIES, "import contextlib\nwith contextlib.suppress(E, f(3)): assert f(3) == 7"),
+        (LIES, "assert all(next(f(3)) == x for x in [7])"),
+        (LIES, "assert all(map(lambda x: next(f(3)) == x, [7]))"),
         ("def f(x): x.append(4)", "x = (3,)\nf(x)\nassert x == (3, 4)"),
     ],
 )
@@ -379,10 +487,10 @@ FORGES_ITS_ANSWER = """
 import sys
 roles = sys.modules["actors.sandbox.roles"]
 def f(x):
-    def say(to, message, truly=roles._say):
-        roles._say = truly
+    def say(to, message, truly=roles.say):
+        roles.say = truly
         truly(to, {said!r})
-    roles._say = say
+    roles.say = say
 """
 
 
@@ -403,10 +511,10 @@ def test_only_a_call_that_returns_none_changes_its_arguments_whatever_the_progra
 FORGES_ITS_NAMES = """
 import sys
 roles = sys.modules["actors.sandbox.roles"]
-def say(to, message, truly=roles._say):
-    roles._say = truly
+def say(to, message, truly=roles.say):
+    roles.say = truly
     truly(to, '["ok", ["list", ["__builtins__", "f"]], ["list", []]]')
-roles._say = say
+roles.say = say
 def f(x): return 0
 __builtins__ = {"abs": lambda x: 0}
 """

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from actors.sandbox.used_names import use_program
+from actors.sandbox.used_names import can_fail, imported, unmet_need, use_program
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,89 @@ def test_many_tests_are_looked_at_once():
     for _ in range(100):
         assert not use_program(tests)
     assert time.process_time() - began < 1.0
+
+
+RUNNER = """
+import unittest
+class T(unittest.TestCase):
+    def test_f(self): self.assertEqual(f(1), 3)
+ran = unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "result = f(1) == 3",
+        "print(f(1) == 3)",
+        "if f(1) != 3:\n    print('wrong')",
+        "def check(candidate):\n    return candidate(1) == 3\ncheck(f)",
+        "try:\n    assert f(1) == 3\nexcept AssertionError:\n    print('wrong')",
+        "try:\n    f(-1)\n    assert False\nexcept (TypeError, Exception):\n    pass",
+        "print(f(1) == 3)\ndef test_f():\n    assert f(1) == 3",
+        "print(f(1) == 3)\nif __name__ == '__main__':\n    assert f(1) == 3",
+        RUNNER,
+    ],
+)
+def test_tests_that_never_raise_cannot_fail(test):
+    assert use_program((test,)) and not can_fail((test,))
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert f(1) == 3",
+        "if f(1) != 3:\n    raise ValueError",
+        "def check(candidate):\n    assert candidate(1) == 3\ncheck(f)",
+        "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass",
+        "try:\n    assert f(1) == 3\nexcept AssertionError:\n    raise SystemExit",
+        "try:\n    is_right = f(1) == 3\nexcept Exception:\n    is_right = False\nassert is_right",
+        "import sys\nif f(1) != 3:\n    sys.exit(1)",
+        "import pytest\nwith pytest.raises(ValueError):\n    f(-1)",
+        "import numpy as np\nnp.testing.assert_allclose(f(1), 3)",
+        "import unittest\nunittest.TestCase().assertEqual(f(1), 3)",
+        "exec('assert f(1) == 3')",
+        f"{RUNNER}\nassert ran.wasSuccessful()",
+        "for test in [test for name, test in globals().items() if name[:5] == 'test_']: test()",
+    ],
+)
+def test_tests_with_an_assertion_where_they_run_can_fail(test):
+    assert can_fail((test,))
+
+
+def test_one_test_may_compute_what_another_asserts():
+    assert can_fail(("result = f(1)", "assert result == 3"))
+
+
+@pytest.mark.parametrize(
+    ("test", "modules"),
+    [
+        ("import numpy as np, math\nfrom scipy.stats import norm", {"numpy", "math", "scipy"}),
+        ("def check(f):\n    import numpy.linalg\ncheck(f)", {"numpy"}),
+        ("def test_f():\n    import pytest", set()),
+        ("if __name__ == '__main__':\n    import pytest", set()),
+        ("try:\n    import numpy\nexcept ImportError:\n    import math", {"math"}),
+        ("try:\n    import numpy\n    f(1)\nexcept ValueError:\n    pass", {"numpy"}),
+        ("from . import f", set()),
+    ],
+)
+def test_the_modules_of_tests_are_those_that_they_import_as_they_run(test, modules):
+    assert imported((test,)) == modules
+
+
+@pytest.mark.parametrize(
+    ("test", "need"),
+    [
+        ("import asyncio\nasync def main(): assert await f(2) == 4\nasyncio.run(main())", "event loop"),
+        ("import asyncio\nloop = asyncio.new_event_loop()\nassert loop.run_until_complete(f(2)) == 4", "event loop"),
+        ("import asyncio\nassert f(2) == 4", None),
+        ("import asyncio\nmachine = f(2)\nassert machine.run() == 4", None),
+        ("import io, sys\nsys.stdout = out = io.StringIO()\nf(2)\nassert out.getvalue() == '4'", "output"),
+        ("import io, sys\nsys.stdout = io.StringIO()\nassert f(2) == 4", None),
+        ("import io, sys\nsys.stdout = out = io.StringIO()\nprint(f(2))\nassert out.getvalue() == '4'", None),
+        ("import io\nout = io.StringIO()\nf(out.getvalue())", None),
+    ],
+)
+def test_tests_that_need_an_event_loop_or_the_programs_output_are_found(test, need):
+    unmet = unmet_need((test,))
+    assert unmet is None if need is None else need in unmet
