@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
 from cluster.contracts.errors import DataError, StorageError
+from cluster.contracts.hiding import hidden
 from cluster.contracts.learned import Learned
 from cluster.contracts.row_checks import check_contents
 from cluster.contracts.schema import SCHEMA, counted_versions, upgraded
@@ -128,7 +129,8 @@ class RecordedStep:
             sample_index=row["sample_index"],
             reward=row["reward"],
             reward_status=row["reward_status"],
-            reward_message=row["reward_message"],
+            # An error of a judge may quote the URL or header of its request.
+            reward_message=hidden(row["reward_message"]),
             components=dict(row["reward_components"]),
             finish_reason=row["finish_reason"],
             worker=row["worker"],

@@ -54,6 +54,14 @@ def test_a_group_says_what_became_of_each_of_its_trajectories(run):
     assert only.components == {"style": 0.5, "length": None}
 
 
+def test_secrets_in_a_judges_error_are_hidden(tmp_path):
+    folder = write_run(tmp_path / "run")
+    error = "401 for https://judge.example/v1?api_key=abc with Bearer abc"
+    write_trajectories(folder, 1, [row(reward=None, reward_status="error", reward_message=error)])
+    (shown,) = open_step(Run("run", RunDirectory(str(folder))), 1).group(7).trajectories
+    assert shown.reward_message == "401 for https://judge.example/v1?api_key=<hidden> with Bearer <hidden>"
+
+
 def test_staleness_counts_from_the_policy_that_learns_and_leaves_out_what_a_tool_wrote(run):
     """Step 4 learns with policy 3; the oldest token that is trained on is of policy 2, and a tool's is of policy 0."""
     only = open_step(run, 4).group(9).trajectories[0]
