@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.viewer.dots import round_numbers
-from deploy.viewer.fleet import is_drain, words
+from deploy.viewer.fleet import is_drain, step_of, words
 from deploy.viewer.series import Point, latest, means, thinned, values
 
 Step = Mapping[str, Any]
@@ -120,7 +120,7 @@ def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
     found: dict[tuple[int, bool], Mark] = {}
     for event in events:
         if event["kind"] in ("resumed", "failure", "hang") and not is_drain(event):
-            step, is_failure = event["policy_version"], event["kind"] != "resumed"
+            step, is_failure = step_of(event), event["kind"] != "resumed"
             found[step, is_failure] = Mark(step=step, is_failure=is_failure, words=words(event)[:_MOST_WORDS])
     return sorted(found.values(), key=lambda mark: (mark.step, mark.is_failure))[-_MOST_MARKS:]
 

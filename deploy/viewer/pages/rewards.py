@@ -81,7 +81,7 @@ def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[in
         if event["kind"] != "reward_failure":
             continue
         for failure in event.get("failures", ()):
-            step = event["policy_version"] + 1
+            step = fleet.step_of(event)
             new = {"kind": failure["kind"], "count": 0, "num_groups": 0, "first": step, "messages": [], "examples": []}
             row = found.setdefault(failure["kind"], new)
             row["count"] += failure["count"]
