@@ -137,6 +137,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     if not name or ("://" in out and "://" not in folder):
         raise ConfigError(f"{out!r} names no file; write one such as rows.arrow")
     storage = Storage(folder or ".")
+    storage.reach()
     if storage.exists(name):
         raise ConfigError(f"{out!r} exists; name another file")
     if not name.endswith(".arrow"):
@@ -223,10 +224,10 @@ def _refuse_mixed_samplers(groups: Sequence[pa.RecordBatch], *, place: str) -> N
 def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.RecordBatch]:
     """The groups of all files. Calls `seen` with the bytes of each file."""
     folder, name = os.path.split(place)
-    if place.endswith(".arrow"):
-        files, names = Storage(folder or "."), [name]
-    else:
-        files = Storage(place)
+    is_file = place.endswith(".arrow")
+    files, names = Storage((folder or ".") if is_file else place), [name]
+    files.reach()
+    if not is_file:
         within = f"{TRAJECTORIES}/" if files.exists(RUN_YAML) else ""
         names = [within + each for each in files.names(within) if each.endswith(".arrow")]
         if within and not files.is_local:

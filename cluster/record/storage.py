@@ -60,6 +60,10 @@ class Storage:
         """Names in `folder`, of files and folders, sorted; empty when it is not there."""
         return self._files.names(folder)
 
+    def folders(self, folder: str = "") -> list[str]:
+        """Names of the folders in `folder`, sorted, on a disk with links to folders; empty when it is not there."""
+        return self._files.folders(folder)
+
     def versions(self, folder: str = "") -> dict[str, str]:
         """Version of each file in `folder`: a text that changes when the file is written anew. Empty when the folder is not there."""
         return self._files.versions(folder)

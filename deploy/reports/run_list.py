@@ -47,14 +47,22 @@ class Listed:
 
 
 def run_directories(folder: str) -> list[str]:
-    """Run directories at or below `folder`, in order. Raises StorageError if an object store cannot be read."""
+    """Run directories at or below `folder`, in order, each once, however many links lead to it. Raises StorageError if an object store
+    cannot be read."""
     if "://" in folder:
-        return sorted(_in_store(Storage(folder), "", depth=0))
+        store = Storage(folder)
+        store.reach()
+        return sorted(_in_store(store, "", depth=0))
     top = os.path.expanduser(folder)
     if not os.path.isdir(top):
         return []
     found: list[str] = []
-    for place, folders, files in os.walk(top):
+    seen: set[str] = set()
+    for place, folders, files in os.walk(top, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         is_run = RUN_YAML in files
         if is_run:
             found.append(place)
@@ -65,15 +73,11 @@ def run_directories(folder: str) -> list[str]:
 
 
 def _in_store(store: Storage, name: str, *, depth: int) -> Iterator[str]:
-    inside = store.names(name)
-    if RUN_YAML in inside:
+    if RUN_YAML in store.names(name):
         yield store.path(name) if name else store.url
     elif depth < _DEEPEST:
-        for each in inside:
-            below = f"{name}/{each}" if name else each
-            # A name with a dot is mostly a file, and to look for folders in it costs a request.
-            if "." not in each or store.exists(f"{below}/{RUN_YAML}"):
-                yield from _in_store(store, below, depth=depth + 1)
+        for each in store.folders(name):
+            yield from _in_store(store, f"{name}/{each}" if name else each, depth=depth + 1)
 
 
 def listed(run_dirs: Sequence[str], *, now: float | None = None) -> list[Listed]:

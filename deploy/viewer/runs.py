@@ -176,11 +176,10 @@ class Runs:
         if RUN_YAML in names and not _LINES.isdisjoint(names):
             self._by_place[folder.path()] = Run(self._free_name(relative or folder.path()), folder)
             return
-        for name in (each for each in names if depth and not each.startswith(".")):
+        for name in (each for each in (folder.folders() if depth else ()) if not each.startswith(".")):
             with contextlib.suppress(StorageError):  # another user's folder, lost+found
-                if _is_folder(folder, name):
-                    below = RunDirectory(folder.path(name))
-                    self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
+                below = RunDirectory(folder.path(name))
+                self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
 
     def _free_name(self, path: str) -> str:
         parts = path.rstrip("/").split("/")
@@ -191,9 +190,3 @@ class Runs:
         while (name := wanted if number == 1 else f"{wanted}-{number}") in taken:
             number += 1
         return name
-
-
-def _is_folder(folder: RunDirectory, name: str) -> bool:
-    if folder.is_local:
-        return os.path.isdir(folder.path(name))
-    return "." not in name or folder.exists(f"{name}/{RUN_YAML}")

@@ -5,14 +5,19 @@ import os
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+from cluster.record.storage import Storage
+from deploy.cli import app
 from deploy.config.loading import resolved_yaml, validated
 from deploy.reports import run_list
 from deploy.reports.run_list import Listed, listed, run_directories, table
 from tests.object_store import s3
 
 NOW = 1000.0
+URL = "s3://bucket/run"
 YAML = resolved_yaml(validated({"model": {"path": "some/model"}, "prompts": "file", "num_steps": 40}))
 
 
@@ -120,6 +125,15 @@ def test_a_folder_that_is_not_there_holds_no_runs(tmp_path):
     assert run_directories(str(tmp_path / "none")) == []
 
 
+def test_a_run_behind_a_link_is_listed_and_no_run_twice(tmp_path):
+    made(tmp_path / "scratch" / "big")
+    made(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "big").symlink_to(tmp_path / "scratch" / "big")
+    (tmp_path / "runs" / "z-latest").symlink_to("big")
+    (tmp_path / "runs" / "loop").symlink_to(tmp_path / "runs")
+    assert run_directories(str(tmp_path / "runs")) == [str(tmp_path / "runs" / name) for name in ("a", "big")]
+
+
 def test_the_latest_comes_first_and_the_table_shows_all(tmp_path):
     for name, at in (("old", 10.0), ("young", 900.0)):
         made(tmp_path / name, {"kind": "finished", "time": at})
@@ -136,10 +150,23 @@ def test_runs_below_a_stores_prefix_are_found():
         made("s3://listed/team/a", {"kind": "finished"})
         made("s3://listed/team/sweep/b", {"kind": "failed", "reason": "disk full"})
         made("s3://listed/team/qwen2.5", {"kind": "finished"})
+        made("s3://listed/team/lr-0.1/seed-1", {"kind": "finished"})
         made("s3://listed/other/c")
         found = {run.run_dir: run.state for run in listed(run_directories("s3://listed/team"))}
     assert found == {
         "s3://listed/team/a": "finished",
+        "s3://listed/team/lr-0.1/seed-1": "finished",
         "s3://listed/team/qwen2.5": "finished",
         "s3://listed/team/sweep/b": "failed",
     }
+
+
+@pytest.mark.parametrize("command", [["runs", URL], ["passport", "diff", URL, URL], ["export", URL, "out"]])
+def test_commands_say_within_seconds_that_a_store_does_not_answer(command, tmp_path, monkeypatch):
+    def refused(self):
+        raise StorageError("nothing answers")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Storage, "reach", refused)
+    ended = CliRunner().invoke(app, command)
+    assert ended.exit_code == 1 and "nothing answers" in ended.output

@@ -145,5 +145,16 @@ def test_a_run_in_an_object_store_is_found_and_read_without_a_write(monkeypatch)
         assert run.state() == "killed"
 
 
+def test_runs_below_folders_of_any_name_are_found_in_an_object_store_too(monkeypatch):
+    with s3("dotted"):
+        for name in ("lr-0.1/seed-1", "qwen2.5"):
+            driver = RunDirectory(f"s3://dotted/{name}")
+            driver.claim("num_steps: 3\n")
+            driver.append_json("events.jsonl", event("launched", 1000.0))
+            driver.release()
+        driver.write_file("notes.txt/run.yaml/x", b"")
+        assert list(_names(Runs(["s3://dotted"]))) == ["lr-0.1-seed-1", "qwen2.5"]
+
+
 def _objects(directory: RunDirectory) -> list[str]:
     return [*directory.names(), *directory.names("metrics"), *directory.names("events")]
