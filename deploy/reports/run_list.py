@@ -24,7 +24,10 @@ _DEEPEST = 3
 """Levels below the named folder: runs/sweep/seed-1."""
 _MOST_BYTES = 4 << 20
 """Bytes read from the end of a file of lines, where the last numbers are."""
+_MOST_BYTES_SEARCHED = 64 << 20
+"""As many for the last evaluation, which may be thousands of steps old."""
 _NUM_THREADS = 8
+_ACCURACY = "eval/accuracy"
 _STYLES = {"running": "green", "failed": "red", "dead": "red", "damaged": "red", "preempted": "yellow"}
 
 
@@ -116,7 +119,7 @@ def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
         step=last.get("policy_version", 0),
         num_steps=num_steps,
         reward=last.get("reward/mean"),
-        held_out_accuracy=last.get("eval/accuracy"),
+        held_out_accuracy=last.get(_ACCURACY) if _ACCURACY in last else _earlier_accuracy(directory),
         sampling_tokens_per_s=last.get("speed/sampling_tokens_per_s"),
         age_s=max(now - max(times), 0.0) if times else None,
         reason=reason,
@@ -147,11 +150,25 @@ def _last_lines(directory: RunDirectory, name: str) -> list[dict[str, Any]]:
     """The complete lines at the end of a file, or all of an object store's."""
     if not directory.is_local:
         return directory.read_json_lines(name)
+    return _parsed(name, _end_of(directory, name, most_bytes=_MOST_BYTES))
+
+
+def _earlier_accuracy(directory: RunDirectory) -> float | None:
+    """The last held-out accuracy before the lines that `_last_lines` returns."""
+    if not directory.is_local or (directory.size_bytes(METRICS) or 0) <= _MOST_BYTES:
+        return None
+    lines = _end_of(directory, METRICS, most_bytes=_MOST_BYTES_SEARCHED)
+    found = _parsed(METRICS, [line for line in lines if f'"{_ACCURACY}"'.encode() in line])
+    return next((line[_ACCURACY] for line in reversed(found) if line.get(_ACCURACY) is not None), None)
+
+
+def _end_of(directory: RunDirectory, name: str, *, most_bytes: int) -> list[bytes]:
     size = directory.size_bytes(name) or 0
-    if size == 0:
-        return []
-    start = max(size - _MOST_BYTES, 0)
-    lines = bytes(directory.read_range(name, start, size - start)).split(b"\n")
+    start = max(size - most_bytes, 0)
+    return bytes(directory.read_range(name, start, size - start)).split(b"\n") if size else []
+
+
+def _parsed(name: str, lines: Sequence[bytes]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for line in lines:
         try:

@@ -72,6 +72,15 @@ def test_a_driver_was_killed_also_where_its_events_are_too_long_to_be_read_to_it
     assert listed([str(tmp_path / "a")], now=NOW)[0].state == "dead"
 
 
+def test_an_evaluation_thousands_of_steps_ago_is_listed(tmp_path, monkeypatch):
+    directory = made(tmp_path / "a", {"kind": "finished"})
+    for step in range(8, 30):
+        directory.append_json(METRICS, {"policy_version": step, "time": 9.0, "reward/mean": 0.5})
+    monkeypatch.setattr(run_list, "_MOST_BYTES", 200)
+    (found,) = listed([str(tmp_path / "a")], now=NOW)
+    assert (found.step, found.reward, found.held_out_accuracy) == (29, 0.5, 0.75)
+
+
 def test_a_run_with_a_living_driver_runs(tmp_path):
     directory = made(tmp_path / "a", {"kind": "finished"})
     directory.claim(YAML)

@@ -126,6 +126,14 @@ def test_a_number_of_a_source_that_no_browser_reads_is_told_by_its_name(tmp_path
     assert columns == {"a": "NaN", "b": ["-Infinity", "1e999"], "c": 0.5}
 
 
+def test_digits_of_a_number_that_browsers_would_round_are_kept(tmp_path):
+    folder = write_run(tmp_path / "run")
+    most, long = 2**53 - 1, "9" * 5000
+    write_trajectories(folder, 1, [row(info=f'{{"a": {most}, "b": {most + 2}, "c": [-{most + 2}], "d": {long}}}')])
+    _, columns = open_step(Run("run", RunDirectory(str(folder))), 1).prompt(7)
+    assert columns == {"a": most, "b": str(most + 2), "c": [str(-most - 2)], "d": long}
+
+
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
