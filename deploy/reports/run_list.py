@@ -25,7 +25,7 @@ _DEEPEST = 3
 _MOST_BYTES = 4 << 20
 """Bytes read from the end of a file of lines, where the last numbers are."""
 _MOST_BYTES_SEARCHED = 64 << 20
-"""As many for the last evaluation, which may be thousands of steps old."""
+"""Bytes searched for the last evaluation, which may be thousands of steps old."""
 _NUM_THREADS = 8
 _ACCURACY = "eval/accuracy"
 _STYLES = {"running": "green", "failed": "red", "dead": "red", "damaged": "red", "preempted": "yellow"}
