@@ -2,11 +2,10 @@
 
 import io
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cluster.record.run_directory import CURVES, EVENTS, RunDirectory
-from cluster.sinks.jsonl import read_lines
 from deploy.reports import panels
 from deploy.reports.panels import Curve, Mark, Panel
 from deploy.viewer.dots import round_numbers
@@ -22,9 +21,8 @@ _LABEL_GAP = 0.085
 """Smallest distance between two labels, as a share of the axis' height."""
 
 
-def draw(directory: RunDirectory) -> bool:
-    """Writes curves.png; False if there is nothing to draw yet."""
-    steps = read_lines(directory)
+def draw(directory: RunDirectory, steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Writes curves.png from the lines of metrics.jsonl; False if there is nothing to draw yet."""
     shown = panels.panels(steps, directory.settings())
     if not shown:
         return False

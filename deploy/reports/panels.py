@@ -3,6 +3,7 @@
 Measurements that are steps apart are not joined by a line: nothing was measured between them.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -217,7 +218,7 @@ def _is_dense(known: Sequence[Point]) -> bool:
 
 def _named(steps: Sequence[Step], pattern: re.Pattern[str]) -> dict[str, str]:
     """Metrics that match the whole pattern, in order, with its first group as the label."""
-    names = dict.fromkeys(name for step in steps for name in step)
+    names = dict.fromkeys(itertools.chain.from_iterable(steps))
     return {name: found[1] for name in names if (found := pattern.fullmatch(name))}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import posixpath
-import sys
 import threading
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from typing import Any
 from cluster.contracts.errors import DamagedError, StorageError
 from cluster.record.run_directory import RunDirectory, wrong_in
 from cluster.record.segments import segments_of
+from cluster.record.storage import interned
 
 _OVERLAP = 512
 """Bytes before the current offset that are compared at each look: if they changed, the file was rewritten and is read again."""
@@ -221,14 +221,9 @@ class Tail:
 
     def _line(self, text: bytes) -> dict[str, Any]:
         try:
-            line = json.loads(text, object_pairs_hook=None if self._keep else _object)
+            line = json.loads(text, object_pairs_hook=None if self._keep else interned)
         except ValueError as error:
             raise DamagedError(f"{self._directory.path(self._name)} has a line that is not JSON: {error}") from error
         if why := wrong_in(self._name, line) if isinstance(line, dict) else "holds no object":
             raise DamagedError(f"{self._directory.path(self._name)} is damaged: its line {line!r:.60} {why}")
         return line
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Interns names, so that all lines share them: otherwise a step's numbers take three times the memory."""
-    return {sys.intern(name): value for name, value in pairs}
