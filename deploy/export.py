@@ -54,6 +54,7 @@ def export(run_dir: RunDirectory, out: str, *, format: str, chosen: Chosen) -> i
         )
     if os.path.lexists(out):
         raise ConfigError(f"{out!r} exists; name another file or folder")
+    run_dir.reach()
     records = _records(run_dir, chosen.steps)
     try:
         with _aside(out) as aside:

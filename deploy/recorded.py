@@ -137,6 +137,7 @@ def import_rows(path: str, out: str, *, model: ModelConfig, prompts: Plugin) -> 
     if not name or ("://" in out and "://" not in folder):
         raise ConfigError(f"{out!r} names no file; write one such as rows.arrow")
     storage = Storage(folder or ".")
+    storage.reach()
     if storage.exists(name):
         raise ConfigError(f"{out!r} exists; name another file")
     if not name.endswith(".arrow"):
@@ -223,10 +224,10 @@ def _refuse_mixed_samplers(groups: Sequence[pa.RecordBatch], *, place: str) -> N
 def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.RecordBatch]:
     """The groups of all files. Calls `seen` with the bytes of each file."""
     folder, name = os.path.split(place)
-    if place.endswith(".arrow"):
-        files, names = Storage(folder or "."), [name]
-    else:
-        files = Storage(place)
+    is_file = place.endswith(".arrow")
+    files, names = Storage((folder or ".") if is_file else place), [name]
+    files.reach()
+    if not is_file:
         within = f"{TRAJECTORIES}/" if files.exists(RUN_YAML) else ""
         names = [within + each for each in files.names(within) if each.endswith(".arrow")]
         if within and not files.is_local:
@@ -238,17 +239,19 @@ def _read(place: str, *, seen: Callable[[pa.Buffer], None]) -> Iterator[pa.Recor
             content = files.read_file(each)
             seen(content)
             batches = _batches(content)
-            table = pa.Table.from_batches(batches, schema=batches[0].schema) if batches else SCHEMA.empty_table()
         except StorageError as error:
             raise ConfigError(f"recorded={place!r}: {error}") from error
         except DataError as error:
             raise DataError(f"{files.path(each)}: {error}") from error
-        places: dict[str, list[int]] = {}
-        for row, group_id in enumerate(table["group_id"].to_pylist()):
-            places.setdefault(group_id, []).append(row)
-        for rows in places.values():
+        places: dict[str, dict[int, list[int]]] = {}
+        for number, batch in enumerate(batches):
+            for row, group_id in enumerate(batch["group_id"].to_pylist()):
+                places.setdefault(group_id, {}).setdefault(number, []).append(row)
+        for group in places.values():
+            # From each batch alone: `take` on the whole table would copy all of it for each group.
+            found = pa.Table.from_batches([batches[number].take(rows) for number, rows in group.items()])
             # `cast`: nullability of an older file's columns may differ.
-            yield table.take(rows).cast(SCHEMA).combine_chunks().to_batches()[0]
+            yield found.cast(SCHEMA).combine_chunks().to_batches()[0]
 
 
 def _batches(content: pa.Buffer) -> list[pa.RecordBatch]:

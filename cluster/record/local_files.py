@@ -87,6 +87,9 @@ class LocalFiles:
             except FileNotFoundError:
                 return []
 
+    def folders(self, folder: str) -> list[str]:
+        return [name for name in self.names(folder) if os.path.isdir(os.path.join(self.path(folder), name))]
+
     def versions(self, folder: str) -> dict[str, str]:
         with naming(self.path(folder)):
             try:

@@ -143,6 +143,9 @@ class ObjectStore:
         paths = [*found["common_prefixes"], *(each["path"] for each in found["objects"])]
         return sorted(posixpath.basename(path) for path in paths)
 
+    def folders(self, folder: str) -> list[str]:
+        return sorted(map(posixpath.basename, self._listed(folder)["common_prefixes"]))
+
     def versions(self, folder: str) -> dict[str, str]:
         found = self._listed(folder)["objects"]
         return {posixpath.basename(each["path"]): f"{each['e_tag']} {each['last_modified']}" for each in found}

@@ -2,11 +2,10 @@
 
 import io
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cluster.record.run_directory import CURVES, EVENTS, RunDirectory
-from cluster.sinks.jsonl import read_lines
 from deploy.reports import panels
 from deploy.reports.panels import Curve, Mark, Panel
 from deploy.viewer.dots import round_numbers
@@ -22,9 +21,8 @@ _LABEL_GAP = 0.085
 """Smallest distance between two labels, as a share of the axis' height."""
 
 
-def draw(directory: RunDirectory) -> bool:
-    """Writes curves.png; False if there is nothing to draw yet."""
-    steps = read_lines(directory)
+def draw(directory: RunDirectory, steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Writes curves.png from the lines of metrics.jsonl; False if there is nothing to draw yet."""
     shown = panels.panels(steps, directory.settings())
     if not shown:
         return False
@@ -78,18 +76,19 @@ def _draw_panel(axes: "Axes", panel: Panel, interruptions: Sequence[Mark], versi
     axes.grid(axis="y", color=_LINE, linewidth=0.8)
     axes.set_axisbelow(True)
     for mark in interruptions:
-        _draw_mark(axes, mark)
+        # The step that a run did not finish is on no axis.
+        _draw_mark(axes, min(mark.step, last), is_failure=mark.is_failure)
     for curve in panel.curves:
         _draw_curve(axes, curve)
     _write_labels(axes, panel, low, high)
 
 
-def _draw_mark(axes: "Axes", mark: Mark) -> None:
-    if mark.is_failure:
+def _draw_mark(axes: "Axes", step: int, *, is_failure: bool) -> None:
+    if is_failure:
         at_the_bottom = axes.get_xaxis_transform()
-        axes.plot([mark.step], [0.0], marker="^", color=_BAD, markersize=5, transform=at_the_bottom, clip_on=False)
+        axes.plot([step], [0.0], marker="^", color=_BAD, markersize=5, transform=at_the_bottom, clip_on=False)
     else:
-        axes.axvline(mark.step, color=_SOFT, linewidth=0.9, linestyle=(0, (2, 2)))
+        axes.axvline(step, color=_SOFT, linewidth=0.9, linestyle=(0, (2, 2)))
 
 
 def _draw_curve(axes: "Axes", curve: Curve) -> None:

@@ -79,7 +79,8 @@ def drawing(panel: Panel, interruptions: Sequence[Mark], versions: tuple[int, in
         dots=tuple((curve.color, dot) for curve in curves if not curve.is_line for dot in _dots(curve, scale)),
         bound=bound and scale.y(bound[0]),
         labels=_labels(panel, scale),
-        marks=tuple((scale.x(mark.step), mark) for mark in interruptions),
+        # The step that a run did not finish is on no axis.
+        marks=tuple((scale.x(min(mark.step, versions[1])), mark) for mark in interruptions),
     )
 
 

@@ -3,6 +3,7 @@
 Measurements that are steps apart are not joined by a line: nothing was measured between them.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.viewer.dots import round_numbers
-from deploy.viewer.fleet import is_drain, words
+from deploy.viewer.fleet import is_drain, step_of, words
 from deploy.viewer.series import Point, latest, means, thinned, values
 
 Step = Mapping[str, Any]
@@ -120,7 +121,7 @@ def marks(events: Iterable[Mapping[str, Any]]) -> list[Mark]:
     found: dict[tuple[int, bool], Mark] = {}
     for event in events:
         if event["kind"] in ("resumed", "failure", "hang") and not is_drain(event):
-            step, is_failure = event["policy_version"], event["kind"] != "resumed"
+            step, is_failure = step_of(event), event["kind"] != "resumed"
             found[step, is_failure] = Mark(step=step, is_failure=is_failure, words=words(event)[:_MOST_WORDS])
     return sorted(found.values(), key=lambda mark: (mark.step, mark.is_failure))[-_MOST_MARKS:]
 
@@ -217,7 +218,7 @@ def _is_dense(known: Sequence[Point]) -> bool:
 
 def _named(steps: Sequence[Step], pattern: re.Pattern[str]) -> dict[str, str]:
     """Metrics that match the whole pattern, in order, with its first group as the label."""
-    names = dict.fromkeys(name for step in steps for name in step)
+    names = dict.fromkeys(itertools.chain.from_iterable(steps))
     return {name: found[1] for name in names if (found := pattern.fullmatch(name))}
 
 

@@ -21,7 +21,7 @@ import deploy.viewer
 from actors.writable import writable
 from cluster.contracts.config import RunConfig
 from cluster.contracts.hiding import hidden
-from cluster.record.run_directory import CURVES, EVENTS, METRICS, PASSPORT, REPORT, RUN_YAML, RunDirectory
+from cluster.record.run_directory import CURVES, EVENTS, PASSPORT, REPORT, RUN_YAML, RunDirectory
 from cluster.sinks.jsonl import read_lines
 from deploy.config.yaml_text import dumped, flow
 from deploy.reports import curves
@@ -47,11 +47,13 @@ _ALSO_SHOWN = ("resumed", "stopping", "stopped", "preempted", "worker_left", "sc
 
 def leave(directory: RunDirectory) -> None:
     """Writes curves and report at the end of a run, however it ends. An error is a line on standard error and never fails the run."""
-    for name, make in ((CURVES, curves.draw), (REPORT, write)):
+    steps = functools.cache(lambda: read_lines(directory))
+    makes = ((CURVES, lambda: curves.draw(directory, steps())), (REPORT, lambda: _write(directory, steps())))
+    for name, make in makes:
         try:
             directory.check_claim()
-            if directory.read_lines(METRICS):
-                make(directory)
+            if steps():
+                make()
         except Exception as error:  # noqa: BLE001  a run that has learned is not lost for a page about it
             with contextlib.suppress(OSError, ValueError):  # standard error may be closed
                 line = f"treadwheel: {name} was not written: {type(error).__name__}: {error}"
@@ -60,29 +62,33 @@ def leave(directory: RunDirectory) -> None:
 
 def write(directory: RunDirectory, out: str | None = None) -> str:
     """Writes the report into the run directory or to `out`, and returns its path. Raises ConfigError if there is no run."""
-    page = html(directory)
     if out is None:
-        directory.write_file(REPORT, page.encode())
-        return directory.path(REPORT)
-    write_whole(out, page, option="--out")
+        return _write(directory)
+    write_whole(out, html(directory), option="--out")
     return out
 
 
-def html(directory: RunDirectory) -> str:
-    """The whole page. Raises ConfigError when there is no run."""
+def _write(directory: RunDirectory, steps: Sequence[Mapping[str, Any]] | None = None) -> str:
+    directory.write_file(REPORT, html(directory, steps).encode())
+    return directory.path(REPORT)
+
+
+def html(directory: RunDirectory, steps: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """The whole page. `steps` are the lines of metrics.jsonl, if they were read already. Raises ConfigError when there is no run."""
     config = config_of(directory)
     style = "\n".join(path.read_text(encoding="utf-8") for path in _STYLES)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = _environment().get_template("report.html")
-    return writable(template.render(style=style, style_digest=digest, **_content(directory, config)))
+    return writable(template.render(style=style, style_digest=digest, **_content(directory, config, steps)))
 
 
-def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
+def _content(directory: RunDirectory, config: RunConfig, steps: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
     # Asked before the events are read: a driver that ends meanwhile has logged its end by then.
     owner = directory.owner()
     # An error of a judge or server may quote the URL or header of its request.
     events = fleet.versioned(hidden(directory.read_json_lines(EVENTS)))
-    steps, passport = read_lines(directory), directory.read_json(PASSPORT)
+    steps = read_lines(directory) if steps is None else steps
+    passport = directory.read_json(PASSPORT)
     happened = _happened(events)
     return {
         "name": directory.name,
@@ -92,7 +98,7 @@ def _content(directory: RunDirectory, config: RunConfig) -> dict[str, Any]:
         "config": config,
         "in_words": list(in_words(config)),
         "run_yaml": dumped(hidden(directory.settings())),
-        "summary": summary_of(directory),
+        "summary": summary_of(directory, steps),
         "evaluations": [step for step in steps if step.get("eval/reward") is not None],
         "drawings": _drawings(steps, events, config),
         "frame": {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM},

@@ -162,7 +162,9 @@ def _passport(place: str) -> dict[str, Any]:
     folder, name = place, PASSPORT
     if place.endswith(".json") and not os.path.isdir(place):
         folder, name = os.path.split(place)
-    passport = RunDirectory(folder or ".").read_json(name)
+    directory = RunDirectory(folder or ".")
+    directory.reach()
+    passport = directory.read_json(name)
     if "mathematics" not in passport:
         raise ConfigError(f"{place!r} has no passport; name a run directory or its {PASSPORT}")
     return in_words(passport)  # passports of earlier versions have numbers

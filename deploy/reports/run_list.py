@@ -24,7 +24,10 @@ _DEEPEST = 3
 """Levels below the named folder: runs/sweep/seed-1."""
 _MOST_BYTES = 4 << 20
 """Bytes read from the end of a file of lines, where the last numbers are."""
+_MOST_BYTES_SEARCHED = 64 << 20
+"""Bytes searched for the last evaluation, which may be thousands of steps old."""
 _NUM_THREADS = 8
+_ACCURACY = "eval/accuracy"
 _STYLES = {"running": "green", "failed": "red", "dead": "red", "damaged": "red", "preempted": "yellow"}
 
 
@@ -47,14 +50,22 @@ class Listed:
 
 
 def run_directories(folder: str) -> list[str]:
-    """Run directories at or below `folder`, in order. Raises StorageError if an object store cannot be read."""
+    """Run directories at or below `folder`, in order, each once, however many links lead to it. Raises StorageError if an object store
+    cannot be read."""
     if "://" in folder:
-        return sorted(_in_store(Storage(folder), "", depth=0))
+        store = Storage(folder)
+        store.reach()
+        return sorted(_in_store(store, "", depth=0))
     top = os.path.expanduser(folder)
     if not os.path.isdir(top):
         return []
     found: list[str] = []
-    for place, folders, files in os.walk(top):
+    seen: set[str] = set()
+    for place, folders, files in os.walk(top, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         is_run = RUN_YAML in files
         if is_run:
             found.append(place)
@@ -65,15 +76,11 @@ def run_directories(folder: str) -> list[str]:
 
 
 def _in_store(store: Storage, name: str, *, depth: int) -> Iterator[str]:
-    inside = store.names(name)
-    if RUN_YAML in inside:
+    if RUN_YAML in store.names(name):
         yield store.path(name) if name else store.url
     elif depth < _DEEPEST:
-        for each in inside:
-            below = f"{name}/{each}" if name else each
-            # A name with a dot is mostly a file, and to look for folders in it costs a request.
-            if "." not in each or store.exists(f"{below}/{RUN_YAML}"):
-                yield from _in_store(store, below, depth=depth + 1)
+        for each in store.folders(name):
+            yield from _in_store(store, f"{name}/{each}" if name else each, depth=depth + 1)
 
 
 def listed(run_dirs: Sequence[str], *, now: float | None = None) -> list[Listed]:
@@ -112,7 +119,7 @@ def _read(directory: RunDirectory, num_steps: int, now: float) -> Listed:
         step=last.get("policy_version", 0),
         num_steps=num_steps,
         reward=last.get("reward/mean"),
-        held_out_accuracy=last.get("eval/accuracy"),
+        held_out_accuracy=last.get(_ACCURACY) if _ACCURACY in last else _earlier_accuracy(directory),
         sampling_tokens_per_s=last.get("speed/sampling_tokens_per_s"),
         age_s=max(now - max(times), 0.0) if times else None,
         reason=reason,
@@ -143,11 +150,25 @@ def _last_lines(directory: RunDirectory, name: str) -> list[dict[str, Any]]:
     """The complete lines at the end of a file, or all of an object store's."""
     if not directory.is_local:
         return directory.read_json_lines(name)
+    return _parsed(name, _end_of(directory, name, most_bytes=_MOST_BYTES))
+
+
+def _earlier_accuracy(directory: RunDirectory) -> float | None:
+    """The last held-out accuracy before the lines that `_last_lines` returns."""
+    if not directory.is_local or (directory.size_bytes(METRICS) or 0) <= _MOST_BYTES:
+        return None
+    lines = _end_of(directory, METRICS, most_bytes=_MOST_BYTES_SEARCHED)
+    found = _parsed(METRICS, [line for line in lines if f'"{_ACCURACY}"'.encode() in line])
+    return next((line[_ACCURACY] for line in reversed(found) if line.get(_ACCURACY) is not None), None)
+
+
+def _end_of(directory: RunDirectory, name: str, *, most_bytes: int) -> list[bytes]:
     size = directory.size_bytes(name) or 0
-    if size == 0:
-        return []
-    start = max(size - _MOST_BYTES, 0)
-    lines = bytes(directory.read_range(name, start, size - start)).split(b"\n")
+    start = max(size - most_bytes, 0)
+    return bytes(directory.read_range(name, start, size - start)).split(b"\n") if size else []
+
+
+def _parsed(name: str, lines: Sequence[bytes]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for line in lines:
         try:

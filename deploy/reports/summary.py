@@ -1,10 +1,14 @@
 """summary.json: a run's results, from its metrics, so that the summary of a resumed run covers all drivers."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from cluster.contracts.types import mean_of
 from cluster.record.run_directory import EVENTS, SUMMARY, RunDirectory
-from cluster.sinks.jsonl import read_steps
+from cluster.sinks.jsonl import read_lines
+
+_NUMBERS = ("time", "time/step_s", "reward/mean", "eval/accuracy", "tokens/sampled", "tokens/trained")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +39,12 @@ def summarize(run_dir: RunDirectory) -> Summary:
     return summary
 
 
-def summary_of(run_dir: RunDirectory) -> Summary:
-    """The results so far."""
-    metrics = read_steps(run_dir)
+def summary_of(run_dir: RunDirectory, lines: Sequence[Mapping[str, Any]] | None = None) -> Summary:
+    """The results so far. `lines` are those of metrics.jsonl, if they were read already."""
+    metrics = {
+        line["policy_version"]: {name: line[name] for name in _NUMBERS if line.get(name) is not None}
+        for line in (read_lines(run_dir) if lines is None else lines)
+    }
     steps = {version: numbers for version, numbers in metrics.items() if version > 0}
     rewards = [numbers["reward/mean"] for numbers in steps.values() if "reward/mean" in numbers]
     window = max(min(5, len(rewards) // 2), 1)

@@ -15,8 +15,10 @@ _TONES = {
 }  # fmt: skip
 _TONE_OF = {kind: tone for tone, kinds in _TONES.items() for kind in kinds}
 """All other kinds are `plain`."""
-QUIET = ("broadcast", "published", "attested", "drop")
-"""Routine kinds, which lists of events leave out: curves and the page Weights have their numbers."""
+_QUIET = ("broadcast", "published", "attested", "drop", "printed")
+"""Routine kinds, which lists of events leave out: curves and the page Weights have their numbers, and logs the printed lines."""
+_OF_THE_STEP_BEFORE = ("checkpoint", "mismatch_alarm", "finished", "stopped")
+"""Kinds logged after the step that made their policy version. All others happen while the next step is made."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,10 +77,10 @@ def versioned(events: Sequence[Event]) -> list[Event]:
 
 
 def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The `versioned` events without `QUIET` kinds, each with its step, tone (`bad`, `good`, `plain`) and words."""
+    """The `versioned` events without routine ones, each with its step, tone (`bad`, `good`, `plain`) and words."""
     return [
         {
-            "step": event["policy_version"],
+            "step": step_of(event),
             "time": event["time"],
             "kind": event["kind"],
             "actor": event.get("actor"),
@@ -86,8 +88,13 @@ def marks(events: Iterable[Event]) -> list[dict[str, Any]]:
             "words": words(event),
         }
         for event in events
-        if event["kind"] not in QUIET
+        if not _is_routine(event)
     ]
+
+
+def step_of(event: Event) -> int:
+    """The step to which a `versioned` event belongs."""
+    return event["policy_version"] + (event["kind"] not in _OF_THE_STEP_BEFORE)
 
 
 def is_drain(event: Event) -> bool:
@@ -125,6 +132,11 @@ def words(event: Event) -> str:
             return f"{event['num_workers']} workers serve {event['digest'][:12]}"
         case kind:
             return reason or kind.replace("_", " ")
+
+
+def _is_routine(event: Event) -> bool:
+    """Failed rewards have a message where a kind of failure is new: the others would fill the lists. The page Rewards has them all."""
+    return event["kind"] in _QUIET or (event["kind"] == "reward_failure" and not event.get("message"))
 
 
 def _led_by(actor: str, reason: str, kind: str) -> str:

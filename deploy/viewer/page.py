@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from actors.writable import writable
+from cluster.record.storage import finite
 from deploy.viewer import pages
 from deploy.viewer.runs import Run
 
@@ -36,10 +37,12 @@ NAVIGATION = (
 
 
 class _Json(JSONResponse):
-    """JSON of any text. Prompts' columns and error messages may have lone surrogates, which are replaced."""
+    """JSON of any text and number. Prompts' columns and error messages may have lone surrogates, which are replaced. Sums of very large
+    numbers, which overflow, become null."""
 
     def render(self, content: Any) -> bytes:
-        return writable(json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))).encode()
+        text = json.dumps(finite(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return writable(text).encode()
 
 
 def page(path: str, data: Data, *, template: str, here: str | None = None) -> list[Route]:

@@ -24,6 +24,8 @@ _LINES = {EVENTS, METRICS, "events", "metrics"}
 """A run that has begun has one of them; in an object store they are folders."""
 _LOOK_EVERY_S, _LOOK_SHARE = 5.0, 20
 """Seconds between two looks for runs. A look at a large tree takes long: at most one part in `_LOOK_SHARE` of the time is spent on it."""
+_FORGET_AFTER_S = 600.0
+"""Seconds after which all lines of a run that nobody looks at are forgotten: those of a long run take 100 MB."""
 _DEPTH = 3
 """Levels below a named folder that are searched for runs."""
 _MOST_PHASES_BYTES = 8_000_000
@@ -46,6 +48,7 @@ class Run:
         self._drivers = Tail(directory, EVENTS, keep=_told_by_a_driver)
         self._phases = Tail(directory, PHASES, newest_bytes=_MOST_PHASES_BYTES)
         self._chain = ChainReader(directory, every_s=self.poll_s)
+        self._used_at = time.monotonic()
 
     @property
     def place(self) -> str:
@@ -53,18 +56,18 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The last line of metrics.jsonl for each policy version, in order."""
-        return self._metrics.records(key="policy_version")
+        return self._used(self._metrics).records(key="policy_version")
 
     def glance(self) -> list[dict[str, Any]]:
         """As `metrics`, with only the numbers that a list of runs shows: all numbers of many long runs take gigabytes."""
         return (self._metrics if self._metrics.is_read else self._shown).records(key="policy_version")
 
     def events(self) -> list[dict[str, Any]]:
-        return self._events.records()
+        return self._used(self._events).records()
 
     def phases(self) -> list[dict[str, Any]]:
         """Lines of phases.jsonl; empty if the run recorded none."""
-        return self._phases.records()
+        return self._used(self._phases).records()
 
     def chain(self) -> Chain:
         """The ledger, checked."""
@@ -73,7 +76,7 @@ class Run:
     def mark(self) -> str:
         """The run's last step, its number of events, and the generation of both, which changes when earlier lines change: a resumed run
         writes its last steps again."""
-        metrics, of_metrics = self._metrics.versioned_records(key="policy_version")
+        metrics, of_metrics = self._used(self._metrics).versioned_records(key="policy_version")
         events, of_events = self._events.versioned_records()
         return f"{metrics[-1]['policy_version'] if metrics else -1}/{len(events)}/{of_metrics}.{of_events}"
 
@@ -106,6 +109,16 @@ class Run:
         if not is_over and not self.directory.is_local and self.directory.owner_seen():
             return "running"
         return "starting" if last is None else "killed" if last["kind"] == "launched" else last["kind"]
+
+    def forget_unused(self) -> None:
+        """Forgets the lines, except those for a list of runs, if no page has asked for them for some minutes."""
+        if time.monotonic() - self._used_at > _FORGET_AFTER_S:
+            for tail in (self._metrics, self._events, self._phases):
+                tail.forget()
+
+    def _used(self, tail: Tail) -> Tail:
+        self._used_at = time.monotonic()
+        return tail
 
     def standing(self) -> Standing:
         """Changes whenever anything on a live page changes. For a long run it is much cheaper than the page's data."""
@@ -157,6 +170,8 @@ class Runs:
                         self._look(root, relative="", depth=_DEPTH)
                     found = self._by_place.values()
                     self._there = [run for run in found if not run.directory.is_local or os.path.isdir(run.place)]
+                    for run in found:
+                        run.forget_unused()
                 finally:  # after an error too: the page that reports it also asks for all runs
                     self._next_look = began + max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began))
             return sorted(self._there, key=lambda run: run.name)
@@ -176,11 +191,10 @@ class Runs:
         if RUN_YAML in names and not _LINES.isdisjoint(names):
             self._by_place[folder.path()] = Run(self._free_name(relative or folder.path()), folder)
             return
-        for name in (each for each in names if depth and not each.startswith(".")):
+        for name in (each for each in (folder.folders() if depth else ()) if not each.startswith(".")):
             with contextlib.suppress(StorageError):  # another user's folder, lost+found
-                if _is_folder(folder, name):
-                    below = RunDirectory(folder.path(name))
-                    self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
+                below = RunDirectory(folder.path(name))
+                self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)
 
     def _free_name(self, path: str) -> str:
         parts = path.rstrip("/").split("/")
@@ -191,9 +205,3 @@ class Runs:
         while (name := wanted if number == 1 else f"{wanted}-{number}") in taken:
             number += 1
         return name
-
-
-def _is_folder(folder: RunDirectory, name: str) -> bool:
-    if folder.is_local:
-        return os.path.isdir(folder.path(name))
-    return "." not in name or folder.exists(f"{name}/{RUN_YAML}")

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from starlette.exceptions import HTTPException
 
 from cluster.contracts.errors import DataError, StorageError
+from cluster.contracts.hiding import hidden
 from cluster.contracts.learned import Learned
 from cluster.contracts.row_checks import check_contents
 from cluster.contracts.schema import SCHEMA, counted_versions, upgraded
@@ -33,6 +34,8 @@ _MOST_BYTES = 64_000_000
 _SEGMENT = ("sample_index", "segment_index", "prompt_text", "prompt_token_ids", "completion_token_ids", "turns", "messages",
             "token_rewards", "episode")  # fmt: skip
 _TOKENS = ("loss_mask", "policy_versions", "rollout_logprobs", "reference_logprobs", "token_rewards")
+_LARGEST_WHOLE = 2**53 - 1
+"""Of browsers: a larger one may lose its last digits."""
 _DAMAGED = (pa.ArrowException, OSError, LookupError, ValueError)
 """Arrow's errors for a damaged file."""
 
@@ -128,7 +131,8 @@ class RecordedStep:
             sample_index=row["sample_index"],
             reward=row["reward"],
             reward_status=row["reward_status"],
-            reward_message=row["reward_message"],
+            # An error of a judge may quote the URL or header of its request.
+            reward_message=hidden(row["reward_message"]),
             components=dict(row["reward_components"]),
             finish_reason=row["finish_reason"],
             worker=row["worker"],
@@ -293,9 +297,12 @@ def _stored(directory: RunDirectory, name: str) -> pa.Buffer:
 
 
 def _columns(info: str) -> dict[str, Any]:
-    """A prompt's columns. Numbers that are not finite, such as NaN, become text, since browsers do not read them in JSON."""
+    """A prompt's columns. Numbers that are not finite, such as NaN, and whole ones beyond 2^53 become text, since browsers read neither."""
 
     def parsed(number: str) -> float | str:
         return value if math.isfinite(value := float(number)) else number
 
-    return json.loads(info, parse_constant=str, parse_float=parsed)
+    def whole_number(number: str) -> int | str:
+        return int(number) if abs(float(number)) <= _LARGEST_WHOLE else number
+
+    return json.loads(info, parse_constant=str, parse_float=parsed, parse_int=whole_number)

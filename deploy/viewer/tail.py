@@ -2,9 +2,9 @@
 
 import json
 import posixpath
-import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,9 +12,12 @@ from typing import Any
 from cluster.contracts.errors import DamagedError, StorageError
 from cluster.record.run_directory import RunDirectory, wrong_in
 from cluster.record.segments import segments_of
+from cluster.record.storage import interned
 
 _OVERLAP = 512
-"""Bytes before the current offset that are compared at each look: if they changed, the file was rewritten and is read from the start."""
+"""Bytes before the current offset that are compared at each look: if they changed, the file was rewritten and is read again."""
+_NUM_REREAD = 64
+"""Lines that are read again, unless earlier ones have changed too. A driver rewrites the last lines of its metrics now and then."""
 _NEVER = ("", [])
 _LONGEST_LINE = 65_536
 _PIECE_BYTES = 4_000_000
@@ -39,8 +42,8 @@ class Tail:
         newest_bytes: int | None = None,
         store_every_s: float = 5.0,
     ) -> None:
-        """Reads nothing yet. If the file has more than `newest_bytes` at the first look, earlier lines are left out, in an object store
-        earlier segments. A store is read every `store_every_s` seconds at most."""
+        """Reads nothing yet. Of more than `newest_bytes` at the first look, earlier lines are left out, in an object store earlier
+        segments; so they are whenever twice as much was read. A store is read every `store_every_s` seconds at most."""
         self._directory = directory
         self._keep = keep
         self._name = name
@@ -48,7 +51,13 @@ class Tail:
         self._store_every_s = store_every_s
         self._lock = threading.Lock()
         self._records: list[dict[str, Any]] = []
+        self._num_bytes = 0
+        """Of the lines that were read."""
         self._offset, self._before = 0, b""
+        self._places: deque[tuple[int, bytes, int]] = deque(maxlen=2)
+        """(offset, bytes before it, number of records before it) of places to which to go back. The first is `_NUM_REREAD` lines back."""
+        self._num_since = 0
+        """Lines since the last of these places."""
         self._segments: dict[str, tuple[str, list[dict[str, Any]]]] = {}
         """By segment of an object store, in order: (version, its lines)."""
         self._asked_at = float("-inf")
@@ -82,6 +91,22 @@ class Tail:
         self._returned = (generation, len(lines))
         return lines[number:] if generation == before else lines
 
+    def forget(self) -> None:
+        """Frees the memory; the next look is a first one."""
+        with self._lock:
+            if self.is_read:
+                self._forget()
+
+    def _forget(self) -> None:
+        self._records, self._segments, self._num_bytes = [], {}, 0
+        self._offset, self._before = 0, b""
+        self._places.clear()
+        self._asked_at = float("-inf")
+        self.generation += 1
+
+    def _is_full(self, more: int = 0) -> bool:
+        return self._newest_bytes is not None and self._num_bytes + more > 2 * self._newest_bytes
+
     def _read_on(self) -> None:
         if self._directory.is_local:
             self._read_file()
@@ -93,10 +118,12 @@ class Tail:
 
     def _read_file(self) -> None:
         size = self._directory.size_bytes(self._name) or 0
-        if size < self._offset:
-            self._start_over()
+        while size < self._offset:
+            self._go_back()
         if size == self._offset:
             return
+        if self._offset and self._is_full(size - self._offset):
+            self._forget()
         if not self._offset and self._newest_bytes is not None and size > self._newest_bytes:
             self._skip_to(size - self._newest_bytes)
         length = _PIECE_BYTES
@@ -104,16 +131,38 @@ class Tail:
             start = self._offset - len(self._before)
             content = self._directory.read_range(self._name, start, len(self._before) + length).to_pybytes()
             if not content.startswith(self._before):
-                self._start_over()
+                self._go_back()
             elif whole := content[len(self._before) : content.rfind(b"\n") + 1]:
-                self._records += self._parsed(whole)
-                self._offset += len(whole)
-                self._before = (self._before + whole)[-_OVERLAP:]
+                self._add_all(whole.splitlines(keepends=True))
                 length = _PIECE_BYTES
             elif self._offset + length < size:
                 length *= 2
             else:
                 return  # the last line is incomplete
+
+    def _add_all(self, lines: list[bytes]) -> None:
+        if earlier := lines[:-_NUM_REREAD]:
+            self._add(earlier)
+            self._places.clear()
+        if not self._places or self._num_since >= _NUM_REREAD:
+            self._places.append((self._offset, self._before, len(self._records)))
+            self._num_since = 0
+        self._add(lines[-_NUM_REREAD:])
+
+    def _add(self, lines: list[bytes]) -> None:
+        content = b"".join(lines)
+        self._records += self._parsed(content)
+        self._offset += len(content)
+        self._num_bytes += len(content)
+        self._num_since += len(lines)
+        self._before = (self._before + content)[-_OVERLAP:]
+
+    def _go_back(self) -> None:
+        """To the first of the places, or if the file has changed before it too, to its start."""
+        self._offset, self._before, number = self._places[0] if self._places else (0, b"", 0)
+        self._places.clear()
+        del self._records[number:]
+        self.generation += 1
 
     def _skip_to(self, offset: int) -> None:
         """Moves to the first line that begins after `offset`."""
@@ -122,6 +171,8 @@ class Tail:
 
     def _read_segments(self) -> None:
         """In an object store a file of lines is a folder of segments. Reads those that are new or have changed."""
+        if self._is_full():
+            self._forget()
         folder = self._name.removesuffix(".jsonl")
         versions = {f"{folder}/{file}": version for file, version in self._directory.versions(folder).items()}
         copied = self._directory.size_bytes(self._name)  # a single file, if someone copied a local run to the store
@@ -149,14 +200,15 @@ class Tail:
         if self._segments or self._newest_bytes is None:
             with ThreadPoolExecutor(_NUM_READ) as threads:
                 contents = threads.map(self._directory.read_file, segments)
-                return {
-                    each: self._parsed(content.to_pybytes()) for each, content in zip(segments, contents, strict=True)
-                }
+                found = {each: content.to_pybytes() for each, content in zip(segments, contents, strict=True)}
+            self._num_bytes += sum(map(len, found.values()))
+            return {each: self._parsed(content) for each, content in found.items()}
         wanted = self._newest_bytes
         read: dict[str, list[dict[str, Any]]] = {}
         for each in reversed(segments):
             content = self._directory.read_file(each).to_pybytes() if wanted > 0 else b""
             wanted -= len(content)
+            self._num_bytes += len(content)
             read[each] = self._parsed(content)
         return read
 
@@ -169,18 +221,9 @@ class Tail:
 
     def _line(self, text: bytes) -> dict[str, Any]:
         try:
-            line = json.loads(text, object_pairs_hook=None if self._keep else _object)
+            line = json.loads(text, object_pairs_hook=None if self._keep else interned)
         except ValueError as error:
             raise DamagedError(f"{self._directory.path(self._name)} has a line that is not JSON: {error}") from error
         if why := wrong_in(self._name, line) if isinstance(line, dict) else "holds no object":
             raise DamagedError(f"{self._directory.path(self._name)} is damaged: its line {line!r:.60} {why}")
         return line
-
-    def _start_over(self) -> None:
-        self._records, self._offset, self._before = [], 0, b""
-        self.generation += 1
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Interns names, so that all lines share them: otherwise a step's numbers take three times the memory."""
-    return {sys.intern(name): value for name, value in pairs}

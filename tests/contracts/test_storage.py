@@ -71,6 +71,14 @@ def test_names_are_of_one_level(files):
     assert files.names("a") == []
 
 
+def test_folders_are_told_from_files_by_more_than_their_names(files):
+    for name in ("b/lr-0.1/1", "b/c/3", "b/plain"):
+        files.write(name, b"")
+    assert files.folders("") == ["b"]
+    assert files.folders("b") == files.folders("b/") == ["c", "lr-0.1"]
+    assert files.folders("a") == files.folders("b/c") == []
+
+
 def test_a_file_that_is_written_anew_has_another_version_and_all_others_keep_theirs(files):
     for name in ("b/1", "b/2", "b/c/3"):
         files.write(name, b"one")

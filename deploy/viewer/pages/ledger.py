@@ -35,6 +35,7 @@ def ledger(run: Run, request: Request) -> dict[str, Any]:
         "num_steps": newest,
         "problem": chain.problem,
         "is_torn": chain.is_torn and run.state() != "running",
+        "is_asked": is_asked,
         "num_checked": sum(state != "not checked" for state in files.values()),
         "bad_files": sorted(step for step, state in files.items() if state in ("altered", "missing")),
         "rows": [_row(record, files[record.step], chain) for record in shown],

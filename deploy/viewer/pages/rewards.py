@@ -16,6 +16,8 @@ from deploy.viewer.steps import num_readable, open_step, recorded_steps
 
 _MOST_COMPONENTS, _MOST_FAILURES, _MOST_EXAMPLES = 12, 40, 5
 _MOST_CHARACTERS = 160
+_MOST_LINES = 6
+"""Of one panel: there are so many distinguishable colours."""
 
 
 def rewards(run: Run, request: Request) -> dict[str, Any]:
@@ -81,7 +83,7 @@ def failures(events: Iterable[Mapping[str, Any]], chain: Chain, recorded: set[in
         if event["kind"] != "reward_failure":
             continue
         for failure in event.get("failures", ()):
-            step = event["policy_version"] + 1
+            step = fleet.step_of(event)
             new = {"kind": failure["kind"], "count": 0, "num_groups": 0, "first": step, "messages": [], "examples": []}
             row = found.setdefault(failure["kind"], new)
             row["count"] += failure["count"]
@@ -115,10 +117,15 @@ def _panels(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         ("Judging", "s a group", took, "time/"),
     )
     made = (
-        series.panel(lines, title, unit, False, [(name, _label(name, prefix)) for name in found[:6]])
+        series.panel(lines, title, _unit(unit, found), False, [(n, _label(n, prefix)) for n in found[:_MOST_LINES]])
         for title, unit, found, prefix in wanted
     )
     return [panel for panel in made if panel]
+
+
+def _unit(unit: str, names: Sequence[str]) -> str:
+    """The unit, and `6 of 9` if some of the names are left out."""
+    return f"{unit}, {_MOST_LINES} of {len(names)}".removeprefix(", ") if len(names) > _MOST_LINES else unit
 
 
 def _label(name: str, prefix: str) -> str:

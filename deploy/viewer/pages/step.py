@@ -278,8 +278,7 @@ def dropped(number: int, chain: Chain, events: Iterable[Mapping[str, Any]]) -> d
 
 
 def _during(events: Sequence[Mapping[str, Any]], number: int) -> list[Mapping[str, Any]]:
-    """Events while step `number` was made, when the newest version was the one before."""
-    return [event for event in fleet.versioned(events) if event["policy_version"] == number - 1]
+    return [event for event in fleet.versioned(events) if fleet.step_of(event) == number]
 
 
 ROUTES = [

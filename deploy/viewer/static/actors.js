@@ -1,7 +1,7 @@
 // The Gantt chart, with a row for each actor: its phases above, its life below. And the table of their states.
 import { follow } from "./live.js";
 import { data, renew, run } from "./page.js";
-import { element, lasting, number, seconds, svg, time } from "./words.js";
+import { clock, element, lasting, number, seconds, svg, time } from "./words.js";
 
 const ROW = 26, BAR = 16, AXIS = 22;
 const NAMES = {
@@ -20,7 +20,7 @@ function gantt() {
   for (let share = 0; share <= 1.001; share += narrow ? 0.5 : 0.25) {
     const at = data.begin + share * (data.end - data.begin), across = x(at);
     drawn.append(svg("line", { class: "rule", x1: across, x2: across, y1: 0, y2: height - AXIS }));
-    drawn.append(svg("text", { x: across, y: height - 6, "text-anchor": share > 0.99 ? "end" : share < 0.01 ? "start" : "middle" }, time(at)));
+    drawn.append(svg("text", { x: across, y: height - 6, "text-anchor": share > 0.99 ? "end" : share < 0.01 ? "start" : "middle" }, clock(at)));
   }
   data.rows.forEach((row, index) => {
     const y = index * ROW, name = narrow && row.actor.length > 11 ? `${row.actor.slice(0, 10)}…` : row.actor;

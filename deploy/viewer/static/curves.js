@@ -120,10 +120,11 @@ class Curves {
     return [svg("line", { class: "bound", x1: LEFT, x2: width - RIGHT, y1: this.y(value), y2: this.y(value) })];
   }
 
-  /** Bad news has a triangle, good news a dot, all else only the line: the shapes work without colour. */
+  /** Bad news has a triangle, good news a dot, all else only the line: the shapes work without colour. A step that is being made has no
+   * number yet: its marks are at the end. */
   drawnMarks() {
-    return this.marks.filter((mark) => mark.step >= this.first && mark.step <= this.last).slice(-80).map((mark) => {
-      const x = this.x(mark.step).toFixed(1), group = svg("g", { class: `mark ${mark.tone}` });
+    return this.marks.filter((mark) => mark.step >= this.first).slice(-80).map((mark) => {
+      const x = this.x(Math.min(mark.step, this.last)).toFixed(1), group = svg("g", { class: `mark ${mark.tone}` });
       group.append(svg("line", { x1: x, x2: x, y1: TOP - 4, y2: HEIGHT - BOTTOM }), svg("title", {}, `step ${mark.step}: ${mark.words}`));
       if (mark.tone === "bad") group.append(svg("path", { d: `M${x} ${TOP}l-4.500 -8h9z` }));
       if (mark.tone === "good") group.append(svg("circle", { cx: x, cy: TOP - 4, r: 3.5 }));

@@ -53,7 +53,7 @@ function showActors(actors) {
 function showEvents(events) {
   place("events").replaceChildren(...events.slice(0, 200).map((event) => element("li", { class: event.tone },
     element("time", { datetime: new Date(event.time * 1000).toISOString() }, time(event.time)),
-    event.step ? element("a", { href: `${run}/step/${event.step}` }, `step ${event.step}`) : element("span", {}, `step ${event.step}`),
+    event.step > 0 && event.step <= data.facts.step ? element("a", { href: `${run}/step/${event.step}` }, `step ${event.step}`) : element("span", {}, `step ${event.step}`),
     element("span", { class: "kind" }, event.kind.replaceAll("_", " ")), element("span", { class: "break" }, event.words))));
   if (!events.length) place("events").replaceChildren(element("li", {}, "Nothing yet."));
 }
@@ -76,12 +76,10 @@ function news(content) {
   data.facts = content.facts;
   showFacts(content.facts);
   showActors(content.actors);
-  if (content.marks.length) {
-    data.marks.push(...content.marks.filter((mark) => !NO_CURVE.has(mark.kind)));
-    data.events.unshift(...content.marks.toReversed());
-    showEvents(data.events);
-  }
   if (!content.steps.length && !content.marks.length) return;
+  data.marks.push(...content.marks.filter((mark) => !NO_CURVE.has(mark.kind)));
+  data.events.unshift(...content.marks.toReversed());
+  showEvents(data.events);
   const isWhole = charts.map((chart) => chart.push(content.steps)).every(Boolean);
   if (!isWhole || (!charts.length && content.steps.length)) again();
 }

@@ -32,8 +32,15 @@ export function short(value) {
   return size > 0 && size < 1e-3 ? value.toExponential(1).replace(".0e", "e") : String(Number(value.toPrecision(3)));
 }
 
-export function time(unix) {
+/** Without the date: for axes. */
+export function clock(unix) {
   return new Date(unix * 1000).toLocaleTimeString();
+}
+
+/** With the date, unless it is today. */
+export function time(unix) {
+  const at = new Date(unix * 1000), isToday = at.toDateString() === new Date().toDateString();
+  return isToday ? clock(unix) : `${at.toLocaleDateString()} ${clock(unix)}`;
 }
 
 function filled(made, attributes, children) {

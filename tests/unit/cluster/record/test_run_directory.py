@@ -53,6 +53,13 @@ def test_lines_come_back_in_order(directory):
     assert directory.read_lines("ledger/ledger.jsonl") == ["one", "three"]
 
 
+def test_lines_share_their_names(directory):
+    for number in (1, 2):
+        directory.append_json(METRICS, {"policy_version": number, "time": 1.0, "reward/a part": 0.5})
+    one, other = directory.read_json_lines(METRICS)
+    assert all(name is same for name, same in zip(one, other, strict=True))
+
+
 def test_a_last_line_that_lost_only_its_newline_is_torn_though_it_reads_as_whole(directory):
     def record(*groups):
         return Ledger(directory).append(groups=groups, trajectories="file", trajectories_digest="digest")

@@ -38,3 +38,9 @@ def test_interruptions_stand_at_their_steps_and_words_say_what_is_drawn():
     assert drawn.marks == (((LEFT + RIGHT) / 2, mark),) and drawn.bound is not None
     assert drawn.words == "sampled: 0 in step 0, 1 in step 10; bound 1"
     assert [label.words for label in drawn.labels] == ["sampled", "bound 1"]
+
+
+def test_a_failure_in_a_step_that_never_ended_is_marked_at_the_last_step():
+    mark = Mark(step=11, is_failure=True, words="rollout-0: death")
+    drawn = drawing(panel(line((0, 0.0), (10, 1.0))), [mark], (0, 10))
+    assert drawn.marks == ((RIGHT - 4, mark),)

@@ -84,8 +84,8 @@ def test_a_new_drivers_trouble_stands_where_it_began():
         event("failure", 10.0, **failed),
     ]
     found = marks(versioned(events))
-    assert [(mark.step, mark.is_failure) for mark in found] == [(3, True), (7, False), (7, True)]
-    assert found[1] == Mark(step=7, is_failure=False, words="resumed after 7 recorded steps")
+    assert [(mark.step, mark.is_failure) for mark in found] == [(4, True), (8, False), (8, True)]
+    assert found[1] == Mark(step=8, is_failure=False, words="resumed after 7 recorded steps")
 
 
 def test_an_actor_that_leaves_its_node_is_no_trouble():
@@ -96,7 +96,7 @@ def test_an_actor_that_leaves_its_node_is_no_trouble():
 def test_of_very_many_interruptions_the_last_are_marked():
     failed = {"actor": "rollout-0", "failure": "death", "reason": "signal 9", "decision": "restart"}
     found = marks({**event("failure", 1.0, **failed), "policy_version": at} for at in range(1, 100))
-    assert (len(found), found[0].step, found[-1].step) == (60, 40, 99)
+    assert (len(found), found[0].step, found[-1].step) == (60, 41, 100)
 
 
 def test_labels_that_would_lie_on_one_another_are_moved_apart():

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.contracts.errors import ConfigError, StorageError
 from cluster.record.run_directory import REPORT, RunDirectory
+from cluster.record.storage import Storage
 from deploy.config.loading import resolved_yaml, validated
 from deploy.reports import curves
 from deploy.reports.report import html, leave, state_of, write
@@ -202,9 +203,14 @@ def test_a_half_of_a_character_in_an_error_keeps_no_run_from_its_report(run, tmp
     assert "a judge said ?" in run.read_text(REPORT)
 
 
-def test_a_run_leaves_report_and_curves(run, capsys):
+def test_a_run_leaves_report_and_curves_and_reads_its_metrics_once(run, capsys, monkeypatch):
+    read: list[str] = []
+    monkeypatch.setattr(
+        RunDirectory, "read_lines", lambda self, name: read.append(name) or Storage.read_lines(self, name)
+    )
     leave(run)
     assert run.exists(REPORT) and run.exists("curves.png") and capsys.readouterr().err == ""
+    assert read.count("metrics.jsonl") == 1
 
 
 def test_a_run_that_cannot_be_reported_ends_as_it_would_have(run, tmp_path, capsys):

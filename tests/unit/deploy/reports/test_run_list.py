@@ -5,14 +5,19 @@ import os
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from cluster.contracts.errors import StorageError
 from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, RunDirectory
+from cluster.record.storage import Storage
+from deploy.cli import app
 from deploy.config.loading import resolved_yaml, validated
 from deploy.reports import run_list
 from deploy.reports.run_list import Listed, listed, run_directories, table
 from tests.object_store import s3
 
 NOW = 1000.0
+URL = "s3://bucket/run"
 YAML = resolved_yaml(validated({"model": {"path": "some/model"}, "prompts": "file", "num_steps": 40}))
 
 
@@ -65,6 +70,15 @@ def test_a_driver_was_killed_also_where_its_events_are_too_long_to_be_read_to_it
     made(tmp_path / "a", {"kind": "launched"}, *[{"kind": "checkpoint"}] * 20)
     monkeypatch.setattr(run_list, "_MOST_BYTES", 200)
     assert listed([str(tmp_path / "a")], now=NOW)[0].state == "dead"
+
+
+def test_an_evaluation_thousands_of_steps_ago_is_listed(tmp_path, monkeypatch):
+    directory = made(tmp_path / "a", {"kind": "finished"})
+    for step in range(8, 30):
+        directory.append_json(METRICS, {"policy_version": step, "time": 9.0, "reward/mean": 0.5})
+    monkeypatch.setattr(run_list, "_MOST_BYTES", 200)
+    (found,) = listed([str(tmp_path / "a")], now=NOW)
+    assert (found.step, found.reward, found.held_out_accuracy) == (29, 0.5, 0.75)
 
 
 def test_a_run_with_a_living_driver_runs(tmp_path):
@@ -120,6 +134,15 @@ def test_a_folder_that_is_not_there_holds_no_runs(tmp_path):
     assert run_directories(str(tmp_path / "none")) == []
 
 
+def test_a_run_behind_a_link_is_listed_and_no_run_twice(tmp_path):
+    made(tmp_path / "scratch" / "big")
+    made(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "big").symlink_to(tmp_path / "scratch" / "big")
+    (tmp_path / "runs" / "z-latest").symlink_to("big")
+    (tmp_path / "runs" / "loop").symlink_to(tmp_path / "runs")
+    assert run_directories(str(tmp_path / "runs")) == [str(tmp_path / "runs" / name) for name in ("a", "big")]
+
+
 def test_the_latest_comes_first_and_the_table_shows_all(tmp_path):
     for name, at in (("old", 10.0), ("young", 900.0)):
         made(tmp_path / name, {"kind": "finished", "time": at})
@@ -136,10 +159,23 @@ def test_runs_below_a_stores_prefix_are_found():
         made("s3://listed/team/a", {"kind": "finished"})
         made("s3://listed/team/sweep/b", {"kind": "failed", "reason": "disk full"})
         made("s3://listed/team/qwen2.5", {"kind": "finished"})
+        made("s3://listed/team/lr-0.1/seed-1", {"kind": "finished"})
         made("s3://listed/other/c")
         found = {run.run_dir: run.state for run in listed(run_directories("s3://listed/team"))}
     assert found == {
         "s3://listed/team/a": "finished",
+        "s3://listed/team/lr-0.1/seed-1": "finished",
         "s3://listed/team/qwen2.5": "finished",
         "s3://listed/team/sweep/b": "failed",
     }
+
+
+@pytest.mark.parametrize("command", [["runs", URL], ["passport", "diff", URL, URL], ["export", URL, "out"]])
+def test_commands_say_within_seconds_that_a_store_does_not_answer(command, tmp_path, monkeypatch):
+    def refused(self):
+        raise StorageError("nothing answers")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Storage, "reach", refused)
+    ended = CliRunner().invoke(app, command)
+    assert ended.exit_code == 1 and "nothing answers" in ended.output

@@ -12,7 +12,8 @@ from deploy.viewer import page
 from deploy.viewer.app import create_app
 from deploy.viewer.export import export
 from tests.unit.cluster.contracts.rows import row
-from tests.unit.deploy.viewer.run_files import event, write_run, write_trajectories
+from tests.unit.deploy.viewer.recorded import group, record
+from tests.unit.deploy.viewer.run_files import event, step, write_run, write_trajectories
 
 _HEAVY = ("ray", "torch", "vllm", "transformers", "matplotlib")
 _CODE = f"""
@@ -46,6 +47,15 @@ def test_half_a_character_of_a_prompt_or_of_an_error_breaks_no_page(tmp_path):
     assert browser.get("/run/run/step/1/group/7.json").json()["prompt"]["columns"] == {"b": "?"}
     export(str(folder), step=1, file=str(tmp_path / "step.html"))
     assert "half ?" in (tmp_path / "step.html").read_text()
+
+
+def test_rewards_whose_sum_overflows_break_no_page(tmp_path):
+    folder = write_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)])
+    record(folder, [group(0, 1e308, 1e308)])
+    browser = TestClient(create_app([str(folder)]), base_url="http://localhost", raise_server_exceptions=False)
+    for path in ("step/1", "step/1.json", "step/1/group/0", "step/1/group/0.json", "rewards", "rewards.json"):
+        assert browser.get(f"/run/run/{path}").status_code == 200, path
+    assert browser.get("/run/run/step/1.json").json()["rows"][0]["mean"] is None
 
 
 def test_a_template_has_no_script_and_no_style_of_its_own():

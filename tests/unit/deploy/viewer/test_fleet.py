@@ -81,6 +81,26 @@ def test_what_comes_with_every_step_is_no_mark():
     ]
 
 
+def test_printed_lines_and_repeated_failures_of_rewards_do_not_displace_a_failure():
+    new = event("reward_failure", 3.0, message="prompt 'p0': 1 of 1 rewards failed: KeyError: 'a'")
+    noise = [event("printed", 4.0, actor="rollout-0", lines=["debug"], num_more=0), event("reward_failure", 5.0)]
+    assert [mark["kind"] for mark in fleet.marks([DIED, new, *noise])] == ["failure", "reward_failure"]
+
+
+def test_an_event_belongs_to_the_step_on_whose_page_it_is_listed(tmp_path):
+    events = [
+        {**DIED, "policy_version": 4},
+        event("checkpoint", 21.0, policy_version=4),
+        event("mismatch_alarm", 22.0, policy_version=4, mean_abs_nats=1.0),
+        event("finished", 23.0, policy_version=5),
+    ]
+    run = opened(write_run(tmp_path / "run", steps=[step(at) for at in range(1, 6)], events=events))
+    listed = {mark["kind"]: mark["step"] for mark in overview(run, asking())["events"]}
+    assert listed == {"launched": 1, "failure": 5, "checkpoint": 4, "mismatch_alarm": 4, "finished": 5}
+    for kind, at in listed.items():
+        assert kind in [mark["kind"] for mark in step_page(run, asking(step=str(at)))["marks"]]
+
+
 def test_a_driver_that_goes_on_begins_where_its_record_ends():
     events = [
         event("launched", 1.0),
@@ -92,7 +112,7 @@ def test_a_driver_that_goes_on_begins_where_its_record_ends():
         event("launched", 12.0),  # begun anew: without a record
         event("held", 13.0),
     ]
-    assert [mark["step"] for mark in fleet.marks(fleet.versioned(events))] == [0, 3, 7, 7, 7, 8, 0, 0]
+    assert [mark["step"] for mark in fleet.marks(fleet.versioned(events))] == [1, 4, 8, 8, 8, 9, 1, 1]
 
 
 def test_what_happened_after_a_resume_stands_at_its_step_on_every_page(tmp_path):
@@ -104,17 +124,17 @@ def test_what_happened_after_a_resume_stands_at_its_step_on_every_page(tmp_path)
         event("launched", 1008.0),
         event("resumed", 1009.0, recorded_steps=7),
         {**DIED, "time": 1010.0},
-        event("reward_failure", 1011.0, group_id="00000009", failures=failures),
+        event("reward_failure", 1011.0, group_id="00000009", message="KeyError: 'a'", failures=failures),
     ]
     append(folder / "events.jsonl", later)
     (folder / "phases.jsonl").write_text(
         '{"actor": "rollout-2", "phase": "sampling", "start": 1000.0, "end": 1020.0}\n'
     )
-    assert {mark["step"] for mark in live.since(run, before)[1]["marks"]} == {7}
-    assert {mark["step"] for mark in overview(run, asking())["marks"][1:]} == {7}
-    assert [mark["step"] for mark in actors(run, asking())["marks"]] == [7]
+    assert {mark["step"] for mark in live.since(run, before)[1]["marks"]} == {8}
+    assert {mark["step"] for mark in overview(run, asking())["marks"][1:]} == {8}
+    assert [mark["step"] for mark in actors(run, asking())["marks"]] == [8]
     steps = trace(run.directory)["traceEvents"]
-    assert [each["args"]["step"] for each in steps if each["name"] == "failure"] == [7]
+    assert [each["args"]["step"] for each in steps if each["name"] == "failure"] == [8]
     append(folder / "metrics.jsonl", [step(8)])
     assert [mark["kind"] for mark in step_page(run, asking(step="8"))["marks"]][-2:] == ["failure", "reward_failure"]
     (failed,) = rewards(run, asking())["failures"]

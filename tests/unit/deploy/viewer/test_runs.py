@@ -89,6 +89,20 @@ def test_a_root_that_goes_away_is_said_on_a_page_and_its_runs_stay(tmp_path, mon
     assert again.status_code == 200 and "/run/run/" in again.text
 
 
+def test_lines_of_a_run_that_nobody_looks_at_are_forgotten_and_come_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("deploy.viewer.runs._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("deploy.viewer.runs._LOOK_SHARE", 0)
+    runs = Runs([str(write_run(tmp_path / "run", steps=[step(1, reward__mean=0.5)]))])
+    (run,) = runs.all()
+    shown, seen = run.metrics(), run.mark()
+    runs.all()
+    assert run.mark() == seen
+    monkeypatch.setattr("deploy.viewer.runs._FORGET_AFTER_S", -1.0)
+    runs.all()
+    assert not run._metrics.is_read and run.glance()[0]["reward/mean"] == 0.5 and run.state() == "killed"
+    assert run.metrics() == shown and run.mark() != seen, "a page that comes back reads all of it again"
+
+
 def test_a_run_says_how_it_ended(tmp_path):
     def state(name: str, *events) -> str:
         return Run(name, RunDirectory(str(write_run(tmp_path / name, events=events)))).state()
@@ -143,6 +157,17 @@ def test_a_run_in_an_object_store_is_found_and_read_without_a_write(monkeypatch)
         assert Run("run", RunDirectory(driver.url)).state() == "finished", "before it gives the directory back"
         driver.release()
         assert run.state() == "killed"
+
+
+def test_runs_below_folders_of_any_name_are_found_in_an_object_store_too(monkeypatch):
+    with s3("dotted"):
+        for name in ("lr-0.1/seed-1", "qwen2.5"):
+            driver = RunDirectory(f"s3://dotted/{name}")
+            driver.claim("num_steps: 3\n")
+            driver.append_json("events.jsonl", event("launched", 1000.0))
+            driver.release()
+        driver.write_file("notes.txt/run.yaml/x", b"")
+        assert list(_names(Runs(["s3://dotted"]))) == ["lr-0.1-seed-1", "qwen2.5"]
 
 
 def _objects(directory: RunDirectory) -> list[str]:

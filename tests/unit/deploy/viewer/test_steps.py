@@ -54,6 +54,14 @@ def test_a_group_says_what_became_of_each_of_its_trajectories(run):
     assert only.components == {"style": 0.5, "length": None}
 
 
+def test_secrets_in_a_judges_error_are_hidden(tmp_path):
+    folder = write_run(tmp_path / "run")
+    error = "401 for https://judge.example/v1?api_key=abc with Bearer abc"
+    write_trajectories(folder, 1, [row(reward=None, reward_status="error", reward_message=error)])
+    (shown,) = open_step(Run("run", RunDirectory(str(folder))), 1).group(7).trajectories
+    assert shown.reward_message == "401 for https://judge.example/v1?api_key=<hidden> with Bearer <hidden>"
+
+
 def test_staleness_counts_from_the_policy_that_learns_and_leaves_out_what_a_tool_wrote(run):
     """Step 4 learns with policy 3; the oldest token that is trained on is of policy 2, and a tool's is of policy 0."""
     only = open_step(run, 4).group(9).trajectories[0]
@@ -116,6 +124,14 @@ def test_a_number_of_a_source_that_no_browser_reads_is_told_by_its_name(tmp_path
     write_trajectories(folder, 1, [row(info='{"a": NaN, "b": [-Infinity, 1e999], "c": 0.5}')])
     _, columns = open_step(Run("run", RunDirectory(str(folder))), 1).prompt(7)
     assert columns == {"a": "NaN", "b": ["-Infinity", "1e999"], "c": 0.5}
+
+
+def test_digits_of_a_number_that_browsers_would_round_are_kept(tmp_path):
+    folder = write_run(tmp_path / "run")
+    most, long = 2**53 - 1, "9" * 5000
+    write_trajectories(folder, 1, [row(info=f'{{"a": {most}, "b": {most + 2}, "c": [-{most + 2}], "d": {long}}}')])
+    _, columns = open_step(Run("run", RunDirectory(str(folder))), 1).prompt(7)
+    assert columns == {"a": most, "b": str(most + 2), "c": [str(-most - 2)], "d": long}
 
 
 @pytest.mark.parametrize(

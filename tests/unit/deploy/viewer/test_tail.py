@@ -1,5 +1,6 @@
 """Lines of a file that grows are read once, and anew when they are no longer what they were."""
 
+import json
 import threading
 
 import pytest
@@ -44,6 +45,41 @@ def test_a_file_that_was_written_anew_is_read_anew_even_if_it_is_longer(tmp_path
     file.write_text('{"a": 7}\n')
     assert tail.records() == [{"a": 7}]
     assert tail.generation == 2
+
+
+@pytest.mark.parametrize(("num_changed", "fewest", "most"), [(1, 64, 200), (2, 64, 200), (300, 1000, 1200)])
+@pytest.mark.parametrize("num_later", [0, 1, 63, 64, 65, 200])
+def test_only_the_last_lines_are_parsed_again_when_a_driver_rewrites_some_of_them(
+    tmp_path, monkeypatch, num_changed, fewest, most, num_later
+):
+    file, tail = tmp_path / "lines.jsonl", _tail(tmp_path)
+    lines = [{"a": number} for number in range(1000 - num_later)]
+    append(file, lines)
+    tail.records()
+    for number in range(1000 - num_later, 1000):
+        lines.append({"a": number})
+        append(file, lines[-1:])
+        tail.records()
+    changed = [{"a": -number, "b": 1} for number in range(num_changed)]
+    parsed: list[bytes] = []
+    monkeypatch.setattr(Tail, "_line", lambda self, text: parsed.append(text) or json.loads(text))
+    file.write_text("")
+    append(file, [*lines[:-num_changed], *changed])
+    assert tail.records() == [*lines[:-num_changed], *changed]
+    assert fewest <= len(parsed) <= most and tail.generation > 0
+    append(file, [{"a": 7}])
+    assert tail.records() == [*lines[:-num_changed], *changed, {"a": 7}]
+
+
+def test_old_lines_are_dropped_from_a_long_file_that_grows(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    tail = Tail(RunDirectory(str(tmp_path)), "lines.jsonl", newest_bytes=100)
+    for number in range(100, 200):
+        append(file, [{"a": number}])  # 11 bytes
+        found = [line["a"] for line in tail.records()]
+        assert len(found) <= 18 and found == list(range(number + 1 - len(found), number + 1))
+    append(file, [{"a": number} for number in range(200, 300)])
+    assert [line["a"] for line in tail.records()] == list(range(291, 300))
 
 
 @pytest.mark.parametrize("piece", [1, 12, 10_000])
@@ -125,6 +161,7 @@ def test_of_many_segments_of_an_object_store_the_newest_are_read_and_then_those_
             writer.append_json("lines.jsonl", {"a": number})
             writer.flush_lines()
         assert tail.records() == [{"a": number} for number in range(3, 8)]
+        assert tail.records() == [{"a": number} for number in (6, 7)], "too many lines to keep"
 
 
 def test_a_store_that_does_not_give_a_segment_is_an_error_and_not_an_empty_file(monkeypatch):

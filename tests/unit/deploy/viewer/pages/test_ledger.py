@@ -2,8 +2,10 @@
 
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.testclient import TestClient
 
 from cluster.record.ledger import NAME
+from deploy.viewer.app import create_app
 from deploy.viewer.pages.ledger import PER_PAGE, ledger, ranges
 from tests.object_store import s3
 from tests.unit.deploy.viewer.recorded import asking, group, opened, record, write_ledger
@@ -55,6 +57,15 @@ def test_of_an_object_store_files_are_checked_if_they_are_asked_for():
         run = opened("s3://ledgers/run")
         states = [ledger(run, asking(query))["rows"][0]["file_state"] for query in ("", "files=check")]
     assert states == ["not checked", "as recorded"]
+
+
+def test_more_files_than_one_answer_checks_are_left_to_the_command(folder, monkeypatch):
+    for most in ("_MOST_BYTES", "_MOST_BYTES_ASKED"):
+        monkeypatch.setattr(f"deploy.viewer.pages.ledger.{most}", 0)
+    browser = TestClient(create_app([str(folder)]), base_url="http://localhost")
+    for query, offered in (("", True), ("?files=check", False)):
+        page = browser.get(f"/run/run/ledger{query}").text
+        assert ("check the others too" in page) is offered and "treadwheel verify" in page
 
 
 def test_an_altered_file_is_told_by_its_step(folder):

@@ -105,3 +105,11 @@ def test_curves_are_of_means_and_of_what_failed_if_anything_did(told):
 def test_a_run_that_judged_nothing_has_an_empty_page(tmp_path):
     told = rewards(opened(write_run(tmp_path / "run")), asking())
     assert (told["components"], told["failures"], told["panels"], told["examples"]) == ([], [], [], [])
+
+
+def test_a_panel_says_how_many_of_its_lines_it_shows(tmp_path):
+    for number, unit in ((5, ""), (8, "6 of 9")):
+        parts = {f"reward__part_{place}": 0.5 for place in range(number)}
+        folder = write_run(tmp_path / str(number), steps=[step(1, reward__mean=0.5, **parts)])
+        (means,) = rewards(opened(folder), asking())["panels"]
+        assert (means["unit"], len(means["lines"])) == (unit, 6)
