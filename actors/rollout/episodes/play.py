@@ -13,7 +13,7 @@ from actors.rollout.sampling import own_sampling
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Said
 from cluster.contracts.protocols import EngineRequest
-from cluster.contracts.sampling_config import PENALTIES
+from cluster.contracts.sampling_config import PENALTIES, SamplingConfig
 from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStatus, Ticket, sample_seed
 
 Sample = Callable[[EngineRequest], Awaitable[Completion]]
@@ -75,8 +75,7 @@ class Play:
         # A held-out prompt returns at each evaluation: that is a new task, not another try.
         evaluation = f"/{ticket.policy_version}" if ticket.index < 0 else ""
         id = f"{ticket.group_id}/{self.index}{evaluation}"
-        task = task_of(ticket.prompt, id=id, seed=ticket.seed, index=self.index)
-        return replace(task, sampling={name: getattr(self._sampling, name) for name in _OF_THE_DISTRIBUTION})
+        return task_of(ticket.prompt, id=id, seed=ticket.seed, index=self.index, sampling=self._sampling)
 
     async def converse(self, asked: Asked) -> Said:
         """As `cluster.contracts.episodes.Converse`, but may also raise `EngineRefusalError`."""
@@ -190,8 +189,16 @@ def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def task_of(prompt: Prompt, *, id: str, seed: int, index: int) -> EpisodeTask:
+def task_of(prompt: Prompt, *, id: str, seed: int, index: int, sampling: SamplingConfig) -> EpisodeTask:
     """The prompt as an environment gets it. Its text is the prompt's text, or its last message's."""
     messages = tuple(prompt.messages or ())
     text = prompt.text if prompt.text is not None else str((messages[-1:] or ({},))[0].get("content") or "")
-    return EpisodeTask(id=id, prompt=text, messages=messages, columns=prompt.columns, seed=seed, index=index)
+    return EpisodeTask(
+        id=id,
+        prompt=text,
+        messages=messages,
+        columns=prompt.columns,
+        seed=seed,
+        index=index,
+        sampling={name: getattr(sampling, name) for name in _OF_THE_DISTRIBUTION},
+    )

@@ -148,6 +148,12 @@ def test_a_run_file_is_played_with_its_first_prompt():
     assert first.startswith("user  ") and last == "ended: reward 1"
 
 
+def test_an_agent_may_send_its_runs_temperature():
+    settings = ("environment=tests.unit.deploy.preflight.worlds:warm", "sampling.temperature=0.7")
+    result = played("deploy/runs/quickstart.yaml", *settings, *said("1"))
+    assert result.exit_code == 0, result.output
+
+
 def test_a_run_files_own_column_of_sources_is_read_as_its_run_reads_it(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Guess.", "source": "a book"}\n')
     sources = {"games": {"name": "file", "path": str(tmp_path / "rows.jsonl")}}

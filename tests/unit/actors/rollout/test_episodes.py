@@ -457,7 +457,8 @@ def test_an_episode_keeps_its_id_when_it_is_tried_again_and_has_another_at_each_
 def test_the_text_of_a_task_is_its_prompts_or_that_of_the_last_message():
     system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "play"}
     prompts = (Prompt(prompt_id="p", messages=[system, user]), Prompt(prompt_id="p", text="go"))
-    assert [task_of(prompt, id="0/0", seed=1, index=0).prompt for prompt in prompts] == ["play", "go"]
+    rest = {"id": "0/0", "seed": 1, "index": 0, "sampling": SamplingConfig()}
+    assert [task_of(prompt, **rest).prompt for prompt in prompts] == ["play", "go"]
 
 
 async def test_a_stop_text_is_one_text():
