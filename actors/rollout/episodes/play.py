@@ -1,5 +1,6 @@
 """One episode: its environment asks for turns, the engine samples them, and the result is rows."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from actors.rollout.episodes.speech import Opening, Speech, as_json
 from actors.rollout.episodes.transcript import Segment, Transcript
 from actors.rollout.sampling import own_sampling
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Said
+from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Rewritten, Said
 from cluster.contracts.protocols import EngineRequest
 from cluster.contracts.sampling_config import PENALTIES, SamplingConfig
 from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStatus, Ticket, sample_seed
@@ -19,6 +20,8 @@ from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStat
 Sample = Callable[[EngineRequest], Awaitable[Completion]]
 """Raises `EngineRefusalError` if the engine refuses the request."""
 _MILLION = 1_000_000
+_LONG = 50_000
+"""Characters above which a thread encodes the texts of a turn."""
 _OF_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)
 """Sampling settings that an agent at the endpoint may send only with the run's own values."""
 ENVIRONMENT = "environment"
@@ -81,7 +84,9 @@ class Play:
         """As `cluster.contracts.episodes.Converse`, but may also raise `EngineRefusalError`."""
         transcript = self._transcript
         transcript.take(asked.events)
-        prompt = transcript.prompt_for(asked)
+        # In a thread, long texts keep the worker's event loop free: to encode a megabyte takes seconds.
+        is_long = _num_characters(asked) > _LONG
+        prompt = await asyncio.to_thread(transcript.prompt_for, asked) if is_long else transcript.prompt_for(asked)
         began = time.monotonic()
         completion = await self.sample(self._request(asked, prompt.token_ids))
         self._model_seconds += time.monotonic() - began
@@ -158,6 +163,16 @@ class Play:
         begun = self._opening.begin()
         messages: list[Message] = [*(self.ticket.prompt.messages or ())]
         return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
+
+
+def _num_characters(asked: Asked) -> int:
+    """Of the texts that are encoded for a turn."""
+    rewritten = [message for event in asked.events if isinstance(event, Rewritten) for message in event.messages]
+    texts = [
+        asked.raw if isinstance(asked.raw, str) else "",
+        *(each.get("content") for each in (*rewritten, *asked.messages)),
+    ]
+    return sum(len(each) for each in texts if isinstance(each, str))
 
 
 def _tools(segments: Sequence[Segment]) -> list[Sequence[Any]]:
