@@ -213,6 +213,15 @@ def test_with_a_model_a_call_is_read_from_the_tokens_that_its_template_makes_of_
     )
 
 
+def test_a_line_is_an_answer_where_the_template_opens_the_reasoning(tmp_path):
+    """Each line was a thought: the environment heard nothing, and no call was made."""
+    columns = ("--columns", "{answer: 2}", "--prompt", "1+1?")
+    lines = said("/calculate expression=1+1", "Two?</think>2")
+    result = played(f"{HERE}:with_calculator", *columns, "--model", model_of("qwen35", tmp_path), *lines)
+    assert "tool calculate  2" in result.output and "ended: reward 1; 1 tool calls, 0 malformed" in result.output
+    assert "<think>\n⟦\n</think>\n\n<tool_call>" in result.output and "<think>\n⟦Two?</think>2" in result.output
+
+
 def test_a_rewritten_context_is_a_row_of_its_own(model):
     result = played(f"{HERE}:with_all_events", "--prompt", "Hi.", "--model", model, *said("a", "", "c"))
     assert (
