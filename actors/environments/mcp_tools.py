@@ -87,9 +87,10 @@ async def mcp_session(
     """A session with the server, for your own environments. Yields the tools that `tools` names, in this order; by default all.
 
     `key_env` names the environment variable with the bearer token for `url`. `env` names the variables that `command` sees. `timeout_s` is
-    the deadline of a call, `start_timeout_s` the deadline for starting and listing the tools. An error that the server reports goes to
-    the model. A call without an answer is the environment's failure, and so is an internal error (-32603) over HTTP, which may be a
-    gateway's. Raises ConfigError unless exactly one of `command` and `url` is given, and for a tool that the server does not have.
+    the deadline of a call, `start_timeout_s` the deadline for starting and listing the tools. An error that a tool reports goes to the
+    model. A call without an answer is the environment's failure, and so are errors of the protocol, and over HTTP an internal error
+    (-32603), which may be a gateway's. Raises ConfigError unless exactly one of `command` and `url` is given, and for a tool that the
+    server does not have.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
