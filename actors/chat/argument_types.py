@@ -1,6 +1,6 @@
 """Schemas of tools for transformers' parser, which converts a call's texts by the JSON types of its arguments but follows no `$ref`."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from referencing import Registry
@@ -21,24 +21,25 @@ def with_types(tool: Tool, *, keeps_texts: bool) -> dict[str, Any]:
     if not isinstance(properties, dict):
         return dict(tool)
     resolver = Registry[Any]().resolver_with_root(DRAFT202012.create_resource(parameters))
-    types = {name: [*_types(schema, resolver)] for name, schema in properties.items()}
+    types = {name: [*_types(schema, resolver, set())] for name, schema in properties.items()}
     kept = {name: {"type": [] if keeps_texts and "string" in each else each} for name, each in types.items()}
     return {**tool, "function": {**function, "parameters": {"properties": kept}}}
 
 
-def _types(schema: Any, resolver: Any, followed: Collection[str] = ()) -> Iterator[str]:
-    """The types that a schema and the schemas that it refers to name. A schema that refers to itself is followed once."""
+def _types(schema: Any, resolver: Any, followed: set[str]) -> Iterator[str]:
+    """The types that a schema and the schemas that it refers to name. Each reference is followed once."""
     if not isinstance(schema, dict):
         return
     named, reference = schema.get("type"), schema.get("$ref")
-    yield from [named] if isinstance(named, str) else named or ()
+    yield from [named] if isinstance(named, str) else named if isinstance(named, list) else ()
     if schema.get("nullable"):
         yield "null"
     for choice in (each for union in _UNIONS for each in schema.get(union) or ()):
         yield from _types(choice, resolver, followed)
     if isinstance(reference, str) and reference not in followed:
+        followed.add(reference)
         try:
             found = resolver.lookup(reference)
         except (Unresolvable, ValueError):
             return
-        yield from _types(found.contents, found.resolver, {*followed, reference})
+        yield from _types(found.contents, found.resolver, followed)
