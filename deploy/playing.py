@@ -30,6 +30,7 @@ from cluster.contracts.episodes import (
 )
 from cluster.contracts.errors import ConfigError, DataError
 from cluster.contracts.plugins import Plugin
+from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, RewardStatus
 from cluster.record.run_directory import RUN_YAML, RunDirectory
 from cluster.rollouts.mixture import open_prompts
@@ -44,7 +45,7 @@ _STYLES = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Game:
-    """One episode to play: environment, prompt, seed and limits."""
+    """One episode to play: environment, prompt, seed, sampling and limits."""
 
     environment: Plugin
     prompt: Prompt
@@ -52,6 +53,7 @@ class Game:
     index: int = 0
     """Index of the episode in its group."""
     episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     setting: str = "environment"
 
     @classmethod
@@ -66,13 +68,14 @@ class Game:
 
     @classmethod
     def of_environment(cls, config: RunConfig, name: str, prompt: Prompt, *, seed: int, index: int = 0) -> "Game":
-        """A prompt in one of a run's environments, with the run's limits."""
+        """A prompt in one of a run's environments, with the run's limits and sampling."""
         return cls(
             environment=config.named_environments[name],
             prompt=prompt,
             seed=seed,
             index=index,
             episodes=config.episodes,
+            sampling=config.sampling,
             setting=config.environment_setting(name),
         )
 
@@ -80,7 +83,8 @@ class Game:
     def task(self) -> EpisodeTask:
         from actors.rollout.episodes.play import task_of  # imports the chat templates' parser
 
-        return task_of(self.prompt, id=f"play/{self.index}", seed=self.seed, index=self.index)
+        id = f"play/{self.index}"
+        return task_of(self.prompt, id=id, seed=self.seed, index=self.index, sampling=self.sampling)
 
 
 def game(

@@ -4,12 +4,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from cluster.contracts.episodes import Asked, Event, Message, Rewritten, Said, ToolCall
+from cluster.contracts.episodes import Asked, Event, Message, RawPrompt, Rewritten, Said, ToolCall
 from cluster.contracts.errors import ConfigError
 from cluster.contracts.types import FinishReason, Prompt, sample_seed
 from cluster.record.ledger import Ledger
@@ -26,6 +27,8 @@ class Turn:
     said: Said
     before: Sequence[Message]
     """Messages before it in its segment, the prompt first."""
+    written: Sequence[Message]
+    """The messages among them that are new in this turn."""
 
     @property
     def line(self) -> str:
@@ -72,7 +75,7 @@ def _rows(directory: RunDirectory, episode: str) -> list[dict[str, Any]]:
             f"--episode={episode!r}: {directory.url!r} recorded no group {ticket}; the viewer lists the groups of each step"
         )
     names = ["ticket_index", "sample_index", "prompt_id", "prompt_text", "info", "environment", "episode", "messages",
-             "segment_index", "finish_reason", "failed_stage", "turns", "prompt_token_ids"]  # fmt: skip
+             "segment_index", "finish_reason", "failed_stage", "turns", "prompt_token_ids", "completion_token_ids"]  # fmt: skip
     groups = Recorder(directory).read(record.trajectories, record.trajectories_digest)
     rows = [row for group in groups for row in group.select(names).to_pylist()]
     of_group = [row for row in rows if row["ticket_index"] == ticket]
@@ -91,18 +94,22 @@ def _turns(row: dict[str, Any]) -> Iterator[Turn]:
     else:  # empty for an episode that ended before its first turn
         places = replies[row["segment_index"]] if replies else []
     turns = row["turns"] or ()
-    for index, place in enumerate(places):
+    for index, (last, place) in enumerate(pairwise([-1, *places])):
         said = _said(messages[place])
         if len(turns) == len(places):
+            start, end = turns[index]["start"], turns[index]["end"]
+            prompt, completion = row["prompt_token_ids"], row["completion_token_ids"]
             said = replace(
                 said,
                 finish_reason=FinishReason(turns[index]["finish_reason"]),
-                num_tokens=turns[index]["end"] - turns[index]["start"],
-                num_context_tokens=len(row["prompt_token_ids"]) + turns[index]["end"],
+                num_tokens=end - start,
+                num_context_tokens=len(prompt) + end,
+                token_ids=tuple(completion[start:end]),
+                prompt_token_ids=(*prompt, *completion[:start]),
             )
         if endings:  # a record of an earlier version has none
             said = replace(said, ending=endings[row["segment_index"]][index])
-        yield Turn(said=said, before=messages[:place])
+        yield Turn(said=said, before=messages[:place], written=messages[last + 1 : place])
 
 
 def _said(message: dict[str, Any]) -> Said:
@@ -141,12 +148,23 @@ class Again:
     def say(self, asked: Asked, line: str) -> Said:
         turn = self._turns[self._num_said]
         self._num_said += 1
-        contexts = [event.messages for event in asked.events if isinstance(event, Rewritten)]
-        new = [dict(each) for each in (*(contexts[-1] if contexts else ()), *asked.messages)]
-        begin = 0 if contexts else len(turn.before) - len(new)
-        then = [dict(each) for each in turn.before[begin:]]
-        if then != new:
+        if asked.raw is None:
+            contexts = [event.messages for event in asked.events if isinstance(event, Rewritten)]
+            new = [dict(each) for each in (*(contexts[-1] if contexts else ()), *asked.messages)]
+            then = [dict(each) for each in turn.before[0 if contexts else len(turn.before) - len(new) :]]
+            is_same = then == new
+        else:
+            then, is_same = turn.written[-1:], _is_prompt_of(turn, asked.raw)
+        if not is_same:
             self.num_differences += 1
             recorded = " | ".join(str(each.get("content")) for each in then) or "nothing"
             self._screen.print(Text(f"  in the run it said: {recorded}", style="bold red"), soft_wrap=True)
-        return turn.said
+        return turn.said if asked.wants_token_ids else replace(turn.said, token_ids=None, prompt_token_ids=None)
+
+
+def _is_prompt_of(turn: Turn, raw: RawPrompt) -> bool:
+    """Whether the turn's recorded prompt was `raw`. Of a text that continues a context only the new part is compared."""
+    if not isinstance(raw, str):
+        return turn.said.prompt_token_ids in (None, tuple(raw))
+    text = "".join(str(each.get("content")) for each in turn.written)
+    return raw.endswith(text) if turn.written != turn.before else raw == text

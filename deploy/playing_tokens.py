@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from actors.chat.calls import NamedParser
+from actors.chat.derivation import END_OF_THINK, THINK
 from actors.chat.formatter import ChatFormatter
 from actors.chat.rendered_calls import render_turn
 from actors.rollout.episodes.speech import Opening, Speech
@@ -43,7 +44,7 @@ class Tokens:
     def say(self, asked: Asked, line: str) -> Said:
         """As `Mouth.say`."""
         prompt = self._transcript.prompt_for(asked)
-        sampled = self._sampled(asked, line)
+        sampled = self._sampled(asked, line, written=self._turns.encoder.decode(prompt.written_ids))
         completion = Completion(
             token_ids=sampled,
             rollout_logprobs=[0.0] * len(sampled),
@@ -71,10 +72,13 @@ class Tokens:
             was_trained = is_trained
         return text.append(_ENDS) if was_trained else text
 
-    def _sampled(self, asked: Asked, line: str) -> list[int]:
+    def _sampled(self, asked: Asked, line: str, *, written: str) -> list[int]:
+        """`written`: the end of the prompt. A line without `</think>` after a prompt that opens the reasoning is an answer without any."""
         call = call_of(line, asked.tools)
         if call is not None and isinstance(call.arguments, dict):
             line = self._written(call, asked)
+        if written.rstrip().endswith(THINK) and END_OF_THINK not in line:
+            line = f"\n{END_OF_THINK}\n\n{line}"
         return self._formatter.encode_completion(_ANY, line) if line else [*self._formatter.stop_token_ids[:1]]
 
     def _written(self, call: ToolCall, asked: Asked) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -28,6 +28,8 @@ from cluster.contracts.errors import ConfigError, DataError, UnavailableError, W
 from deploy.listening import bound, in_url, is_loopback
 
 _MAX_BODY_BYTES = 64 * 2**20
+_SILENCE_S = 10.0
+"""Longest pause in the body of a request. A client that stands still would keep the server from stopping."""
 _ELSEWHERE = ("rewards", "scores", "all_scores", "servers")
 """Arguments of judges that only a run can provide."""
 
@@ -70,10 +72,18 @@ def app(service: RewardService, *, key: str | None) -> Starlette:
         if key is not None and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
             return _refusal(401, "the bearer token is missing or wrong")
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_BODY_BYTES:
-                return _refusal(413, f"the body is longer than {_MAX_BODY_BYTES} bytes")
+        try:
+            async with asyncio.timeout(_SILENCE_S) as deadline:
+                async for chunk in request.stream():
+                    deadline.reschedule(asyncio.get_running_loop().time() + _SILENCE_S)
+                    body += chunk
+                    if len(body) > _MAX_BODY_BYTES:
+                        return _refusal(413, f"the body is longer than {_MAX_BODY_BYTES} bytes")
+        except TimeoutError:
+            # Not 408, which the judge `remote` would take for the judge's answer; a 503 it asks again.
+            return _refusal(503, f"the rest of the body has not come within {_SILENCE_S:g} s")
+        except ClientDisconnect:
+            return _refusal(400, "the client left before the end of its body")
         try:
             groups = [_asked(group, service.wanted) for group in json.loads(body)["groups"]]
         except (DataError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:

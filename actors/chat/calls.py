@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from transformers.utils.chat_parsing import parse_response
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
+from actors.chat.argument_types import with_types
 from actors.chat.rendering import Tool, with_texts
 from actors.writable import writable
 from cluster.contracts.episodes import ToolCall
@@ -56,7 +57,8 @@ class TemplateParser:
 
     def __call__(self, sampled: str, *, prompt: str, tools: Sequence[Tool]) -> Reply:
         try:
-            found = parse_response(sampled, self._loaded, prefix=prompt, tools=[dict(tool) for tool in tools])
+            typed: list[Any] = [with_types(tool, keeps_texts=self._is_json) for tool in tools]
+            found = parse_response(sampled, self._loaded, prefix=prompt, tools=typed)
         except _OF_PARSING as error:
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
         return Reply(
@@ -69,6 +71,12 @@ class TemplateParser:
     def _loaded(self) -> Any:
         """The template's patterns, compiled once. Raises the parser's errors for an invalid template."""
         return load_response_template(self.response_template)
+
+    @property
+    def _is_json(self) -> bool:
+        """Whether calls are JSON, which marks texts."""
+        field = self._loaded.fields.get("tool_calls")
+        return field is not None and field.content == "json"
 
 
 class NamedParser:

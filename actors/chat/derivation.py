@@ -80,7 +80,11 @@ def derived(
     if stops:
         fields["content"]["close_pattern"] = f"(?:{_any(stops)})\\s*"
     if THINK in template.source:
-        fields["reasoning_content"] = {"open": THINK, "close_pattern": f"{END_OF_THINK}\\s*", "content": "text"}
+        fields["reasoning_content"] = {
+            "open": THINK,
+            "close_pattern": f"(?:{_any([END_OF_THINK, *stops])})\\s*",
+            "content": "text",
+        }
     begins = {"start_anchor": anchor} if anchor.strip() else {"start_anchor_pattern": r"\Z"}
     return {"defaults": {"role": "assistant"}, "fields": fields, **begins}
 

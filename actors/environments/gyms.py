@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ImportString
 
 from actors.reasoning import after_reasoning
+from actors.scripts import WORD
 from cluster.contracts.episodes import BlockingEpisode, Episode, EpisodeFacts
 from cluster.contracts.errors import ConfigError, ToolError
 
@@ -149,7 +150,9 @@ def _reading(space: "gymnasium.Space[Any]", names: Sequence[str]) -> tuple[str, 
     answers = f"one of: {', '.join(names)}" if names else f"a number from {first} to {first + num - 1}"
     offer = f"Answer with {answers}."
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    written = re.compile(rf"(?<![\w.-])(?:{words + '|' if words else ''}-?\d+)(?![\w-]|\.\d)", re.IGNORECASE)
+    written = re.compile(
+        rf"(?<!{WORD})(?<![.-])(?:{words + '|' if words else ''}-?\d+)(?!{WORD}|-|\.\d)", re.IGNORECASE
+    )
 
     def read(reply: str) -> int:
         found = written.findall(after_reasoning(reply))

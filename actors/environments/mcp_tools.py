@@ -6,11 +6,12 @@ fails one episode. If a server starts slowly and keeps no state, run it once and
 
 import asyncio
 import contextlib
+import json
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,8 @@ from cluster.contracts.tools import Tool
 
 try:
     import httpx2
-    from mcp import Client, MCPError, StdioServerParameters
+    from mcp import Client, MCPError, StdioServerParameters, types
     from mcp.client.streamable_http import streamable_http_client
-    from mcp.types import INVALID_PARAMS, ContentBlock, EmbeddedResource, TextContent, TextResourceContents
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; pip install 'treadwheel[mcp]'") from error
 
@@ -35,6 +35,18 @@ _TIED = Path(tied.__file__)
 """The SDK starts a server in its own session, so a hanging server would outlive this process. This wrapper ends it."""
 _HTTP_TIMEOUT = httpx2.Timeout(30.0, read=None)
 """No limit on reads: a server may hold its streams open, and each call has its own deadline."""
+_FAILURES = frozenset(
+    (
+        types.CONNECTION_CLOSED,
+        types.REQUEST_TIMEOUT,
+        types.PARSE_ERROR,
+        types.INVALID_REQUEST,
+        types.METHOD_NOT_FOUND,
+    )
+)
+"""Codes of errors of the connection or the protocol. All others are errors of a tool."""
+_FAILURES_OVER_HTTP = _FAILURES | {types.INTERNAL_ERROR}
+"""The SDK gives this code to an answer such as 503."""
 
 
 async def mcp_tools(
@@ -75,15 +87,16 @@ async def mcp_session(
     """A session with the server, for your own environments. Yields the tools that `tools` names, in this order; by default all.
 
     `key_env` names the environment variable with the bearer token for `url`. `env` names the variables that `command` sees. `timeout_s` is
-    the deadline of a call, `start_timeout_s` the deadline for starting and listing the tools. An error that the server reports goes to
-    the model. A call without an answer is the environment's failure. Raises ConfigError unless exactly one of `command` and `url` is
-    given, and for a tool that the server does not have.
+    the deadline of a call, `start_timeout_s` the deadline for starting and listing the tools. An error that a tool reports goes to the
+    model. A call without an answer is the environment's failure, and so are errors of the protocol, and over HTTP an internal error
+    (-32603), which may be a gateway's. Raises ConfigError unless exactly one of `command` and `url` is given, and for a tool that the
+    server does not have.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(start_timeout_s) as deadline:
                 client = await stack.enter_async_context(_client(command, url, key_env, env))
-                offered = await _tools(client, timeout_s=timeout_s)
+                offered = await _listed(client)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -93,7 +106,8 @@ async def mcp_session(
             ) from error
         if missing := [name for name in tools if name not in offered]:
             raise ConfigError(f"the MCP server has no tool {missing[0]!r}; it has: {', '.join(offered) or 'none'}")
-        yield [offered[name] for name in tools or offered]
+        failures = _FAILURES if url is None else _FAILURES_OVER_HTTP
+        yield [_tool(client, offered[name], timeout_s=timeout_s, failures=failures) for name in tools or offered]
 
 
 @contextlib.asynccontextmanager
@@ -126,40 +140,47 @@ async def _client(
         yield client
 
 
-async def _tools(client: Client, *, timeout_s: float) -> dict[str, Tool]:
+async def _listed(client: Client) -> dict[str, types.Tool]:
     """All tools of the server by name."""
-    found: dict[str, Tool] = {}
+    found: dict[str, types.Tool] = {}
     cursor = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        for each in page.tools:
-            found[each.name] = schema_tool(
-                partial(_called, client, each.name),
-                name=each.name,
-                description=each.description or each.title or "",
-                parameters=each.input_schema,
-                timeout_s=timeout_s,
-            )
+        found |= {each.name: each for each in page.tools}
         if (cursor := page.next_cursor) is None:
             return found
 
 
-async def _called(client: Client, tool: str, /, **arguments: Any) -> str:
+def _tool(client: Client, tool: types.Tool, *, timeout_s: float, failures: Collection[int]) -> Tool:
+    return schema_tool(
+        partial(_called, client, tool.name, failures),
+        name=tool.name,
+        description=tool.description or tool.title or "",
+        parameters=tool.input_schema,
+        timeout_s=timeout_s,
+    )
+
+
+async def _called(client: Client, tool: str, failures: Collection[int], /, **arguments: Any) -> str:
     try:
         result = await client.call_tool(tool, arguments)
     except MCPError as error:
-        if error.code == INVALID_PARAMS:  # the model's mistake, although the arguments fit the schema
-            raise ToolError(error.message) from error
-        raise
+        if error.code in failures:
+            raise
+        raise ToolError(error.message) from error
     text = "\n".join(map(_as_text, result.content))
     if result.is_error:
         raise ToolError(text)
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
     return text
 
 
-def _as_text(block: ContentBlock) -> str:
-    if isinstance(block, TextContent):
+def _as_text(block: types.ContentBlock) -> str:
+    if isinstance(block, types.TextContent):
         return block.text
-    if isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+    if isinstance(block, types.EmbeddedResource) and isinstance(block.resource, types.TextResourceContents):
         return block.resource.text
+    if isinstance(block, types.ResourceLink):
+        return f"{block.name}: {block.uri}"
     return f"[{block.type}, which is not shown]"

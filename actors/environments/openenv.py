@@ -38,7 +38,7 @@ async def openenv(
     """Plays the environment at `url`, such as `http://host:8000`, until it is done. Its rewards are earned turn by turn.
 
     `action` names the field of an action that gets the reply without its reasoning. `parse(text)` replaces that; it may raise ToolError
-    with a message for the model. `observation` names the field of an observation that the model sees; None: all of it as JSON.
+    with a message for the model. `observation` names the field of an observation that the model sees; None: all but `metadata` as JSON.
     `render(observation)` replaces that. The server gets the task's seed, `reset`, and the prompt's column `reset_column`. If the server
     calls an action malformed, its message goes to the model. Any other error, or no answer within `timeout_s`, is the environment's
     failure. If the server gives no reward, the judges decide.
@@ -135,7 +135,7 @@ def _answered(message: Mapping[str, Any], kind: str, url: str) -> dict[str, Any]
 
 def _shown(observation: Mapping[str, Any], *, field: str | None) -> str:
     if field is None:
-        return json.dumps(observation, ensure_ascii=False)
+        return json.dumps({key: each for key, each in observation.items() if key != "metadata"}, ensure_ascii=False)
     if field not in observation:
         raise DataError(f"an observation has no field {field!r}; it has: {', '.join(observation)}")
     value = observation[field]

@@ -6,13 +6,9 @@ from typing import Any
 
 from actors.columns import text_of
 from actors.reasoning import after_reasoning
+from actors.scripts import WORD as _WORD
 from cluster.contracts.errors import DataError
 
-_WORD = (
-    r"[^\W\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u31ff\u3400-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
-    r"\U00020000-\U0003ffff]"
-)
-"""A letter, digit or underscore. Chinese, Japanese, Korean and South-East Asian characters touch a choice without being of its word."""
 # Also \boxed{\text{(B)}}. A lower-case letter must be the only content of the box.
 _BOXED = re.compile(rf"\\boxed\{{(?:\s|\\\w{{1,9}}\{{|\(){{0,9}}([A-Z](?!{_WORD})|[a-z](?=[\s).}}]*\}}))")
 # A lower-case a before another word is an article, and e^x is a power.

@@ -131,7 +131,7 @@ def _first_prompts(config: RunConfig, source: PromptSource) -> dict[str, Prompt]
 def _task(config: RunConfig, name: str, prompt: Prompt) -> EpisodeTask:
     from actors.rollout.episodes.play import task_of
 
-    return task_of(prompt, id=f"check/{name}", seed=config.seed, index=0)
+    return task_of(prompt, id=f"check/{name}", seed=config.seed, index=0, sampling=config.sampling)
 
 
 async def _started(config: RunConfig, prompts: Mapping[str, Prompt]) -> tuple[dict[str, str], list[str]]:

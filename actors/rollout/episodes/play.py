@@ -1,5 +1,6 @@
 """One episode: its environment asks for turns, the engine samples them, and the result is rows."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,14 +12,16 @@ from actors.rollout.episodes.speech import Opening, Speech, as_json
 from actors.rollout.episodes.transcript import Segment, Transcript
 from actors.rollout.sampling import own_sampling
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Said
+from cluster.contracts.episodes import Asked, EpisodeEnd, EpisodeTask, Message, Rewritten, Said
 from cluster.contracts.protocols import EngineRequest
-from cluster.contracts.sampling_config import PENALTIES
+from cluster.contracts.sampling_config import PENALTIES, SamplingConfig
 from cluster.contracts.types import Completion, FinishReason, Prompt, RewardStatus, Ticket, sample_seed
 
 Sample = Callable[[EngineRequest], Awaitable[Completion]]
 """Raises `EngineRefusalError` if the engine refuses the request."""
 _MILLION = 1_000_000
+_LONG = 50_000
+"""Characters above which a thread encodes the texts of a turn."""
 _OF_THE_DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", *PENALTIES)
 """Sampling settings that an agent at the endpoint may send only with the run's own values."""
 ENVIRONMENT = "environment"
@@ -75,14 +78,15 @@ class Play:
         # A held-out prompt returns at each evaluation: that is a new task, not another try.
         evaluation = f"/{ticket.policy_version}" if ticket.index < 0 else ""
         id = f"{ticket.group_id}/{self.index}{evaluation}"
-        task = task_of(ticket.prompt, id=id, seed=ticket.seed, index=self.index)
-        return replace(task, sampling={name: getattr(self._sampling, name) for name in _OF_THE_DISTRIBUTION})
+        return task_of(ticket.prompt, id=id, seed=ticket.seed, index=self.index, sampling=self._sampling)
 
     async def converse(self, asked: Asked) -> Said:
         """As `cluster.contracts.episodes.Converse`, but may also raise `EngineRefusalError`."""
         transcript = self._transcript
         transcript.take(asked.events)
-        prompt = transcript.prompt_for(asked)
+        # In a thread, long texts keep the worker's event loop free: to encode a megabyte takes seconds.
+        is_long = _num_characters(asked) > _LONG
+        prompt = await asyncio.to_thread(transcript.prompt_for, asked) if is_long else transcript.prompt_for(asked)
         began = time.monotonic()
         completion = await self.sample(self._request(asked, prompt.token_ids))
         self._model_seconds += time.monotonic() - began
@@ -161,6 +165,16 @@ class Play:
         return Segment(prompt_text=begun.text, prompt_token_ids=begun.token_ids, messages=messages)
 
 
+def _num_characters(asked: Asked) -> int:
+    """Of the texts that are encoded for a turn."""
+    rewritten = [message for event in asked.events if isinstance(event, Rewritten) for message in event.messages]
+    texts = [
+        asked.raw if isinstance(asked.raw, str) else "",
+        *(each.get("content") for each in (*rewritten, *asked.messages)),
+    ]
+    return sum(len(each) for each in texts if isinstance(each, str))
+
+
 def _tools(segments: Sequence[Segment]) -> list[Sequence[Any]]:
     """The tools of each segment; once if they are equal in all segments, since schemas are long."""
     found: list[Sequence[Any]] = [each.tools for each in segments]
@@ -190,8 +204,16 @@ def _verdict(end: EpisodeEnd, earned: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def task_of(prompt: Prompt, *, id: str, seed: int, index: int) -> EpisodeTask:
+def task_of(prompt: Prompt, *, id: str, seed: int, index: int, sampling: SamplingConfig) -> EpisodeTask:
     """The prompt as an environment gets it. Its text is the prompt's text, or its last message's."""
     messages = tuple(prompt.messages or ())
     text = prompt.text if prompt.text is not None else str((messages[-1:] or ({},))[0].get("content") or "")
-    return EpisodeTask(id=id, prompt=text, messages=messages, columns=prompt.columns, seed=seed, index=index)
+    return EpisodeTask(
+        id=id,
+        prompt=text,
+        messages=messages,
+        columns=prompt.columns,
+        seed=seed,
+        index=index,
+        sampling={name: getattr(sampling, name) for name in _OF_THE_DISTRIBUTION},
+    )

@@ -120,13 +120,12 @@ class Speech:
         *,
         written_ids: Sequence[int],
         tools: Tools = (),
-        may_call: bool = False,
         num_calls: int = 0,
     ) -> Reply:
         """The parsed reply after `written_ids`, the end of its prompt. Its calls are numbered from `num_calls`.
 
-        `may_call`: the context shows tools. Without any, the text of a call is the model's words. If a call of `tools` is unreadable, the
-        reply becomes one call whose arguments are the reply's text.
+        `tools` are those that the context shows. Without any, the text of a call is the model's words. If a call is unreadable, the reply
+        becomes one call whose arguments are the reply's text.
         """
         is_read = self._parser is not None or self._knows_reasoning
         written = self.turns.encoder.decode(written_ids) if is_read else ""
@@ -144,7 +143,7 @@ class Speech:
             text = self._formatter.decode(sampled_ids)
             name = str(tools[0]["function"]["name"]) if len(tools) == 1 else "unreadable"
             reply = Reply(text="", calls=(ToolCall(name=name, arguments=text),))
-        if reply.calls and not may_call:
+        if reply.calls and not tools:
             return self._words(sampled_ids, written)
         calls = tuple(
             # Nine characters: some templates accept no other length.

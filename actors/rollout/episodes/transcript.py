@@ -188,8 +188,7 @@ class Transcript:
             reply = self._speech.hear(
                 sampled_ids,
                 written_ids=prompt.written_ids,
-                tools=asked.tools,
-                may_call=bool(segment.tools),
+                tools=segment.tools,
                 num_calls=self.num_calls,
             )
             ending = self._speech.ending(sampled_ids, stops=stops)

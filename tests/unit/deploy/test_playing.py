@@ -148,6 +148,12 @@ def test_a_run_file_is_played_with_its_first_prompt():
     assert first.startswith("user  ") and last == "ended: reward 1"
 
 
+def test_an_agent_may_send_its_runs_temperature():
+    settings = ("environment=tests.unit.deploy.preflight.worlds:warm", "sampling.temperature=0.7")
+    result = played("deploy/runs/quickstart.yaml", *settings, *said("1"))
+    assert result.exit_code == 0, result.output
+
+
 def test_a_run_files_own_column_of_sources_is_read_as_its_run_reads_it(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Guess.", "source": "a book"}\n')
     sources = {"games": {"name": "file", "path": str(tmp_path / "rows.jsonl")}}
@@ -205,6 +211,15 @@ def test_with_a_model_a_call_is_read_from_the_tokens_that_its_template_makes_of_
         '⟦<tool_call>\n{"name": "calculate", "arguments": {"expression": "1+1"}}\n</tool_call><|im_end|>⟧'
         in result.output
     )
+
+
+def test_a_line_is_an_answer_where_the_template_opens_the_reasoning(tmp_path):
+    """Each line was a thought: the environment heard nothing, and no call was made."""
+    columns = ("--columns", "{answer: 2}", "--prompt", "1+1?")
+    lines = said("/calculate expression=1+1", "Two?</think>2")
+    result = played(f"{HERE}:with_calculator", *columns, "--model", model_of("qwen35", tmp_path), *lines)
+    assert "tool calculate  2" in result.output and "ended: reward 1; 1 tool calls, 0 malformed" in result.output
+    assert "<think>\n⟦\n</think>\n\n<tool_call>" in result.output and "<think>\n⟦Two?</think>2" in result.output
 
 
 def test_a_rewritten_context_is_a_row_of_its_own(model):

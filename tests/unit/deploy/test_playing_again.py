@@ -1,12 +1,15 @@
 """A recorded episode is played again, in the environment's own process."""
 
 import json
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from cluster.contracts.episodes import Episode
 from cluster.contracts.schema import to_batch
 from cluster.contracts.types import sample_seed
 from cluster.record.ledger import Ledger
@@ -31,21 +34,21 @@ def recorded(
     folder: Path,
     *messages: dict,
     environment: str = "guess",
+    params: dict[str, object] | None = None,
     finish_reason: str = "stop",
     rewritten: list[dict] | None = None,
     turns: list[dict] | None = None,
     **episode: object,
 ) -> None:
     """A step of one group with one episode, and a single turn beside it. `rewritten`: the messages of a second segment."""
-    config = validated(
-        {"model": {"path": "m"}, "prompts": "repeat", "environment": {"name": f"{HERE}:{environment}"}, "seed": 3}
-    )
+    played_by = {"name": environment if ":" in environment else f"{HERE}:{environment}", **(params or {})}
+    config = validated({"model": {"path": "m"}, "prompts": "repeat", "environment": played_by, "seed": 3})
     directory = RunDirectory(str(folder))
     directory.write_file("run.yaml", resolved_yaml(config).encode())
     common = {"ticket_index": 34, "group_id": "00000034", "info": json.dumps({"messages": [ASKED], "answer": "2"})}
     played = row(
         **common,
-        environment=environment,
+        environment=environment.rpartition(":")[2],
         finish_reason=finish_reason,
         turns=turns,
         messages=json.dumps([ASKED, *messages]),
@@ -95,6 +98,38 @@ def test_an_environment_that_answers_as_it_did_plays_to_the_same_end(tmp_path):
     result = again(_guessed(tmp_path / "second", answer.removeprefix("user  ")))
     assert result.exit_code == 0, result.output
     assert "assistant  0" in result.output and "in the run it said" not in result.output
+
+
+async def goes_on(episode: Episode, *, begins: str = "Guess.", ids: list[int] | None = None, text: str | None = None):
+    """Asks with the text `begins`, and again with `text`, or with the ids of its context and `ids`."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+        ask = partial(client.completions.create, model="any", extra_body={"return_token_ids": True})
+        (first,) = (await ask(prompt=begins)).choices
+        told: Any = first.model_extra
+        await ask(prompt=text or [*told["prompt_token_ids"], *told["token_ids"], *(ids or ())])
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"ids": [4]}, None),
+        ({"ids": [5]}, "On."),
+        ({"text": "Guess.aOn."}, None),
+        ({"text": "Guess.aOff."}, "On."),
+        ({"begins": "Guess!", "ids": [4]}, "Guess."),
+    ],
+)
+def test_the_raw_prompts_of_an_agent_are_compared_and_it_gets_the_recorded_ids(tmp_path, params, said):
+    """The record: the ids 1 and 2, of which the turn 3, then the written 4 and the turn 5."""
+    turns = [{"start": at, "end": at + 1, "finish_reason": "stop"} for at in (0, 2)]
+    messages = (turn("a"), {"role": "user", "content": "On."}, turn("b"))
+    agent = "tests.unit.deploy.test_playing_again:goes_on"
+    recorded(tmp_path, *messages, environment=agent, params=params, turns=turns, replies=[[1, 3]])
+    result = again(tmp_path)
+    assert result.exit_code == (said is not None), result.output
+    assert said is None or f"  in the run it said: {said}\n" in result.output
 
 
 def test_an_environment_gets_the_facts_of_its_recorded_turns(tmp_path):

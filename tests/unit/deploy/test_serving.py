@@ -1,5 +1,6 @@
 """`treadwheel serve-reward` on a real socket: the rewards of a judge in place, whatever the judge does."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -139,6 +141,30 @@ def test_a_server_asks_for_its_token_and_says_what_is_wrong_with_a_request():
             status, said = post(url, bad, "s3cret")
             assert status == 422 and "native dialect" in said["error"]
         assert post(url, b" " * (serving._MAX_BODY_BYTES + 1), "s3cret")[0] == 413
+
+
+async def answer_to(*received):
+    """The status with which the application answers a request whose messages these are; after them it hears nothing."""
+    service: Any = None
+    messages, sent = [*received], []
+
+    async def receive():
+        return messages.pop(0) if messages else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    headers = {"type": "http", "method": "POST", "path": "/judge", "headers": [], "query_string": b""}
+    await serving.app(service, key=None)(headers, receive, send)
+    return sent[0]["status"]
+
+
+async def test_a_body_that_stands_still_or_breaks_off_is_answered(monkeypatch):
+    """The server could not stop before the client left, and then printed a traceback."""
+    monkeypatch.setattr(serving, "_SILENCE_S", 0.1)
+    half = {"type": "http.request", "body": b"{", "more_body": True}
+    assert await answer_to(half) == 503
+    assert await answer_to(half, {"type": "http.disconnect"}) == 400
 
 
 @pytest.mark.slow

@@ -122,6 +122,36 @@ def test_a_value_in_tags_keeps_its_white_space_and_is_a_number_where_the_schema_
     assert read("qwen35", sampled).calls == (ToolCall(name="multiply", arguments={"a": 12, "b": "\n 12 "}),)
 
 
+_MOVE = {"type": "function", "function": {"name": "move", "description": "", "parameters": {
+    "type": "object",
+    "properties": {"to": {"$ref": "#/$defs/Point"}, "level": {"allOf": [{"$ref": "#/$defs/Level"}]},
+                   "tree": {"$ref": "#/$defs/Tree"}, "by": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+                   "lost": {"$ref": "#/$defs/nowhere"}},
+    "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "integer"}}}, "Level": {"type": "integer"},
+              "Tree": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Tree"}}, {"$ref": "#/$defs/Tree"}]}}}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_arguments_have_the_types_that_a_schema_refers_to(name):
+    """Schemas of pydantic models refer to their parts. In formats with tags each correct call was told that its arguments are wrong."""
+    call = ToolCall(
+        name="move", arguments={"to": {"x": 1}, "level": 2, "tree": [[], []], "by": {"x": 3}, "lost": "here"}
+    )
+    turns = turns_of(name)
+    turn = render_turn(turns.template, [call], tools=[_MOVE], stops=turns.stops)
+    assert parser_of(name).parser(turn.text + turn.stop, prompt=turn.prompt, tools=[_MOVE]).calls == (call,)
+
+
+def test_a_text_in_json_stays_one_where_the_schema_allows_texts():
+    types = {"a": ["integer", "null"], "b": ["string", "integer"], "c": ["string", "null"]}
+    properties = {key: {"anyOf": [{"type": each} for each in kinds]} for key, kinds in types.items()}
+    tool = {"type": "function", "function": {"name": "post", "description": "", "parameters": {
+        "type": "object", "properties": properties}}}  # fmt: skip
+    sampled = '<tool_call>\n{"name": "post", "arguments": {"a": "7", "b": "02139", "c": "None"}}\n</tool_call>'
+    (call,) = parser_of("qwen25").parser(sampled, prompt="", tools=[tool]).calls
+    assert call.arguments == {"a": 7, "b": "02139", "c": "None"}
+
+
 @pytest.mark.parametrize(
     "broken",
     [

@@ -4,7 +4,9 @@ from typing import Any
 
 import gymnasium
 import pytest
+from gymnasium import spaces
 
+from actors.environments.gyms import _reading
 from cluster.contracts.episodes import Earned, EpisodeEnd, Logged
 from cluster.contracts.errors import EpisodeOver, Limit, ToolError
 from cluster.contracts.types import RewardStatus
@@ -75,6 +77,14 @@ async def test_a_reply_without_an_action_is_answered_and_counted_and_takes_no_st
     assert model.asked[1].events == (Earned(reward=-0.1, name=None),)
     assert end.limit is Limit.CONTEXT
     assert end.events == (Logged(name="steps", value=1.0), Logged(name="unreadable_actions", value=4.0))
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"), [("我选1号", 1), ("我选right吧", 2), ("2번", 2), ("rightwards 1", 1), ("1, naïve2", 1)]
+)
+def test_an_action_is_read_beside_characters_of_scripts_without_spaces(reply, action):
+    _, read = _reading(spaces.Discrete(3), ["left", "down", "right"])
+    assert read(reply) == action
 
 
 async def test_all_episodes_of_a_task_meet_the_same_game():

@@ -9,12 +9,13 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp import MCPError, types
 
 from actors.environments.host.ends import raised
 from actors.environments.host.main import find_environment
-from actors.environments.mcp_tools import mcp_tools
+from actors.environments.mcp_tools import mcp_session, mcp_tools
 from cluster.contracts.episodes import Asked, Said
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.errors import ConfigError, DataError, ToolError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import RewardStatus
 from tests.unit.actors.environments.adapters import hosted_variant
@@ -168,3 +169,71 @@ async def test_a_server_that_cannot_be_had_is_the_environments_failure(params, w
 async def test_a_deadline_must_be_positive():
     with pytest.raises(ConfigError, match="timeout_s"):
         find_environment(Plugin(name="mcp_tools", params={"command": SERVER, "timeout_s": 0}), field="environment")
+
+
+class Answering:
+    """A client of a server whose tools answer, or raise, what they are told. Nobody can use its tool `odd`."""
+
+    def __init__(self, answer: types.CallToolResult | MCPError | None = None) -> None:
+        self.answer = answer
+
+    async def list_tools(self, *, cursor: str | None) -> types.ListToolsResult:
+        odd = {"type": "object", "properties": {"x": {"$ref": "https://example.org/schema.json"}}}
+        schemas = {"good": {"type": "object"}, "odd": odd}
+        return types.ListToolsResult(
+            tools=[types.Tool(name=name, input_schema=schema) for name, schema in schemas.items()]
+        )
+
+    async def call_tool(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        assert self.answer is not None
+        if isinstance(self.answer, MCPError):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """Makes sessions with a client that answers as told."""
+
+    def session(client: Answering, *, tools: tuple[str, ...] = ("good",), url: str | None = None):
+        @contextlib.asynccontextmanager
+        async def connected(*_: Any):
+            yield client
+
+        monkeypatch.setattr("actors.environments.mcp_tools._client", connected)
+        return mcp_session(tools=tools, url=url)
+
+    return session
+
+
+@pytest.mark.parametrize("code", [types.INTERNAL_ERROR, types.INVALID_PARAMS, -32002, 7])
+async def test_an_error_of_a_tool_goes_to_the_model_under_any_code(answering, code):
+    async with answering(Answering(MCPError(code=code, message="no such row"))) as (good,):
+        with pytest.raises(ToolError, match="no such row"):
+            await good()
+
+
+@pytest.mark.parametrize(
+    ("code", "url"),
+    [(types.CONNECTION_CLOSED, None), (types.METHOD_NOT_FOUND, None), (types.INTERNAL_ERROR, "http://x")],
+)
+async def test_an_error_of_the_connection_is_the_environments_failure(answering, code, url):
+    async with answering(Answering(MCPError(code=code, message="gone")), url=url) as (good,):
+        with pytest.raises(MCPError, match="gone"):
+            await good()
+
+
+async def test_structured_content_and_links_are_shown_to_the_model(answering):
+    async with answering(Answering(types.CallToolResult(content=[], structured_content={"degrees": 21}))) as (good,):
+        assert await good() == '{"degrees": 21}'
+    link = types.ResourceLink(uri="file:///notes.txt", name="notes")
+    async with answering(Answering(types.CallToolResult(content=[link]))) as (good,):
+        assert await good() == "notes: file:///notes.txt"
+
+
+async def test_a_schema_that_nobody_can_use_matters_only_in_a_tool_that_is_offered(answering):
+    async with answering(Answering()) as offered:
+        assert [tool.name for tool in offered] == ["good"]
+    with pytest.raises(DataError, match=r"tool .odd. refer to .https://example\.org"):
+        async with answering(Answering(), tools=()):
+            pass

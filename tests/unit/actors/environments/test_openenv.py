@@ -65,7 +65,9 @@ class Game:
 
 
 def observed(*, text: str, reward: float | None, done: bool = False) -> dict[str, Any]:
-    return {"type": "observation", "data": {"observation": {"text": text, "turn": 1}, "reward": reward, "done": done}}
+    """`metadata` is the server's own, as openenv-core 0.10.0 sends it."""
+    observation = {"text": text, "turn": 1, "metadata": {"secret": 7}}
+    return {"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}}
 
 
 def loudly(observation: Any) -> str:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,8 +18,8 @@ from actors.rollout.episodes.play import Play, task_of
 from actors.rollout.worker import RolloutWorker
 from cluster.contracts.config import RunConfig
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import EpisodeEnd
-from cluster.contracts.errors import ConfigError
+from cluster.contracts.episodes import Asked, EpisodeEnd
+from cluster.contracts.errors import ConfigError, EpisodeOver, Limit
 from cluster.contracts.sampling_config import SamplingConfig
 from cluster.contracts.types import Prompt, Refusal, RewardStatus, Ticket, sample_seed
 from cluster.weights.attestation import Attestor
@@ -454,10 +455,28 @@ def test_an_episode_keeps_its_id_when_it_is_tried_again_and_has_another_at_each_
     assert (id_at(0, index=-1), id_at(20, index=-1)) == ("-0000001/1/0", "-0000001/1/20")
 
 
+@pytest.mark.parametrize(("length", "is_elsewhere"), [(10, False), (100_000, True)])
+async def test_long_answers_are_encoded_beside_the_event_loop(length, is_elsewhere):
+    """A worker that encoded an answer of four megabytes sent no heartbeat for over a minute, and was replaced."""
+    nothing: Any = None
+    play = Play(ticket(), 0, key="k", opening=nothing, speech=nothing, config=EpisodesConfig())
+    threads = []
+
+    def prompt_for(_: Asked):
+        threads.append(threading.current_thread())
+        raise EpisodeOver("full", limit=Limit.CONTEXT)
+
+    play._transcript.prompt_for = prompt_for
+    with pytest.raises(EpisodeOver):
+        await play.converse(Asked(messages=({"role": "user", "content": "x" * length},)))
+    assert [each is not threading.current_thread() for each in threads] == [is_elsewhere]
+
+
 def test_the_text_of_a_task_is_its_prompts_or_that_of_the_last_message():
     system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "play"}
     prompts = (Prompt(prompt_id="p", messages=[system, user]), Prompt(prompt_id="p", text="go"))
-    assert [task_of(prompt, id="0/0", seed=1, index=0).prompt for prompt in prompts] == ["play", "go"]
+    rest = {"id": "0/0", "seed": 1, "index": 0, "sampling": SamplingConfig()}
+    assert [task_of(prompt, **rest).prompt for prompt in prompts] == ["play", "go"]
 
 
 async def test_a_stop_text_is_one_text():

@@ -1,5 +1,6 @@
 """Prompts that an agent writes itself: which tokens they become, and where an episode goes on."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from actors.chat.calls import NamedParser
 from actors.chat.formatter import ChatFormatter
+from actors.chat.rendered_calls import render_turn
 from actors.rollout.episodes.speech import Opening, Speech
 from actors.rollout.episodes.transcript import Transcript
 from cluster.contracts.environment_config import EpisodesConfig
-from cluster.contracts.episodes import Asked, Earned, RawPrompt, Rewritten, Said, Withdrawn
+from cluster.contracts.episodes import Asked, Earned, RawPrompt, Rewritten, Said, ToolCall, Withdrawn
 from cluster.contracts.errors import DataError, EpisodeOver, Limit, TooLongError
 from cluster.contracts.plugins import Plugin
 from cluster.contracts.types import Completion, FinishReason, Prompt
@@ -87,8 +89,30 @@ def call_twice(*, text: str, tools: Any) -> tuple[str, list[Any]]:
 def test_the_calls_of_a_turn_are_numbered_on_from_those_of_the_turns_before():
     speech = speech_of("qwen25", parser=NamedParser(Plugin(name=f"{__name__}:call_twice")))
     said = tokenizer_of("qwen25")("Both.", add_special_tokens=False).input_ids
-    reply = speech.hear(said, written_ids=[], may_call=True, num_calls=7)
+    reply = speech.hear(said, written_ids=[], tools=[TOOL], num_calls=7)
     assert [(call.id, call.name) for call in reply.calls] == [("call00007", "find"), ("call00008", "read")]
+
+
+@pytest.mark.parametrize("name", ["qwen25", "qwen35"])
+def test_a_call_is_read_by_the_tools_of_its_context_where_its_ask_gives_none(name):
+    tool = {"type": "function", "function": {"name": "t", "description": "A tool.", "parameters": {
+        "type": "object", "properties": {"n": {"type": "integer"}}}}}  # fmt: skip
+    call = ToolCall(name="t", arguments={"n": 3})
+    telling = Telling(name)
+    turn = render_turn(telling.turns.template, [call], tools=[tool], stops=telling.turns.stops)
+    thought = "" if name == "qwen25" else "</think>\n\n"
+    sampled = [*telling.ids(thought + turn.text), telling.end]
+    telling.say(Asked(tools=(tool,)), sampled)
+    answer = {"role": "tool", "name": "t", "tool_call_id": "call00000", "content": "x"}
+    assert telling.say(Asked(messages=(answer,)), sampled).tool_calls == (replace(call, id="call00001"),)
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "glm45", "nemotron", "qwen3", "qwen35", "smollm"])
+def test_reasoning_that_ends_with_the_turn_has_no_stop_token(name):
+    telling = Telling(name)
+    said = telling.say(Asked(), [*telling.ids("<think>\nI do not know"), telling.end])
+    assert (said.reasoning or "").removeprefix("<think>").strip() == "I do not know"
+    assert said.text == ""
 
 
 class Telling:

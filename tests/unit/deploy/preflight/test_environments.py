@@ -73,6 +73,14 @@ def test_one_that_fails_before_it_asks_the_model_is_refused_where_environments_a
         check(config, plays=True)
 
 
+def test_an_agent_may_send_the_runs_own_temperature_and_no_other(tmp_path, model):
+    config = run(tmp_path, model, f"environment={WORLDS}:warm", "sampling.temperature=0.7", rows=ROWS)
+    assert "same observations in 1 turns" in str(check(config, plays=True).rows)
+    config = run(tmp_path, model, f"environment={WORLDS}:warm", rows=ROWS)
+    with pytest.raises(ConfigError, match=r"temperature=0.7 differs from the run's 1"):
+        check(config, plays=True)
+
+
 NO_TOOLS = (
     "environment gives the model tools, and model.chat_template: the chat template does not show tools to the model; set it to a template "
     "with tools, or use none"

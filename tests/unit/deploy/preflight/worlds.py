@@ -41,6 +41,14 @@ async def of_its_index_by_a_raw_prompt(episode: Episode):
         await client.completions.create(model="any", prompt=f"You are number {episode.index}.")
 
 
+async def warm(episode: Episode):
+    """Sends the temperature 0.7."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key) as client:
+        await client.completions.create(model="any", prompt="Go.", temperature=0.7)
+
+
 async def of_token_ids(episode: Episode, *, adds: int = 0):
     """Goes on with the ids of its context and two more. The last one is `adds` higher in the second episode."""
     from openai import AsyncOpenAI
