@@ -37,6 +37,7 @@ from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
 from deploy.formatters import load_formatter
+from deploy.named_files import refuse_other_files
 from deploy.preflight.compute_type import with_compute_type
 from deploy.preflight.machine import is_own_cluster
 from deploy.preflight.report import biased_sampling, long_warmup, quantized_sampling
@@ -201,8 +202,9 @@ async def _train(
     office = ticket_office(config, ledger)
     if ledger.version:
         refuse_other_rows(run_dir, office.source)
+        await asyncio.to_thread(refuse_other_files, run_dir, config)
     else:
-        run_dir.remove(PASSPORT)  # of a driver that learned nothing, perhaps with other rows
+        run_dir.remove(PASSPORT)  # of a driver that learned nothing, perhaps with other rows or files
     evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
         log.event("biased_sampling", settings=config.sampling.biased(), message=note)
