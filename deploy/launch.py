@@ -210,7 +210,7 @@ async def _train(
         log.event("biased_sampling", settings=config.sampling.biased(), message=note)
     if note := quantized_sampling(config):
         log.event("quantized_sampling", quantization=config.rollout.quantization, message=note)
-    log.add(provenance := RunProvenance(run_dir))
+    log.add(provenance := RunProvenance(run_dir, identity=config.evaluation.identity))
     waits = _wait_for_nodes_s(config, address)
     stop_s = config.checkpoint.stop_timeout_s
     saved = partial(saved_when_stopped, interrupted=interrupted, timeout_s=stop_s, log=log)

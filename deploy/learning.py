@@ -55,7 +55,6 @@ async def _learn(
     ledger = open_ledger(run_dir, log)
     if ledger.version:
         _refuse_other_data(config.recorded, data, run_dir)
-        await asyncio.to_thread(refuse_other_files, run_dir, config)
     else:
         run_dir.remove(PASSPORT)  # of a driver that learned nothing, perhaps with other files
     message = f"learns from {len(data)} groups of {config.recorded}"
@@ -63,6 +62,8 @@ async def _learn(
     if await is_done(config, run_dir, ledger, log):
         return
     note_resumed(ledger, log)
+    if ledger.version:
+        await asyncio.to_thread(refuse_other_files, run_dir, config)
     if ignored := _ignored(config):
         message = f"nothing is sampled, and these sections act on nothing: {', '.join(ignored)}; `treadwheel eval` evaluates a checkpoint"
         log.event("ignored", sections=ignored, message=message)
