@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cluster.contracts.config import ModelConfig, ReferenceConfig, RunConfig
@@ -13,7 +14,7 @@ from cluster.contracts.reward_config import RewardConfig
 from cluster.contracts.settings import flat
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.record.stored_models import with_local_models
-from cluster.weights.model_files import fingerprint, model_file
+from cluster.weights.model_files import fingerprint, model_file, weight_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class NamedFiles:
     place: tuple[str, ...]
     """The entry of their digest in the passport."""
     digest: str | None
-    """None if they are not on this machine, and for weights without safetensors files."""
+    """None if not all of them are on this machine, and for weights without safetensors files."""
     is_compared: bool = True
 
 
@@ -110,7 +111,8 @@ def _of_rewards(reward: RewardConfig) -> Iterator[NamedFiles]:
 
 
 def _weights(field: str, model: ModelConfig, *place: str) -> NamedFiles:
-    return NamedFiles(field=field, path=model.path, place=place, digest=fingerprint(model))
+    is_whole = all(weight_files(partial(model_file, model)).values())
+    return NamedFiles(field=field, path=model.path, place=place, digest=fingerprint(model) if is_whole else None)
 
 
 def _tokenizer_files(model: ModelConfig) -> list[Path]:

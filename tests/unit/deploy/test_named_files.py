@@ -44,6 +44,19 @@ def test_a_resume_on_another_model_under_the_same_path_is_refused(tmp_path):
         refuse_other_files(run_dir, config)
 
 
+def test_weights_of_which_a_file_is_not_there_yet_are_not_compared(tmp_path):
+    """A new machine may have a part of a hub's files."""
+    make_tiny_model(tmp_path / "model")
+    config = configured(tmp_path)
+    run_dir = begun(tmp_path, config)
+    make_tiny_model(tmp_path / "model", seed=1)
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / names[0])
+    index = {"weight_map": {str(number): name for number, name in enumerate(names)}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    refuse_other_files(run_dir, config)
+
+
 def test_a_resume_with_a_template_that_was_added_is_refused(tmp_path):
     make_tiny_model(tmp_path / "model")
     config = configured(tmp_path)
