@@ -153,7 +153,8 @@ class Evaluator:
         """Metrics of one evaluation."""
         began = time.monotonic()
         tickets = await asyncio.get_running_loop().run_in_executor(self.thread, self.tickets, version)
-        log.event("evaluating", num_prompts=len(tickets))
+        identity = self.config.evaluation.identity
+        log.event("evaluating", num_prompts=len(tickets), policy_version=version, identity=identity)
         held_out = await rollouts.evaluate(tickets, stall_s=self.config.stall_s)
         # Groups arrive as they finish, and sums in another order would not be equal bit for bit.
         summaries = sorted(held_out.summaries, key=lambda summary: summary.group_id)

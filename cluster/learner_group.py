@@ -384,9 +384,11 @@ class LearnerGroup:
         metric = self._evaluations.get(self._held)
         if metric is None and rated == self._held:
             metric = rating
+        provenance = await asyncio.to_thread(self._provenance, self._held)
+        if metric is None:  # an earlier driver may have evaluated a step whose save was lost with it
+            metric = self._saving.evaluation_in(provenance.evaluations.get(self._held, {}))
         if metric is None and step == self._held:
             metric = self._saving.metric_of(summaries)
-        provenance = await asyncio.to_thread(self._provenance, self._held)
         extra = {"policy_version": self._held, "metric": metric, **provenance.as_extra()}
         if metric is not None:
             extra["rated_by"] = self._saving.rated_by()

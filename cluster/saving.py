@@ -1,9 +1,7 @@
 """Decides which steps are saved, and how their checkpoints are rated."""
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.types import GroupSummary
@@ -33,11 +31,12 @@ class SavingRules:
     def rated_by(self) -> str:
         """The origin of ratings: rewards of training, or an evaluation. Evaluations with other prompts or temperatures are not
         comparable."""
-        evaluation = self._config.evaluation
-        if evaluation.prompts is None:
-            return "reward"
-        identity = evaluation.model_dump(mode="json", include={"prompts", "num_prompts", "temperature"})
-        return f"evaluation {hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]}"
+        identity = self._config.evaluation.identity
+        return "reward" if identity is None else f"evaluation {identity}"
+
+    def evaluation_in(self, metrics: Mapping[str, float]) -> float | None:
+        """Rating by a step's held-out metrics. None in a run that does not evaluate: they are from before it stopped evaluating."""
+        return None if self._config.evaluation.prompts is None else metrics.get("eval/reward")
 
     def metric_of(self, summaries: Sequence[GroupSummary]) -> float | None:
         """Rating of a checkpoint without an evaluation: the mean reward of its step.

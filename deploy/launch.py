@@ -37,6 +37,7 @@ from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import resolved_yaml
 from deploy.config.spelling import spelled_out
 from deploy.formatters import load_formatter
+from deploy.named_files import refuse_other_files
 from deploy.preflight.compute_type import with_compute_type
 from deploy.preflight.machine import is_own_cluster
 from deploy.preflight.report import biased_sampling, long_warmup, quantized_sampling
@@ -201,14 +202,15 @@ async def _train(
     office = ticket_office(config, ledger)
     if ledger.version:
         refuse_other_rows(run_dir, office.source)
+        await asyncio.to_thread(refuse_other_files, run_dir, config)
     else:
-        run_dir.remove(PASSPORT)  # of a driver that learned nothing, perhaps with other rows
+        run_dir.remove(PASSPORT)  # of a driver that learned nothing, perhaps with other rows or files
     evaluator = make_evaluator(config)
     if note := biased_sampling(config.sampling):
         log.event("biased_sampling", settings=config.sampling.biased(), message=note)
     if note := quantized_sampling(config):
         log.event("quantized_sampling", quantization=config.rollout.quantization, message=note)
-    log.add(provenance := RunProvenance(run_dir))
+    log.add(provenance := RunProvenance(run_dir, identity=config.evaluation.identity))
     waits = _wait_for_nodes_s(config, address)
     stop_s = config.checkpoint.stop_timeout_s
     saved = partial(saved_when_stopped, interrupted=interrupted, timeout_s=stop_s, log=log)

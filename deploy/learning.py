@@ -19,13 +19,14 @@ from cluster.contracts.types import Group, GroupSummary, StepStats
 from cluster.controller import Log
 from cluster.learner_group import LearnerGroup
 from cluster.metrics import MetricLog, step_metrics
-from cluster.record.run_directory import CHECKPOINTS, EVENTS, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, PASSPORT, RunDirectory
 from cluster.supervision.supervisor import SupervisedActor
 from deploy.cluster_up.ahead import named
 from deploy.cluster_up.connection import connected
 from deploy.cluster_up.start_up import learner_alone, note_passport, restore
 from deploy.cluster_up.stopping import saved_when_stopped
 from deploy.launch import as_a_run, is_done, note_resumed, noting_the_end, open_ledger, save_the_end
+from deploy.named_files import refuse_other_files
 from deploy.recorded import RecordedGroups
 from deploy.replay import weights_digest
 from deploy.reports.provenance import RunProvenance
@@ -54,11 +55,15 @@ async def _learn(
     ledger = open_ledger(run_dir, log)
     if ledger.version:
         _refuse_other_data(config.recorded, data, run_dir)
+    else:
+        run_dir.remove(PASSPORT)  # of a driver that learned nothing, perhaps with other files
     message = f"learns from {len(data)} groups of {config.recorded}"
     log.event("recorded", num_groups=len(data), digest=data.digest, message=message)
     if await is_done(config, run_dir, ledger, log):
         return
     note_resumed(ledger, log)
+    if ledger.version:
+        await asyncio.to_thread(refuse_other_files, run_dir, config)
     if ignored := _ignored(config):
         message = f"nothing is sampled, and these sections act on nothing: {', '.join(ignored)}; `treadwheel eval` evaluates a checkpoint"
         log.event("ignored", sections=ignored, message=message)
@@ -71,7 +76,7 @@ async def _learn(
         alone as (learner, reference),
         saved_when_stopped(learner, interrupted=interrupted, timeout_s=config.checkpoint.stop_timeout_s, log=log),
     ):
-        await restore(learner, log)
+        await restore(config, run_dir, learner, log)
         digest = await _published(config, learner, log)
         await note_passport(run_dir, config, learner, weights_digest=digest)
         while learner.version < config.num_steps:

@@ -138,7 +138,7 @@ async def _learned_again(
         ledger,
         MetricLog([]),
         checkpoints=checkpoints,
-        provenance=RunProvenance(run_dir).at,
+        provenance=RunProvenance(run_dir, identity=config.evaluation.identity).at,
         with_reference=False,
     )
     async with connected(address), alone as (learner, _):

@@ -1,5 +1,7 @@
 """Settings of sampling, for training and for evaluation."""
 
+import hashlib
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -112,6 +114,14 @@ class EvaluationConfig(Section, mark=Mark.RESOURCES):
     """A completion succeeds if its reward is at least this. `eval/accuracy` and pass@k count successes."""
     source_column: str | None = None
     """The prompt's column with its source's name. Reward and accuracy are also reported for each source."""
+
+    @property
+    def identity(self) -> str | None:
+        """Short digest of prompts and temperature: evaluations of another identity are not comparable. None without prompts."""
+        if self.prompts is None:
+            return None
+        identity = self.model_dump(mode="json", include={"prompts", "num_prompts", "temperature"})
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     @model_validator(mode="after")
     def _forbid_settings_of_training_only(self) -> "EvaluationConfig":

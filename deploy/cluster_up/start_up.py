@@ -34,6 +34,7 @@ from deploy.cluster_up.notices import ended_by_notices
 from deploy.cluster_up.seats import seats
 from deploy.cluster_up.waiting import AwaitedNodes, available
 from deploy.cluster_up.wiring import Cluster, learning, timesheet_of, wire
+from deploy.named_files import refuse_other_files
 from deploy.reports.passport import write_passport
 
 T = TypeVar("T")
@@ -213,15 +214,19 @@ async def _learn_and_publish(
     learner = made.learner
     await together(made.recorder.ready(), learner.start())
     learner_up.set()
-    await restore(learner, log)
+    await restore(config, run_dir, learner, log)
     sent = await made.weights.publish()
     log.event("published", policy_version=sent.policy_version, digest=sent.digest)
     prompts = None if office is None else office.source
     await note_passport(run_dir, config, learner, weights_digest=sent.digest, prompts=prompts)
 
 
-async def restore(learner: LearnerGroup, log: Log) -> None:
-    """Restores the learner to the last recorded step, and logs the steps that are learned again."""
+async def restore(config: RunConfig, run_dir: RunDirectory, learner: LearnerGroup, log: Log) -> None:
+    """Restores the learner to the last recorded step, and logs the steps that are learned again.
+
+    Raises ConfigError if the ranks loaded other files than the run began with, such as those of a hub's branch that has moved.
+    """
+    await asyncio.to_thread(refuse_other_files, run_dir, config)
     await learner.restore(lambda stats, summaries: log.step(stats.policy_version, step_metrics(summaries, stats)))
     if learner.owes_a_save():
         await learner.save(None)

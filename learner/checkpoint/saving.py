@@ -77,6 +77,8 @@ class Saver:
         self._ranks, self._beside, self._config = ranks, ranks.beside(timeout_s=2 * config.timeout_s), config
         self._small: dict[str, SmallState] = {"objective": objective, "optimizer": optimizer, "guard": guard}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        if ranks.rank == 0:
+            self._thread.submit(model.read_ahead)  # a failed read is tried again by the first save, which tells of it
         self._writing: Future[None] | None = None
         self._written: tuple[str, int, float | None] | None = None
         """Directory, version and metric of the last checkpoint that all ranks wrote; None after a restore."""

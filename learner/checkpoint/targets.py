@@ -16,6 +16,8 @@ from learner.checkpoint.places import Place
 from learner.checkpoint.reading import checkpoints, read_manifest, superfluous
 from learner.checkpoint.scratch import Scratch
 
+_SAVED_LATER = "was not saved: a save that began later removed its files; the last good one stands"
+
 
 class FolderTarget:
     """One rank's end of one save, on a disk or a shared file system that all ranks mount."""
@@ -40,9 +42,7 @@ class FolderTarget:
     def commit(self, manifest: Manifest) -> None:
         """Makes the files a checkpoint. The first rank calls it after all ranks have delivered."""
         if not self.folder().is_dir():
-            raise CheckpointError(
-                f"checkpoint {self._directory} was not saved: a save that began later removed its files; the last good one stands"
-            )
+            raise CheckpointError(f"checkpoint {self._directory} {_SAVED_LATER}")
         written = Storage(str(self.folder()))
         for name, entry in manifest.files.items():
             if written.size_bytes(name) != entry.size_bytes:
@@ -103,14 +103,32 @@ class StoreTarget:
 
     def commit(self, manifest: Manifest) -> None:
         named = manifest.model_copy(update={"folder": self._save_id})
+        self._refuse_removed(named)
         try:
             self._place.root.create(self._manifest, named.sealed(manifest.files).as_json())
         except AlreadyExistsError:
             if read_manifest(self._place).folder == self._save_id:
                 return  # the store's answer was lost, and another driver has updated the metric since
-            with contextlib.suppress(StorageError):
-                self._place.root.remove_folder(self._files)
+            self._remove_own()
             raise
+        try:
+            # Again: until the manifest was there, a later save took the folder for that of a failed one.
+            with contextlib.suppress(StorageError):
+                self._refuse_removed(named)
+        except CheckpointError:
+            self._place.root.remove(self._manifest)
+            raise
+
+    def _refuse_removed(self, named: Manifest) -> None:
+        """Raises CheckpointError if a file of this save is gone, and removes the others."""
+        place = self._place.holding(named)
+        if any(place.size_bytes(name) != entry.size_bytes for name, entry in named.files.items()):
+            self._remove_own()
+            raise CheckpointError(f"checkpoint {place} {_SAVED_LATER}")
+
+    def _remove_own(self) -> None:
+        with contextlib.suppress(StorageError):
+            self._place.root.remove_folder(self._files)
 
     def prune(self, *, keep_last: int, keep_best: bool) -> None:
         root = self._place.root

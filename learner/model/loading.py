@@ -181,7 +181,7 @@ def _stored_as_computed(source: PreTrainedModel, *, model: ModelConfig) -> dict[
 
 def stored_tensors(model: ModelConfig) -> Iterator[StoredTensor]:
     """Tensors of all the model's safetensors files. A hub name's files are downloaded once."""
-    for path in weight_files(partial(_file, model)).values():
+    for path in weight_files(partial(fetched_file, model)).values():
         if path is None:
             continue
         with safe_open(path, framework="pt") as file:
@@ -191,7 +191,8 @@ def stored_tensors(model: ModelConfig) -> Iterator[StoredTensor]:
                 yield StoredTensor(path=path, name=name, shape=tuple(stored.get_shape()), is_plain=is_plain)
 
 
-def _file(model: ModelConfig, name: str) -> Path | None:
+def fetched_file(model: ModelConfig, name: str) -> Path | None:
+    """The file in the model's folder or on the hub, from which it is downloaded; None if the model has none."""
     found = cached_file(
         model.path,
         name,

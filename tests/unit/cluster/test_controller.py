@@ -559,7 +559,9 @@ async def test_an_evaluation_names_the_sources_that_its_prompts_name():
         thread=InlineExecutor(),
     )
     groups = [group_summary(-1 - index, num_trajectories=1, rewards=(float(index),)) for index in range(3)]
-    told = await evaluator.run(ListedRollouts(*groups), version=0, log=ListedEvents())
+    log = ListedEvents()
+    told = await evaluator.run(ListedRollouts(*groups), version=2, log=log)
+    assert (log.events[0]["policy_version"], log.events[0]["identity"]) == (2, evaluator.config.evaluation.identity)
     assert told["eval/accuracy"] == pytest.approx(1 / 3)
     by_source = {name: value for name, value in told.items() if name.count("/") == 2}
     assert by_source == {

@@ -920,6 +920,21 @@ async def test_an_evaluation_that_ends_while_a_dead_learner_is_restored_rates_it
     assert scene.metrics[1] == 0.5
 
 
+@pytest.mark.parametrize(("evaluation", "metric"), [({"prompts": "file"}, 0.9), ({}, 10.0)])
+async def test_a_step_whose_save_was_lost_with_its_driver_is_saved_again_with_its_evaluation(evaluation, metric):
+    """Seen in review: it was saved without a metric, and could not be kept as the best."""
+    settings = {"num_steps": 9, "checkpoint": {"every_steps": 2}, "evaluation": evaluation}
+    before = Scene(**settings)
+    await before.group.start()
+    await before.learn(3)
+    made = Provenance(evaluations={2: {"eval/reward": 0.9}})
+    after = Scene(journal=before.journal, provenance=lambda version: made, **settings)
+    after.recorded = before.recorded
+    await after.group.start()
+    await after.group.restore()
+    assert after.metrics == {2: metric}
+
+
 async def test_a_checkpoint_without_an_evaluation_is_rated_by_the_groups_of_its_step():
     """Seen before: one that was saved while steps were learned again, or when the run was stopped, could not be kept as the best."""
     scene = Scene(("update", 2, death("learner-0", "update")), num_steps=9, checkpoint={"every_steps": 2})

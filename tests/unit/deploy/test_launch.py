@@ -222,6 +222,18 @@ async def test_changed_prompts_are_refused_before_anything_starts_once_a_step_is
         await launch._train(config, run_dir, log, interrupted=asyncio.Event(), address=None)
 
 
+async def test_another_tokenizer_is_refused_before_anything_starts_once_a_step_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "connected", lambda *args, **more: pytest.fail("it started"))
+    (tmp_path / "a.jsonl").write_text('{"prompt": "1+1="}\n')
+    model = {"path": str(make_tiny_model(tmp_path / "model"))}
+    config = run_config(num_steps=3, model=model, prompts={"name": "file", "path": str(tmp_path / "a.jsonl")})
+    run_dir = RunDirectory(str(tmp_path / "run"))
+    run_dir.write_json(PASSPORT, {"mathematics": {"model": {"tokenizer_digest": "0" * 64}}})
+    recorded(run_dir, num_steps=1)
+    with pytest.raises(ConfigError, match="its tokenizer changed since this run began"), MetricLog([]) as log:
+        await launch._train(config, run_dir, log, interrupted=asyncio.Event(), address=None)
+
+
 async def test_a_run_that_is_stopped_while_its_actors_start_saves_the_steps_that_it_has_learned_again(
     tmp_path, monkeypatch
 ):

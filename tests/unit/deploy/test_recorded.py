@@ -12,7 +12,7 @@ from cluster.contracts.plugins import Plugin
 from cluster.contracts.schema import SCHEMA, with_columns
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import Recorder
-from cluster.record.run_directory import EVENTS, RunDirectory
+from cluster.record.run_directory import EVENTS, PASSPORT, RunDirectory
 from deploy.learning import _step, learn
 from deploy.recorded import RecordedGroups, import_rows
 from tests.fakes import ListedEvents
@@ -377,6 +377,23 @@ def test_a_resumed_run_is_refused_other_data_than_its_steps_were_learned_from(tm
     (folder / "b.arrow").unlink()
     add("b.arrow", "6", "8")
     with pytest.raises(ConfigError, match=r"has changed since this run began: 2 groups .* then, 2 of .* now"):
+        learn(config)
+
+
+def test_a_resumed_run_is_refused_another_tokenizer_than_it_began_with(tmp_path, model, no_actors):
+    place = str(tmp_path / "a.arrow")
+    given = ({"prompt": "a", "completion": text, "reward": 1.0} for text in ("4", "5"))
+    imported(rows(tmp_path / "in.jsonl", *given), place, model)
+    config = run(place, model, tmp_path, proximal="recompute")
+    directory = RunDirectory(config.run_dir)
+    passport = {"mathematics": {"model": {"tokenizer_digest": "0" * 64}}}
+    directory.write_json(PASSPORT, passport)
+    with pytest.raises(AssertionError, match="starts its actors"):
+        learn(config)  # without a step, a run may begin with anything
+    assert not directory.exists(PASSPORT)
+    directory.write_json(PASSPORT, passport)
+    Ledger(directory).append(groups=[0], trajectories="file", trajectories_digest="digest")
+    with pytest.raises(ConfigError, match="its tokenizer changed since this run began"):
         learn(config)
 
 

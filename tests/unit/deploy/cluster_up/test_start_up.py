@@ -23,7 +23,7 @@ from deploy.cluster_up import start_up
 from deploy.cluster_up.stopping import saved_when_stopped
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import validated
-from tests.fakes import ListedEvents, actor_spec, group_summary
+from tests.fakes import ListedEvents, actor_spec, group_summary, run_config
 
 
 async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch, tmp_path):
@@ -54,7 +54,7 @@ async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch,
         production=None, learner=Learner(), recorder=Source(), weights=Source(), supervisor=None, timesheet=None
     )
     await start_up._learn_and_publish(
-        None, made, RunDirectory(str(tmp_path)), ListedEvents(), None, learner_up=asyncio.Event()
+        run_config(), made, RunDirectory(str(tmp_path)), ListedEvents(), None, learner_up=asyncio.Event()
     )
     assert len(writing) == 1 and here not in writing
 
@@ -66,7 +66,7 @@ async def test_a_passport_that_an_earlier_driver_wrote_stays(monkeypatch, tmp_pa
     await start_up.note_passport(RunDirectory(str(tmp_path)), None, learner, weights_digest="d1")
 
 
-async def test_a_step_that_was_learned_again_is_logged_before_its_checkpoint():
+async def test_a_step_that_was_learned_again_is_logged_before_its_checkpoint(tmp_path):
     done = []
 
     class Learner:
@@ -81,7 +81,7 @@ async def test_a_step_that_was_learned_again_is_logged_before_its_checkpoint():
             done.append(("saved", metric, [version for version, _ in log.steps]))
 
     log = ListedEvents()
-    await start_up.restore(Learner(), log)
+    await start_up.restore(run_config(), RunDirectory(str(tmp_path)), Learner(), log)
     assert done == [("saved", None, [4])] and log.steps[0][1]["reward/mean"] == 0.5
 
 

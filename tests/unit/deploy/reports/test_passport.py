@@ -3,15 +3,12 @@
 import json
 import math
 
-import huggingface_hub
-
-from cluster.contracts.config import ModelConfig
 from cluster.contracts.hiding import HIDDEN
 from cluster.record.resume_rules import rows_named
 from cluster.record.run_directory import PASSPORT, RunDirectory
 from cluster.rollouts.mixture import open_prompts
 from deploy.config.loading import validated
-from deploy.reports.passport import tokenizer_digest, write_passport
+from deploy.reports.passport import write_passport
 from deploy.reports.run_info import passport_differences
 from tests.models import make_tiny_model
 
@@ -111,27 +108,6 @@ def test_an_infinite_parameter_is_a_word_that_every_reader_of_json_knows(tmp_pat
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / PASSPORT).write_text(text.replace('"-inf"', "-Infinity"))
     assert passport_differences(str(tmp_path / "old"), run_dir.url) == {}
-
-
-def test_the_tokenizer_is_that_of_the_pinned_revision_and_not_of_the_default_branch(tmp_path, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    for number, name in enumerate(("main", "pinned")):
-        commit = str(number) * 40
-        folder = tmp_path / "models--org--name" / "snapshots" / commit
-        folder.mkdir(parents=True)
-        (folder / "tokenizer_config.json").write_text(f'{{"of": "{name}"}}')
-        (refs := tmp_path / "models--org--name" / "refs").mkdir(exist_ok=True)
-        (refs / name).write_text(commit)
-    digests = [tokenizer_digest(ModelConfig(path="org/name", revision=each)) for each in (None, "main", "pinned")]
-    assert digests[0] == digests[1] != digests[2]
-    assert tokenizer_digest(ModelConfig(path="org/other")) is None
-
-
-def test_a_folder_beside_the_tokenizer_is_none_of_its_files(tmp_path):
-    make_tiny_model(tmp_path)
-    before = tokenizer_digest(ModelConfig(path=str(tmp_path)))
-    (tmp_path / "tokenized_data").mkdir()
-    assert tokenizer_digest(ModelConfig(path=str(tmp_path))) == before is not None
 
 
 def test_a_reference_of_another_content_under_the_same_path_is_other_mathematics(tmp_path):

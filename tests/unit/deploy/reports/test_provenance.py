@@ -1,6 +1,6 @@
 import math
 
-from cluster.record.run_directory import METRICS, PASSPORT, RunDirectory
+from cluster.record.run_directory import EVENTS, METRICS, PASSPORT, RunDirectory
 from deploy.reports.provenance import RunProvenance, digest_of
 
 
@@ -14,6 +14,18 @@ def test_a_resumed_run_knows_the_evaluations_of_its_earlier_part(tmp_path):
     assert run.at(4).evaluations == {0: {"eval/reward": 0.25}, 4: {"eval/reward": 0.75}}
     assert run.at(3).evaluations == {0: {"eval/reward": 0.25}, 2: {"eval/reward": 0.5}}
     assert run.at(1).evaluations == {0: {"eval/reward": 0.25}}
+
+
+def test_evaluations_of_another_identity_are_left_out(tmp_path):
+    """Seen in review: a model card showed scores on easier prompts as if they were of the present ones."""
+    directory = RunDirectory(str(tmp_path))
+    for version, identity in enumerate((None, "easy", "hard")):
+        event = {"time": 1.0, "kind": "evaluating", "policy_version": version}
+        directory.append_json(EVENTS, event | ({"identity": identity} if identity else {}))
+        directory.append_json(METRICS, {"policy_version": version, "time": 1.0, "eval/reward": 0.5})
+    assert [*RunProvenance(directory, identity="hard").at(2).evaluations] == [0, 2]
+    assert not RunProvenance(directory, identity="hard").is_evaluated(1)
+    assert RunProvenance(directory).is_evaluated(1), "the run has stopped evaluating"
 
 
 def test_a_passport_that_does_not_say_what_the_run_computes_has_no_digest(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
+from transformers import (
+    AutoTokenizer,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    PreTrainedModel,
+)
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
@@ -132,6 +140,31 @@ def test_what_is_saved_names_the_base_as_the_run_does_and_not_where_this_machine
     assert {f"adapter/{name}" for name in files} <= verify(Place.of(tmp_path / "step-000000")).files.keys()
     for card in (adapter / "README.md", tmp_path / "step-000000" / "model" / "README.md"):
         assert "3f9c0a1b" not in card.read_text() and "license: mit" in card.read_text()
+
+
+def test_a_run_saves_although_the_folder_that_it_started_from_was_removed(tmp_path: Path):
+    """Seen in review: it was another live run's checkpoint, which that run removed before the first save of this one."""
+    base = make_tiny_model(tmp_path / "base")
+    learner = Learner(make_config(base))
+    learner._saver._thread.submit(shutil.rmtree, base).result()
+    learner.save(str(tmp_path / "step-000000"), {})
+    learner.finish_saving()
+    assert "model/tokenizer.json" in verify(Place.of(tmp_path / "step-000000")).files
+
+
+def test_a_folder_has_the_processor_files_of_a_model_that_also_takes_images(tmp_path: Path):
+    """Seen in review: transformers and vLLM did not load the saved model."""
+    base = make_tiny_model(tmp_path / "base")
+    (base / "preprocessor_config.json").write_text('{"image_processor_type": "Gemma3ImageProcessor"}')
+    causal_lm, config = _parts(base)
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**size, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 128}
+    vision = {**size, "image_size": 16, "patch_size": 8}
+    of_images = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
+    for model, files in ((causal_lm, []), (of_images, ["preprocessor_config.json"])):
+        folder = tmp_path / type(model).__name__
+        ModelFolder(model, config).write(folder, [("a", torch.zeros(1))], policy_version=0, extra={})
+        assert [path.name for path in folder.glob("*processor*")] == files
 
 
 def _folder(model_path: Path, **generation: Any) -> ModelFolder:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.contracts.errors import CheckpointError, StorageError
+from cluster.contracts.errors import CheckpointError
 from cluster.record.storage import Storage
 from learner.checkpoint.manifest import FileEntry, Manifest, state_name
 from learner.checkpoint.places import Place
@@ -228,7 +228,7 @@ def test_of_two_drivers_that_save_one_step_neither_touches_the_others_files(stor
     b.upload(1)
     b.commit()
     a.upload(1)
-    with pytest.raises(StorageError, match=r"manifest\.json exists already"):
+    with pytest.raises(CheckpointError, match="a save that began later removed its files"):
         a.commit()
     place = Place.of(f"{ROOT}/run/step-000010")
     assert verify(place).folder == "b" and _rows(place) == [98.0] * 4
@@ -256,6 +256,34 @@ def test_a_save_that_begins_leaves_the_files_of_one_under_way(store: Proxy):
     b.upload(0)
     a.commit()
     assert _rows(Place.of(f"{ROOT}/run/step-000010")) == [97.0] * 4
+
+
+def test_a_save_whose_files_a_later_save_removed_does_not_become_a_checkpoint(store: Proxy):
+    """Seen in review: the torn checkpoint was kept as the best, and the true best was removed."""
+    a = _Driver("a")
+    a.begin()
+    a.upload(0)
+    _save(20)  # of the ranks that took the place of "a"'s
+    a.upload(1)
+    with pytest.raises(CheckpointError, match=r"step-000010 was not saved: a save that began later removed its files"):
+        a.commit()
+    assert _found() == ["step-000020"]
+
+
+def test_a_save_whose_files_are_removed_while_it_commits_takes_its_manifest_back(store: Proxy, monkeypatch):
+    a, create = _Driver("a"), Storage.create
+    a.begin()
+    a.upload(0)
+    a.upload(1)
+
+    def create_late(self: Storage, name: str, content: bytes) -> None:
+        self.remove_folder("step-000010")
+        create(self, name, content)
+
+    monkeypatch.setattr(Storage, "create", create_late)
+    with pytest.raises(CheckpointError, match=r"step-000010 was not saved: a save that began later removed its files"):
+        a.commit()
+    assert _found() == []
 
 
 def test_a_best_checkpoint_that_cannot_be_read_for_a_moment_stays(store: Proxy):
