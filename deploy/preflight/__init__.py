@@ -180,6 +180,7 @@ def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
     problems.attempt(settings.check_effects, config)
+    problems.attempt(settings.check_gpus, config)
     problems.attempt(settings.check_ranks_apart, config)
     problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_weights, config)

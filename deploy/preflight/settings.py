@@ -117,6 +117,26 @@ def check_tensor_parallel(config: RunConfig) -> None:
             f"rollout.tensor_parallel_size={needed} needs {needed} GPUs, and rollout.gpus_per_worker={gpus:g}; set "
             f"rollout.gpus_per_worker={needed}, or 0 for an engine on CPUs"
         )
+    if gpus > needed:
+        raise ConfigError(
+            f"rollout.gpus_per_worker={gpus:g} with rollout.tensor_parallel_size={needed}: the engine computes on {needed}, and the rest "
+            f"would be idle; set rollout.gpus_per_worker={needed}, or raise rollout.tensor_parallel_size"
+        )
+
+
+def check_gpus(config: RunConfig) -> None:
+    """Raises ConfigError for an actor that would reserve GPUs without using them, or that Ray does not place."""
+    each = {"learner.gpus_per_rank": config.learner.gpus_per_rank, "reference.gpus": config.reference.gpus}
+    each |= {f"reward.models.{name}.gpus": model.gpus for name, model in config.reward.models.items()}
+    problems = [
+        f"{name}={gpus:g}: its process computes on one GPU, and the rest would be idle; use 1, or a share of one"
+        for name, gpus in each.items()
+        if gpus > 1
+    ]
+    if (gpus := config.reward.gpus_per_service) > 1 and not gpus.is_integer():
+        problems.append(f"reward.gpus_per_service={gpus:g}: Ray shares no GPU above one; use a whole number")
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def check_ranks_apart(config: RunConfig) -> None:

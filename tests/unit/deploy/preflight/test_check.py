@@ -19,6 +19,7 @@ from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
 from deploy.preflight import check, check_assumed, check_evaluation, check_learning
+from deploy.preflight.at_once import check_settings
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
 from deploy.preflight.report import long_warmup, mathematics_rows
@@ -126,7 +127,7 @@ def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):
     config = run(
         tmp_path,
         model,
-        "rollout.gpus_per_worker=64",
+        "reward.gpus_per_service=64",
         "buffer.trajectories_per_group=1",
         "reward.judge.column=anser",
         "weights.transport=smoke",
@@ -460,6 +461,25 @@ def test_an_engine_of_several_processes_needs_a_model_that_can_be_dealt_out_and_
     assert "needs 2 GPUs, and rollout.gpus_per_worker=1; set rollout.gpus_per_worker=2, or 0 for an" in too_few
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("rollout.gpus_per_worker=4", "rollout.gpus_per_worker=4 with rollout.tensor_parallel_size=1: the engine"),
+        ("learner.gpus_per_rank=1.5", "learner.gpus_per_rank=1.5: its process computes on one GPU"),
+        ("reference.gpus=2", "reference.gpus=2: its process computes on one GPU"),
+        ("reward={judge: {name: reward_model, model: m}, models: {m: {path: x, gpus: 2}}}", "reward.models.m.gpus=2: "),
+        ("reward.gpus_per_service=2.5", "reward.gpus_per_service=2.5: Ray shares no GPU above one"),
+    ],
+)
+def test_gpus_that_no_process_would_use_are_refused(tmp_path, model, settings, said):
+    with pytest.raises(ConfigError) as refused:
+        check_settings(run(tmp_path, model, settings))
+    assert said in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        check_assumed(run(tmp_path, model, settings), parse(["gpus=8x80GB"]))
+    assert said in str(refused.value)
+
+
 def test_a_judge_server_counts_with_its_cache_as_often_as_it_runs(tmp_path, model):
     servers = f"reward.servers={{grader: {{path: {model}, num_servers: 2, kv_cache_bytes: {2**40}}}}}"
     message = refusal(run(tmp_path, model, "reward.judge=tests.unit.actors.judges:compares", servers))
@@ -741,8 +761,8 @@ def test_an_evaluation_is_checked_for_what_it_needs_and_not_for_what_a_step_take
     a_step = ("buffer.groups_per_step=1000000000", "elastic.wait_for_nodes_s=60")
     check_evaluation(run(tmp_path, model, held_out, *a_step))
     with pytest.raises(ConfigError, match="2 problems") as refused:
-        check_evaluation(run(tmp_path, model, held_out, "reward.judge=nowhere:judge", "rollout.gpus_per_worker=9"))
-    assert all(told in str(refused.value) for told in ("reward.judge='nowhere:judge'", "rollout.gpus_per_worker=9"))
+        check_evaluation(run(tmp_path, model, held_out, "reward.judge=nowhere:judge", "reward.gpus_per_service=9"))
+    assert all(told in str(refused.value) for told in ("reward.judge='nowhere:judge'", "reward.gpus_per_service=9"))
     with pytest.raises(ConfigError, match=r"model\.path='\./none' does not exist"):
         check_evaluation(run(tmp_path, "./none", held_out))
     assert not (tmp_path / "run").exists()
@@ -772,13 +792,14 @@ def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_ta
                 model,
                 *recorded,
                 "algorithm={preset: ppo, proximal: recompute, value: {path: /nowhere}}",
-                "learner.gpus_per_rank=9",
+                "learner.num_ranks=9",
+                "learner.gpus_per_rank=1",
                 "prompts.path=nowhere",
             )
         )
     assert "prompts='file'" in str(refused.value), "the learner proves its weights on the first prompts"
     assert "algorithm.value.path='/nowhere' does not exist" in str(refused.value)
-    assert "learner.gpus_per_rank=9 x 1: 9 GPUs asked for" in str(refused.value)
+    assert "learner.gpus_per_rank=1 x 9: 9 GPUs asked for" in str(refused.value)
 
 
 def test_prompts_that_hold_their_answers_are_noted(tmp_path, model):
