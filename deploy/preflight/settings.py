@@ -1,5 +1,6 @@
 """Checks of the settings against each other, against the run directory, and against the environment."""
 
+import math
 import os
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
@@ -74,8 +75,29 @@ def check_effects(config: RunConfig) -> None:
     for names, act, case in _ACTING:
         idle = {} if act(config) else _changeable(config, names)
         problems += [f"{name}={value!r} has no effect {case}; leave it out" for name, value in idle.items()]
+    if not RunDirectory(config.run_dir).exists(RUN_YAML):
+        problems += _penalties_beyond_reach(config)
     if problems:
         raise ConfigError("; ".join(problems))
+
+
+def _penalties_beyond_reach(config: RunConfig) -> list[str]:
+    """Length penalties that no completion gets. Episodes and recorded completions have other limits than `sampling.max_tokens`."""
+    longest = math.inf if config.has_episodes or config.recorded is not None else config.sampling.max_tokens
+    found: list[str] = []
+    for index, each in enumerate(config.algorithm.reward_shaping):
+        most, cache = each.params.get("max_length"), each.params.get("cache")
+        if (
+            each.name == "overlong_penalty"
+            and isinstance(most, int)
+            and isinstance(cache, int)
+            and most - cache >= longest
+        ):
+            found.append(
+                f"algorithm.reward_shaping[{index}]='overlong_penalty' begins after max_length={most} - cache={cache} tokens, and "
+                f"sampling.max_tokens={longest} ends every completion before; leave max_length out, raise cache, or leave the penalty out"
+            )
+    return found
 
 
 def check_reference_is_asked(config: RunConfig, *, needs: Collection[str]) -> None:

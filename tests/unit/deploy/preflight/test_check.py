@@ -22,7 +22,7 @@ from deploy.preflight import check, check_assumed, check_evaluation, check_learn
 from deploy.preflight.at_once import check_settings
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
-from deploy.preflight.report import long_warmup, mathematics_rows
+from deploy.preflight.report import long_warmup, mathematics_rows, other_lengths
 from deploy.preflight.settings import check_effects, check_ranks_apart
 from deploy.recorded import import_rows
 from learner.checkpoint import writing
@@ -282,6 +282,37 @@ def test_a_warmup_that_the_run_does_not_outlast_is_noted(settings, said, tmp_pat
     assert config.optimizer.min_learning_rate_share == 1 or ends_well == (noted is None), rates
     rows = {value for _, name, value in mathematics_rows(config, frozenset()) if name == "note"}
     assert rows == ({noted} if noted else set())
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        (["algorithm.preset=dr_grpo"], []),
+        (["algorithm={preset: dr_grpo, aggregation: {max_length: null}}"], []),
+        (["algorithm={preset: dr_grpo, aggregation: {max_length: 16}}"], ["aggregation.max_length=16"]),
+        (["algorithm.reward_shaping=[{name: overlong_penalty, cache: 4}]"], []),
+        (
+            ["algorithm.reward_shaping=[{name: overlong_penalty, max_length: 6, cache: 4}]"],
+            ["reward_shaping[0].max_length=6"],
+        ),
+    ],
+)
+def test_a_length_that_is_not_the_longest_completions_is_noted(tmp_path, settings, fields):
+    """Seen before: a run that began with another run's file kept its length, and penalised every completion beyond it."""
+    noted = [*other_lengths(run(tmp_path, "model", *settings))]
+    assert [each.partition(",")[0] for each in noted] == [f"algorithm.{field}" for field in fields]
+    assert all("sampling.max_tokens=8;" in each for each in noted)
+
+
+@pytest.mark.parametrize(("cache", "acts"), [(7, False), (8, True)])
+def test_a_length_penalty_that_no_completion_gets_is_refused(tmp_path, cache, acts):
+    config = run(
+        tmp_path, "model", f"algorithm.reward_shaping=[{{name: overlong_penalty, max_length: 15, cache: {cache}}}]"
+    )
+    if acts:
+        return check_effects(config)
+    with pytest.raises(ConfigError, match=r"begins after max_length=15 - cache=7 tokens, and sampling\.max_tokens=8"):
+        check_effects(config)
 
 
 def test_adapters_of_a_rank_that_no_engine_takes_are_refused(tmp_path, model):
