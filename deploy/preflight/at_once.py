@@ -77,6 +77,7 @@ def check_settings_of_evaluation(config: RunConfig, *, address: str | None = Non
 
 def check_sampling(config: RunConfig, problems: Problems, *, is_local: bool) -> None:
     problems.attempt(settings.check_tensor_parallel, config)
+    problems.attempt(settings.check_json_schema, config)
     if config.model.dtype != "auto":  # finding that type takes longer
         problems.attempt(quantization.check_quantization, config, is_local=is_local)
     problems.attempt(settings.check_environment, config, is_local=is_local)

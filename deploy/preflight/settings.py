@@ -146,6 +146,19 @@ def check_tensor_parallel(config: RunConfig) -> None:
         )
 
 
+def check_json_schema(config: RunConfig) -> None:
+    if (schema := config.sampling.json_schema) is None:
+        return
+    import jsonschema  # a slow import
+    import jsonschema.validators
+
+    try:
+        jsonschema.validators.validator_for(schema).check_schema(schema)
+    except jsonschema.SchemaError as error:
+        place = "".join(f".{key}" for key in error.absolute_path)
+        raise ConfigError(f"sampling.json_schema{place} is no JSON schema: {error.message}; mend it") from error
+
+
 def check_gpus(config: RunConfig) -> None:
     """Raises ConfigError for an actor that would reserve GPUs without using them, or that Ray does not place."""
     each = {"learner.gpus_per_rank": config.learner.gpus_per_rank, "reference.gpus": config.reference.gpus}

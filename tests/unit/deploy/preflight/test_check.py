@@ -511,6 +511,16 @@ def test_gpus_that_no_process_would_use_are_refused(tmp_path, model, settings, s
     assert said in str(refused.value)
 
 
+def test_sampling_that_the_engine_would_refuse_for_every_prompt_is_refused(tmp_path, model):
+    biased = refusal(run(tmp_path, model, "sampling.logit_bias={99999999: 5}"))
+    assert biased.startswith("sampling.logit_bias names the token 99999999, and the model has the tokens 0 to ")
+    with pytest.raises(
+        ConfigError, match=r"sampling\.json_schema\.properties\.a\.type is no JSON schema: 5 is not valid"
+    ):
+        check_settings(run(tmp_path, model, "sampling.json_schema={properties: {a: {type: 5}}}"))
+    check_settings(run(tmp_path, model, "sampling.json_schema={properties: {a: {type: string}}}"))
+
+
 def test_a_judge_server_counts_with_its_cache_as_often_as_it_runs(tmp_path, model):
     servers = f"reward.servers={{grader: {{path: {model}, num_servers: 2, kv_cache_bytes: {2**40}}}}}"
     message = refusal(run(tmp_path, model, "reward.judge=tests.unit.actors.judges:compares", servers))
