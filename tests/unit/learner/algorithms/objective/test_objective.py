@@ -572,7 +572,12 @@ def test_a_critic_has_a_coefficient_and_an_aggregation_of_its_own():
         **{name: getattr(whole.batch, name)[:, :3] for name in ("rollout_logprobs_NT", "policy_versions_NT")},
         **dict.fromkeys(("reference_logprobs_NT", "reference_partition_NTP", "proximal_logprobs_NT", "entropies_NT")),
     )
-    value = {"coefficient": 0.4, "aggregation": "sequence_mean", "loss": {"name": "value_clip", "clip_range": None}}
+    value = {
+        "backbone": "shared",
+        "coefficient": 0.4,
+        "aggregation": "sequence_mean",
+        "loss": {"name": "value_clip", "clip_range": None},
+    }
     made = make(advantage="cumulative_returns", value=value)
     policy = batch.rollout_logprobs_NT
     result = made.loss(made.prepare(batch), policy_logprobs_BT=policy, values_BT=batch.values_NT)
