@@ -44,7 +44,9 @@ def _config_of(target: str, overrides: Sequence[str], *, run_dir: str) -> RunCon
         return configuration.load(target, [*overrides, *own])
     run, checkpoint = _run_and_checkpoint(target)
     _forbid_other_weights(target, overrides)
-    return run_info.config_of(run, [*overrides, *own, f"model.path={flow(str(checkpoint))}"])
+    config = run_info.config_of(run, [*overrides, *own, f"model.path={flow(str(checkpoint))}"])
+    configuration.refuse_hidden(config, source=run.path(RUN_YAML))
+    return config
 
 
 def _forbid_other_weights(target: str, overrides: Sequence[str]) -> None:

@@ -64,7 +64,9 @@ class MemoryEstimate:
     saved_bytes: int
     """The first rank's files in a checkpoint: its state and the model."""
     saving_bytes: int
-    """The copy of a checkpoint that is written in the background. 0 with a GPU: the copy is in the host's memory."""
+    """The first rank's copy of a checkpoint that is written in the background. 0 with a GPU: the copy is in the host's memory."""
+    copied_model_bytes: int
+    """Of `saving_bytes`, the model, which the first rank alone copies."""
 
     @property
     def needed_bytes(self) -> int:
@@ -85,8 +87,12 @@ class MemoryEstimate:
 
     @property
     def total_bytes(self) -> int:
-        """The peak, while a step is computed and a checkpoint is written."""
+        """The first rank's peak, while a step is computed and a checkpoint is written."""
         return self.needed_bytes + self.saving_bytes
+
+    def all_bytes(self, num_ranks: int) -> int:
+        """The peak of all ranks."""
+        return num_ranks * self.total_bytes - (num_ranks - 1) * self.copied_model_bytes
 
 
 def check_rank(config: RunConfig, *, device: torch.device) -> None:
@@ -123,7 +129,8 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
     copies = checkpoint.asynchronous and is_regular
     keeps_average = config.algorithm.clips_around_average and is_full
     averages = 4 * (num_parameters // learner.num_ranks) if keeps_average else 0
-    saved = (12 * per_rank + averages if is_full else 0) + item * num_parameters
+    state, model_bytes = 12 * per_rank + averages if is_full else 0, item * num_parameters
+    copies_here = copies and not learner.gpus_per_rank
     device = torch.device("cuda" if learner.gpus_per_rank else "cpu")
     longest = model.max_context or config.sampling.max_tokens
     # A row longer than the budget gets its own pass. Ranks that share a pass have a slice each, but masks of the whole pass.
@@ -151,8 +158,9 @@ def of_run(config: RunConfig, *, has_flash: bool = True) -> MemoryEstimate:
         factors_bytes=_factors_bytes(text, tokens=tokens) if in_float32 else 0,
         gathered_bytes=gathered,
         loading_bytes=0 if is_sharded else 4 * num_trained,
-        saved_bytes=saved,
-        saving_bytes=saved if copies and not learner.gpus_per_rank else 0,
+        saved_bytes=state + model_bytes,
+        saving_bytes=state + model_bytes if copies_here else 0,
+        copied_model_bytes=model_bytes if copies_here else 0,
     )
 
 

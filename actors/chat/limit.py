@@ -22,10 +22,17 @@ class PromptLimit:
         self._formatter = formatter
 
     def __call__(self, prompt: Prompt) -> Prompt | None:
-        """The prompt, truncated if `on_long_prompt` says so; None if it is dropped. Raises DataError for a long prompt if `on_long_prompt`
-        is `error`, or if it cannot be truncated."""
+        """The prompt, truncated if `on_long_prompt` says so; None if it is dropped. A prompt that the chat template refuses has no length
+        and stays as it is. Raises DataError for a long prompt if `on_long_prompt` is `error`, or if it cannot be truncated."""
         most = self.max_tokens
-        if most is None or (num_tokens := self._formatter.num_tokens(prompt)) <= most:
+        if most is None:
+            return prompt
+        try:
+            num_tokens = self._formatter.num_tokens(prompt)
+        except DataError:
+            # A worker refuses it too, and drops its group alone.
+            return prompt
+        if num_tokens <= most:
             return prompt
         if self._on_long == "error":
             way_out = f"shorten it, raise the limit, or set {self._field}.on_long_prompt"
@@ -42,8 +49,10 @@ class PromptLimit:
             excess = num_tokens - most
             kept = self._formatter.cut(text, excess, at_start=self._on_long == "truncate_start") if text else ""
             if not kept.strip() or kept == text:
-                way_out = f"raise the limit, or set {self._field}.on_long_prompt: drop"
-                why = f"its text or first user message is too short to be cut by that much: {way_out}"
+                why = (
+                    "its text or first user message is too short to be cut by that much: raise the limit, or set "
+                    f"{self._field}.on_long_prompt: drop; a run that trains on truncated prompts keeps both settings: name another run_dir"
+                )
                 raise self._too_long(prompt, num_tokens, why)
             shorter = _with(kept, shorter, instead_of=text)
             num_tokens = self._formatter.num_tokens(shorter)

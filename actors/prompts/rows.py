@@ -90,13 +90,28 @@ class RowPrompts:
         for message in _without_absent(value) if isinstance(self._rows, TableRows) else cast(list[Any], value):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
                 raise DataError(f"{where}: a message must have 'role' and 'content', got {repr(message)[:80]}")
-            messages.append(cast(dict[str, Any], message))
+            if why := _wrong_content(found := cast(dict[str, Any], message)):
+                raise DataError(f"{where}: {why}")
+            messages.append(found)
+        if not any(message["content"] for message in messages):
+            raise DataError(f"{where}: no message has a content")
         return None, self._with_system_prompt(messages)
 
     def _with_system_prompt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if self._system_prompt is None or messages[0]["role"] == "system":
             return messages
         return [{"role": "system", "content": self._system_prompt}, *messages]
+
+
+def _wrong_content(message: Mapping[str, Any]) -> str | None:
+    """The reason why a template would write the content as Python does, or nothing."""
+    content = message["content"]
+    if isinstance(content, str | list) or (content is None and message.get("tool_calls")):
+        return None
+    return (
+        f"the content of a message of role {message['role']!r} is {content!r:.80}; write a text or a list of parts (null only with "
+        "tool_calls)"
+    )
 
 
 def _without_absent(value: Any) -> Any:

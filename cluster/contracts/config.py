@@ -134,6 +134,13 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _require_a_part_with_a_weight(self) -> "RunConfig":
+        parts = self.reward.parts.values()
+        if parts and not self.has_episodes and not any(part.weight for part in parts):
+            raise ValueError("reward.parts: every part has weight 0, so every reward is 0; give one a weight")
+        return self
+
+    @model_validator(mode="after")
     def _require_recipes_for_the_sources(self) -> "RunConfig":
         reward, held_out = self.reward, self.evaluation.prompts
         named = [*self.prompts.sources, *(held_out.sources if held_out else ())]

@@ -9,6 +9,10 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 """Names of settings, headers and URL parameters whose values are secret: `openai_key`, `X-Api-Key`, `accessToken`, `reward.judge.token`."""
+_HARMLESS = re.compile(r"(^|[_.-])(answer_key|(stop|bos|eos|pad|unk)_token)$", re.IGNORECASE)
+"""Names that sound like secrets and are none."""
+_SCHEMA = "json_schema"
+"""Setting whose keys are fields of an answer."""
 _IN_TEXT = re.compile(
     r"(?<=://)[^/?#\s]+(?=@)|(?i:(?<=\bBearer ))\S+"
     # Tokens of Hugging Face, OpenAI and similar services, AWS, GitHub, GitLab, Slack, Google.
@@ -20,23 +24,31 @@ _ASSIGNED = re.compile(r"(-{0,2}[\w.-]+)=.+", re.DOTALL)
 _URL_PARAMETER = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
 _SECRET_PARAMETER = re.compile(r"(^|-)(key|sig|signature|auth)$", re.IGNORECASE)
 HIDDEN = "<hidden>"
+_REPLACED = re.compile(rf"{HIDDEN}|.*(://|=|\bBearer ){HIDDEN}.*", re.IGNORECASE | re.DOTALL)
 
 
 def is_secret(name: str) -> bool:
     """Whether all values below this name (of a setting, header or URL parameter) are secret, whatever their form."""
-    return _SECRET.search(name) is not None
+    return _SECRET.search(name) is not None and _HARMLESS.search(name) is None
 
 
 def hidden(value: Any, name: str = "") -> Any:
     """The value of a setting of this name, without texts below a secret's name and secrets in other texts. Numbers are shown."""
     if isinstance(value, dict):
-        within = name if is_secret(name) else None
+        within = name if is_secret(name) or name == _SCHEMA else None
         return {key: hidden(item, within or str(key)) for key, item in cast(dict[Any, Any], value).items()}
     if isinstance(value, list):
         return [hidden(item, name) for item in cast(list[Any], value)]
     if isinstance(value, str):
         return HIDDEN if is_secret(name) else _without_secrets(value)
     return value
+
+
+def was_hidden(value: Any) -> bool:
+    """Whether `hidden` has replaced a text in the value."""
+    if isinstance(value, list | tuple):
+        return any(map(was_hidden, cast(list[Any], value)))
+    return isinstance(value, str) and _REPLACED.fullmatch(value) is not None
 
 
 def _without_secrets(text: str) -> str:

@@ -175,8 +175,6 @@ class RewardConfig(Section):
                     f"parts.{name}: a part's name has letters, digits and _ only, and is none of {', '.join(_TAKEN)}, which are metrics of "
                     "the whole reward; rename it"
                 )
-        if self.parts and not any(part.weight for part in self.parts.values()):
-            raise ValueError("every part has weight 0, so every reward is 0; give one a weight")
         return self
 
     @model_validator(mode="after")

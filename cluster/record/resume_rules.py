@@ -8,6 +8,7 @@ from typing import Any
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import HIDDEN
 from cluster.contracts.settings import Mark, differences, flat, marks
 
 _MARKS = dict(marks(RunConfig))
@@ -59,6 +60,7 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
         and not _may_change(name, theirs)
         and not _lets_long_prompts_pass(name, theirs, *values)
         and not _are_one_place(*values)
+        and not _is_shown_now(*values)
     }
 
 
@@ -100,6 +102,11 @@ def _are_one_place(was: Any, now: Any) -> bool:
         return False
     first, second = (os.path.realpath(os.path.expanduser(each)) for each in (was, now))
     return first == second and os.path.exists(first)
+
+
+def _is_shown_now(was: Any, now: Any) -> bool:
+    """Whether an earlier version hid a value that is no secret, which cannot be compared."""
+    return was == HIDDEN and now is not None
 
 
 def _is_of_another_variant(name: str, found: Mapping[str, Any]) -> bool:

@@ -53,6 +53,7 @@ _CHECKS = {
 }
 _LOCK = "driver.lock"
 _PROBE = "driver.probe"
+_VARIABLE = re.compile(r"\$(\w|\{)")
 _OWNER_ONLY = 0o700
 """Only the owner may read the folder: trajectories and logs may hold texts of users."""
 
@@ -258,6 +259,10 @@ class RunDirectory(Storage):
             self.write_file(_PROBE, b"")
             return self.remove(_PROBE)
         place = self.path()
+        if _VARIABLE.search(place) and not os.path.lexists(place):
+            raise ConfigError(
+                f"run_dir={self.url!r} names a variable, which only a shell replaces; write its value, or set run_dir on the command line"
+            )
         while not os.path.lexists(place):
             place = os.path.dirname(place)
         if not os.path.isdir(place):

@@ -15,9 +15,9 @@ from pydantic_core import ErrorDetails
 from cluster.contracts.config import AlgorithmConfig, RunConfig, SamplingConfig
 from cluster.contracts.environment_config import EpisodesConfig
 from cluster.contracts.errors import ConfigError
-from cluster.contracts.hiding import hidden
+from cluster.contracts.hiding import hidden, was_hidden
 from cluster.contracts.plugins import Plugin
-from cluster.contracts.settings import Section, fields, section_in
+from cluster.contracts.settings import Section, fields, flat, section_in
 from deploy.config.spelling import spelled_out
 from deploy.config.yaml_text import dumped, parse, read_yaml
 
@@ -52,6 +52,20 @@ def read(path: str | Path) -> Any:
 
 def validated(values: Any, overrides: Sequence[str] = (), *, source: str = "the configuration") -> RunConfig:
     """As `load`, from values that are read already."""
+    config = as_recorded(values, overrides, source=source)
+    refuse_hidden(config, source=source)
+    return config
+
+
+def refuse_hidden(config: RunConfig, *, source: str) -> None:
+    """Raises ConfigError for settings that are hidden in the run file that they come from."""
+    lost = [name for name, value in flat(config.model_dump(mode="json")) if was_hidden(value)]
+    if lost:
+        raise ConfigError(f"{source}: the value of {', '.join(lost)} is hidden there; write {lost[0]}=VALUE again")
+
+
+def as_recorded(values: Any, overrides: Sequence[str], *, source: str) -> RunConfig:
+    """As `validated`, but settings may be hidden: enough to tell of a run, not to start one."""
     if not isinstance(values, dict):
         raise ConfigError(f"{source} must be a mapping of sections such as 'model:', got {type(values).__name__}")
     problems: list[str] = []

@@ -74,6 +74,7 @@ def check(
     formatter = _check_model(config, problems, is_local=is_local)
     if formatter is not None:
         problems.attempt(model.check_shares, config)
+        problems.attempt(model.check_biased_tokens, config)
         problems.attempt(model.check_quantized_layers, config)
     has_room = formatter is not None and problems.attempt(model.check_room, config, formatter) is not None
     readable = formatter if has_room else None
@@ -180,6 +181,7 @@ def _typed(config: RunConfig, problems: Problems, address: str | None) -> tuple[
 
 def _check_settings(config: RunConfig, problems: Problems) -> "Objective | None":
     problems.attempt(settings.check_effects, config)
+    problems.attempt(settings.check_gpus, config)
     problems.attempt(settings.check_ranks_apart, config)
     problems.attempt(settings.check_transport, config)
     problems.attempt(settings.check_weights, config)

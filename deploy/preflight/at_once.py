@@ -52,6 +52,7 @@ def check_settings(config: RunConfig, *, address: str | None = None) -> None:
     problems.attempt(RunDirectory(config.run_dir).check_place)
     check_sampling(config, problems, is_local=is_local)
     problems.attempt(settings.check_effects, config)
+    problems.attempt(settings.check_gpus, config)
     problems.attempt(settings.check_ranks_apart, config)
     _check_names(config, problems)
     problems.raise_all()
@@ -61,6 +62,7 @@ def check_settings_of_learning(config: RunConfig, *, address: str | None = None)
     problems, _ = begun(config, address)
     problems.attempt(RunDirectory(config.run_dir).check_place)
     problems.attempt(settings.check_effects, config)
+    problems.attempt(settings.check_gpus, config)
     problems.attempt(settings.check_ranks_apart, config)
     _check_names(config, problems, unread=_OF_SAMPLING)
     problems.raise_all()
@@ -75,6 +77,7 @@ def check_settings_of_evaluation(config: RunConfig, *, address: str | None = Non
 
 def check_sampling(config: RunConfig, problems: Problems, *, is_local: bool) -> None:
     problems.attempt(settings.check_tensor_parallel, config)
+    problems.attempt(settings.check_json_schema, config)
     if config.model.dtype != "auto":  # finding that type takes longer
         problems.attempt(quantization.check_quantization, config, is_local=is_local)
     problems.attempt(settings.check_environment, config, is_local=is_local)

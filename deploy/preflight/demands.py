@@ -110,7 +110,9 @@ def _ranks(config: RunConfig, rank: "MemoryEstimate", *, weights: int) -> dict[s
     learner = config.learner
     kept = [kept_bytes(config, weights), *[0] * (learner.num_ranks - 1)]
     if not learner.gpus_per_rank:
-        return {f"learner-{index}": Demand(host=rank.total_bytes + size) for index, size in enumerate(kept)}
+        others = rank.total_bytes - rank.copied_model_bytes
+        each = [rank.total_bytes, *[others] * (learner.num_ranks - 1)]
+        return {f"learner-{i}": Demand(host=sum(sizes)) for i, sizes in enumerate(zip(each, kept, strict=True))}
     state = rank.saved_bytes - weights
     model = weights if config.checkpoint.asynchronous else min(weights, MAX_FILE_BYTES)
     hosts = [max(state + model, rank.loading_bytes), *[state] * (learner.num_ranks - 1)]

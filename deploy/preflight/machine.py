@@ -109,7 +109,7 @@ def estimate(config: RunConfig, needs: frozenset[str], *, is_local: bool) -> Mem
         judging[f"judge server {name} x {server.num_servers}"] = size
         on_cpu += 0 if server.gpus else size * server.num_servers
     kept = kept_bytes(config, weights) if num_workers else 0
-    total = on_cpu + rank.total_bytes * config.learner.num_ranks + kept + worker * num_workers + (reference or 0)
+    total = on_cpu + rank.all_bytes(config.learner.num_ranks) + kept + worker * num_workers + (reference or 0)
     free = memory.free_bytes() if is_local else None
     is_here = free is not None and not on_gpus and config.learner.gpus_per_rank == 0
     if free is not None and is_here:

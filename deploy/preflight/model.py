@@ -150,6 +150,18 @@ def check_shares(config: RunConfig) -> None:
         check_divisible(read_config(config.model).get_text_config(), config.rollout.tensor_parallel_size)
 
 
+def check_biased_tokens(config: RunConfig) -> None:
+    """Raises ConfigError for a token of `sampling.logit_bias` that the model lacks: an engine would refuse every prompt."""
+    if biased := config.sampling.logit_bias:
+        from learner.model.policy import read_config
+
+        size = read_config(config.model).get_text_config().vocab_size
+        if unknown := [token for token in biased if token >= size]:
+            raise ConfigError(
+                f"sampling.logit_bias names the token {unknown[0]}, and the model has the tokens 0 to {size - 1}; leave it out"
+            )
+
+
 def check_quantized_layers(config: RunConfig) -> None:
     """Raises ConfigError for a model whose layers `rollout.quantization` cannot quantize."""
     if config.rollout.quantization is not None:

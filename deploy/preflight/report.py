@@ -103,7 +103,12 @@ def mathematics_rows(config: RunConfig, needs: frozenset[str]) -> Rows:
     yield "algorithm", "advantage", algorithm.advantage.name
     yield "algorithm", "policy loss", algorithm.policy_loss.name
     yield "algorithm", "needs", ", ".join(sorted(needs)) or "only the rollout's log-probs"
-    for note in (biased_sampling(config.sampling), quantized_sampling(config), long_warmup(config)):
+    for note in (
+        biased_sampling(config.sampling),
+        quantized_sampling(config),
+        long_warmup(config),
+        *other_lengths(config),
+    ):
         if note:
             yield "algorithm", "note", note
 
@@ -127,6 +132,23 @@ def quantized_sampling(config: RunConfig) -> str | None:
         "algorithm.corrections is empty; [tis] with algorithm.proximal=recompute weighs each token by the learner's probability over the "
         "engine's, at most 2; mismatch/mean_abs_nats measures the difference of their log-probs"
     )
+
+
+def other_lengths(config: RunConfig) -> Iterator[str]:
+    """A note for each variant whose `max_length` is not the longest completion: perhaps that of the run whose file this one began with."""
+    algorithm, turns = config.algorithm, config.episodes.max_turns if config.has_episodes else 1
+    summed = {"aggregation": algorithm.aggregation}
+    if algorithm.value is not None:
+        summed["value.aggregation"] = algorithm.value.aggregation
+    answers = {f"reward_shaping[{index}]": each for index, each in enumerate(algorithm.reward_shaping) if turns == 1}
+    for field, variant in (summed | answers).items():
+        longest, length = config.sampling.max_tokens * turns, variant.params.get("max_length")
+        if length not in (None, longest):
+            bound = "sampling.max_tokens" + (" * episodes.max_turns" if config.has_episodes else "")
+            yield (
+                f"algorithm.{field}.max_length={length}, and the longest completion has {bound}={longest}; leave max_length out to follow "
+                "it, if that is not on purpose"
+            )
 
 
 def long_warmup(config: RunConfig) -> str | None:

@@ -1,5 +1,6 @@
 """Checks of the settings against each other, against the run directory, and against the environment."""
 
+import math
 import os
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
@@ -74,8 +75,29 @@ def check_effects(config: RunConfig) -> None:
     for names, act, case in _ACTING:
         idle = {} if act(config) else _changeable(config, names)
         problems += [f"{name}={value!r} has no effect {case}; leave it out" for name, value in idle.items()]
+    if not RunDirectory(config.run_dir).exists(RUN_YAML):
+        problems += _penalties_beyond_reach(config)
     if problems:
         raise ConfigError("; ".join(problems))
+
+
+def _penalties_beyond_reach(config: RunConfig) -> list[str]:
+    """Length penalties that no completion gets. Episodes and recorded completions have other limits than `sampling.max_tokens`."""
+    longest = math.inf if config.has_episodes or config.recorded is not None else config.sampling.max_tokens
+    found: list[str] = []
+    for index, each in enumerate(config.algorithm.reward_shaping):
+        most, cache = each.params.get("max_length"), each.params.get("cache")
+        if (
+            each.name == "overlong_penalty"
+            and isinstance(most, int)
+            and isinstance(cache, int)
+            and most - cache >= longest
+        ):
+            found.append(
+                f"algorithm.reward_shaping[{index}]='overlong_penalty' begins after max_length={most} - cache={cache} tokens, and "
+                f"sampling.max_tokens={longest} ends every completion before; leave max_length out, raise cache, or leave the penalty out"
+            )
+    return found
 
 
 def check_reference_is_asked(config: RunConfig, *, needs: Collection[str]) -> None:
@@ -117,6 +139,39 @@ def check_tensor_parallel(config: RunConfig) -> None:
             f"rollout.tensor_parallel_size={needed} needs {needed} GPUs, and rollout.gpus_per_worker={gpus:g}; set "
             f"rollout.gpus_per_worker={needed}, or 0 for an engine on CPUs"
         )
+    if gpus > needed:
+        raise ConfigError(
+            f"rollout.gpus_per_worker={gpus:g} with rollout.tensor_parallel_size={needed}: the engine computes on {needed}, and the rest "
+            f"would be idle; set rollout.gpus_per_worker={needed}, or raise rollout.tensor_parallel_size"
+        )
+
+
+def check_json_schema(config: RunConfig) -> None:
+    if (schema := config.sampling.json_schema) is None:
+        return
+    import jsonschema  # a slow import
+    import jsonschema.validators
+
+    try:
+        jsonschema.validators.validator_for(schema).check_schema(schema)
+    except jsonschema.SchemaError as error:
+        place = "".join(f".{key}" for key in error.absolute_path)
+        raise ConfigError(f"sampling.json_schema{place} is no JSON schema: {error.message}; mend it") from error
+
+
+def check_gpus(config: RunConfig) -> None:
+    """Raises ConfigError for an actor that would reserve GPUs without using them, or that Ray does not place."""
+    each = {"learner.gpus_per_rank": config.learner.gpus_per_rank, "reference.gpus": config.reference.gpus}
+    each |= {f"reward.models.{name}.gpus": model.gpus for name, model in config.reward.models.items()}
+    problems = [
+        f"{name}={gpus:g}: its process computes on one GPU, and the rest would be idle; use 1, or a share of one"
+        for name, gpus in each.items()
+        if gpus > 1
+    ]
+    if (gpus := config.reward.gpus_per_service) > 1 and not gpus.is_integer():
+        problems.append(f"reward.gpus_per_service={gpus:g}: Ray shares no GPU above one; use a whole number")
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def check_ranks_apart(config: RunConfig) -> None:

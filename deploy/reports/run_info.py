@@ -37,8 +37,8 @@ _SHOWN = (
 
 
 def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration in run.yaml, with `overrides`. Prompts that a script gave as rows are those in the directory, which may have been
-    moved. Raises ConfigError if the directory contains no run, or a damaged one."""
+    """The configuration in run.yaml, with `overrides`; secrets are hidden there. Prompts that a script gave as rows are those in the
+    directory, which may have been moved. Raises ConfigError if the directory contains no run, or a damaged one."""
     directory.reach()
     if not directory.exists(RUN_YAML):
         raise ConfigError(f"{directory.url!r} holds no run (no {RUN_YAML}); name the run_dir of a run")
@@ -46,7 +46,7 @@ def config_of(directory: RunDirectory, overrides: Sequence[str] = ()) -> RunConf
     prompts = settings.get("prompts")
     if isinstance(prompts, dict) and (rows := without_folder(prompts.get("path"))) and directory.exists(rows):
         settings["prompts"] = {**prompts, "path": directory.path(rows)}
-    return configuration.validated(settings, overrides, source=directory.path(RUN_YAML))
+    return configuration.as_recorded(settings, overrides, source=directory.path(RUN_YAML))
 
 
 def table(directory: RunDirectory) -> Table:

@@ -6,10 +6,19 @@ Bounds of a single parameter are pydantic's: `cap: PositiveFloat`.
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 Ddof = Annotated[int, Field(ge=0, le=1)]
 """Delta degrees of freedom: a variance of n values divides by n − ddof."""
+
+
+def _not_zero(value: float) -> float:
+    if value == 0:
+        raise ValueError("0 leaves nothing")
+    return value
+
+
+NonZeroFloat = Annotated[float, AfterValidator(_not_zero)]
 
 
 @dataclass(frozen=True, slots=True)

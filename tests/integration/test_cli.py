@@ -99,8 +99,8 @@ MISTAKES = [
     ("weights.transport=smoke", "weights.transport='smoke' is not there", "cluster.weights has: "),
     ("rollout.num_workers=1000", "rollout.num_workers=1000: no way to place 1002 actors", "fewer"),
     (
-        "rollout.gpus_per_worker=64",
-        "rollout.gpus_per_worker=64 x 1: 64 GPUs asked for",
+        "reward.gpus_per_service=64",
+        "reward.gpus_per_service=64 x 1: 64 GPUs asked for",
         "use fewer ranks or",
     ),
     ("run_dir=OTHER", "run_dir='OTHER' belongs to another configuration: seed is 1 there", "name another run_dir"),

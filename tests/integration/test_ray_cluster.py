@@ -132,7 +132,7 @@ def test_a_driver_with_a_wrong_token_is_told_so(head, tmp_path):
 
 
 def test_more_than_the_cluster_has_is_refused_once_it_is_known(head, tmp_path):
-    asked = (f"run_dir={tmp_path / 'run'}", "rollout.gpus_per_worker=8")
+    asked = (f"run_dir={tmp_path / 'run'}", "reward.gpus_per_service=8")
     result = treadwheel("train", QUICKSTART, *asked, "--address", head.address, env=head.env)
     assert result.returncode == 2, result.stdout + result.stderr
     assert "8 GPUs asked for, the cluster has" in result.stderr

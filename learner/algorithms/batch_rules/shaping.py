@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 
 from cluster.contracts.errors import DataError
-from learner.algorithms.conditions import AtMost, Ddof, InertWith, LessThan
+from learner.algorithms.conditions import AtMost, Ddof, InertWith, LessThan, NonZeroFloat
 from learner.algorithms.groups import all_equal, group_rows
 from learner.algorithms.masks import at_least_float32, masked
 from learner.algorithms.moments import RunningMoments
@@ -30,7 +30,7 @@ def reward_clip(rewards_G: Tensor, *, low: Annotated[float, LessThan("high")], h
     return at_least_float32(rewards_G).clamp(low, high)
 
 
-def reward_scale(rewards_G: Tensor, *, factor: float, offset: float = 0.0) -> Tensor:
+def reward_scale(rewards_G: Tensor, *, factor: NonZeroFloat, offset: float = 0.0) -> Tensor:
     """Affine change of rewards.
 
     Formula: factor·(r + offset)

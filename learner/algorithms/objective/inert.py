@@ -39,6 +39,7 @@ _ACTING_AWAY_FROM_ONE = frozenset(
 def refuse_inert(parts: Parts, *, updates_per_step: int = 1) -> None:
     """Raises ConfigError that names field, value and way out for the first option without effect."""
     _refuse_unread(parts)
+    _refuse_an_unread_critic(parts)
     decay = parts.config.proximal_decay
     if not parts.config.clips_around_average and decay != AlgorithmConfig.model_fields["proximal_decay"].default:
         raise ConfigError(
@@ -81,6 +82,18 @@ def _refuse_unread(parts: Parts) -> None:
         named = ", ".join(f"{variant.field}={variant.plugin.name!r}" for variant in chosen)
         raise ConfigError(
             f"{field}={_said(value)} changes nothing: {named} do not ask for {meaning}; leave {field} out"
+        )
+
+
+def _refuse_an_unread_critic(parts: Parts) -> None:
+    """A head on the policy's hidden states trains the policy all the same."""
+    value = parts.config.value
+    if value is None or value.backbone == "shared":
+        return
+    if not _reads(parts, ("values_NT", "values_BT", "old_values_BT", "returns_BT"), besides="value.loss"):
+        raise ConfigError(
+            f"value changes nothing: advantage={parts.advantage.plugin.name!r} and the other parts do not read the critic's values; leave "
+            "value out, or use an advantage such as 'gae'"
         )
 
 

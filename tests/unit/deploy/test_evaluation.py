@@ -97,6 +97,15 @@ def test_a_run_in_an_object_store_stands_for_its_last_checkpoint_too(run: Path, 
     assert evaluated == [f"s3://evaluated/run/checkpoints/step-00000{step}/model" for step in (2, 1)]
 
 
+def test_an_evaluation_needs_the_settings_again_that_the_run_hid(run: Path, evaluated: list[str]):
+    values = {**CONFIG.model_dump(mode="json"), "reward": {"judge": {"name": "mine:judge", "api_key": "k-1"}}}
+    RunDirectory(str(run)).write_file("run.yaml", resolved_yaml(validated(values)).encode())
+    with pytest.raises(ConfigError, match=r"run\.yaml: the value of reward\.judge\.api_key is hidden there"):
+        evaluate(str(run))
+    evaluate(str(run), ["reward.judge.api_key=k-1"])
+    assert len(evaluated) == 1
+
+
 def test_a_checkpoint_that_was_renamed_is_out_of_the_way(run: Path, evaluated: list[str]):
     checkpoints = run / "checkpoints"
     (checkpoints / "step-000002").rename(checkpoints / "step-000002.bad")

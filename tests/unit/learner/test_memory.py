@@ -124,6 +124,15 @@ def test_two_ranks_hold_half_each(model_path: Path):
     assert two.weights_bytes * 2 == one.weights_bytes and two.optimizer_bytes * 2 == one.optimizer_bytes
 
 
+def test_the_first_rank_alone_copies_the_model_that_is_saved(model_path: Path):
+    found = _estimate(model_path, dtype="float32", checkpoint={"every_steps": 1}, num_ranks=4)
+    num = found.num_parameters
+    assert found.saving_bytes == 12 * (num // 4) + 4 * num
+    assert found.all_bytes(4) == 4 * (found.needed_bytes + 12 * (num // 4)) + 4 * num
+    at_once = _estimate(model_path, checkpoint={"asynchronous": False}, num_ranks=4)
+    assert at_once.all_bytes(4) == 4 * at_once.needed_bytes
+
+
 def test_shards_of_a_frozen_base_are_float32_and_a_single_rank_keeps_it_as_it_computes(model_path: Path):
     one, two = (_estimate(model_path, num_ranks=size, lora={"rank": 2}) for size in (1, 2))
     assert one.weights_bytes == 2 * one.num_parameters and two.weights_bytes == 2 * (one.num_parameters // 2 * 2)
@@ -278,6 +287,7 @@ def test_what_does_not_fit_is_refused_with_every_part():
         loading_bytes=14 * gib,
         saved_bytes=6 * gib,
         saving_bytes=6 * gib,
+        copied_model_bytes=gib,
     )
     model = ModelConfig(path="large")
     # The copy of a checkpoint is not needed: a save without room for it writes at once.

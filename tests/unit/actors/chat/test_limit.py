@@ -75,6 +75,12 @@ def test_an_error_names_the_prompt_and_both_numbers_also_beyond_the_context():
         limited(Prompt(prompt_id="p", text="1" * 12), "error")
 
 
+@pytest.mark.parametrize("rule", ["error", "drop", "truncate_end"])
+def test_a_prompt_that_the_template_refuses_stays_as_it_is_so_that_its_worker_refuses_that_group_alone(rule):
+    prompt = said("1234")
+    assert limited(prompt, rule, template="{{ raise_exception('no users') }}") is prompt
+
+
 def test_what_cannot_be_cut_enough_is_an_error():
     with pytest.raises(
         DataError, match=r"has 11 tokens, .* is 4; its text or first user message is too short .*on_long_prompt: drop"

@@ -192,6 +192,15 @@ def test_a_url_that_cannot_be_read_says_why():
             r"row 1, column 'n': \[nan\] has no JSON .*; write null",
         ),
         ('{"messages": []}\n', r"row 0, column 'messages': must be"),
+        (
+            '{"messages": [{"role": "user", "content": null}]}\n',
+            "content of a message of role 'user' is None; write a text",
+        ),
+        (
+            '{"prompt": [{"role": "user", "content": {"type": "text"}}]}\n',
+            r"is {'type': 'text'}; write a text or a list",
+        ),
+        ('{"prompt": [{"role": "user", "content": ""}]}\n', "column 'prompt': no message has a content"),
         ('{"messages": [{"content": "hi"}]}\n', r"row 0, column 'messages': a message must have 'role' and 'content'"),
     ],
 )

@@ -20,6 +20,13 @@ def test_dropping_stragglers_without_later_groups_is_refused():
     assert configured(buffer={"max_head_of_line_s": 5, "max_off_policy_steps": 1}).buffer.max_head_of_line_s == 5
 
 
+def test_parts_without_a_weight_are_refused_unless_an_environment_rewards():
+    measured = {"parts": {"tidy": {"judge": "none", "weight": 0}}}
+    with pytest.raises(ValidationError, match=r"reward\.parts: every part has weight 0"):
+        configured(reward=measured)
+    configured(reward=measured, environment="guess")
+
+
 @pytest.mark.parametrize(
     ("sections", "named"),
     [

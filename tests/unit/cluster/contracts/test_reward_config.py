@@ -14,7 +14,6 @@ from cluster.record.resume_rules import differing
         ({"judge": "regex", "parts": {"a": {"judge": "none"}}}, "judge='regex' with parts a"),
         ({"parts": {"mean": {"judge": "none"}}}, "parts.mean: a part's name has letters"),
         ({"parts": {"a/b": {"judge": "none"}}}, "parts.a/b"),
-        ({"parts": {"a": {"judge": "none", "weight": 0}}}, "every part has weight 0"),
         ({"parts": {"a": {"judge": "none", "weight": math.nan}}}, "a finite number"),
         ({"by_source": {"x": ["a"]}}, "by_source.x names a; parts are: none"),
         ({"parts": {"a": {"judge": "none"}}, "by_source": {"x": []}}, "by_source.x names no part"),

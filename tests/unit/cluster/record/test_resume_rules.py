@@ -6,6 +6,7 @@ import pytest
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.hiding import HIDDEN
 from cluster.record.resume_rules import check_same_run, differing, rows_named, when_it_may_change
 
 
@@ -182,3 +183,11 @@ def test_two_paths_to_one_folder_are_one_model(tmp_path, monkeypatch):
     assert differing(resolved(model={"path": "other"}), whole) == {"model.path": ("other", str(tmp_path / "model"))}
     (tmp_path / "model").rmdir()
     assert "model.path" in differing(resolved(model={"path": "model"}), whole), "nobody knows what stood there"
+
+
+def test_a_value_that_an_earlier_version_hid_is_no_difference():
+    before, now = (
+        resolved(reward={"judge": {"name": "mine:judge", "answer_key": each}}) for each in (HIDDEN, "answer")
+    )
+    assert differing(before, now) == {}
+    assert differing(now, before).keys() == {"reward.judge.answer_key"}

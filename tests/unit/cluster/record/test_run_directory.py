@@ -511,6 +511,16 @@ def test_removing_what_is_not_there_is_done(directory):
     assert not directory.exists("control.json")
 
 
+@pytest.mark.parametrize("name", ["$SCRATCH/a", "a/${USER}"])
+def test_a_variable_that_no_shell_replaced_makes_no_folder_of_its_name(name, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"run_dir=.*\$.* names a variable, which only a shell replaces; write its value"
+    ):
+        RunDirectory(str(tmp_path / name)).check_place()
+    (tmp_path / name).mkdir(parents=True)
+    RunDirectory(str(tmp_path / name)).check_place()
+
+
 @pytest.mark.parametrize("empty", ["", " ", "a\0b"])
 def test_an_empty_name_is_not_the_current_folder(empty):
     """Seen before: with `run_dir: ${OUT}` and an unset OUT the run's files came into the folder where the command ran."""

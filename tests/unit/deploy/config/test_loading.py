@@ -372,6 +372,8 @@ def test_secrets_do_not_reach_the_resolved_text():
         ("maxTokens", "5", "5"),
         ("template", "answer=42", "answer=42"),
         ("key", "answer", "answer"),
+        ("reward.judge.answer_key", "solution", "solution"),
+        ("stop_token", "</s>", "</s>"),
     ],
 )
 def test_a_secret_is_known_by_its_name_and_in_the_middle_of_a_text(name, value, shown):
@@ -381,6 +383,21 @@ def test_a_secret_is_known_by_its_name_and_in_the_middle_of_a_text(name, value, 
 def test_all_that_stands_below_a_secrets_name_is_hidden():
     held = {"user": "me", "pins": ["p-1"], "tries": 3}
     assert hidden({"credentials": held}) == {"credentials": {"user": HIDDEN, "pins": [HIDDEN], "tries": 3}}
+
+
+def test_fields_of_a_json_schema_are_no_secrets():
+    schema = {"type": "object", "properties": {"token": {"type": "string", "default": "hf_" + "aB3" * 10}}}
+    shown = hidden({"json_schema": schema})["json_schema"]
+    assert shown["properties"]["token"] == {"type": "string", "default": HIDDEN}
+
+
+def test_a_run_that_begins_with_another_runs_file_needs_its_hidden_settings_again():
+    judge, model = {"name": "mine:judge", "api_key": "k-1", "urls": ["http://me:pw@host"]}, {"path": "a <hidden> one"}
+    written = yaml.safe_load(resolved_yaml(validated({**smallest(), "model": model, "reward": {"judge": judge}})))
+    with pytest.raises(ConfigError, match=r"the value of reward\.judge\.api_key, reward\.judge\.urls is hidden there"):
+        validated(written)
+    again = validated(written, ["reward.judge.api_key=k-2", "reward.judge.urls=[http://host]"])
+    assert again.reward.judge.params["api_key"] == "k-2" and again.model.path == "a <hidden> one"
 
 
 @given(

@@ -19,9 +19,10 @@ from cluster.record.storage import Storage
 from cluster.record.stored_models import CACHE_ENV
 from deploy.config.loading import resolved_yaml
 from deploy.preflight import check, check_assumed, check_evaluation, check_learning
+from deploy.preflight.at_once import check_settings
 from deploy.preflight.hardware import parse
 from deploy.preflight.prompts import trained_on
-from deploy.preflight.report import long_warmup, mathematics_rows
+from deploy.preflight.report import long_warmup, mathematics_rows, other_lengths
 from deploy.preflight.settings import check_effects, check_ranks_apart
 from deploy.recorded import import_rows
 from learner.checkpoint import writing
@@ -126,7 +127,7 @@ def test_all_problems_are_named_at_once_the_users_own_first(tmp_path, model):
     config = run(
         tmp_path,
         model,
-        "rollout.gpus_per_worker=64",
+        "reward.gpus_per_service=64",
         "buffer.trajectories_per_group=1",
         "reward.judge.column=anser",
         "weights.transport=smoke",
@@ -281,6 +282,37 @@ def test_a_warmup_that_the_run_does_not_outlast_is_noted(settings, said, tmp_pat
     assert config.optimizer.min_learning_rate_share == 1 or ends_well == (noted is None), rates
     rows = {value for _, name, value in mathematics_rows(config, frozenset()) if name == "note"}
     assert rows == ({noted} if noted else set())
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        (["algorithm.preset=dr_grpo"], []),
+        (["algorithm={preset: dr_grpo, aggregation: {max_length: null}}"], []),
+        (["algorithm={preset: dr_grpo, aggregation: {max_length: 16}}"], ["aggregation.max_length=16"]),
+        (["algorithm.reward_shaping=[{name: overlong_penalty, cache: 4}]"], []),
+        (
+            ["algorithm.reward_shaping=[{name: overlong_penalty, max_length: 6, cache: 4}]"],
+            ["reward_shaping[0].max_length=6"],
+        ),
+    ],
+)
+def test_a_length_that_is_not_the_longest_completions_is_noted(tmp_path, settings, fields):
+    """Seen before: a run that began with another run's file kept its length, and penalised every completion beyond it."""
+    noted = [*other_lengths(run(tmp_path, "model", *settings))]
+    assert [each.partition(",")[0] for each in noted] == [f"algorithm.{field}" for field in fields]
+    assert all("sampling.max_tokens=8;" in each for each in noted)
+
+
+@pytest.mark.parametrize(("cache", "acts"), [(7, False), (8, True)])
+def test_a_length_penalty_that_no_completion_gets_is_refused(tmp_path, cache, acts):
+    config = run(
+        tmp_path, "model", f"algorithm.reward_shaping=[{{name: overlong_penalty, max_length: 15, cache: {cache}}}]"
+    )
+    if acts:
+        return check_effects(config)
+    with pytest.raises(ConfigError, match=r"begins after max_length=15 - cache=7 tokens, and sampling\.max_tokens=8"):
+        check_effects(config)
 
 
 def test_adapters_of_a_rank_that_no_engine_takes_are_refused(tmp_path, model):
@@ -458,6 +490,35 @@ def test_an_engine_of_several_processes_needs_a_model_that_can_be_dealt_out_and_
     assert message.startswith("rollout.tensor_parallel_size=3 does not divide the model's 4 attention heads; ")
     too_few = refusal(run(tmp_path, model, "rollout.tensor_parallel_size=2", "rollout.gpus_per_worker=1"))
     assert "needs 2 GPUs, and rollout.gpus_per_worker=1; set rollout.gpus_per_worker=2, or 0 for an" in too_few
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("rollout.gpus_per_worker=4", "rollout.gpus_per_worker=4 with rollout.tensor_parallel_size=1: the engine"),
+        ("learner.gpus_per_rank=1.5", "learner.gpus_per_rank=1.5: its process computes on one GPU"),
+        ("reference.gpus=2", "reference.gpus=2: its process computes on one GPU"),
+        ("reward={judge: {name: reward_model, model: m}, models: {m: {path: x, gpus: 2}}}", "reward.models.m.gpus=2: "),
+        ("reward.gpus_per_service=2.5", "reward.gpus_per_service=2.5: Ray shares no GPU above one"),
+    ],
+)
+def test_gpus_that_no_process_would_use_are_refused(tmp_path, model, settings, said):
+    with pytest.raises(ConfigError) as refused:
+        check_settings(run(tmp_path, model, settings))
+    assert said in str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        check_assumed(run(tmp_path, model, settings), parse(["gpus=8x80GB"]))
+    assert said in str(refused.value)
+
+
+def test_sampling_that_the_engine_would_refuse_for_every_prompt_is_refused(tmp_path, model):
+    biased = refusal(run(tmp_path, model, "sampling.logit_bias={99999999: 5}"))
+    assert biased.startswith("sampling.logit_bias names the token 99999999, and the model has the tokens 0 to ")
+    with pytest.raises(
+        ConfigError, match=r"sampling\.json_schema\.properties\.a\.type is no JSON schema: 5 is not valid"
+    ):
+        check_settings(run(tmp_path, model, "sampling.json_schema={properties: {a: {type: 5}}}"))
+    check_settings(run(tmp_path, model, "sampling.json_schema={properties: {a: {type: string}}}"))
 
 
 def test_a_judge_server_counts_with_its_cache_as_often_as_it_runs(tmp_path, model):
@@ -741,8 +802,8 @@ def test_an_evaluation_is_checked_for_what_it_needs_and_not_for_what_a_step_take
     a_step = ("buffer.groups_per_step=1000000000", "elastic.wait_for_nodes_s=60")
     check_evaluation(run(tmp_path, model, held_out, *a_step))
     with pytest.raises(ConfigError, match="2 problems") as refused:
-        check_evaluation(run(tmp_path, model, held_out, "reward.judge=nowhere:judge", "rollout.gpus_per_worker=9"))
-    assert all(told in str(refused.value) for told in ("reward.judge='nowhere:judge'", "rollout.gpus_per_worker=9"))
+        check_evaluation(run(tmp_path, model, held_out, "reward.judge=nowhere:judge", "reward.gpus_per_service=9"))
+    assert all(told in str(refused.value) for told in ("reward.judge='nowhere:judge'", "reward.gpus_per_service=9"))
     with pytest.raises(ConfigError, match=r"model\.path='\./none' does not exist"):
         check_evaluation(run(tmp_path, "./none", held_out))
     assert not (tmp_path / "run").exists()
@@ -772,13 +833,14 @@ def test_a_run_that_learns_is_checked_for_its_critic_and_for_the_room_that_it_ta
                 model,
                 *recorded,
                 "algorithm={preset: ppo, proximal: recompute, value: {path: /nowhere}}",
-                "learner.gpus_per_rank=9",
+                "learner.num_ranks=9",
+                "learner.gpus_per_rank=1",
                 "prompts.path=nowhere",
             )
         )
     assert "prompts='file'" in str(refused.value), "the learner proves its weights on the first prompts"
     assert "algorithm.value.path='/nowhere' does not exist" in str(refused.value)
-    assert "learner.gpus_per_rank=9 x 1: 9 GPUs asked for" in str(refused.value)
+    assert "learner.gpus_per_rank=1 x 9: 9 GPUs asked for" in str(refused.value)
 
 
 def test_prompts_that_hold_their_answers_are_noted(tmp_path, model):

@@ -53,7 +53,9 @@ SECTIONS = st.fixed_dictionaries(
                 "rollout": term("k2", "k3", "unbiased", "drift"),
             }
         ),
-        "value": st.fixed_dictionaries({"loss": variant("value.loss"), "aggregation": variant("value.aggregation")}),
+        "value": st.fixed_dictionaries(
+            {"backbone": st.just("shared"), "loss": variant("value.loss"), "aggregation": variant("value.aggregation")}
+        ),
         "entropy_coefficient": st.sampled_from([0.01, -0.1]),
         "distillation": st.fixed_dictionaries({"direction": st.sampled_from(["reverse", "forward"])}),
         "proximal": st.sampled_from(["recompute", "approximate", "ewma"]),
@@ -66,7 +68,9 @@ SECTIONS = st.fixed_dictionaries(
 def accepted(section: dict[str, Any]) -> Objective:
     """Sections that are refused are none of ours; what is refused has tests of its own."""
     try:
-        return Objective.from_config(AlgorithmConfig.model_validate(section), updates_per_step=2)
+        made = Objective.from_config(AlgorithmConfig.model_validate(section), updates_per_step=2)
+        made.check_rewards()
+        return made
     except ConfigError:
         assume(False)
         raise
@@ -99,7 +103,8 @@ def from_passport(passport: dict[str, Any]) -> dict[str, Any]:
         for name, term in passport["kl"].items()
     }
     if passport["value"] is not None:
-        section["value"] = {part: named(passport["value"][part]) for part in ("loss", "aggregation")}
+        parts = {part: named(passport["value"][part]) for part in ("loss", "aggregation")}
+        section["value"] = {"backbone": "shared", **parts}
     if (distillation := passport["distillation"]) is not None:
         section["distillation"] = {key: value for key, value in distillation.items() if key != "formula"}
     return section | {

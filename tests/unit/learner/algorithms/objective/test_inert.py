@@ -231,6 +231,10 @@ def test_every_part_acts_or_is_refused_beside_every_kind_of_loss_and_advantage(f
             r"policy_loss.epsilon_low=0.1 can never act: a step of one update .* learner.mini_batches or learner.epochs above 1",
         ),
         (
+            {"value": {"warmup_steps": 2}},
+            r"value changes nothing: advantage='grpo' and the other parts do not read the critic's values; leave value out",
+        ),
+        (
             CRITIC | {"value": {"loss": {"name": "value_clip", "clip_range": 0.1}}},
             r"value.loss.clip_range=0.1 can never act",
         ),

@@ -27,7 +27,7 @@ def objective(**config) -> Objective:
         "proximal": "recompute",
         "kl": KlConfig(loss=KlLossConfig(coefficient=0.1), rollout=KlRolloutConfig(coefficient=0.05)),
         "entropy_coefficient": 0.01,
-        "value": ValueConfig(),
+        "value": ValueConfig(backbone="shared"),
         "corrections": ("tis",),
     }
     return Objective.from_config(AlgorithmConfig.model_validate(given_fields | config))

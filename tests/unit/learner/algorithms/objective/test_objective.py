@@ -303,6 +303,7 @@ def test_a_truncation_penalty_that_would_raise_rewards_is_refused_as_the_configu
             r"reward_shaping.*\.cache=65 is more than max_length=64; give a lower cache, or a higher max_length",
         ),
         ("reward_shaping", {"name": "reward_clip", "low": 1, "high": -1}, "low=1.* is not below high=-1"),
+        ("reward_shaping", {"name": "reward_scale", "factor": 0}, "factor=0 is not valid: .* 0 leaves nothing"),
         ("advantage_shaping", {"name": "advantage_clip", "low": 1, "high": 1}, "low=1.* is not below high=1"),
     ],
 )
@@ -315,7 +316,7 @@ def test_a_parameter_that_can_only_be_a_mistake_is_refused_as_the_configuration_
 FREE = {
     *("policy_loss.clip_cov.cov_high", "corrections.rejection.high", "filters.return_bounds.high"),
     *("reward_shaping.reward_clip.high", "advantage_shaping.advantage_clip.high"),
-    *("reward_shaping.reward_scale.factor", "reward_shaping.reward_scale.offset"),
+    "reward_shaping.reward_scale.offset",
     *("reward_shaping.reward_over_length.power", "advantage_shaping.over_length.power"),
     *("selection.balanced.low", "selection.balanced.high"),
 }
@@ -571,7 +572,12 @@ def test_a_critic_has_a_coefficient_and_an_aggregation_of_its_own():
         **{name: getattr(whole.batch, name)[:, :3] for name in ("rollout_logprobs_NT", "policy_versions_NT")},
         **dict.fromkeys(("reference_logprobs_NT", "reference_partition_NTP", "proximal_logprobs_NT", "entropies_NT")),
     )
-    value = {"coefficient": 0.4, "aggregation": "sequence_mean", "loss": {"name": "value_clip", "clip_range": None}}
+    value = {
+        "backbone": "shared",
+        "coefficient": 0.4,
+        "aggregation": "sequence_mean",
+        "loss": {"name": "value_clip", "clip_range": None},
+    }
     made = make(advantage="cumulative_returns", value=value)
     policy = batch.rollout_logprobs_NT
     result = made.loss(made.prepare(batch), policy_logprobs_BT=policy, values_BT=batch.values_NT)
