@@ -441,7 +441,7 @@ class LearnerGroup:
 
     def _hold(self, version: int) -> None:
         if version > self.version:
-            self._supervisor.note_new_step()
+            self._supervisor.note_success(self._specs[0])
         self._held, self.version = version, max(self.version, version)
 
     async def _begin(self) -> None:

@@ -32,8 +32,9 @@ class Mark(StrEnum):
 Mathematics = Annotated[T, Mark.MATHEMATICS]
 Layout = Annotated[T, Mark.LAYOUT]
 Resources = Annotated[T, Mark.RESOURCES]
-NumActors = Annotated[int, Field(gt=0, le=100_000)]
-"""The limit catches typing mistakes, which would fill the driver's memory with plans."""
+MOST_ACTORS = 100_000
+"""Most actors of a kind. The limit catches typing mistakes, which would fill the driver's memory with plans."""
+NumActors = Annotated[int, Field(gt=0, le=MOST_ACTORS)]
 
 
 class Section(Checked):

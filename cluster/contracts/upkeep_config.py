@@ -47,7 +47,8 @@ class CheckpointConfig(Section, mark=Mark.RESOURCES):
 class SupervisionConfig(Section, mark=Mark.RESOURCES):
     max_restarts: NonNegativeInt = 8
     """Restarts of one actor within `window_s`; one more stops the run. Learner ranks count as one actor, their deaths with a node as
-    one. The learner may also restart at most this often without a new step, in whatever time."""
+    one. In whatever time, the learner may also restart at most this often without a new step, and a worker, reward service or scorer
+    without a finished group. Lost nodes count only for the learner."""
     window_s: PositiveFloat = 600.0
     """Time for which restarts and failures count."""
     backoff_s: NonNegativeFloat = 1.0

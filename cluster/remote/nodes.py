@@ -192,21 +192,21 @@ class _Nodes(NamedTuple):
 def _nodes() -> _Nodes:
     nodes = ray.nodes()
     living = frozenset(node["NodeID"] for node in nodes if node["Alive"])
-    return _Nodes(frozenset(node["NodeID"] for node in nodes), living - _draining_nodes().keys())
+    return _Nodes(frozenset(node["NodeID"] for node in nodes), living - announced_ends().keys())
 
 
 _NODES = SharedAnswer(_nodes)
 """Shared by all groups, because with spot nodes each worker has a group of its own."""
 
 
-def _draining_nodes() -> dict[str, int]:
+def announced_ends() -> dict[str, int]:
     """Nodes that announced their end, with its Unix milliseconds; 0: unknown."""
     from ray._private.state import state  # Ray has no public name for it
 
     return state.get_draining_nodes()
 
 
-_DRAINING = SharedAnswer(_draining_nodes)
+_DRAINING = SharedAnswer(announced_ends)
 
 
 async def kill_on_node(pid: int, node_id: str, *, known_for_s: float) -> None:

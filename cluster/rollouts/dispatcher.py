@@ -297,6 +297,7 @@ class Dispatcher:
             job = lane.pop(int(summary.group_id))
             if job is None:  # finished by an earlier attempt of this call, or given up
                 continue
+            lane.member.place.note_success()
             if isinstance(summary, Refusal):
                 self._suspects.quarantine(job.ticket, reason=summary.reason)
                 self._drop(job, "refused")

@@ -100,6 +100,7 @@ class Scorers:
                     if columns is None:
                         continue
                     self._suspects.absolve(ticket)
+                    member.place.note_success()
                     judged = group.with_columns(*columns)
                     self._failed_rewards.note(judged.summary)
                     self._part_metrics.note(ticket, judged.summary)

@@ -35,11 +35,18 @@ class Node:
     gpus: float = 0.0
     is_spot: bool = False
     """The cloud may take it away. Only rollout workers may be there."""
+    is_leaving: bool = False
+    """It announced its end. Ray starts no actor there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterResources:
     nodes: tuple[Node, ...]
+
+    @property
+    def staying(self) -> "ClusterResources":
+        """Those of nodes that have not announced their end."""
+        return ClusterResources(nodes=tuple(node for node in self.nodes if not node.is_leaving))
 
     @property
     def cpus(self) -> float:

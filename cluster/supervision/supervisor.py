@@ -15,6 +15,7 @@ from cluster.contracts.errors import (
     DeadlineError,
     FailureKind,
     TreadwheelError,
+    UnreachableError,
     WorkerError,
     failure_of_its_actor,
     headline,
@@ -22,7 +23,7 @@ from cluster.contracts.errors import (
 from cluster.contracts.protocols import Events
 from cluster.contracts.types import Progress
 from cluster.remote.actor import ActorSpec, RemoteActor, found_no_room
-from cluster.supervision.policy import Abort, Failure, History, Restart, decide
+from cluster.supervision.policy import Abort, Failure, History, Restart, decide, unit_of
 
 Start = Callable[[ActorSpec], Awaitable[RemoteActor]]
 
@@ -60,7 +61,8 @@ class Supervisor:
         Raises WorkerError, or a deliberate `error` itself, when the run must stop.
         """
         kind = FailureKind.HANG if actor and actor.is_hung else error.kind
-        failure = _failure(spec, kind, reason=headline(error), actor=actor)
+        is_lost_node = isinstance(error, UnreachableError)
+        failure = _failure(spec, kind, reason=headline(error), actor=actor, is_lost_node=is_lost_node)
         decision = decide(failure, self.history, self.config)
         self.history.add(failure, window_s=self.config.window_s)
         self._tell(failure, actor, decision=type(decision).__name__.lower(), details=error.details)
@@ -73,9 +75,9 @@ class Supervisor:
                 self._num_restarts[kind] += 1
                 await asyncio.sleep(delay_s)
 
-    def note_new_step(self) -> None:
-        """The learner made a step that it had not made before: restarts before it no longer count as futile."""
-        self.history.note_new_step()
+    def note_success(self, spec: ActorSpec) -> None:
+        """The learner made a step that it had not made before, or another actor finished a group: earlier restarts were not futile."""
+        self.history.note_success(unit_of(spec.name, spec.kind))
 
     def waits_for_room(self, spec: ActorSpec, error: TreadwheelError) -> None:
         """No node has room for the actor yet."""
@@ -111,10 +113,19 @@ class Supervisor:
         )
 
 
-def _failure(spec: ActorSpec, kind: FailureKind, *, reason: str, actor: RemoteActor | None) -> Failure:
+def _failure(
+    spec: ActorSpec, kind: FailureKind, *, reason: str, actor: RemoteActor | None, is_lost_node: bool = False
+) -> Failure:
     """A failure at this moment."""
-    at, node_id = asyncio.get_running_loop().time(), actor.node_id if actor else None
-    return Failure(actor=spec.name, actor_kind=spec.kind, kind=kind, reason=reason, at=at, node_id=node_id)
+    return Failure(
+        actor=spec.name,
+        actor_kind=spec.kind,
+        kind=kind,
+        reason=reason,
+        at=asyncio.get_running_loop().time(),
+        node_id=actor.node_id if actor else None,
+        is_lost_node=is_lost_node,
+    )
 
 
 class SupervisedActor:
@@ -182,6 +193,10 @@ class SupervisedActor:
                 seconds=time.monotonic() - began,
             )
 
+    def note_success(self) -> None:
+        """The actor finished a group, or answered a call: earlier restarts were not futile."""
+        self._supervisor.note_success(self.spec)
+
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         """As RemoteActor.call, tried again on the replacement of an actor that died."""
         return await self._retry(lambda actor: actor.call(method, *args, deadline_s=deadline_s))
@@ -222,9 +237,12 @@ class SupervisedActor:
         while True:
             actor = await self.ready()
             try:
-                return await attempt(actor)
+                result = await attempt(actor)
             except (WorkerError, DeadlineError) as error:
                 await self.replace(actor, error)
+            else:
+                self.note_success()
+                return result
 
     async def _begin(self) -> None:
         if self._is_stopped:

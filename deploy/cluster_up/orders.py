@@ -4,10 +4,11 @@ command answers at once while the run uses all cores."""
 import time
 import uuid
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.contracts.config import RunConfig
 from cluster.contracts.errors import ConfigError
+from cluster.contracts.settings import MOST_ACTORS, NumActors
 from cluster.record.run_directory import RunDirectory
 from cluster.supervision.autoscaling import most_workers
 from deploy.reports.run_info import config_of
@@ -23,8 +24,8 @@ class Order(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    rollout_workers: PositiveInt | None = None
-    reward_services: PositiveInt | None = None
+    rollout_workers: NumActors | None = None
+    reward_services: NumActors | None = None
 
 
 def scale(run_dir: RunDirectory, *, actors: str, number: int) -> None:
@@ -47,6 +48,8 @@ def check(config: RunConfig, actors: str, number: int, *, url: str) -> None:
     asked = f"{actors}={number}"
     if number < 1:
         raise ConfigError(f"{asked}: a run needs at least 1; ask for 1 or more")
+    if number > MOST_ACTORS:
+        raise ConfigError(f"{asked}: a run has at most {MOST_ACTORS}; ask for fewer")
     if config.recorded is not None:
         raise ConfigError(
             f"{asked}: {url!r} learns from recorded={config.recorded!r}, samples and judges nothing; "

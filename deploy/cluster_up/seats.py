@@ -17,7 +17,7 @@ from cluster.remote.nodes import LostGroups, Seat, give_back, is_seat_lost
 from cluster.supervision.placement import PlacementPlan, SeatGroup
 from cluster.supervision.supervisor import note_waiting
 from cluster.supervision.tasks import background
-from deploy.cluster_up.waiting import AwaitedNode
+from deploy.cluster_up.waiting import AwaitedNode, leaving_nodes
 
 _SEAT_CHECK_S = 2.0
 """Seconds between two looks of a waiting worker for a vacant seat."""
@@ -226,5 +226,5 @@ async def _freed(group: Any, asked: SeatGroup, *, within_s: float) -> None:
     except TimeoutError:
         raise WorkerError(
             f"the cluster did not free {asked.resources} within {within_s:g} s; "
-            "other programs hold its resources: wait, or ask for less"
+            f"other programs hold its resources{await leaving_nodes()}: wait, or ask for less"
         ) from None

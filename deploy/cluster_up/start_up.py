@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from cluster.contracts.config import RunConfig
-from cluster.contracts.errors import StorageError, TreadwheelError
+from cluster.contracts.errors import ConfigError, StorageError, TreadwheelError
 from cluster.contracts.protocols import Events
 from cluster.contracts.provenance import Provenance, unknown
 from cluster.contracts.types import Progress
@@ -160,8 +160,13 @@ async def learner_alone(
 
 
 def placement_of(config: RunConfig, planned: Callable[..., PlacementPlan] = plan) -> PlacementPlan:
-    """Places the actors on the connected cluster. Raises ConfigError if the cluster is too small."""
-    return planned(config, available(config.elastic), needs=_needs(config))
+    """Places the actors on the connected cluster, on nodes that go away only if the others are too few. Raises ConfigError if the cluster
+    is too small."""
+    there, needs = available(config.elastic), _needs(config)
+    if there.staying != there:
+        with contextlib.suppress(ConfigError):
+            return planned(config, there.staying, needs=needs)
+    return planned(config, there, needs=needs)
 
 
 def _needs(config: RunConfig) -> Collection[str]:

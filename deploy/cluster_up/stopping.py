@@ -23,6 +23,8 @@ _ANSWERS = {1: "stopping; a second Ctrl-C skips what takes long", 2: "stopping a
 """Answers to the first signal, and to later ones."""
 _ENDING_S = 2.0
 """Part of a draining node's time that is kept for the driver to end."""
+_LEAST_S = 5.0
+"""Time to save even if the node has less by the driver's clock: the node's own clock, by which it set its end, may be late."""
 _LOG_SHARE = 0.25
 """Largest part of the time to save that is spent on waiting for a log that is not durable."""
 _TELL_IF_GONE = """trap '' HUP INT TERM; read -r _ || printf '%s\\n' "$0" >&2"""
@@ -139,7 +141,7 @@ async def saved_when_stopped(
     learner: LearnerGroup, *, interrupted: asyncio.Event, timeout_s: float, log: Log
 ) -> AsyncIterator[None]:
     """When the block is cancelled or preempted, its learned steps are saved first, within `timeout_s` (0: never) and within the node's
-    time. When it fails, the checkpoint that is being written is finished, within the same time.
+    time, or `_LEAST_S` if that is less. When it fails, the checkpoint that is being written is finished, within the same time.
     From then on the log raises nothing before it is closed: it may be the part that fails.
 
     `interrupted` is set if a signal cancels the block, and not if a failure outside the block does.
@@ -150,7 +152,7 @@ async def saved_when_stopped(
         log.keep_errors()
         stopped = _preempted_before(ended) or ended
         if isinstance(stopped, PreemptedError) and stopped.deadline is not None:
-            timeout_s = max(min(timeout_s, stopped.deadline - time.time() - _ENDING_S), 0.0)
+            timeout_s = min(timeout_s, max(stopped.deadline - time.time() - _ENDING_S, _LEAST_S))
         if timeout_s:
             why = "Ctrl-C again skips it" if interrupted.is_set() else "then ends with what stops it"
             log.event("stopping", message=f"saves a checkpoint, in at most {timeout_s:g} s; {why}")

@@ -14,7 +14,7 @@ from cluster.contracts.errors import DeadlineError, TreadwheelError, WorkerError
 from cluster.contracts.protocols import Events
 from cluster.remote.actor import ActorSpec
 from cluster.remote.autoscaler import AutoscalerReport, autoscaler_report
-from cluster.remote.nodes import SharedAnswer
+from cluster.remote.nodes import SharedAnswer, announced_ends, draining_nodes
 from cluster.supervision.asked_nodes import autoscaler_in_words, what_is_missing
 from cluster.supervision.placement import ClusterResources, Node, PlacementPlan, SeatGroup, without_room
 from cluster.supervision.supervisor import note_waiting
@@ -86,10 +86,11 @@ class AwaitedNodes:
             report = await autoscaler_report()
         except TreadwheelError as error:
             return f"Ray's head node does not say what is missing: {error}"
-        return self.in_words(there, report, group_id=group_id)
+        said = self.in_words(there.staying, report, group_id=group_id)
+        return said if there.staying == there else said + await leaving_nodes()
 
     def in_words(self, there: ClusterResources, report: AutoscalerReport | None, *, group_id: str) -> str:
-        """Describes the missing nodes. `there`: the living nodes. `group_id`: of the group that waits now."""
+        """Describes the missing nodes. `there`: the living nodes that stay. `group_id`: of the group that waits now."""
         bundles = self._placement.bundles
         left = without_room(bundles, there, staying_first=bool(self._placement.off_spot))
         found = {bundles[seat] for seat in self._found}
@@ -153,18 +154,29 @@ class AwaitedNode:
             note_waiting(self._events, self._spec, reason=self._heard)
 
 
+async def leaving_nodes() -> str:
+    """`; node 1a2b3c4d goes away`, for all nodes that announced their end. Empty if there are none, or if Ray's head does not answer."""
+    try:
+        leaving = await draining_nodes()
+    except TreadwheelError:
+        return ""
+    return "".join(f"; node {node_id[:8]} goes away" for node_id in leaving)
+
+
 async def _placed(group: Any) -> None:
     await group.ready()
 
 
 def available(config: ElasticConfig) -> ClusterResources:
     """Resources of the connected cluster's living nodes."""
+    leaving = announced_ends()
     return ClusterResources(
         nodes=tuple(
             Node(
                 cpus=node["Resources"].get("CPU", 0.0),
                 gpus=node["Resources"].get("GPU", 0.0),
                 is_spot=config.is_spot(node["Labels"]),
+                is_leaving=node["NodeID"] in leaving,
             )
             for node in ray.nodes()
             if node["Alive"]

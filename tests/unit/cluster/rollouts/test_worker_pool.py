@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +13,7 @@ from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.worker_pool import Member, WorkerPool
 from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
-from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, death
+from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, death, group_summary
 from tests.unit.cluster.rollouts.scene import Scene, settled
 from tests.unit.cluster.simulated_time import simulated
 
@@ -56,6 +57,45 @@ async def test_a_worker_that_dies_for_ever_spends_the_budget():
     scene = Scene(script=lambda t: death("rollout-0"), supervision={"max_restarts": 2, "backoff_s": 0})
     with pytest.raises(WorkerError, match="restart budget is spent"):
         await scene.take()
+
+
+class SlowToStart(Scene):
+    """Eight restarts do not fit into `window_s`."""
+
+    async def _start(self, spec):
+        await asyncio.sleep(90)
+        return await super()._start(spec)
+
+
+@simulated
+@pytest.mark.parametrize("name", ["rollout-0", "reward-0"])
+async def test_an_actor_that_starts_slowly_and_always_dies_at_its_work_ends_the_run(name):
+    dies = death(name)
+
+    def score(index):
+        raise dies
+
+    scene = SlowToStart(score=score) if name == "reward-0" else SlowToStart(script=lambda ticket: dies)
+    with pytest.raises(WorkerError, match=f"8 restarts of {name} without a finished group"):
+        await scene.take()
+
+
+@simulated
+@pytest.mark.parametrize("name", ["rollout-0", "reward-0"])
+async def test_an_actor_that_dies_after_each_finished_group_does_not_end_the_run(name):
+    works = itertools.count()
+
+    def work():
+        return death(name) if next(works) % 2 else None
+
+    def score(index):
+        if error := work():
+            raise error
+        return group_summary(index, rewards=(1.0, 0.0))
+
+    scene = SlowToStart(score=score) if name == "reward-0" else SlowToStart(script=lambda ticket: work())
+    assert len(await scene.take(num_steps=3)) == 12
+    assert scene.events.kinds().count("recovery") > 8
 
 
 @simulated

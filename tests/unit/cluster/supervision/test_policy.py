@@ -1,5 +1,9 @@
 """What is done about failures, decided by hand-made histories."""
 
+from dataclasses import replace
+
+import pytest
+
 from cluster.contracts.config import SupervisionConfig
 from cluster.contracts.types import ActorKind
 from cluster.supervision.policy import Abort, Failure, FailureKind, History, Restart, decide
@@ -7,9 +11,16 @@ from cluster.supervision.policy import Abort, Failure, FailureKind, History, Res
 CONFIG = SupervisionConfig(max_restarts=3, window_s=100, backoff_s=2)
 
 
-def failure(at=0.0, actor="rollout-0", kind=FailureKind.DEATH, node_id=None, reason="gone"):
-    actor_kind = ActorKind.LEARNER if actor.startswith("learner") else ActorKind.ROLLOUT_WORKER
-    return Failure(actor=actor, actor_kind=actor_kind, kind=kind, reason=reason, at=at, node_id=node_id)
+def failure(at=0.0, actor="rollout-0", kind=FailureKind.DEATH, node_id=None, reason="gone", is_lost_node=False):
+    return Failure(
+        actor=actor,
+        actor_kind=ActorKind.LEARNER if actor.startswith("learner") else ActorKind.ROLLOUT_WORKER,
+        kind=kind,
+        reason=reason,
+        at=at,
+        node_id=node_id,
+        is_lost_node=is_lost_node,
+    )
 
 
 def test_a_first_death_is_healed_at_once():
@@ -46,16 +57,48 @@ def test_a_learner_without_a_new_step_spends_the_budget_however_slowly_and_the_l
     fourth = failure(3000, actor="learner-0", node_id="node-1")
     decision = decide(fourth, history, CONFIG)
     assert isinstance(decision, Abort) and "3 restarts of the learner without a new step" in decision.reason
-    history.note_new_step()
+    history.note_success("the learner")
     assert decide(fourth, history, CONFIG) == Restart(actor="learner-0", delay_s=0.0)
 
 
-def test_a_worker_that_dies_now_and_then_in_a_run_of_weeks_is_restarted():
+def decisions(*failures):
+    history, decided = History(), []
+    for each in failures:
+        decided.append(decide(each, history, CONFIG))
+        history.add(each, window_s=CONFIG.window_s)
+    return decided
+
+
+@pytest.mark.parametrize("node_id", [None, "node-1"])
+def test_a_worker_without_a_finished_group_spends_the_budget_however_slowly(node_id):
+    """None: each of its starts fails."""
+    *restarts, last = decisions(*(failure(1000 * number, node_id=node_id) for number in range(4)))
+    assert restarts == [Restart(actor="rollout-0", delay_s=0.0)] * 3
+    assert isinstance(last, Abort) and "3 restarts of rollout-0 without a finished group" in last.reason
+
+
+def test_a_finished_group_gives_its_worker_the_budget_back():
     history = History()
-    for day in range(9):
-        death = failure(86_400 * day)
-        assert decide(death, history, CONFIG) == Restart(actor="rollout-0", delay_s=0.0)
-        history.add(death, window_s=CONFIG.window_s)
+    for number in range(20):
+        for actor in ("rollout-0", "rollout-1") if number < 3 else ("rollout-0",):
+            death = failure(1000 * number, actor=actor, node_id="node-1")
+            assert isinstance(decide(death, history, CONFIG), Restart)
+            history.add(death, window_s=CONFIG.window_s)
+        history.note_success("rollout-0")
+    assert isinstance(decide(failure(20_000, actor="rollout-1", node_id="node-1"), history, CONFIG), Abort)
+
+
+def test_a_worker_that_loses_node_after_node_is_restarted_for_ever():
+    """Its node is known to be lost, also before the worker came up; or the worker dies or falls silent first and comes to another node."""
+    known = [failure(1000 * number, is_lost_node=True) for number in range(20)]
+    unknown = [failure(1000 * number, kind=FailureKind.HANG, node_id=f"node-{number}") for number in range(20)]
+    for failures in (known, unknown):
+        assert decisions(*failures) == [Restart(actor="rollout-0", delay_s=0.0)] * 20
+
+
+def test_a_server_of_which_no_success_is_known_is_restarted_now_and_then_in_a_run_of_weeks():
+    days = [replace(failure(86_400 * day), actor_kind=ActorKind.JUDGE_SERVER) for day in range(9)]
+    assert decisions(*days) == [Restart(actor="rollout-0", delay_s=0.0)] * 9
 
 
 def test_sixteen_workers_that_die_with_their_node_are_all_restarted_at_once():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from dataclasses import replace
 
@@ -13,12 +14,14 @@ from cluster.contracts.errors import (
     DeadlineError,
     StorageError,
     TreadwheelError,
+    UnreachableError,
     WeightsError,
     WorkerError,
 )
+from cluster.contracts.types import ActorKind
 from cluster.remote.actor import RemoteActor
 from cluster.supervision.supervisor import SupervisedActor, Supervisor, heartbeats, may_start_again
-from tests.fakes import ListedEvents, ScriptedWorker, actor_spec, beside, death
+from tests.fakes import ListedEvents, ScriptedScorer, ScriptedWorker, actor_spec, beside, death
 from tests.unit.cluster.simulated_time import simulated
 
 DEATH = death("rollout-0")
@@ -34,6 +37,36 @@ async def test_a_death_may_be_healed_until_the_budget_is_spent(supervisor):
     with pytest.raises(WorkerError, match="restart budget is spent"):
         await supervisor.handle(actor_spec("rollout-0"), DEATH, actor=None)
     assert [event["decision"] for event in supervisor.events.events] == ["restart", "abort"]
+
+
+@simulated
+async def test_only_lost_nodes_never_spend_the_budget_of_a_worker_that_finishes_no_group(supervisor):
+    lost = UnreachableError("rollout-0 died in 'build': its node has died", actor="rollout-0", stage="build")
+    for error in (*[lost] * 5, DEATH, lost):
+        await supervisor.handle(actor_spec("rollout-0"), error, actor=None)
+        await asyncio.sleep(1000)
+    with pytest.raises(WorkerError, match="1 restarts of rollout-0 without a finished group"):
+        await supervisor.handle(actor_spec("rollout-0"), DEATH, actor=None)
+
+
+@simulated
+async def test_a_call_that_succeeds_gives_a_scorer_its_budget_back(supervisor):
+    calls = itertools.count()
+
+    class DiesAtEachSecondCall(ScriptedScorer):
+        async def call(self, *args, deadline_s):
+            await asyncio.sleep(1000)
+            if next(calls) % 2:
+                raise death("reference")
+
+    async def start(spec):
+        return DiesAtEachSecondCall(spec, lambda index: None)
+
+    spec = actor_spec("reference", ActorKind.REFERENCE_SCORER)
+    where = SupervisedActor(spec, start=start, supervisor=supervisor)
+    for _ in range(4):
+        await where.call("score", deadline_s=60)
+    assert supervisor.events.kinds() == ["failure", "recovery"] * 3
 
 
 @simulated

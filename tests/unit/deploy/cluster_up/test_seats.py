@@ -14,6 +14,7 @@ from cluster.remote.nodes import Seat
 from cluster.supervision.placement import Bundle, PlacementPlan
 from cluster.supervision.tasks import background
 from deploy.cluster_up import seats as seats_module
+from deploy.cluster_up import waiting
 from deploy.cluster_up.seats import Seats
 from tests.fakes import ListedEvents, actor_spec
 from tests.unit.cluster.simulated_time import simulated
@@ -392,6 +393,32 @@ async def test_a_head_that_is_away_at_the_end_leaves_the_runs_own_error(monkeypa
     with pytest.raises(WorkerError, match="rollout-1 died"):
         async with seats_module.seats(placement, start_s=1, events=events, reserved=reserved):
             raise WorkerError("rollout-1 died")
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("draining", "also"), [({}, ""), ({"1a2b3c4d5e6f": None}, "; node 1a2b3c4d goes away"), (None, "")]
+)
+async def test_resources_that_do_not_come_free_name_the_nodes_that_go_away(monkeypatch, events, draining, also):
+    """None: Ray's head does not answer."""
+    bundle = Bundle(kind=ActorKind.LEARNER, index=0, cpus=1.0, gpus=0, num_threads=1)
+    placement = PlacementPlan(bundles=(bundle,), is_time_shared=False, num_missing_workers=0)
+
+    class Taken(Group):
+        async def ready(self):
+            await asyncio.Event().wait()
+
+    async def draining_nodes():
+        if draining is None:
+            raise DeadlineError("Ray's head node did not finish 'describe nodes' within 30 s")
+        return draining
+
+    monkeypatch.setattr(seats_module, "placement_group", Taken)
+    monkeypatch.setattr(seats_module, "remove_placement_group", lambda group: None)
+    monkeypatch.setattr(waiting, "draining_nodes", draining_nodes)
+    with pytest.raises(WorkerError, match=f"within 60 s; other programs hold its resources{also}: wait, or ask"):
+        async with seats_module.seats(placement, start_s=60, events=events):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cluster.contracts.errors import DeadlineError, PreemptedError, WeightsError
 from cluster.contracts.types import ActorKind, StepStats
 from cluster.record.run_directory import RunDirectory
 from cluster.record.writer import Writer
-from cluster.supervision.placement import ClusterResources, Node
+from cluster.supervision.placement import ClusterResources, Node, plan
 from cluster.supervision.supervisor import Supervisor
 from cluster.supervision.tasks import background
 from cluster.supervision.timesheet import Timesheet
@@ -24,6 +24,23 @@ from deploy.cluster_up.stopping import saved_when_stopped
 from deploy.cluster_up.wiring import Cluster
 from deploy.config.loading import validated
 from tests.fakes import ListedEvents, actor_spec, group_summary, run_config
+
+
+@pytest.mark.parametrize(
+    ("cpus_that_stay", "asked"), [(8.0, [[8.0]]), (0.0, [[0.0], [0.0, 16.0]])], ids=["have room", "have none"]
+)
+def test_a_run_is_placed_on_nodes_that_stay_unless_they_are_too_few(monkeypatch, cpus_that_stay, asked):
+    """Seen before: a run that a leaving node preempted sized its seats with that node again, and waited for it in vain."""
+    planned_on = []
+
+    def planned(config, there, *, needs):
+        planned_on.append([node.cpus for node in there.nodes])
+        return plan(config, there, needs=needs)
+
+    nodes = (Node(cpus=cpus_that_stay), Node(cpus=16.0, is_leaving=True))
+    monkeypatch.setattr(start_up, "available", lambda elastic: ClusterResources(nodes=nodes))
+    start_up.placement_of(run_config(learner={"cpus_per_rank": 6}), planned)
+    assert planned_on == asked
 
 
 async def test_the_passport_is_written_while_the_event_loop_goes_on(monkeypatch, tmp_path):

@@ -39,6 +39,8 @@ def test_an_order_is_left_for_the_driver(tmp_path):
     [
         ({}, "rollout_workers=0", "rollout_workers=0: a run needs at least 1; ask for 1 or more"),
         ({}, "reward_services=0", "reward_services=0: a run needs at least 1; ask for 1 or more"),
+        ({}, "rollout_workers=100001", "rollout_workers=100001: a run has at most 100000; ask for fewer"),
+        ({}, "reward_services=100001", "reward_services=100001: a run has at most 100000; ask for fewer"),
         (
             {"recorded": "runs/other"},
             "rollout_workers=2",
@@ -179,11 +181,13 @@ async def test_an_order_is_obeyed_and_an_unreadable_one_is_an_event(steering, fl
     directory = RunDirectory(str(tmp_path))
     async with asyncio.timeout(120), steering.steering():
         directory.write_file("order-1.json", b'{"rollout_workers": "many"}')
-        directory.write_json("order-2.json", {"rollout_workers": 5})
+        directory.write_json("order-2.json", {"rollout_workers": 100_001})
+        directory.write_json("order-3.json", {"rollout_workers": 5})
         await fleet.was_told.wait()
     assert fleet.told == [("want", 5)] and not orders(directory)
-    assert [event["kind"] for event in steering._log.events] == ["steering_failed", "scale"]
-    assert "is not an order; use `treadwheel scale" in steering._log.events[0]["reason"]
+    assert [event["kind"] for event in steering._log.events] == ["steering_failed", "steering_failed", "scale"]
+    for failed in steering._log.events[:2]:
+        assert "is not an order; use `treadwheel scale" in failed["reason"]
 
 
 async def test_a_run_directory_that_another_driver_took_ends_the_run(steering, monkeypatch):

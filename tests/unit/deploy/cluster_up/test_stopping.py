@@ -20,6 +20,7 @@ from cluster.supervision.tasks import background
 from deploy.cluster_up.stopping import Stop, how_it_goes_on, saved_when_stopped, until_interrupted
 from deploy.launch import noting_the_end
 from tests.fakes import ListedEvents, group_summary
+from tests.unit.cluster.simulated_time import simulated
 
 pytestmark = pytest.mark.usefixtures("in_a_terminal")
 
@@ -177,10 +178,15 @@ def test_a_run_is_stopped_also_when_nobody_reads_what_it_says(monkeypatch, caplo
         (30.0, 60, ["saves a checkpoint, in at most 28 s; then ends with what stops it"]),
         (None, 60, ["saves a checkpoint, in at most 60 s; then ends with what stops it"]),
         (30.0, 0, []),
-        (1.5, 60, []),
+        (1.5, 60, ["saves a checkpoint, in at most 5 s; then ends with what stops it"]),
+        (-27.0, 60, ["saves a checkpoint, in at most 5 s; then ends with what stops it"]),
+        (-27.0, 3, ["saves a checkpoint, in at most 3 s; then ends with what stops it"]),
+        (-27.0, 0, []),
     ],
 )
-async def test_a_run_whose_node_goes_away_saves_if_the_node_has_the_time(seconds_left, timeout_s, told, monkeypatch):
+async def test_a_run_whose_node_goes_away_saves_in_the_nodes_time_and_tries_if_it_seems_over(
+    seconds_left, timeout_s, told, monkeypatch
+):
     monkeypatch.setattr("time.time", lambda: 1000.0)
     learner, log = ScriptedLearner(), ListedEvents()
     deadline = None if seconds_left is None else 1000.0 + seconds_left
@@ -190,6 +196,7 @@ async def test_a_run_whose_node_goes_away_saves_if_the_node_has_the_time(seconds
     assert [event["message"] for event in log.events] == told and learner.is_saved == bool(told)
 
 
+@simulated
 async def test_a_step_that_the_node_has_no_time_for_is_not_saved_and_it_is_said(monkeypatch):
     class Slow(ScriptedLearner):
         async def save_progress(self, tell, *, log_s):
@@ -199,9 +206,9 @@ async def test_a_step_that_the_node_has_no_time_for_is_not_saved_and_it_is_said(
     log = ListedEvents()
     with pytest.raises(PreemptedError):
         async with saved_when_stopped(Slow(), interrupted=asyncio.Event(), timeout_s=60, log=log):
-            raise PreemptedError("its node goes away", deadline=1002.01)
+            raise PreemptedError("its node goes away", deadline=1012.0)
     assert log.kinds() == ["stopping", "checkpoint_failed"]
-    assert log.events[1]["message"] == "no checkpoint was saved: it takes longer than the 0 s that it has"
+    assert log.events[1]["message"] == "no checkpoint was saved: it takes longer than the 10 s that it has"
 
 
 async def test_a_run_that_fails_by_itself_does_not_say_that_it_was_interrupted():

@@ -145,10 +145,28 @@ async def test_what_does_not_change_is_said_again_each_minute(world, monkeypatch
     assert [message.rpartition(" for ")[2] for message in messages(events)] == ["0 s", "60 s", "120 s"]
 
 
-def test_the_nodes_that_are_there_are_those_that_live(monkeypatch):
-    living = {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}, "Labels": {"market": "spot"}}
-    monkeypatch.setattr(waiting.ray, "nodes", lambda: [living, living | {"Alive": False}])
-    assert waiting.available(CONFIG.elastic).nodes == (Node(cpus=2.0, gpus=1.0, is_spot=True),)
+def test_the_nodes_that_are_there_are_those_that_live_and_those_that_announced_their_end_do_not_stay(monkeypatch):
+    living = {"NodeID": "a", "Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}, "Labels": {"market": "spot"}}
+    nodes = [living, living | {"NodeID": "b", "Alive": False}, living | {"NodeID": "c"}]
+    monkeypatch.setattr(waiting.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(waiting, "announced_ends", lambda: {"c": 0})
+    there = waiting.available(CONFIG.elastic)
+    staying = Node(cpus=2.0, gpus=1.0, is_spot=True)
+    assert there.nodes == (staying, Node(cpus=2.0, gpus=1.0, is_spot=True, is_leaving=True))
+    assert there.staying.nodes == (staying,)
+
+
+async def test_a_node_that_goes_away_has_no_room_and_is_named(world, monkeypatch):
+    async def draining():
+        return {"1a2b3c4d5e6f": None}
+
+    monkeypatch.setattr(waiting, "draining_nodes", draining)
+    world.nodes.append(Node(cpus=100, is_leaving=True))
+    nodes, _ = awaited(wait_s=0.05)
+    with pytest.raises(
+        WorkerError, match=r"1 node is there, no room for 4 of 4 seats: .*; node 1a2b3c4d goes away; start"
+    ):
+        await nodes.reserved(Group(), nodes._placement.groups()[0])
 
 
 async def test_a_run_whose_nodes_are_there_says_nothing(world):
