@@ -9,7 +9,7 @@ from pydantic import ImportString
 from cluster.contracts.errors import DataError
 
 _OF_THE_ROLLOUT: Mapping[str, Any] = {"num_turns": 2, "rollout_reward_scores": {}}
-"""What verl's reward manager adds to `extra_info` for a single turn: question and answer are 2."""
+"""Entries that verl's reward manager adds to `extra_info` for a single turn: question and answer are 2."""
 
 
 class VerlReward:
