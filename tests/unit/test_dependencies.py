@@ -13,6 +13,7 @@ import grimp
 from packaging.requirements import Requirement
 
 from deploy.manifests.site import OLDEST
+from tests.syntax_trees import tree
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("treadwheel", "cluster", "actors", "learner", "deploy")
@@ -38,7 +39,7 @@ def imported() -> dict[str, set[str]]:
     files = (file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if STARTERS not in file.parents)
     for file in files:
         ours = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names = [name.name for name in node.names]
             else:

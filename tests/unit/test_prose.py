@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax_trees import tree
+
 ROOT = Path(__file__).parents[2]
 CODE = [
     file
@@ -25,7 +27,7 @@ HIDES_ITS_NOUN = re.compile(
 
 def _texts(source: str) -> Iterator[str]:
     """Docstrings, texts of fields, and comments."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

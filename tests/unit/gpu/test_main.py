@@ -12,6 +12,7 @@ import torch
 from _pytest.mark.expression import Expression  # what `-k` is read by
 
 from tests.gpu.__main__ import PLACES, main
+from tests.syntax_trees import tree
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,7 +62,7 @@ def test_all_tests_for_gpus_are_in_its_places():
 
 def _has_some(file: Path) -> bool:
     """With the mark, or the fixture that brings it."""
-    nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    nodes = [*ast.walk(tree(file.read_text(encoding="utf-8")))]
     functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     asked = {name.arg for each in functions if each.name.startswith("test_") for name in each.args.args}
     marks = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "gpu")
