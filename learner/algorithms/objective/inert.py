@@ -86,9 +86,9 @@ def _refuse_unread(parts: Parts) -> None:
 
 
 def _refuse_an_unread_critic(parts: Parts) -> None:
-    """A head on the policy's hidden states trains the policy all the same."""
+    """A head on the policy's hidden states trains the policy all the same, and a user's own advantage may return returns for the critic."""
     value = parts.config.value
-    if value is None or value.backbone == "shared":
+    if value is None or value.backbone == "shared" or parts.advantage.is_own:
         return
     if not _reads(parts, ("values_NT", "values_BT", "old_values_BT", "returns_BT"), besides="value.loss"):
         raise ConfigError(
