@@ -48,10 +48,8 @@ def test_a_run_over_two_nodes_saves_when_it_is_told_to_end_and_its_job_goes_on_f
             assert found, shown
             return found[1]
 
-        # The only folder that each machine has for itself.
-        own = {**conf, "TMPDIR": "/tmp/ray"}
         options = ("--parsable", "--nodes=2", "--cpus-per-task=6", f"--output={said}", "deploy/slurm/train.sbatch")
-        number = machines.run("alpha", "sbatch", *options, QUICKSTART, *overrides, env=own).strip()
+        number = machines.run("alpha", "sbatch", *options, QUICKSTART, *overrides, env=conf).strip()
         until(lambda: run.num_steps() > 1)
         # As SLURM does with --signal=B:TERM@120, two minutes before the time is up.
         machines.run("alpha", "scancel", "--signal=TERM", "--batch", number, env=conf)

@@ -148,14 +148,6 @@ def test_every_step_of_the_batch_script_has_all_cpus_of_its_node(tmp_path):
     )
 
 
-def test_jobs_on_one_node_have_their_own_folder_and_ports(tmp_path):
-    """Ray's default folder belongs to the first user, and a second head gets no dashboard on the first one's port."""
-    calls, _ = calls_of_the_batch_script(tmp_path)
-    head, worker = sorted((call for call in calls if call.startswith("srun: ")), key=lambda call: "--head" not in call)
-    assert head.endswith("--head --port 20014 --temp-dir /tmp/ray-7 --dashboard-host 127.0.0.1 --dashboard-port 20015")
-    assert "--temp-dir" not in worker, "Ray takes the head's"
-
-
 def test_a_wrong_setting_ends_the_batch_script_before_ray_starts(tmp_path):
     """Seen before: half a minute later, once head and workers were up on all nodes."""
     calls, ended = calls_of_the_batch_script(tmp_path, settings=2)
