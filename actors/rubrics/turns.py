@@ -76,7 +76,7 @@ def apart(
 
 
 def _shown(message: Message, is_clear: bool) -> str:
-    role, text, calls = _told([message])[0]
+    role, text, calls = message["role"], _text(message), _calls(message)
     said = [(role, text)] if text or not calls else []
     said += [(f"{role} calls", calls)] if calls else []
     return "\n\n".join(f"[{head}]\n{each if is_clear else marked(each)}" for head, each in said)
