@@ -1,8 +1,8 @@
 """Speed of the learner: its share of bare matrix multiplications, and the gains of packing, shared prompts and a second rank.
 
 The bare multiplications are those of every linear layer and its two gradients on the batch's own tokens, the head's at completion
-positions only; attention, norms, loss and optimizer are no part of them. Prompts count each time, so that sharing them, which saves
-multiplications, may bring more than packing alone.
+positions only, by the library that is fastest on this processor; attention, norms, loss and optimizer are no part of them. Prompts count
+each time, so that sharing them, which saves multiplications, may bring more than packing alone.
 
 Each side runs in a process of its own, with one torch thread a rank: `python -m tests.benchmarks.scaling '{...}'`.
 """
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from cluster.contracts.sockets import bound
 from cluster.freed_memory import return_large_blocks
 from learner.learner import Learner
+from learner.model.products import product
 from tests.benchmarks.peers import (
     ROOT,
     Watch,
@@ -178,7 +179,7 @@ def _gemm_seconds(causal_lm: PreTrainedModel, groups: list[pa.RecordBatch]) -> f
             size = min((num_targets if layer is head else num_inputs) - begin, 4096)
             x, gradient = torch.randn(size, weight.shape[1]), torch.randn(size, weight.shape[0])
             began = time.perf_counter()
-            _ = x @ weight.t(), gradient @ weight, gradient.t() @ x
+            _ = product(x, weight.t()), product(gradient, weight), product(gradient.t(), x)
             total += time.perf_counter() - began
     return total
 

@@ -498,7 +498,10 @@ def test_an_engine_of_several_processes_needs_a_model_that_can_be_dealt_out_and_
         ("rollout.gpus_per_worker=4", "rollout.gpus_per_worker=4 with rollout.tensor_parallel_size=1: the engine"),
         ("learner.gpus_per_rank=1.5", "learner.gpus_per_rank=1.5: its process computes on one GPU"),
         ("reference.gpus=2", "reference.gpus=2: its process computes on one GPU"),
-        ("reward={judge: {name: reward_model, model: m}, models: {m: {path: MODEL, gpus: 2}}}", "reward.models.m.gpus=2: "),
+        (
+            "reward={judge: {name: reward_model, model: m}, models: {m: {path: MODEL, gpus: 2}}}",
+            "reward.models.m.gpus=2: ",
+        ),
         ("reward.gpus_per_service=2.5", "reward.gpus_per_service=2.5: Ray shares no GPU above one"),
     ],
 )
