@@ -1,6 +1,7 @@
 """The viewer in a real browser: a page that lives, behind a proxy, for a keyboard, and for runs of ten thousand steps."""
 
 import contextlib
+import re
 import signal
 import socket
 import subprocess
@@ -78,7 +79,7 @@ def test_a_page_says_that_its_run_ended_and_that_the_viewer_went_away(browser, t
 @pytest.mark.ray
 @pytest.mark.engine
 @pytest.mark.exhaustive
-def test_a_real_worker_that_is_killed_turns_red_and_green_again(browser, tmp_path):
+def test_a_real_worker_that_is_killed_is_seen_to_serve_again_and_its_death_stays(browser, tmp_path):
     file = write_run(tmp_path, make_tiny_model(tmp_path / "model"), num_steps=100_000, deterministic=False)
     run = Run(tmp_path / "run")
     with run.start(file) as driver:
@@ -88,10 +89,10 @@ def test_a_real_worker_that_is_killed_turns_red_and_green_again(browser, tmp_pat
             expect(worker).to_have_attribute("data-state", "healthy")
             reached = run.num_steps()
             run.strike("rollout-0", signal.SIGKILL)
-            expect(worker).to_have_attribute("data-state", "dead")
-            screenshot(page, "overview-dead-worker")
-            expect(worker).to_have_attribute("data-state", "healthy", timeout=3 * PATIENCE_MS)
-            expect(worker).to_contain_text("restarted 1×")
+            # It may be red for less than a second: nobody waits for that.
+            expect(worker).to_contain_text("restarted 1×", timeout=3 * PATIENCE_MS)
+            expect(worker).to_have_attribute("data-state", "healthy")
+            screenshot(page, "overview-restarted-worker")
             page.wait_for_function(
                 "reached => Number(document.querySelector('#progress').value) > reached", arg=reached
             )
@@ -149,6 +150,14 @@ def test_keys_reach_everything_and_everything_has_a_name(browser, live):
         for path in _pages():
             page.goto(f"{url}{path}")
             assert page.evaluate(NAMELESS) == [], path
+
+
+def test_a_curve_has_its_name_before_it_is_drawn(browser, live):
+    with viewing(live) as (url, _), looking(browser, url) as page:
+        page.add_init_script("window.ResizeObserver = class { observe() {} }")
+        page.reload()
+        expect(page.get_by_role("img", name="Reward")).to_have_attribute("aria-label", re.compile("0.375 at step 3"))
+        assert page.evaluate(NAMELESS) == []
 
 
 def test_every_page_fits_a_telephone_and_a_desk(browser, tmp_path):

@@ -28,6 +28,7 @@ class Curves {
     this.plot.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(this.element);
     this.list();
+    this.draw(); // its name only: it has no width until it is on the page
   }
 
   update(panel, marks) {
@@ -75,11 +76,11 @@ class Curves {
   }
 
   draw() {
+    const lines = this.lines();
+    this.plot.setAttribute("aria-label", this.inWords(lines));
     const width = this.plot.parentElement.clientWidth;
     if (!width) return;
-    const lines = this.lines();
     this.plot.setAttribute("width", width);
-    this.plot.setAttribute("aria-label", this.inWords(lines));
     const hasMean = lines.some((line) => line.kind === "line" && line.points.length >= MANY);
     this.element.title = hasMean ? "Pale: the steps. Strong: the mean of each with its neighbours." : "";
     if (!lines.length) return this.plot.replaceChildren();
