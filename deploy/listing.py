@@ -134,6 +134,8 @@ def shown_parameters(found: Callable[..., Any], *, home: Home) -> Iterator[str]:
 def _type(hint: Any) -> str:
     """In words for authors of run files: `'add' | 'clamp'`, `number | none`, `list of text`."""
     origin = typing.get_origin(hint)
+    if origin is Callable:
+        return "function"
     if origin in (list, Sequence):
         return f"list of {_type(typing.get_args(hint)[0])}"
     if origin is typing.Literal:

@@ -34,8 +34,8 @@ async def gym(
     *,
     id: str,
     actions: tuple[str, ...] = (),
-    render: ImportString[Any] | None = None,
-    parse: ImportString[Any] | None = None,
+    render: ImportString[Callable[..., Any]] | None = None,
+    parse: ImportString[Callable[..., Any]] | None = None,
     unreadable_reward: float = 0.0,
     **options: Any,
 ) -> float:
@@ -58,8 +58,8 @@ def gym_blocking(
     *,
     id: str,
     actions: tuple[str, ...] = (),
-    render: ImportString[Any] | None = None,
-    parse: ImportString[Any] | None = None,
+    render: ImportString[Callable[..., Any]] | None = None,
+    parse: ImportString[Callable[..., Any]] | None = None,
     unreadable_reward: float = 0.0,
     **options: Any,
 ) -> float:

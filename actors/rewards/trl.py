@@ -1,6 +1,6 @@
 """Calls an unchanged reward function written for TRL, `f(prompts, completions, **columns)`, once a group."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ImportString
@@ -13,7 +13,7 @@ class TrlReward:
     Source: TRL's GRPOTrainer, "Using a custom reward function"
     """
 
-    def __init__(self, *, function: ImportString[Any], conversational: bool = False) -> None:
+    def __init__(self, *, function: ImportString[Callable[..., Any]], conversational: bool = False) -> None:
         """`function` is an import path, `my_package.rewards:f`. `conversational` passes messages, as TRL does for data sets of messages."""
         self._function = self.identity = function
         self._conversational = conversational

@@ -329,12 +329,14 @@ def _convert(value: Any, hint: Any, *, field: str) -> Any:
     if hint is Any:
         return value
     if isinstance(value, str) and _is_import_path(hint) and (":" in value or "." in value):
-        value = _imported(value if ":" in value else ":".join(value.rsplit(".", 1)), field=field)
+        found = _imported(value if ":" in value else ":".join(value.rsplit(".", 1)), field=field)
+    else:
+        found = value
     # A model has its own configuration.
     config = None if _is_model(hint) else ConfigDict(arbitrary_types_allowed=True)
     try:
         refuse_bool_as_number(value, hint)
-        return TypeAdapter(hint, config=config).validate_python(value)
+        return TypeAdapter(hint, config=config).validate_python(found)
     except ValidationError as error:
         kind = _in_words(hint)
         first = error.errors()[0]
@@ -370,6 +372,7 @@ _KINDS: Mapping[Any, str | None] = {
     dict: "a mapping",
     Mapping: "a mapping",
     types.NoneType: "null",
+    Callable: "a function, as 'my_package.module:name'",
     Any: None,
 }
 
