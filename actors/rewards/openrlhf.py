@@ -16,7 +16,11 @@ class OpenRlhfReward:
     """
 
     def __init__(
-        self, *, function: ImportString[Callable[..., Any]], label_column: str | None = "label", tokenizer: str | None = None
+        self,
+        *,
+        function: ImportString[Callable[..., Any]],
+        label_column: str | None = "label",
+        tokenizer: str | None = None,
     ) -> None:
         """`function` is an import path, `my_package.rewards:reward_func`. `label_column: null` gives empty labels, as OpenRLHF without
         `--data.label_key`. `tokenizer` is that of the policy, a folder or a name on the hub: queries then have the completion's special

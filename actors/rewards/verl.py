@@ -19,7 +19,11 @@ class VerlReward:
     """
 
     def __init__(
-        self, *, function: ImportString[Callable[..., Any]], ground_truth: str | None = None, kwargs: Mapping[str, Any] | None = None
+        self,
+        *,
+        function: ImportString[Callable[..., Any]],
+        ground_truth: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """`function` is an import path, `my_package.rewards:compute_score`. `ground_truth` names the column with the answer. None reads
         `reward_model: {ground_truth: ...}`, as verl does. `kwargs` are more arguments of the function, verl's `reward_kwargs`. Raises

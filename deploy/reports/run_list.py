@@ -6,6 +6,7 @@ A folder that is damaged, foreign or unreadable never breaks the list: it is lef
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,8 +51,8 @@ class Listed:
 
 
 def run_directories(folder: str) -> list[str]:
-    """Run directories at or below `folder`, in order, each once, however many links lead to it. Raises StorageError if an object store
-    cannot be read."""
+    """Run directories at or below `folder`, in order, each once by its own folder, however many links lead to it. Raises StorageError if
+    an object store cannot be read."""
     if "://" in folder:
         store = Storage(folder)
         store.reach()
@@ -61,18 +62,30 @@ def run_directories(folder: str) -> list[str]:
         return []
     found: list[str] = []
     seen: set[str] = set()
-    for place, folders, files in os.walk(top, followlinks=True):
+    waiting = deque([(top, 0)])
+    while waiting:
+        place, depth = waiting.popleft()
         if (real := os.path.realpath(place)) in seen:
-            folders.clear()
             continue
         seen.add(real)
-        is_run = RUN_YAML in files
-        if is_run:
-            found.append(place)
-        depth = 0 if place == top else os.path.relpath(place, top).count(os.sep) + 1
         # No run lies inside another run, whose folders hold one file per step.
-        folders[:] = [] if is_run or depth >= _DEEPEST else sorted(each for each in folders if not each.startswith("."))
+        if os.path.isfile(os.path.join(place, RUN_YAML)):
+            found.append(place)
+        elif depth < _DEEPEST:
+            below = _folders(place)
+            waiting.extendleft((each, depth + 1) for each in below if not os.path.islink(each))
+            # Links come last, so that a run has the name of its own folder.
+            waiting.extend((each, depth + 1) for each in below if os.path.islink(each))
     return sorted(found)
+
+
+def _folders(place: str) -> list[str]:
+    """Folders in a folder, links to folders included, hidden ones not; empty if it cannot be read."""
+    try:
+        paths = [os.path.join(place, each) for each in sorted(os.listdir(place)) if not each.startswith(".")]
+    except OSError:
+        return []
+    return [each for each in paths if os.path.isdir(each)]
 
 
 def _in_store(store: Storage, name: str, *, depth: int) -> Iterator[str]:

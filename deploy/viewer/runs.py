@@ -143,8 +143,13 @@ def _parsed(run_yaml: str) -> dict[str, Any]:
     return hidden(settings)
 
 
+def _behind_links(folder: RunDirectory) -> RunDirectory:
+    return RunDirectory(os.path.realpath(folder.path())) if folder.is_local else folder
+
+
 class Runs:
-    """All runs at and below `roots`. New runs are found later. A name always means the same run."""
+    """All runs at and below `roots`, each once, however many links lead to it. New runs are found later. A name always means the same
+    run."""
 
     def __init__(self, roots: Sequence[str]) -> None:
         """Raises ConfigError if a root is missing or cannot be reached."""
@@ -182,16 +187,19 @@ class Runs:
     @property
     def is_one(self) -> bool:
         """Whether the viewer was given one run directory: its overview is then the front page."""
-        return len(self._roots) == 1 and [run.place for run in self.all()] == [self._roots[0].path()]
+        return len(self._roots) == 1 and [run.place for run in self.all()] == [_behind_links(self._roots[0]).path()]
 
     def _look(self, folder: RunDirectory, *, relative: str, depth: int) -> None:
+        folder = _behind_links(folder)
         if folder.path() in self._by_place:
             return
         names = folder.names()
         if RUN_YAML in names and not _LINES.isdisjoint(names):
             self._by_place[folder.path()] = Run(self._free_name(relative or folder.path()), folder)
             return
-        for name in (each for each in (folder.folders() if depth else ()) if not each.startswith(".")):
+        below_it = [each for each in (folder.folders() if depth else ()) if not each.startswith(".")]
+        # Links come last, so that a run has the name of its own folder.
+        for name in sorted(below_it, key=lambda each: os.path.islink(folder.path(each))):
             with contextlib.suppress(StorageError):  # another user's folder, lost+found
                 below = RunDirectory(folder.path(name))
                 self._look(below, relative=f"{relative}/{name}".strip("/"), depth=depth - 1)

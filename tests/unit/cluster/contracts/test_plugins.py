@@ -218,7 +218,8 @@ def test_a_source_of_a_users_that_gives_no_prompts_is_one_clear_error(source, me
 
 def test_a_function_that_does_not_import_is_asked_for_as_one():
     with pytest.raises(
-        ConfigError, match=r"my.field.function='nowhere' is not valid: .*'nowhere'; it must be a function, as 'my_package"
+        ConfigError,
+        match=r"my.field.function='nowhere' is not valid: .*'nowhere'; it must be a function, as 'my_package",
     ):
         resolve(Plugin(name="trl", params={"function": "nowhere"}), home=REWARDS, field="my.field")
 
@@ -226,7 +227,9 @@ def test_a_function_that_does_not_import_is_asked_for_as_one():
 @pytest.mark.parametrize("judge", ["trl", "verl", "openrlhf"])
 @pytest.mark.parametrize("constant", ["math:pi", "math.pi"])
 def test_a_constant_is_no_function_of_a_judge(judge, constant):
-    with pytest.raises(ConfigError, match=rf"^my.field.function='{constant}' is not valid: .*; it must be a function, as"):
+    with pytest.raises(
+        ConfigError, match=rf"^my.field.function='{constant}' is not valid: .*; it must be a function, as"
+    ):
         resolve(Plugin(name=judge, params={"function": constant}), home=REWARDS, field="my.field")
 
 

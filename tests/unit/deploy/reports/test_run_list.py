@@ -143,6 +143,15 @@ def test_a_run_behind_a_link_is_listed_and_no_run_twice(tmp_path):
     assert run_directories(str(tmp_path / "runs")) == [str(tmp_path / "runs" / name) for name in ("a", "big")]
 
 
+def test_a_run_is_listed_by_its_own_folder_not_by_a_link_to_it(tmp_path):
+    made(tmp_path / "sweep" / "seed-1")
+    (tmp_path / "latest").symlink_to("sweep/seed-1")
+    (tmp_path / "self").symlink_to("self")
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "one").symlink_to(tmp_path / "sweep" / "seed-1")
+    assert run_directories(str(tmp_path)) == [str(tmp_path / "sweep" / "seed-1")]
+
+
 def test_the_latest_comes_first_and_the_table_shows_all(tmp_path):
     for name, at in (("old", 10.0), ("young", 900.0)):
         made(tmp_path / name, {"kind": "finished", "time": at})

@@ -29,6 +29,15 @@ def test_a_run_is_found_by_its_folder_and_below_the_folders_above(tmp_path):
     assert Runs([str(one)]).is_one and not Runs([str(tmp_path)]).is_one
 
 
+def test_a_run_with_a_link_beside_it_is_listed_once_by_its_own_name(tmp_path):
+    real, elsewhere = write_run(tmp_path / "runs" / "seed-1"), write_run(tmp_path / "scratch" / "big")
+    (tmp_path / "runs" / "latest").symlink_to("seed-1")
+    (tmp_path / "runs" / "moved").symlink_to(elsewhere)
+    assert _names(Runs([str(tmp_path / "runs")])) == {"seed-1": str(real), "moved": str(elsewhere)}
+    alone = Runs([str(tmp_path / "runs" / "latest")])
+    assert alone.is_one and _names(alone) == {"seed-1": str(real)}
+
+
 def test_hidden_folders_and_those_more_than_three_levels_below_are_not_searched(tmp_path):
     for path in ("a/b/run", "a/b/c/run", ".trash/run"):
         write_run(tmp_path / path)
