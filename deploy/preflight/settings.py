@@ -77,6 +77,7 @@ def check_effects(config: RunConfig) -> None:
         problems += [f"{name}={value!r} has no effect {case}; leave it out" for name, value in idle.items()]
     if not RunDirectory(config.run_dir).exists(RUN_YAML):
         problems += _penalties_beyond_reach(config)
+        problems += _revisions_of_folders(config)
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -98,6 +99,23 @@ def _penalties_beyond_reach(config: RunConfig) -> list[str]:
                 f"sampling.max_tokens={longest} ends every completion before; leave max_length out, raise cache, or leave the penalty out"
             )
     return found
+
+
+def _revisions_of_folders(config: RunConfig) -> list[str]:
+    """Revisions of the hub for models that are local folders."""
+    reward = config.reward
+    models = {
+        "model": config.model,
+        "reference": config.reference,
+        "algorithm.value": config.algorithm.value,
+        **{f"reward.models.{name}": model for name, model in reward.models.items()},
+        **{f"reward.servers.{name}": server for name, server in reward.servers.items()},
+    }
+    return [
+        f"{name}.revision={model.revision!r} has no effect on the folder {name}.path={model.path!r}; leave it out, or set it to null"
+        for name, model in models.items()
+        if model and model.revision and model.path and os.path.isdir(os.path.expanduser(model.path))
+    ]
 
 
 def check_reference_is_asked(config: RunConfig, *, needs: Collection[str]) -> None:

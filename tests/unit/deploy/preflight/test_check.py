@@ -228,6 +228,22 @@ def test_a_setting_that_nothing_reads_is_refused(settings, said, tmp_path):
     assert [each for each in said if each not in str(refused.value)] == []
 
 
+def test_a_revision_of_a_folder_is_refused_and_that_of_a_hub_model_or_of_a_run_that_has_begun_is_not(tmp_path):
+    pinned = ("model.revision=main", "reference.revision=pinned", "algorithm.value={path: org/critic, revision: v1}")
+    here = run(tmp_path, tmp_path, *pinned, f"reference.path={tmp_path}")
+    with pytest.raises(ConfigError) as refused:
+        check_effects(here)
+    assert str(refused.value) == "; ".join(
+        f"{name}.revision={revision!r} has no effect on the folder {name}.path='{tmp_path}'; leave it out, or set it to null"
+        for name, revision in (("model", "main"), ("reference", "pinned"))
+    )
+    check_effects(run(tmp_path, "org/model", *pinned, "reference.path=org/other"))
+    begun = RunDirectory(here.run_dir)
+    begun.claim(resolved_yaml(here))
+    begun.release()
+    check_effects(here)
+
+
 def test_a_run_that_began_with_what_nothing_reads_goes_on_unless_it_may_leave_it_out(tmp_path, model):
     fixed = ("optimizer.min_learning_rate_share=0", f"reference.path={model}")
     config = run(tmp_path, model, *fixed)
