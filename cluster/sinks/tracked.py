@@ -48,20 +48,25 @@ class Tracked:
     in_store: tuple[str, ...] = ()
     """Variables of which a run in an object store needs one. Otherwise the tracker's files would stay on the driver's machine."""
 
+    project_from: str | None = None
+    """The tracker's own variable that names the project."""
+
     def __init__(
         self,
         *,
         directory: RunDirectory,
         num_steps: int,
-        project: str = "treadwheel",
+        project: str | None = None,
         name: str | None = None,
         num_trajectories: int = 4,
     ) -> None:
-        """The tracker's run is opened with the first step. Raises ConfigError as `_check_place`."""
+        """The tracker's run is opened with the first step. Without `project` it is in that of `project_from`, else in `treadwheel`. Raises
+        ConfigError as `_check_place`."""
         self._check_place(directory)
         self._directory = directory
         self._id = identity(directory)
-        self._project, self._name = project, name or directory.name
+        named = os.environ.get(self.project_from) if self.project_from else None
+        self._project, self._name = project or named or "treadwheel", name or directory.name
         self._num_trajectories = num_trajectories
         self._run: Any = None
         self._told = 0

@@ -19,7 +19,7 @@ class Trackio(Tracked):
         *,
         directory: RunDirectory,
         num_steps: int,
-        project: str = "treadwheel",
+        project: str | None = None,
         name: str | None = None,
         num_trajectories: int = 4,
         private: bool = True,

@@ -1,6 +1,7 @@
 """Weights & Biases. All drivers of a run log to one W&B run. The x-axis is `policy_version`, since a resumed run logs some steps again.
 
-The key comes from WANDB_API_KEY. Without it and without WANDB_MODE, the run is kept offline in the run directory.
+WANDB_PROJECT names the project unless the run file does. The key comes from WANDB_API_KEY. Without it and without WANDB_MODE, the run is
+kept offline in the run directory.
 """
 
 import os
@@ -16,6 +17,7 @@ _EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 143, "preempted": 143}
 
 class Wandb(Tracked):
     in_store = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR")
+    project_from = "WANDB_PROJECT"
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._run = self._run or self._opened()

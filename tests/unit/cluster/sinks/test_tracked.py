@@ -105,6 +105,30 @@ def test_a_space_that_trackio_makes_is_private_unless_the_run_file_says_otherwis
 
 
 @pytest.mark.parametrize(
+    ("params", "variable", "project"),
+    [
+        ({}, None, "treadwheel"),
+        ({}, "", "treadwheel"),
+        ({}, "of-the-team", "of-the-team"),
+        ({"project": "mine"}, "of-the-team", "mine"),
+    ],
+)
+def test_wandbs_own_variable_names_the_project_unless_the_run_file_does(
+    params, variable, project, directory, monkeypatch
+):
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("WANDB_PROJECT", variable)
+    asked = {}
+    run = SimpleNamespace(log=lambda *_: None, define_metric=lambda *_, **__: None)
+    monkeypatch.setattr("wandb.init", lambda **settings: asked.update(settings) or run)
+    directory.write_json(PASSPORT, {})
+    config = MetricsConfig(sinks=(Plugin(name="wandb", params=params),))
+    resolve_sink(config, 0)(directory=directory, num_steps=1).step(1, {})
+    assert asked["project"] == project
+
+
+@pytest.mark.parametrize(
     "name",
     ["", ".", "/a", "a/", "a//b", "a///", "../a", "a/./b", "a/..", "reward: x", "a" * 249 + "//", "a" * 249 + "/.b"],
 )
