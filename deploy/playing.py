@@ -40,6 +40,8 @@ from deploy.reports.run_info import config_of
 
 _UNHURRIED_S = 24 * 3600.0
 """Deadline of an episode: people need time to think."""
+_IDLE = {"seed": "--seed names that of the task", "episodes.timeout_s": "a person has a day"}
+"""Settings of a run that a game replaces, and why."""
 _STYLES = {"system": "magenta", "user": "cyan", "tool": "yellow", "assistant": "bold green"}
 
 
@@ -97,7 +99,14 @@ def game(
             raise ConfigError(
                 f"{environment} has its own prompt, columns and env; leave --prompt, --columns, --env out"
             )
-        config = config_of(RunDirectory(environment), params) if is_run else configuration.load(environment, params)
+        for each in params:
+            if (idle := configuration.parsed(each)[0]) in _IDLE:
+                raise ConfigError(f"{each} has no effect on a game: {_IDLE[idle]}; leave {idle} out")
+        if not is_run:
+            return Game.of_run(configuration.load(environment, params), seed=seed)
+        directory = RunDirectory(environment)
+        config = config_of(directory, params)
+        configuration.refuse_hidden(config, source=directory.path(RUN_YAML))
         return Game.of_run(config, seed=seed)
     read = parse(columns, source=f"--columns={columns!r}")
     if not isinstance(read, dict):

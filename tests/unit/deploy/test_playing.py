@@ -14,6 +14,7 @@ from transformers import Qwen3Config
 from typer.testing import CliRunner, Result
 
 from cluster.contracts.episodes import ToolCall
+from cluster.contracts.hiding import hidden
 from cluster.record.run_directory import RunDirectory
 from deploy.cli import app
 from deploy.config.yaml_text import dumped
@@ -134,6 +135,8 @@ def test_a_limit_and_a_failure_are_told_apart():
         ([f"{HERE}:guess", "bottom=1"], "environment.bottom=1 is not a parameter"),
         ([f"{HERE}:guess", "--columns", "answer"], "--columns='answer' must be a mapping"),
         (["deploy/runs/quickstart.yaml", "--prompt", "x"], "leave --prompt, --columns, --env out"),
+        (["deploy/runs/quickstart.yaml", "seed=5"], "seed=5 has no effect on a game: --seed names that of the task"),
+        (["deploy/runs/quickstart.yaml", "episodes.timeout_s=5"], "episodes.timeout_s=5 has no effect on a game"),
     ],
 )
 def test_what_cannot_be_played_is_refused_before_it_begins(words, why):
@@ -182,6 +185,20 @@ def test_a_run_is_played_wherever_its_directory_is(tmp_path, place):
         directory.write_file("run.yaml", dumped({"run_dir": directory.url, **run}).encode())
         result = played(directory.url, *said("1"))
     assert result.exit_code == 0 and result.output.splitlines()[-1] == "ended: reward 1", result.output
+
+
+def test_a_game_needs_the_settings_again_that_the_run_hid(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Guess."}\n')
+    run = {
+        "run_dir": str(tmp_path),
+        "model": {"path": "none"},
+        "prompts": {"name": "file", "path": str(tmp_path / "rows.jsonl")},
+        "environment": {"name": f"{HERE}:guess", "top": "http://me:secret@host"},
+    }
+    (tmp_path / "run.yaml").write_text(dumped(hidden(run)))
+    refused = played(str(tmp_path), *said("1"))
+    assert refused.exit_code == 2 and "run.yaml: the value of environment.top is hidden there" in refused.output
+    assert played(str(tmp_path), "environment.top=1", *said("1")).exit_code == 0
 
 
 def model_of(family: str, folder: Path) -> str:
