@@ -23,11 +23,13 @@ def after_reasoning(
 
 
 def parted(text: str, *, prompt: str) -> tuple[str | None, str]:
-    """The reasoning with which a reply begins, or None, and the words after it. After reasoning that is never closed there are none."""
-    thoughts, _, words = text.partition(_ENDS)
+    """The reasoning with which a reply begins, or None, and the words after it. Reasoning that is closed at once is an empty text. After
+    reasoning that is never closed there are no words."""
+    thoughts, has_ended, words = text.partition(_ENDS)
     if not (prompt.rstrip().endswith(_BEGINS) or thoughts.lstrip().startswith(_BEGINS)):
         return None, text
-    return thoughts.replace(_BEGINS, "", 1).strip() or None, words.lstrip()
+    reasoning = thoughts.replace(_BEGINS, "", 1).strip()
+    return reasoning if reasoning or has_ended else None, words.lstrip()
 
 
 def _is_apart(messages: Sequence[Mapping[str, Any]]) -> bool:

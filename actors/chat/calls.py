@@ -11,6 +11,7 @@ from transformers.utils.chat_parsing.response_templates import load_response_tem
 
 from actors.chat.argument_types import with_types
 from actors.chat.rendering import Tool, with_texts
+from actors.reasoning import parted
 from actors.writable import writable
 from cluster.contracts.episodes import ToolCall
 from cluster.contracts.errors import ConfigError, DataError, headline
@@ -29,7 +30,7 @@ class Reply:
     text: str
     """Without reasoning and calls."""
     reasoning: str | None = None
-    """None if the model wrote none, or the parser does not read it."""
+    """None if the model wrote none, or the parser does not read it. Empty if the model closed it at once."""
     calls: tuple[ToolCall, ...] = ()
     """Arguments not yet checked against the tools' schemas."""
 
@@ -61,9 +62,13 @@ class TemplateParser:
             found = parse_response(sampled, self._loaded, prefix=prompt, tools=typed)
         except _OF_PARSING as error:
             raise DataError(f"a tool call is malformed: {headline(error)}") from error
+        text, reasoning = found.get("content") or "", found.get("reasoning_content") or found.get("thinking")
+        # The parser leaves out empty reasoning, without which a judge takes the words of a cut off reply for thoughts.
+        if reasoning is None and parted(sampled, prompt=prompt)[0] == "" and "</think>" not in text:
+            reasoning = ""
         return Reply(
-            text=found.get("content") or "",
-            reasoning=found.get("reasoning_content") or found.get("thinking"),
+            text=text,
+            reasoning=reasoning,
             calls=tuple(_call(each) for each in found.get("tool_calls") or ()),
         )
 

@@ -17,7 +17,10 @@ def message_of(said):
     ("said", "answer"),
     [
         ("Twice 2.\n</think>\n\nIt is 4. Let me expl", "It is 4. Let me expl"),
+        ("</think>\n\nIt is 4. Let me expl", "It is 4. Let me expl"),
+        ("\n\n</think>\n\nIt is 4. Let me expl", "It is 4. Let me expl"),
         ("Twice 2. Is it 4?", ""),
+        ("", ""),
     ],
 )
 def test_the_last_message_of_an_episode_is_an_answer_unless_the_model_was_cut_off_while_it_thought(said, answer):

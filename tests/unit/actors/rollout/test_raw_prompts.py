@@ -59,7 +59,8 @@ def test_a_parser_of_anothers_sees_no_stop_token_as_with_its_own_server():
     [
         ("Hm.\n</think>\n\nIt is 42.", "Hm.", "It is 42."),
         ("Is it 42?", "Is it 42?", ""),
-        ("</think>It is 42.", None, "It is 42."),
+        ("</think>It is 42.", "", "It is 42."),
+        ("", None, ""),
     ],
 )
 def test_reasoning_that_the_template_began_is_none_of_the_words_whatever_reads_them(parser, said, reasoning, text):
