@@ -44,12 +44,13 @@ METRICS: dict[str, str] = {
     "candidates.",
     "eval/reward": "Mean reward of the held-out prompts. Sampling is greedy unless `evaluation.temperature` is set.",
     "eval/accuracy": "Share of the held-out completions that succeed: their reward is at least `evaluation.success_at` (default 1).",
-    "eval/reward_stderr": "Standard error of `eval/reward` over prompts. `eval/accuracy_stderr` and `eval/pass_at_<k>_stderr`, over all "
-    "prompts, are computed alike. Without environments, rows with the same prompt count as one prompt.",
+    "eval/reward_stderr": "Standard error of `eval/reward` over prompts. Without environments, rows with the same prompt count as one.",
+    "eval/accuracy_stderr": "Standard error of `eval/accuracy`, computed alike.",
     "eval/pass_at_<k>": "Unbiased estimate (arXiv:2107.03374) of the probability that at least one of k completions of a prompt "
     "succeeds. Only with `evaluation.num_samples` above 1.",
-    "eval/reward/<source>": "Mean reward of held-out prompts of one source (`evaluation.source_column`); `eval/accuracy/<source>` "
-    "likewise.",
+    "eval/pass_at_<k>_stderr": "Standard error of `eval/pass_at_<k>`, computed as that of `eval/reward`.",
+    "eval/reward/<source>": "Mean reward of the held-out prompts of one source (`evaluation.source_column`).",
+    "eval/accuracy/<source>": "Share of the held-out completions of one source that succeed.",
     "eval/num_failed": "Held-out completions whose reward failed (error or timeout). All other evaluation metrics leave them out.",
     "eval/num_dropped": "Held-out prompts left out because the engine refuses them, or because they repeatedly end workers or judges.",
     "eval/num_too_long": "Number of held-out prompts longer than `evaluation.prompts.max_prompt_tokens`. Later prompts replace them.",

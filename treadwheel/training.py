@@ -31,8 +31,9 @@ Callback = Callable[[int, Mapping[str, float]], bool | None]
 """Called as `callback(step, metrics)` once for each step, with its held-out evaluation if it has one, and for step 0 if the starting model
 is evaluated. It runs in a thread of its own, while the run goes on. `True` stops the run.
 
-For a step that a stop saves, or that a resumed run learns again, it is called again, without `time/step_s`, `buffer/*`, `rollout/*` and
-`eval/*`. An evaluation that a stop interrupted comes alone when the run resumes. So read metrics with `metrics.get(...)`."""
+For a step that a stop saves, or that a resumed run learns again, it is called again, without `time/step_s`, `buffer/*` (except
+`buffer/num_judged`), `rollout/*` and `eval/*`. An evaluation that a stop interrupted comes alone when the run resumes. So read metrics with
+`metrics.get(...)`."""
 T = TypeVar("T")
 
 

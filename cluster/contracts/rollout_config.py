@@ -129,7 +129,7 @@ class WeightsConfig(Section):
     bucket_bytes: Resources[PositiveInt] = 256 * 1024**2
     """Largest size of the buckets in which weights travel. A bucket holds at least one tensor."""
     deltas: Resources[bool] = False
-    """Workers that serve the previous version receive only the changes, if these are at most half of the whole. For whole models in
+    """Workers that serve the previous version receive only the changes, if these have at most half of the bytes. For whole models in
     bfloat16. The learner's first rank and every worker keep a copy of the weights for it."""
     canary_tokens: Resources[Annotated[int, Field(ge=2)]] = 64
     """Length of the canary, on whose log-probs engine and learner must agree: bos, then the run's own first prompts."""

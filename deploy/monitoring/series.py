@@ -11,7 +11,7 @@ EVENTS, LAST_STEP_TIME = "ray_treadwheel_events_total", "ray_treadwheel_last_ste
 """Series that every driver exports as long as it lives."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
-_SHARES = r"share|fraction(_low|_high|_dual|_covariance)?|accuracy|pass_at_.*|truncated|filtered_tokens|dropped|outside|differs|ess"
+_SHARES = r"share|fraction(_low|_high|_dual|_covariance)?|accuracy(_stderr)?|pass_at_.*|truncated|filtered_tokens|dropped|outside|differs|ess"
 _UNITS = (
     (r"hours$", "h"),
     (r"bytes_per_s$", "Bps"),
@@ -63,10 +63,14 @@ def _over_drivers(name: str, labels: str) -> str:
 
 
 def _of_many(name: str) -> str:
-    """Selector of all metrics of a name with placeholders, without those that the registry has under their own names."""
-    pattern = "ray_treadwheel_" + ".+".join(
-        exported_name(part)[len("treadwheel_") :] for part in _PLACEHOLDER.split(name)
-    )
-    plain = [f"ray_{exported_name(each)}" for each in registry() if not _PLACEHOLDER.search(each)]
-    others = "|".join(each for each in plain if re.fullmatch(pattern, each))
+    """Selector of all metrics of a name with placeholders, without those that the registry has under their own or longer names."""
+    pattern = _pattern(name)
+    plain = [each for each in registry() if not _PLACEHOLDER.search(each) and re.fullmatch(pattern, _pattern(each))]
+    longer = [each for each in registry() if each.startswith(name) and each != name]
+    others = "|".join(_pattern(each) for each in (*plain, *longer))
     return f'__name__=~"{pattern}"' + (f', __name__!~"{others}"' if others else "")
+
+
+def _pattern(name: str) -> str:
+    """Regular expression of a metric's series."""
+    return "ray_treadwheel_" + ".+".join(exported_name(part)[len("treadwheel_") :] for part in _PLACEHOLDER.split(name))
