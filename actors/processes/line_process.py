@@ -79,7 +79,10 @@ class LineProcess:
 
     def write(self, message: Any) -> None:
         """Returns at once; the message is sent when the pipe has room. If the process has ended, the next `receive` shows it."""
-        self._stdin.write(json.dumps(message).encode() + b"\n")
+        if (
+            not self._stdin.is_closing()
+        ):  # uvloop, on which Ray runs actors, raises RuntimeError for a pipe that the process has left
+            self._stdin.write(json.dumps(message).encode() + b"\n")
 
     async def send(self, message: Any) -> None:
         """As `write`, but returns when the pipe has room again."""

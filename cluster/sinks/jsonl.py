@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
@@ -34,8 +35,12 @@ class JsonLines:
 
     def step(self, version: int, metrics: Mapping[str, float]) -> None:
         self._waiting.append({"policy_version": version, "time": time.time(), **finite(metrics)})
-        with contextlib.suppress(StorageError):
+        try:
             self._write_waiting()
+        except StorageError as error:
+            if len(self._waiting) == 1:  # the first of them
+                with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
+                    print(f"treadwheel: {error}; lines wait until they can be written", file=sys.stderr, flush=True)
 
     def event(self, record: Mapping[str, Any]) -> None:
         """Events have their own file."""

@@ -12,6 +12,9 @@ from cluster.record.recorder import Recorder, num_pruned_steps
 from cluster.record.run_directory import CHECKPOINTS, METRICS, RunDirectory
 from cluster.record.storage import Storage
 
+_NAMED = 8
+"""Largest number of missing steps that a problem names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -132,4 +135,5 @@ def _logged_steps(run_dir: RunDirectory) -> tuple[set[int], list[str]]:
     except DamagedError as error:
         return set(), [str(error)]
     missing = [step for step in range(min(logged), max(logged)) if step not in logged] if logged else []
-    return logged, [f"{METRICS}: steps {missing[:8]} are missing"] if missing else []
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    return logged, [f"{METRICS}: steps {missing[:_NAMED]}{more} are missing"] if missing else []

@@ -76,6 +76,21 @@ async def test_a_message_to_a_process_that_has_ended_is_no_error(tmp_path, monke
     await process.kill()
 
 
+def test_nor_is_it_on_the_event_loop_of_rays_actors(tmp_path, monkeypatch, nowhere):
+    uvloop = pytest.importorskip("uvloop")
+
+    async def write_late() -> None:
+        process = await started(tmp_path, monkeypatch, PrintedLines(), script="print(1)")
+        for _ in range(20):
+            process.write("x")
+            await process.send("x")
+            await asyncio.sleep(0.01)
+        await process.kill()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(write_late())
+
+
 @pytest.mark.parametrize(
     ("script", "error", "says"),
     [

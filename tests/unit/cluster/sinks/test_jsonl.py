@@ -54,6 +54,18 @@ def test_lines_are_in_order_and_a_reader_gets_the_last_of_each_version_without_n
     ]
 
 
+def test_lines_that_a_disk_does_not_take_are_told_once_and_written_later(tmp_path, monkeypatch, capfd):
+    directory = RunDirectory(str(tmp_path))
+    sink = JsonLines(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "append_json", lambda *_: (_ for _ in ()).throw(StorageError("metrics.jsonl: no")))
+        for version in (1, 2):
+            sink.step(version, {"a": 0.0})
+    sink.step(3, {"a": 0.0})
+    assert [line["policy_version"] for line in lines(directory)] == [1, 2, 3]
+    assert capfd.readouterr().err == "treadwheel: metrics.jsonl: no; lines wait until they can be written\n"
+
+
 def test_an_object_store_that_is_away_for_a_while_gets_all_numbers_later(monkeypatch):
     def refuse(*_):
         raise StorageError("busy")

@@ -47,6 +47,12 @@ def test_metrics_that_are_there_have_no_gap(directory, logged, problems):
     assert len(found) == problems and all(line == "metrics.jsonl: steps [2] are missing" for line in found)
 
 
+def test_of_many_missing_steps_the_first_are_named_and_the_others_counted(directory):
+    for version in (1, 13):
+        directory.append_json(METRICS, {"policy_version": version, "time": 1.0})
+    assert "metrics.jsonl: steps [2, 3, 4, 5, 6, 7, 8, 9] and 3 more are missing" in verify(directory, CONFIG).problems
+
+
 def test_damaged_metrics_are_one_problem_among_the_others(directory):
     """Seen before: the verdict was that line alone, and said nothing of steps and checkpoints."""
     directory.write_file(METRICS, b'{"policy_version": 1, "time": 1.0}\n\0\0\0\n{"policy_version": 2, "time": 2.0}\n')
