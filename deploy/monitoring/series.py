@@ -11,7 +11,10 @@ EVENTS, LAST_STEP_TIME = "ray_treadwheel_events_total", "ray_treadwheel_last_ste
 """Series that every driver exports as long as it lives."""
 
 _PLACEHOLDER = re.compile(r"<\w+>")
-_SHARES = r"share|fraction(_low|_high|_dual|_covariance)?|accuracy(_stderr)?|pass_at_.*|truncated|filtered_tokens|dropped|outside|differs|ess"
+_SHARES = (
+    r"share|fraction(_low|_high|_dual|_covariance)?|accuracy(_stderr)?|pass_at_.*|truncated|"
+    r"filtered_tokens|dropped|outside|differs|ess"
+)
 _UNITS = (
     (r"hours$", "h"),
     (r"bytes_per_s$", "Bps"),
