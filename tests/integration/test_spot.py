@@ -112,9 +112,10 @@ def test_what_a_worker_cannot_finish_before_its_node_ends_goes_on_at_another_wor
         cluster = stack.enter_context(ray_nodes(num_cpus=2, _system_config=SYSTEM))
         nodes = [stack.enter_context(SpotNode(cluster, num_cpus=1, notice_s=20.0)) for _ in range(2)]
         driver = stack.enter_context(run.start(file, "--address", cluster.address))
-        until(lambda: sampling_s(run) > 1.0, process=driver)
-        (told,) = (node for node in nodes if node.runs(run.pid("rollout-0")))
-        with slowed(run, "rollout-0", still_s=0.15):
+        until(lambda: run.pid("rollout-0"), process=driver)
+        with slowed(run, "rollout-0"):
+            until(lambda: sampling_s(run) > 1.0, process=driver)
+            (told,) = (node for node in nodes if node.runs(run.pid("rollout-0")))
             told.terminate()
             until(lambda: run.events("groups_handed_over"), process=driver)
         assert driver.exit_code() == 0, driver.output

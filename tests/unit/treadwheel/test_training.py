@@ -184,7 +184,7 @@ def test_interrupting_the_kernel_ends_a_check(monkeypatch):
 
     def slow(config, **others):
         threading.Timer(0.2, press_ctrl_c).start()
-        may_end.wait(5)
+        may_end.wait(60)
         has_ended.set()
 
     monkeypatch.setattr("deploy.preflight.check", slow)
@@ -201,7 +201,7 @@ def test_below_asyncio_run_the_first_ctrl_c_stops_the_work():
     def work() -> bool:
         with stop.reaching(ask=is_pressed.set, press=is_pressed.set):
             threading.Timer(0.2, press_ctrl_c).start()
-            return is_pressed.wait(5)
+            return is_pressed.wait(60)
 
     async def program() -> bool:
         before = signal.getsignal(signal.SIGINT)
