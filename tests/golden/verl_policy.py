@@ -174,6 +174,8 @@ def clip_cov(v: Variant) -> dict[str, Any]:
 def kl_cov(v: Variant) -> dict[str, Any]:
     config = v.option("actor_config")
     share, coefficient = config.get("kl_cov_ratio", 0.0002), config.get("ppo_kl_coef", 1.0)
+    if len(v["advantages"][v.mask()].unique()) == 1:
+        raise Unsupported("equal advantages: rounding chooses verl's tokens, we choose none")
     return {"name": "kl_cov", "cov_share": share, "kl_coefficient": coefficient}
 
 

@@ -85,7 +85,8 @@ def high_entropy_tokens(
     Formula: keep if H_t ≥ the (1 − share) quantile of H over the batch's tokens; `over="sequence"` keeps the max(1, ⌊share·n⌋) highest of
         each trajectory
     Source: "Beyond the 80/20 rule", arXiv:2506.01939
-    Degenerate: share 1 keeps everything; masked tokens never count
+    Degenerate: share 1 keeps everything; masked tokens never count. Where entropies tie at the edge, as the first tokens of one prompt's
+        trajectories do, rounding decides which stay, and so does the layout of micro-batches
     Peers: TRL `top_entropy_quantile` (batch, all), LightRFT `high_entropy_token_ratio` (sequence, kept)
     """
     entropies_NT = at_least_float32(entropies_NT)

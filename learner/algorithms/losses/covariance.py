@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from learner.algorithms.conditions import LessThan
+from learner.algorithms.groups import all_equal
 from learner.algorithms.losses.surrogates import TokenLosses, clipped_surrogate, unclipped_surrogate
 from learner.algorithms.masks import at_least_float32, log_ratio, masked, masked_mean
 
@@ -72,8 +73,8 @@ def kl_cov(
 
     Formula: −ρA, plus β·|log ρ| for the ⌊share·tokens⌋ (at least 1) tokens of the batch with the largest covariance
     Source: arXiv:2505.22617
-    Degenerate: tokens of equal covariance are chosen together
-    Peers: verl `kl_cov`
+    Degenerate: tokens of equal covariance are chosen together; those of covariance 0, as where all advantages of an update are equal, never
+    Peers: verl `kl_cov`, which draws among equal covariances
     """
     ratio_BT = log_ratio(policy_logprobs_BT, over_BT=proximal_logprobs_BT, mask_BT=loss_mask_BT)
     losses_BT = unclipped_surrogate(ratio_BT, advantages_BT=masked(advantages_BT, mask_BT=loss_mask_BT))
@@ -81,12 +82,19 @@ def kl_cov(
         return losses_BT
     num_chosen = max(int(cov_share * batch_covariances_M.numel()), 1)
     threshold = batch_covariances_M.sort(descending=True).values[min(num_chosen, batch_covariances_M.numel()) - 1]
-    chosen_BT = (covariances_BT >= threshold) & loss_mask_BT
+    chosen_BT = (covariances_BT >= threshold) & (covariances_BT != 0) & loss_mask_BT
     return losses_BT + kl_coefficient * torch.where(chosen_BT, ratio_BT.abs(), torch.zeros_like(ratio_BT))
 
 
 def covariances(logprobs_NT: Tensor, *, advantages_NT: Tensor, loss_mask_NT: Tensor) -> Tensor:
-    """(A − mean A)(log π − mean log π) per token over the whole batch, −inf where masked: the ranking of `clip_cov` and `kl_cov`."""
-    centred_logprobs_NT = at_least_float32(logprobs_NT) - masked_mean(logprobs_NT, mask_BT=loss_mask_NT)
-    centred_advantages_NT = at_least_float32(advantages_NT) - masked_mean(advantages_NT, mask_BT=loss_mask_NT)
+    """(A − mean A)(log π − mean log π) per token over the whole batch, −inf where masked: the ranking of `clip_cov` and `kl_cov`. Equal
+    advantages give exactly 0, as do equal log-probs: their mean is rounded."""
+    centred_logprobs_NT, centred_advantages_NT = (_centred(x, loss_mask_NT) for x in (logprobs_NT, advantages_NT))
     return masked(centred_logprobs_NT * centred_advantages_NT, mask_BT=loss_mask_NT, fill=-math.inf)
+
+
+def _centred(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
+    kept_M = x_NT[mask_NT]
+    if not kept_M.numel() or all_equal(kept_M):
+        return torch.zeros_like(at_least_float32(x_NT))
+    return at_least_float32(x_NT) - masked_mean(x_NT, mask_BT=mask_NT)

@@ -207,7 +207,8 @@ def dppo(
         of drawing the token or not (`kl`); `ratio_cap` bounds ρ; `score_function` takes sg(ρ)·log π for ρ
     Gradient: −ρA∇log π for tokens inside, 0 for the others
     Source: arXiv:2602.04879
-    Degenerate: a rare token may have any ratio, as |π − μ| stays small: this is intended
+    Degenerate: a rare token may have any ratio, as |π − μ| stays small: this is intended. ρ already weighs back to μ: a correction by
+        π_old/μ (`tis`, `decoupled`, `icepop`) multiplies by that ratio once more
     Peers: verl `dppo_tv`, `dppo_kl` (ratio_cap is clip_ratio_c, score_function, log_ratio_clamp 20), SkyRL `dppo`; prime-rl's default is
         `tv` with `kl.rollout`, estimator k2
     """

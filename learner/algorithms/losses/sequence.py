@@ -130,7 +130,8 @@ def vespo(
     Formula: −sg(φ(W))·A·log π, W = Π_t π/μ, φ(W) = W^k·exp(λ(1 − W)), k and λ by the sign of A
     Gradient: −φ(W)·A∇log π
     Source: VESPO, arXiv:2602.10693
-    Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient, unless `log_weight_min` bounds log W
+    Degenerate: φ(1) = 1; φ vanishes at both extremes, so an extreme ratio has no gradient, unless `log_weight_min` bounds log W. W already
+        weighs back to μ: a correction by π_old/μ (`tis`, `decoupled`, `icepop`) multiplies by that ratio once more
     Peers: TRL `vespo` (log_ratio_clamp 20, log_weight_min log 1e-8)
     """
     ratio_BT = log_ratio(policy_logprobs_BT, over_BT=rollout_logprobs_BT, mask_BT=loss_mask_BT, clamp=log_ratio_clamp)

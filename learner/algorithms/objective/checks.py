@@ -10,6 +10,7 @@ from torch import Tensor
 from cluster.contracts.algorithm_config import AlgorithmConfig
 from cluster.contracts.errors import ConfigError, DataError
 from learner.algorithms.conditions import AtMost, LessThan
+from learner.algorithms.objective.inert import has_no_policy_loss
 from learner.algorithms.objective.invented import NUM_GROUPS, try_advantage, try_loss
 from learner.algorithms.objective.parts import Parts
 from learner.algorithms.registry.variants import Variant
@@ -124,7 +125,7 @@ def _require_an_old_policy(parts: Parts) -> None:
         if proximal == "rollout" and {"proximal_logprobs_BT", "proximal_logprobs_NT"} & set(variant.asks):
             raise ConfigError(
                 f"{variant.field}={variant.plugin.name!r} weighs π_old against the rollout policy, but with proximal='rollout' they are "
-                "the same; set proximal to 'recompute' or 'approximate'"
+                "the same; set proximal to 'recompute', or with buffer.max_off_policy_steps of 2 or more to 'approximate'"
             )
         if proximal != "recompute" and "proximal_logprobs_NT" in variant.asks:
             raise ConfigError(
@@ -187,10 +188,8 @@ def refuse_unknown_sampler(parts: Parts) -> None:
     """Raises ConfigError for a part that needs log-probs of the policy that sampled, which imported trajectories lack."""
     config = parts.config
     asking = [each for each in parts.all() if {"rollout_logprobs_BT", "rollout_logprobs_NT"} & set(each.asks)]
-    has_ratio = parts.asks("proximal_logprobs_BT", "proximal_logprobs_NT") and config.proximal in (
-        "rollout",
-        "approximate",
-    )
+    has_ratio = not has_no_policy_loss(parts) and parts.asks("proximal_logprobs_BT", "proximal_logprobs_NT")
+    has_ratio = has_ratio and config.proximal in ("rollout", "approximate")
     for is_used, setting, way_out in (
         (has_ratio, f"algorithm.proximal={config.proximal!r}", "set it to 'recompute'"),
         (bool(parts.corrections), "algorithm.corrections", "leave it out"),

@@ -46,6 +46,21 @@ def try_loss(loss: Variant) -> None:
     loss.tensor(losses_BT, torch.Size((_NUM_ROWS, _NUM_TOKENS)))
 
 
+def is_zero_without_advantages(loss: Variant) -> bool:
+    """Whether the loss is 0 where all advantages are 0, however far the policy has moved. Not known of a user's own loss: False."""
+    if loss.is_own:
+        return False
+    sizes = {"B": _NUM_ROWS, "T": _NUM_TOKENS, "M": _NUM_ROWS * _NUM_TOKENS}
+    supply = {name: _invented(name, sizes) for name in loss.asks}
+    for name in supply.keys() & {"advantages_BT", "covariances_BT", "batch_covariances_M"}:
+        supply[name].zero_()
+    supply["policy_logprobs_BT"] = -torch.linspace(0.1, 2.0, _NUM_ROWS * _NUM_TOKENS, dtype=torch.float64).reshape(
+        _NUM_ROWS, _NUM_TOKENS
+    )
+    result = loss.with_given(supply)
+    return not bool((result.losses_BT if isinstance(result, TokenLosses) else result).any())
+
+
 def _invented(name: str, sizes: dict[str, int]) -> Tensor:
     meaning, _, axes = name.rpartition("_")
     shape = [sizes[axis] for axis in axes]

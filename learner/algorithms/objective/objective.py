@@ -49,17 +49,24 @@ class Objective:
         self._moments = {name: RunningMoments() for name in (*steps, *returns)}
 
     @classmethod
-    def from_config(cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1) -> "Objective":
-        """Raises ConfigError for parts that do not exist or contradict each other, naming field, value and way out."""
+    def from_config(
+        cls, algorithm: AlgorithmConfig, *, updates_per_step: int = 1, max_lag: int | None = None
+    ) -> "Objective":
+        """Raises ConfigError for parts that do not exist or contradict each other, naming field, value and way out. `max_lag`: bound on the
+        age of tokens in policy versions; None: not known."""
         parts = Parts.from_config(algorithm)
         checks.refuse_contradictions(parts)
-        refuse_inert(parts, updates_per_step=updates_per_step)
+        refuse_inert(parts, updates_per_step=updates_per_step, max_lag=max_lag)
         return cls(parts, updates_per_step=updates_per_step)
 
     @classmethod
     def of_run(cls, config: RunConfig) -> "Objective":
         """The objective of a run, the same on its ranks and its driver. Raises as `from_config`."""
-        return cls.from_config(_weighted_as_parts(config), updates_per_step=config.learner.updates_per_step)
+        return cls.from_config(
+            _weighted_as_parts(config),
+            updates_per_step=config.learner.updates_per_step,
+            max_lag=None if config.recorded is not None else config.buffer.max_off_policy_steps,
+        )
 
     def check_group_size(self, trajectories_per_group: int, *, num_candidates: int) -> None:
         """Raises ConfigError when the advantage cannot use groups of this size, or the selection so many candidates."""

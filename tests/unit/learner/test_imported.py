@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from cluster.contracts.errors import ConfigError
+from learner.algorithms.objective import Objective
 from learner.learner import Learner
 from learner.model.reference import ReferenceModel
 from tests.unit.learner.trajectories import make_config, make_group
@@ -51,9 +52,17 @@ def test_the_policy_at_the_start_of_the_step_stands_for_the_one_that_sampled(mod
     ],
 )
 def test_what_compares_with_the_policy_that_sampled_is_refused(model_path, algorithm, named):
-    learner = Learner(make_config(model_path, algorithm=algorithm))
+    learner = Learner(make_config(model_path, algorithm=algorithm, buffer={"max_off_policy_steps": 2}))
     with pytest.raises(ConfigError, match=named):
         learner.update(imported())
+
+
+def test_an_approximation_of_pi_old_needs_older_tokens_than_a_run_has_but_not_than_a_record_has(model_path):
+    approximate = {"algorithm": {"proximal": "approximate"}}
+    recorded = make_config(model_path, recorded="elsewhere", **approximate)
+    assert Objective.of_run(recorded).config.proximal == "approximate"
+    with pytest.raises(ConfigError, match=r"changes nothing while buffer.max_off_policy_steps=0"):
+        Objective.of_run(make_config(model_path, **approximate))
 
 
 def test_a_critic_warms_up_on_them_while_the_policy_waits(model_path):

@@ -148,7 +148,11 @@ def test_layouts_and_micro_batches_record_the_same(model_path: Path):
 def test_means_of_the_rows_are_the_metrics_of_the_step(model_path: Path, algorithm: dict[str, Any]):
     """The third step makes four updates, of tokens that the policy before sampled and of rewards of which one group's are equal."""
     learner = _learner(
-        model_path, algorithm=expand(algorithm), learner={"mini_batches": 4}, optimizer={"learning_rate": 3e-3}
+        model_path,
+        algorithm=expand(algorithm),
+        learner={"mini_batches": 4},
+        optimizer={"learning_rate": 3e-3},
+        buffer={"max_off_policy_steps": 2},
     )
     for version in range(3):
         groups = _groups(version)

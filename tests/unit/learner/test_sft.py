@@ -28,7 +28,7 @@ class Asked(Demonstrations):
 
 
 def learner_of(model_path: Path, demonstrations: Demonstrations | None = None, **sections) -> Learner:
-    sections.setdefault("algorithm", {"advantage": "none", "policy_loss": "reinforce", "sft": SFT})
+    sections.setdefault("algorithm", {"advantage": "none", "sft": SFT})
     return Learner(make_config(model_path, **sections), demonstrations=demonstrations or Asked())
 
 
@@ -60,7 +60,7 @@ def test_one_update_has_the_gradient_of_both(model_path):
     """Of trajectories alone, of demonstrations alone, and of both: what the optimizer is about to use."""
     rl = {"policy_loss": "reinforce", "advantage": "dr_grpo"}
     gradients = []
-    for algorithm in (rl, rl | {"advantage": "none", "sft": SFT}, rl | {"sft": SFT}):
+    for algorithm in (rl, {"advantage": "none", "sft": SFT}, rl | {"sft": SFT}):
         demonstrations = Asked() if "sft" in algorithm else None
         learner = Learner(make_config(model_path, algorithm=algorithm), demonstrations=demonstrations)
         found: dict[str, torch.Tensor] = {}
@@ -144,6 +144,12 @@ def test_a_step_whose_trajectories_were_all_filtered_still_imitates(model_path):
     made = learner_of(model_path, algorithm=algorithm)
     metrics = made.update(make_group(0, rewards=(1.0, 1.0))).metrics
     assert metrics["learner/updates"] == 1 and metrics["learner/gradient_norm"] > 0
+
+
+def test_demonstrations_alone_teach_beside_trajectories_of_an_unknown_sampler(model_path):
+    """Nothing compares with that sampler: the policy loss is 0."""
+    metrics = learner_of(model_path).update(make_group(0, rollout_logprobs=[None, None, None])).metrics
+    assert metrics["learner/policy_loss"] == 0.0 and metrics["learner/gradient_norm"] > 0
 
 
 def test_a_critic_that_warms_up_alone_is_not_disturbed_and_no_demonstration_is_left_out(model_path):

@@ -34,7 +34,7 @@ def _learner(
     model_path: Path, *, algorithm: dict[str, Any] | None = None, rate: float = 1e-3, **settings: Any
 ) -> Learner:
     sections = {"algorithm": algorithm or {"proximal": "recompute"}, "optimizer": {"learning_rate": rate}}
-    return Learner(make_config(model_path, learner=settings, **sections))
+    return Learner(make_config(model_path, learner=settings, buffer={"max_off_policy_steps": 2}, **sections))
 
 
 # How trajectories are dealt

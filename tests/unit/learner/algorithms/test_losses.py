@@ -335,6 +335,25 @@ def test_covariance_is_of_advantage_and_log_prob_over_the_batch():
     assert_close(got, row(0.5, 0.5, -math.inf))
 
 
+@pytest.mark.parametrize("advantage", [0.0, 0.1])
+def test_equal_advantages_have_covariances_of_exactly_0_and_kl_cov_punishes_no_token(advantage):
+    """The mean of nineteen times 0.1 is not 0.1 in float64: rounding would choose among the tokens."""
+    mask, advantages = torch.ones(1, 19, dtype=torch.bool), [advantage] * 19
+    logprobs = torch.linspace(-3.0, -0.1, 19, dtype=torch.float64)[None]
+    cov = covariance.covariances(logprobs, advantages_NT=row(*advantages), loss_mask_NT=mask)
+    assert (cov == 0).all()
+    params = {"covariances_BT": cov, "batch_covariances_M": cov[0], "cov_share": 0.5}
+    got = run(covariance.kl_cov, (math.e,) * 19, advantages, **params)
+    assert_close(got.losses_BT, row(*[-math.e * advantage] * 19))
+
+
+def test_kl_cov_still_punishes_a_token_of_negative_covariance_in_a_large_share():
+    cov = row(3.0, 0.0, 0.0, -1.0, -2.0)
+    params = {"covariances_BT": cov, "batch_covariances_M": cov[0], "cov_share": 0.8}
+    got = run(covariance.kl_cov, (math.e,) * 5, [1.0] * 5, **params)
+    assert_close(got.losses_BT, row(1.0, 0.0, 0.0, 1.0, 0.0) - math.e)
+
+
 def test_values_are_held_near_the_old_ones():
     given = {"old_values_BT": row(0.0, 0.0), "returns_BT": row(1.0, -1.0), "loss_mask_BT": tensor([[True, True]])}
     got = value_clip(row(1.0, 1.0), **given)

@@ -34,6 +34,8 @@ OF_THE_LOSS = [field for field in HOMES if field != "selection"]
 
 CRITIC: dict[str, Any] = {"advantage": "gae", "value": {}}
 RECOMPUTED: dict[str, Any] = {"proximal": "recompute"}
+TAUGHT: dict[str, Any] = {"advantage": "none", "kl": {"loss": {"coefficient": 0.1}}}
+"""Its policy loss is 0."""
 CONTEXTS: dict[str, dict[str, Any]] = {
     "value.loss": CRITIC,
     "value.aggregation": CRITIC,
@@ -153,13 +155,14 @@ def _variant(section: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def contexts() -> list[dict[str, Any]]:
-    """The defaults, a critic, and a loss or advantage for each set of tensors that one asks for: no other difference decides what acts."""
+    """The defaults, a critic, a loss or advantage for each set of tensors that one asks for, and no advantage: no other difference decides
+    what acts."""
     found: dict[str, dict[str, Any]] = {}
     for field in ("policy_loss", "advantage"):
         for variant in options.variants(field):
             beside = {"value": {}} if variant["name"] == "gae" else {}
             found.setdefault(_asks(variant, field), {field: variant} | beside)
-    return [{}, *found.values()]
+    return [{}, *found.values(), TAUGHT]
 
 
 def of_the_loss() -> list[tuple[str, FieldInfo]]:
@@ -278,6 +281,84 @@ def test_bounds_act_where_a_step_makes_several_updates():
     bounded = {"name": "gspo", "epsilon_low": 0.1}
     section = AlgorithmConfig.model_validate(RECOMPUTED | {"policy_loss": bounded})
     assert Objective.from_config(section, updates_per_step=2).config.policy_loss.params == {"epsilon_low": 0.1}
+
+
+@pytest.mark.parametrize("policy_loss", [loss["name"] for loss in options.variants("policy_loss")])
+def test_a_policy_loss_acts_without_an_advantage_or_is_refused(policy_loss):
+    does = acts(TAUGHT | {"policy_loss": policy_loss}, against=TAUGHT)
+    assert does is (True if policy_loss == "dro" else False if policy_loss == "ppo_clip" else None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"policy_loss": {"name": "ppo_clip", "epsilon_high": 0.5}},
+        {"proximal": "recompute"},
+        {"corrections": ["opsm"]},
+        {"advantage_shaping": ["whiten"]},
+        {"advantage_shaping": [{"name": "advantage_clip", "low": -1.0, "high": 1.0}]},
+        {"filters": ["overlong_mask", "high_entropy_tokens"]},
+    ],
+)
+@pytest.mark.parametrize("teacher", [TAUGHT, {"advantage": "none", "distillation": {}}])
+def test_what_only_a_policy_loss_of_0_reads_is_refused(fields, teacher):
+    (field,) = fields
+    with pytest.raises(ConfigError, match=rf"{field}.* changes nothing: with advantage='none' and without kl.reward"):
+        Objective.from_config(_config(teacher | fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kl": {"reward": {"coefficient": 0.1, "credit": "token"}}, "policy_loss": "gspo", "proximal": "recompute"},
+        {"policy_loss": "dro", "proximal": "recompute", "corrections": ["tis"]},
+        {"advantage_shaping": [{"name": "advantage_clip", "low": 0.5, "high": 1.0}], "policy_loss": "gspo"},
+        {"filters": ["overlong_mask"]},
+    ],
+)
+def test_what_makes_an_advantage_of_0_act_is_accepted(fields):
+    assert Objective.from_config(_config(TAUGHT | fields), updates_per_step=2).config.advantage.name == "none"
+
+
+@pytest.mark.parametrize(
+    ("lag", "fields"), [(0, {}), (1, {"corrections": ["decoupled"]}), (2, None), (1, {"policy_loss": "kl_cov"})]
+)
+def test_an_approximation_of_pi_old_needs_tokens_of_two_steps_ago(lag, fields):
+    """Up to a lag of 1 it is μ; losses of covariances rank tokens by the policy that begins the step."""
+    section = _config({"proximal": "approximate"} | (fields or {}))
+    if fields is None or "policy_loss" in fields:
+        assert Objective.from_config(section, max_lag=lag).config.proximal == "approximate"
+        return
+    assert Objective.from_config(section).config.proximal == "approximate", "the tokens of a record may be older"
+    message = rf"proximal='approximate' changes nothing while buffer.max_off_policy_steps={lag}.*'recompute'.*2 or more"
+    with pytest.raises(ConfigError, match=message):
+        Objective.from_config(section, max_lag=lag)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"advantage_shaping": ["group_weights"]}, r"advantage_shaping\[0\]='group_weights' changes nothing"),
+        ({"advantage": {"name": "grpo", "zero_variance": "rounding"}}, "advantage.zero_variance='rounding' changes"),
+    ],
+)
+def test_what_treats_groups_without_variance_is_refused_where_a_filter_drops_them(fields, message):
+    filtered = fields | {"filters": ["zero_variance"]}
+    with pytest.raises(ConfigError, match=rf"{message}.*filters\[0\]='zero_variance'.*leave one of them out"):
+        Objective.from_config(_config(filtered))
+    # Over the batch, shaping may make rewards equal that the filter saw differ.
+    part = {"name": "running_norm", "part": "format"}
+    assert Objective.from_config(_config(filtered | {"reward_shaping": [part]}))
+    assert Objective.from_config(_config(fields))
+
+
+@pytest.mark.parametrize("filters", [["zero_variance"], ["high_entropy_tokens"]])
+def test_a_way_to_count_empty_rows_is_refused_where_no_filter_empties_one(filters):
+    section = {"aggregation": {"name": "sequence_mean", "empty_rows": "count"}, "filters": filters}
+    with pytest.raises(ConfigError, match=rf"empty_rows='count' changes nothing while filters=\['{filters[0]}'\]"):
+        Objective.from_config(_config(section))
+    kept = {"name": "high_entropy_tokens", "denominator": "kept"}
+    assert Objective.from_config(_config(section | {"filters": [*filters, kept]}))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
