@@ -26,6 +26,7 @@ from cluster.rollouts.buffer import Buffer
 from cluster.rollouts.mixture import open_prompts
 from cluster.rollouts.pass_rates import PassRates
 from cluster.rollouts.tickets import TicketOffice
+from cluster.saving import SavingRules
 from cluster.sinks.console import console
 from deploy.cluster_up.ahead import RayAhead, named
 from deploy.cluster_up.connection import connected
@@ -116,7 +117,8 @@ async def _owning(
                 run_dir.remove(order)
             with open_log(config.metrics, directory=run_dir, num_steps=config.num_steps, sinks=sinks) as log:
                 async with noting_the_end(log):
-                    log.event("launched", started_at=psutil.Process().create_time())
+                    moved = {"moved": run_dir.moved} if run_dir.moved else {}
+                    log.event("launched", started_at=psutil.Process().create_time(), **moved)
                     if chosen is not None:
                         log.event("compute_type", dtype=config.model.dtype, message=f"computes in {chosen}")
                     if note := long_warmup(config):
@@ -263,7 +265,8 @@ async def is_done(config: RunConfig, run_dir: RunDirectory, ledger: Ledger, log:
 
         newest = reading.checkpoints(Storage(run_dir.path(CHECKPOINTS)))[-1]
         is_rated = config.recorded is None and config.evaluation.prompts is not None
-        if is_rated and reading.read_manifest(newest).metric is None:
+        manifest = reading.read_manifest(newest)
+        if is_rated and (manifest.metric is None or manifest.rated_by not in ("", SavingRules(config).rated_by())):
             return False
         await asyncio.to_thread(reading.verify, newest)
     except (CheckpointError, StorageError):

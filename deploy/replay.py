@@ -22,7 +22,7 @@ from cluster.metrics import MetricLog
 from cluster.record.learned_files import learned_name
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import num_pruned_steps
-from cluster.record.run_directory import CHECKPOINTS, EVENTS, TRAJECTORIES, RunDirectory
+from cluster.record.run_directory import CHECKPOINTS, EVENTS, RUN_YAML, TRAJECTORIES, RunDirectory
 from cluster.record.storage import Storage
 from cluster.weights.broadcast import Weights
 from deploy.cluster_up.connection import connected
@@ -38,6 +38,8 @@ class Replay:
     """Digest of the replay's weights."""
     recorded_digest: str | None
     """Digest of the weights that the run published after that step; None: the run published none."""
+    moved: tuple[str, ...] = ()
+    """Settings that a command changed on the run's way, and that may change the digest."""
 
     @property
     def differs(self) -> bool:
@@ -47,7 +49,13 @@ class Replay:
     def verdict(self) -> str:
         if self.recorded_digest is None:
             return f"the run has no digest of step {self.num_steps} to compare with"
-        return f"not equal: the run published {self.recorded_digest}" if self.differs else "equal"
+        if not self.differs:
+            return "equal"
+        on_the_way = (
+            f"; it changed {', '.join(self.moved)} on its way, so steps learned with other values than those of its {RUN_YAML} may differ "
+            "although nothing was altered"
+        )
+        return f"not equal: the run published {self.recorded_digest}{on_the_way if self.moved else ''}"
 
 
 def replay(
@@ -68,7 +76,8 @@ def replay(
     _refuse_missing(run_dir, ledger, first=1)
     _check_ends(config, out)
     digest = asyncio.run(until_interrupted(_replay(config, run_dir, ledger, out=out, address=address), stop=stop))
-    return Replay(num_steps=ledger.version, digest=digest, recorded_digest=_published(run_dir, ledger.version))
+    recorded_digest = _published(run_dir, ledger.version)
+    return Replay(num_steps=ledger.version, digest=digest, recorded_digest=recorded_digest, moved=_moved(run_dir))
 
 
 def replay_learned(
@@ -92,7 +101,7 @@ def replay_learned(
             "another file with --out"
         )
     content, digest = asyncio.run(until_interrupted(_learned(config, run_dir, ledger, address=address)))
-    done = Replay(num_steps=step, digest=digest, recorded_digest=recorded_digest)
+    done = Replay(num_steps=step, digest=digest, recorded_digest=recorded_digest, moved=_moved(run_dir))
     if out is not None:
         folder, name = os.path.split(os.path.abspath(out))
         Storage(folder).write_file(name, content)
@@ -193,3 +202,9 @@ def _published(run_dir: RunDirectory, version: int) -> str | None:
     kinds = ("broadcast", "published")  # "published": by a resumed run that learned again before its workers started
     found = [each for each in events if each["kind"] in kinds and each["policy_version"] == version]
     return found[-1]["digest"] if found else None
+
+
+def _moved(run_dir: RunDirectory) -> tuple[str, ...]:
+    """Settings that a later command of the run changed, and that may change the digest of a step."""
+    launched = [event for event in run_dir.read_json_lines(EVENTS) if event["kind"] == "launched"]
+    return tuple(sorted({name for event in launched for name in event.get("moved", ())}))

@@ -15,6 +15,8 @@ _MARKS = dict(marks(RunConfig))
 _NAME_OF_A_PART = re.compile(r"^(reward\.(?:parts|models|servers)\.)[^.]+\.")
 _ROWS = re.compile(r"(?:.*/)?(prompts-[0-9a-f]{12}\.jsonl)")
 _WHEN = {Mark.MATHEMATICS: "no", Mark.LAYOUT: "unless deterministic", Mark.RESOURCES: "yes"}
+_OF_DIGESTS = ("model.attention", "weights.bucket_bytes", "weights.transport")
+"""Settings beside the learner's that change the digest of published weights."""
 _SPECIAL = {
     "num_steps": "with a constant schedule",
     "prompts.max_prompt_tokens": "upwards, from `error`",
@@ -61,6 +63,15 @@ def differing(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, t
         and not _lets_long_prompts_pass(name, theirs, *values)
         and not _are_one_place(*values)
         and not _is_shown_now(*values)
+    }
+
+
+def moved(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Changed settings that a run may change, and after which a step's weights may have another digest: name -> (theirs, ours)."""
+    return {
+        name: values
+        for name, values in differences(theirs, ours).items()
+        if name.startswith(_OF_DIGESTS) or (name.startswith("learner.") and mark_of(name, theirs) is Mark.LAYOUT)
     }
 
 

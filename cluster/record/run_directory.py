@@ -22,7 +22,7 @@ from cluster.record.ledger import NAME as LEDGER
 from cluster.record.line_checks import wrong_event, wrong_phase, wrong_status, wrong_step, wrong_verdict
 from cluster.record.local_files import make_folder, naming, reason, remove_leftovers
 from cluster.record.lock import Claim, in_use, owner_of
-from cluster.record.resume_rules import check_same_run, differing
+from cluster.record.resume_rules import check_same_run, differing, moved
 from cluster.record.step_objects import StepObjects
 from cluster.record.storage import Storage
 from cluster.record.store_claim import StoreClaim
@@ -101,6 +101,8 @@ class RunDirectory(Storage):
             raise ConfigError(f"run_dir={url!r} cannot be opened: {error}") from error
         self.writer = Writer()
         """For files that the event loop writes without waiting: events, status.json."""
+        self.moved: dict[str, tuple[Any, Any]] = {}
+        """`resume_rules.moved` between the driver before and this one, once the directory is claimed."""
         self._claim: Claim | StoreClaim | None = None
         self._steps = StepObjects(self._store, file=LEDGER) if self._store else None
 
@@ -278,8 +280,11 @@ class RunDirectory(Storage):
     def _take_over(self, run_yaml: str, spelled_out: SpelledOut) -> None:
         self._check_same_run(run_yaml, spelled_out)
         ours = spelled_out(yaml.safe_load(run_yaml))
-        if self.exists(RUN_YAML) and differing(self._written(spelled_out), ours):
+        theirs = self._written(spelled_out) if self.exists(RUN_YAML) else ours
+        if differing(theirs, ours):
             self._start_over()
+        else:
+            self.moved = moved(theirs, ours)
         for name in (METRICS, EVENTS, VERDICTS, PHASES):
             self.remove_torn_line(name)
         if self.is_local:

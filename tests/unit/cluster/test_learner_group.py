@@ -100,7 +100,8 @@ class ScriptedRank(RemoteActor):
             case "restore_latest":
                 self._version = min([self._scene.saved, *(newest for newest in args[1:] if newest is not None)])
                 metric = self._scene.metrics.get(self._version)
-                return {"policy_version": self._version, "metric": metric} if self._version else None
+                found = {"policy_version": self._version, "metric": metric, **self._scene.rated_by}
+                return found if self._version else None
             case "last_step":
                 return self._last_step
             case "formula":
@@ -195,6 +196,7 @@ class Scene:
         self.failures = list(failures)
         self.now_s = 0.0
         self.saved = 0
+        self.rated_by: dict[str, str] = {}
         self.saves: list[int] = []
         self.metrics: dict[int, float | None] = {}
         """Of what is saved, by version."""
@@ -785,6 +787,18 @@ async def test_a_run_that_is_stopped_after_an_evaluation_saves_the_step_with_it(
     await scene.learn(1)
     await scene.stopped()
     assert scene.metrics[2] is None
+
+
+@pytest.mark.parametrize(("rated_by", "metric"), [("reward", None), ("evaluation of others", None), (None, 0.5)])
+async def test_a_step_that_was_rated_otherwise_counts_as_not_yet_evaluated(rated_by, metric):
+    """Its run was resumed with held-out prompts. Checkpoints of earlier versions do not say."""
+    scene = Scene(evaluation={"prompts": "file"})
+    await scene.group.start()
+    await scene.learn(1)
+    await scene.group.save(0.5)
+    scene.rated_by = {"rated_by": rated_by} if rated_by else {}
+    await scene.group.restore()
+    assert scene.group.saved_metric == metric
 
 
 @pytest.mark.parametrize("metric", [None, 0.5])

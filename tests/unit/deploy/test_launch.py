@@ -197,18 +197,37 @@ def recorded(run_dir: RunDirectory, *, num_steps: int) -> Ledger:
     return ledger
 
 
-def save_step_2(run_dir: Path, *, metric: float | None) -> Path:
+def save_step_2(run_dir: Path, *, metric: float | None, rated_by: str = "") -> Path:
     """Its checkpoint, of one file."""
     saved = run_dir / "checkpoints" / "step-000002"
     aside = writing.begin(saved)
     (aside / "model").mkdir()
     (aside / "model" / "config.json").write_text("{}")
     manifest = Manifest(
-        policy_version=2, num_ranks=1, parameters_digest="p", metric=metric, learner={}, extra={}, files={}
+        policy_version=2,
+        num_ranks=1,
+        parameters_digest="p",
+        metric=metric,
+        rated_by=rated_by,
+        learner={},
+        extra={},
+        files={},
     )
     entries = {"model/config.json": writing.seal(aside / "model" / "config.json")}
     writing.commit(aside, saved, manifest.sealed(entries))
     return saved
+
+
+async def test_a_last_step_that_only_its_training_rated_is_still_to_be_evaluated(tmp_path):
+    """Its run evaluates since this command."""
+    config, log, run_dir = (
+        run_config(num_steps=2, evaluation={"prompts": "file"}),
+        ListedEvents(),
+        RunDirectory(str(tmp_path)),
+    )
+    ledger = recorded(run_dir, num_steps=2)
+    save_step_2(tmp_path, metric=0.5, rated_by="reward")
+    assert not await launch.is_done(config, run_dir, ledger, log)
 
 
 async def test_changed_prompts_are_refused_before_anything_starts_once_a_step_is_recorded(tmp_path, monkeypatch):

@@ -12,11 +12,11 @@ from cluster.contracts.learned import read_learned, written_learned
 from cluster.contracts.types import BroadcastStats
 from cluster.record.ledger import Ledger
 from cluster.record.recorder import PRUNED
-from cluster.record.run_directory import RunDirectory
+from cluster.record.run_directory import EVENTS, RunDirectory
 from cluster.supervision.placement import ClusterResources, Node
 from deploy import replay as replaying
 from deploy.cluster_up import start_up
-from deploy.config.loading import validated
+from deploy.config.loading import resolved_yaml, validated
 from deploy.replay import Replay, replay, replay_learned, weights_digest
 
 CONFIG = {"model": {"path": "m"}, "prompts": "file"}
@@ -51,6 +51,22 @@ def test_a_step_that_published_nothing_is_not_called_different():
     equal, other = (Replay(num_steps=2, digest="a", recorded_digest=digest) for digest in "ab")
     assert (equal.differs, equal.verdict) == (False, "equal")
     assert (other.differs, other.verdict) == (True, "not equal: the run published b")
+
+
+def test_a_difference_names_the_settings_that_the_run_changed_on_its_way(tmp_path):
+    run = {"model": {"path": "m"}, "prompts": "file", "run_dir": str(tmp_path)}
+    for ranks, bucket_bytes in ((1, 100), (1, 50), (2, 50), (2, 50)):
+        settings = run | {"learner": {"num_ranks": ranks}, "weights": {"bucket_bytes": bucket_bytes}, "num_steps": 9}
+        directory = RunDirectory(str(tmp_path))
+        directory.claim(resolved_yaml(validated(settings)))
+        directory.append_json(EVENTS, {"kind": "launched", "time": 1.0, "moved": directory.moved})
+        directory.release()
+    assert replaying._moved(directory) == ("learner.num_ranks", "weights.bucket_bytes")
+    other = Replay(num_steps=2, digest="a", recorded_digest="b", moved=("learner.num_ranks",))
+    assert other.verdict.startswith(
+        "not equal: the run published b; it changed learner.num_ranks on its way, so steps "
+    )
+    assert Replay(num_steps=2, digest="a", recorded_digest="a", moved=("learner.num_ranks",)).verdict == "equal"
 
 
 def broadcast(version: int, digest: str) -> dict[str, Any]:
