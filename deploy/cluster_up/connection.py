@@ -16,6 +16,7 @@ import ray
 import ray._private.node
 import ray._private.utils
 import ray.exceptions
+from ray._private import services
 from ray._raylet import AuthenticationTokenLoader, Config  # pyright: ignore[reportAttributeAccessIssue]  compiled
 from ray.job_config import JobConfig
 
@@ -101,14 +102,19 @@ def own_cluster() -> Iterator[None]:
 
 
 def start_own() -> None:
-    """Starts a local Ray, without a dashboard. Its processes ignore SIGHUP, as they do Ctrl-C: a terminal that closes sends it to them
-    too, and the driver must save first."""
+    """Starts a local Ray, without a dashboard. Its processes have process groups of their own: a terminal that closes and `timeout` send
+    their signals to the whole group of the driver, which must save before Ray ends."""
     system = {_STARTS_WORKERS_AHEAD: False}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    services.ConsolePopen, plain = _Apart, services.ConsolePopen
     try:
         _start("local", {}, include_dashboard=False, _node_ip_address="127.0.0.1", _system_config=system)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        services.ConsolePopen = plain
+
+
+class _Apart(services.ConsolePopen):
+    def __init__(self, *command: Any, **more: Any) -> None:
+        super().__init__(*command, **more, process_group=0)
 
 
 def end() -> None:

@@ -95,6 +95,10 @@ class Background:
     def hang_up(self) -> None:
         os.killpg(self._process.pid, signal.SIGHUP)
 
+    def time_out(self) -> None:
+        """As the command `timeout` does."""
+        os.killpg(self._process.pid, signal.SIGTERM)
+
     def terminate(self) -> None:
         """As Kubernetes does: the command alone is told."""
         self._process.terminate()

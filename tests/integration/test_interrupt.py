@@ -97,6 +97,15 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_command_and_saves_also_whe
     assert {numbers["reward/sees_token"] for step, numbers in steps.items() if step > 0} == {0.0}
 
 
+def test_a_run_saves_when_its_whole_process_group_is_told_to_terminate(command, start, tmp_path):
+    """Seen before: Ray was gone at once, and after a minute the run ended as if it had been killed."""
+    with start(*command) as run:
+        run.wait_until(lambda: 2 in steps_of(tmp_path / "run"))
+        run.time_out()
+        assert_ended_cleanly(run)
+        assert f"stopped; step {max(steps_of(tmp_path / 'run'))} is saved" in run.output
+
+
 @pytest.mark.exhaustive
 def test_a_run_that_is_told_to_terminate_and_has_no_time_to_save_says_what_is_learned_again(command, start, tmp_path):
     with start(*command, "checkpoint.stop_timeout_s=0") as run:
