@@ -27,6 +27,7 @@ _MOST_REASONS = 5
 """Reasons for failed rewards that are shown."""
 _SHOWN = (
     "reward/mean",
+    "eval/reward",
     "eval/accuracy",
     "staleness/max",
     "speed/sampling_tokens_per_s",
@@ -65,9 +66,13 @@ def table(directory: RunDirectory) -> Table:
 def print_summary(directory: RunDirectory, summary: Summary) -> None:
     """Prints a run's gains and where its files are."""
     print(f"{summary.num_steps} steps in {summary.train_seconds:.0f} s; {summary.trained_tokens:,} tokens trained")
-    for name, first, last in (
-        ("reward", summary.reward_first, summary.reward_last),
-        ("held-out accuracy", summary.eval_first, summary.eval_last),
+    held_out = (summary.eval_reward_first, summary.eval_reward_last)
+    accuracy = (summary.eval_first, summary.eval_last)
+    for name, (first, last) in (
+        ("reward", (summary.reward_first, summary.reward_last)),
+        # Rewards of 0 and 1 have their accuracy as mean.
+        ("held-out reward", (None, None) if held_out == accuracy else held_out),
+        ("held-out accuracy", accuracy),
     ):
         if first is not None and last is not None:
             print(f"{name}: {first:.3f} -> {last:.3f}")

@@ -10,7 +10,8 @@ from cluster.record.run_directory import EVENTS, METRICS, RUN_YAML, STATUS, VERD
 from deploy.config.loading import resolved_yaml, validated
 from deploy.preflight.settings import check_run_dir
 from deploy.reports.passport import is_mathematical
-from deploy.reports.run_info import config_of, passport_differences, table
+from deploy.reports.run_info import config_of, passport_differences, print_summary, table
+from deploy.reports.summary import summarize
 from tests.fakes import run_config
 from tests.unit.deploy.viewer.run_files import release_when_read
 
@@ -181,3 +182,14 @@ def test_a_moved_run_finds_the_rows_that_a_script_gave_in_its_own_directory(tmp_
     (tmp_path / rows).write_text('{"prompt": "1+1="}\n')
     assert config_of(directory).prompts.params["path"] == str(tmp_path / rows)
     assert config_of(directory, ["prompts.path=own.jsonl"]).prompts.params["path"] == "own.jsonl"
+
+
+@pytest.mark.parametrize(("reward", "lines"), [(0.9, 2), (0.0, 1)])
+def test_the_last_lines_have_the_held_out_reward_where_it_is_not_the_accuracy(directory, capsys, reward, lines):
+    """Seen before: a judge whose best reward is 0.9 ended with `held-out accuracy: 0.000 -> 0.000` alone."""
+    for version, held_out in ((0, 0.0), (1, reward)):
+        evaluated = {"eval/reward": held_out, "eval/accuracy": 0.0}
+        directory.append_json(METRICS, {"policy_version": version, "time": 1.0, **evaluated})
+    print_summary(directory, summarize(directory))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("held-out")]
+    assert said == ["held-out reward: 0.000 -> 0.900", "held-out accuracy: 0.000 -> 0.000"][-lines:]
