@@ -135,7 +135,7 @@ def _costs(steps: Mapping[int, Mapping[str, float]]) -> Iterator[tuple[str, str]
 
 
 def failed_rewards(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """Why rewards failed: the first message of each kind and how often, the most frequent kind first."""
+    """Why rewards failed: the message of each kind and how often, the most frequent kind first. Of several messages the first is named."""
     return _counted(events, lambda kind: kind != PART_LEFT)
 
 
@@ -146,12 +146,17 @@ def left_parts(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
 
 def _counted(events: Sequence[Mapping[str, Any]], is_asked_for: Callable[[str], bool]) -> list[tuple[str, int]]:
     counts: Counter[str] = Counter()
-    messages: dict[str, str] = {}
+    messages: dict[str, dict[str, None]] = {}
     for failure in (failure for event in events for failure in event.get("failures", ())):
         if is_asked_for(failure["kind"]):
             counts[failure["kind"]] += failure["count"]
-            messages.setdefault(failure["kind"], failure["message"])
-    return [(messages[kind], count) for kind, count in counts.most_common()]
+            messages.setdefault(failure["kind"], {})[failure["message"]] = None
+    return [(_as_one(kind, list(messages[kind])), count) for kind, count in counts.most_common()]
+
+
+def _as_one(kind: str, messages: Sequence[str]) -> str:
+    first = messages[0]
+    return first if len(messages) == 1 else f"{kind}, first: {first.removeprefix(f'{kind}: ')}"
 
 
 def _end(events: Sequence[Mapping[str, Any]]) -> str:

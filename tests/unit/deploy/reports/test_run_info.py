@@ -70,13 +70,14 @@ def test_a_damaged_run_is_named_by_its_file(directory, content, why):
 
 
 def test_a_run_tells_what_its_actors_time_went_to(directory):
-    for version, (busy, learner) in enumerate([(1800.0, 0.0), (900.0, 900.0)], start=1):
-        spent = {"cost/rollout_worker/busy_s": busy, "cost/rollout_worker/learner_s": learner}
+    for version, (busy, learner, restart) in enumerate([(1800.0, 0.0, 0.0), (900.0, 540.0, 360.0)], start=1):
+        spent = {"busy_s": busy, "learner_s": learner, "restart_s": restart}
+        spent = {f"cost/rollout_worker/{cause}": seconds for cause, seconds in spent.items()}
         gpus = {"cost/gpu_hours": 0.5, "cost/idle_gpu_hours": learner / 3600}
         directory.append_json(METRICS, {"policy_version": version, "time": 1.0, **spent, **gpus})
     rows = [" ".join(line.split()) for line in shown(directory).splitlines()]
-    assert "time of rollout worker 1:00:00: busy 75%, waits for learner 25%" in rows
-    assert "idle GPU-hours 0.25 of 1" in rows
+    assert "time of rollout worker 1:00:00: busy 75%, waits for learner 15%, start or restart 10%" in rows
+    assert "idle GPU-hours 0.15 of 1" in rows
 
 
 def test_only_whole_checkpoints_are_listed(directory, tmp_path):
@@ -154,7 +155,9 @@ def test_why_rewards_failed_is_told_with_counts(directory):
     )
     text = shown(directory)
     assert (
-        "8 times KeyError: 'anser'" in text and "without a part" not in text and "1 times no reward within 30 s" in text
+        "8 times KeyError, first: 'anser'" in text
+        and "without a part" not in text
+        and "1 times no reward within 30 s" in text
     )
 
 
